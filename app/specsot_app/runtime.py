@@ -112,14 +112,28 @@ async def _end(source: AsyncGenerator[Any], free: asyncio.Lock) -> None:
         await source.aclose()
 
 
-def quiet_logs() -> None:
+def _make_stderr_logger(*names: object) -> structlog.PrintLogger:
+    return structlog.PrintLogger(sys.stderr)
+
+
+def log_to_stderr() -> None:
+    """Write log lines to stderr, where this process has not configured its logs: stdout is for answers."""
     if not structlog.is_configured():
-        structlog.configure(
-            wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
-            logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        )
-        # the usual one shows the values of all frames, which hold prompts, and takes seconds for it
-        structlog.dev.ConsoleRenderer.get_active().exception_formatter = structlog.dev.plain_traceback
+        _configure_logs(logging.INFO)
+
+
+def quiet_logs() -> None:
+    """Write errors alone, to stderr, unless this process has configured its logs elsewhere."""
+    if not structlog.is_configured() or structlog.get_config()["logger_factory"] is _make_stderr_logger:
+        _configure_logs(logging.ERROR)
+
+
+def _configure_logs(level: int) -> None:
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(level), logger_factory=_make_stderr_logger
+    )
+    # The usual formatter shows the values of all frames, which hold prompts, and takes seconds for it.
+    structlog.dev.ConsoleRenderer.get_active().exception_formatter = structlog.dev.plain_traceback
 
 
 @contextmanager

@@ -55,7 +55,7 @@ def _require_within(low: float, high: float, name: str, value: object) -> None:
     _require_number(lambda number: low <= number <= high, name, f"in [{low:g}, {high:g}]", value)
 
 
-def _is_whole(low: int, high: float, value: object) -> bool:
+def _is_whole(low: float, high: float, value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
@@ -88,7 +88,7 @@ class Sampling:
     """How a target token is drawn from logits.
 
     temperature 0 means argmax. top_k 0, top_p 1 and min_p 0 mean no cut; min_p is a share of the
-    likeliest token's probability.
+    likeliest token's probability. top_p 0 leaves the likeliest token alone, so it becomes temperature 0.
     repetition_penalty: 1 means none; divides the logits of tokens in the sequence, prompt included.
     presence_penalty, frequency_penalty: taken off the logit of what the sequence has written itself,
                 once, and once for each time.
@@ -106,13 +106,16 @@ class Sampling:
 
     def __post_init__(self) -> None:
         _require_number(lambda t: 0 <= t < math.inf, "temperature", "a number >= 0", self.temperature)
-        _require_number(lambda p: 0 < p <= 1, "top_p", "in (0, 1]", self.top_p)
+        _require_within(0, 1, "top_p", self.top_p)
         _require_whole(0, 2**31 - 1, "top_k", self.top_k)
         _require_within(0, 1, "min_p", self.min_p)
         _require_within(0.01, 100, "repetition_penalty", self.repetition_penalty)
         _require_within(-2, 2, "presence_penalty", self.presence_penalty)
         _require_within(-2, 2, "frequency_penalty", self.frequency_penalty)
         _require_bias(self.logit_bias)
+        if self.top_p == 0:
+            object.__setattr__(self, "temperature", 0.0)
+            object.__setattr__(self, "top_p", 1.0)
 
     @property
     def penalises(self) -> bool:
@@ -147,15 +150,20 @@ class Limits:
 
     max_new_tokens: everything that is written for a request: a plan, which takes at most half of it and at
     most `max_skeleton_tokens`, the headings and all branches, each at most `max_branch_tokens`; or a direct
-    answer. None: MAX_NEW_TOKENS, or as many as the model's context holds behind the prompt.
+    answer. None, for which many clients send -1: `default_new_tokens`, or as many as the model's context and
+    the ring's KV pages hold after the prompt.
+    default_new_tokens: what an endpoint grants a request that names no limit.
     """
 
     max_new_tokens: int | None = None
     max_branch_tokens: int | None = None
     max_skeleton_tokens: int = 512
     max_parallel: int = 8
+    default_new_tokens: int = MAX_NEW_TOKENS
 
     def __post_init__(self) -> None:
+        if self.max_new_tokens == -1:
+            object.__setattr__(self, "max_new_tokens", None)
         for each in fields(self):
             count = getattr(self, each.name)
             holds = (count is None and each.default is None) or _is_whole(1, math.inf, count)
@@ -163,7 +171,7 @@ class Limits:
 
     @property
     def new_tokens(self) -> int:
-        return MAX_NEW_TOKENS if self.max_new_tokens is None else self.max_new_tokens
+        return self.default_new_tokens if self.max_new_tokens is None else self.max_new_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +256,7 @@ class Ask:
     tokens: a prompt in the model's own token ids, taken as it is, to be gone on with; `mode` is "direct",
             or "auto", by which a model that forks by tags may do so.
     drafter: who proposes tokens; None: whom the fleet prefers.
-    seed None: the master draws one and logs it.
+    seed: None, for which many clients send a negative number: the master draws a seed and logs it.
     logprobs: tell how likely the model found every token, and the so many likeliest; None: do not.
     tools: names a plan line may carry as a label.
     ignore_eos: write on to the token limits, whatever end-of-sequence tokens come (for benchmarks).
@@ -302,6 +310,8 @@ class Ask:
         token_level = self.min_tokens or self.stop_token_ids or self.prompt_logprobs is not None
         if (self.form or token_level) and self.mode == "auto":
             object.__setattr__(self, "mode", "direct")
+        if _is_whole(-math.inf, -1, self.seed):
+            object.__setattr__(self, "seed", None)
         _require_whole(-MOST_PRIORITY, MOST_PRIORITY, "priority", self.priority)
         require_field(self.mode in MODES, "mode", f"one of {', '.join(MODES)}", self.mode)
         if self.finish_within_s is not None:

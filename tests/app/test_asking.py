@@ -26,6 +26,15 @@ def test_options_find_their_places() -> None:
     assert (ask.stop, ask.seed) == (("\n",), 3)
 
 
+def test_what_other_clients_send_for_nothing_given() -> None:
+    assert ask_of("Why?", seed=-1, max_new_tokens=-1) == Ask("Why?")
+    assert ask_of("Why?", seed=-(2**70)).seed is None
+
+
+def test_top_p_0_is_greedy() -> None:
+    assert ask_of("Why?", top_p=0, temperature=1.5, top_k=5).sampling == Sampling(0.0, 1.0, 5)
+
+
 def test_a_conversation_is_taken_as_mappings_or_values() -> None:
     turns = [{"role": "system", "content": "Be short."}, Message("user", "Why?")]
     ask = ask_of(turns)
@@ -45,8 +54,8 @@ def test_a_conversation_is_taken_as_mappings_or_values() -> None:
         ("Why?", {"temperatur": 1}, "temperatur"),
         ("Why?", {"temperature": -1}, "temperature"),
         ("Why?", {"temperature": float("nan")}, "temperature"),
-        ("Why?", {"top_p": 0}, "top_p"),
-        ("Why?", {"max_new_tokens": -1}, "max_new_tokens"),
+        ("Why?", {"top_p": -0.1}, "top_p"),
+        ("Why?", {"max_new_tokens": -2}, "max_new_tokens"),
         ("Why?", {"max_branch_tokens": 0}, "max_branch_tokens"),
         ("Why?", {"mode": "fast"}, "mode"),
         ("Why?", {"stop": ("",)}, "stop"),

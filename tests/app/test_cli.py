@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from specsot_app.terminal.show import Streams
 from tests import forked
 from tests.app.stories import MERGED, PLANNED, StoryFleet
 from tests.conftest import some
+from tests.local_hub import point_at, use_cache
 
 
 @pytest.mark.parametrize(
@@ -37,13 +39,13 @@ from tests.conftest import some
         (["infer", "Why?", "--drafter", "magic"], "'--drafter'"),
         (["infer", "Why?", "--dtype", "int3"], "'--dtype'"),
         (["infer", "Why?", "--model-format", "onnx"], "'--model-format'"),
-        (["infer", "Why?", "--max-new-tokens", "-1"], "max_new_tokens must be whole, > 0, got -1"),
+        (["infer", "Why?", "--max-new-tokens", "-2"], "max_new_tokens must be whole, > 0, got -2"),
         (["infer", "Why?", "--max-branch-tokens", "0"], "max_branch_tokens must be whole, > 0"),
         (["infer", "Why?", "--max-parallel", "0"], "max_parallel must be whole, > 0"),
         (["infer", "Why?", "--max-new-tokens", "many"], "'--max-new-tokens'"),
         (["infer", "Why?", "--temperature", "-0.1"], "temperature must be a number >= 0"),
         (["infer", "Why?", "--temperature", "nan"], "temperature must be a number >= 0"),
-        (["infer", "Why?", "--top-p", "1.5"], "top_p must be in (0, 1]"),
+        (["infer", "Why?", "--top-p", "1.5"], "top_p must be in [0, 1]"),
         (["infer", "Why?", "--top-k", "-1"], "top_k must be whole, in [0"),
         (["infer", "Why?", "--min-p", "-1"], "min_p must be in [0, 1], got -1.0"),
         (["infer", "Why?", "--repetition-penalty", "0"], "repetition_penalty must be in [0.01, 100]"),
@@ -54,7 +56,7 @@ from tests.conftest import some
         (["infer", "Why?", "--logprobs", "21"], "logprobs must be whole, in [0, 20]"),
         (["infer", "Why?", "--layers", "0:4"], "layers must be ranges that follow each other"),
         (["infer", "Why?", "--layers", "0:4,4:8", "--stages", "3"], "layers are 2 ranges, stages 3"),
-        (["infer", "Why?", "--seed", "-1"], "seed must be whole, in"),
+        (["infer", "Why?", "--seed", str(2**63)], "seed must be whole, in"),
         (["infer", "Why?", "--stop", ""], "stop must not hold an empty string"),
         (["infer", "Why?", "--stages", "0"], "stages must be > 0"),
         (["infer", "Why?", "--model", "no/such/where"], "no/such/where: no such file or directory"),
@@ -139,7 +141,7 @@ def test_ctrl_c_is_no_mistake(monkeypatch, capsys) -> None:
 
 
 def test_no_head_is_told_in_one_line(demo_model, capsys) -> None:
-    base = demo_model / "base"
+    base = demo_model
     assert main(["infer", "--model", str(base), "--draft-model", str(base), "--mode", "direct", "x"]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
@@ -295,6 +297,23 @@ def test_the_demo_model_answers_in_a_pipe() -> None:
     assert last["event"] == "finished"
     assert last["text"].startswith("## 1. ")
     assert last["statistics"]["completion_tokens"] <= 128
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_infer_prints_nothing_but_the_answer_on_stdout(tmp_path, demo_model, monkeypatch, capsys) -> None:
+    """Not even what the hub says while models are looked for: programs read the events line by line."""
+    commit, folder = "a" * 40, tmp_path / "hub" / "models--acme--tiny"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text(commit)
+    shutil.copytree(demo_model / "base", folder / "snapshots" / commit)
+    use_cache(monkeypatch, tmp_path / "hub")
+    point_at(monkeypatch, "http://127.0.0.1:9")
+    words = "infer", "--mode", "direct", "--max-new-tokens", "3", "--model", "acme/tiny"
+    assert main([*words, "--json", "Hi"]) == 0
+    out, err = capsys.readouterr()
+    assert [json.loads(line)["event"] for line in out.splitlines()][-1] == "finished"
+    assert "the hub cannot be reached" in err
 
 
 def test_a_report_of_a_bug_has_its_versions(capsys: pytest.CaptureFixture[str]) -> None:

@@ -100,7 +100,7 @@ def test_an_answers_markdown_is_shown_with_its_lines_and_where_its_links_lead() 
     told = "Roses are red\n**Violets** [x](http://e.x)\nif so:\n    go\n\n```\na  **b**\n\x1b[2J```"
     lines = [line.rstrip() for line in render(answer(told), Size(40, 20)).splitlines()]
     assert lines[:4] == ["Roses are red", "Violets x (http://e.x)", "if so:", "    go"]
-    assert " a  **b**" in lines
+    assert "a  **b**" in lines
 
 
 def ended(reason: Reason, panels: Sequence[Reason] = (), drafts: float = 1.0, **told: Any) -> View:
@@ -158,6 +158,23 @@ def test_a_plan_that_came_to_nothing_is_not_compared_with() -> None:
     assert f"8.1 s (8 tokens); nothing to compare by --compare: {NO_PLAN}; 8 tokens in 8 laps;" in line
     line = summary(TIMED, False, NOTHING.finished, "/compare")
     assert "; planned, by /compare: 8.1 s (0 tokens), stopped; " in line
+
+
+CODE = """class Account:
+    def __init__(self, balance: int = 0) -> None:
+        self.balance = balance
+
+    def add(self, amount: int) -> int:
+        self.balance += amount
+        return self.balance"""
+
+
+@pytest.mark.parametrize("fence", ["```python", "```", "~~~"])
+def test_code_copied_from_the_terminal_runs(fence: str) -> None:
+    said = f"Here it is:\n\n{fence}\n{CODE}\n{fence[:3]}\n\nThat is all."
+    lines = [line.rstrip() for line in render(conclude(View(merged=said), "8.1 s"), SIZES[1]).splitlines()]
+    begin, end = lines.index("class Account:"), lines.index("That is all.")
+    assert "\n".join(lines[begin:end]).rstrip() == CODE
 
 
 def test_lines_that_do_not_fit_say_so() -> None:

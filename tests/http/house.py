@@ -23,7 +23,7 @@ from specsot.params import Mode
 from specsot.transport.security import PLAIN, Tls, Tokens
 from specsot_master.engine import EngineConfig
 from specsot_master.http.app import build_app
-from specsot_master.http.calls import HttpContext
+from specsot_master.http.calls import PING_SECONDS, HttpContext
 from specsot_master.http.server import HttpDoor, open_http_door
 from specsot_master.master import RequestCounter
 from specsot_master.telemetry import Metrics, RequestMetrics
@@ -131,6 +131,7 @@ async def served(
     tls: Tls = PLAIN,
     mode: Mode = "direct",
     kind: type[Stage] = Stage,
+    ping_every: float = PING_SECONDS,
     **more: Any,
 ) -> AsyncIterator[Served]:
     """`more` goes to the Stage, which is of this kind."""
@@ -150,6 +151,7 @@ async def served(
         figures=metrics.written,
         began=1_700_000_000,
         mode=mode,
+        ping_every=ping_every,
     )
     app = build_app(house, tokens)
     one = Served(stage, desk, await open_http_door("127.0.0.1:0", app, tls), standing, metrics, app, house)

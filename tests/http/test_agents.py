@@ -26,6 +26,12 @@ WHAT = [{"role": "user", "content": "What is it?"}]
 LONG = [{"role": "user", "content": "sky " * 2100}]
 IMAGE = {"type": "input_image", "image_url": "data:,"}
 BEGUN = {"role": "assistant", "content": "So"}
+WRONG = {"role": "boss", "content": "Hi"}
+NAMELESS = [
+    *TALK,
+    {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": 5, "input": {}}]},
+    *TALK,
+]
 ALLOWED = {"type": "allowed_tools", "mode": "auto", "tools": []}
 LOGPROBS = "message.output_text.logprobs"
 BASH = {"type": "bash_20250124", "name": "bash"}
@@ -186,7 +192,10 @@ async def test_counted_tokens_are_the_prompts() -> None:
         (RESPONSES, {"input": "Hi", "tools": [{"type": "file_search"}]}, "tools.0", "file_search"),
         (RESPONSES, {"input": [{"type": "item_reference", "id": "x"}]}, "input.0", "item_reference"),
         (RESPONSES, {"input": [{"role": "user", "content": [IMAGE]}]}, "input.0.content", "only blocks"),
+        (RESPONSES, {"input": [*TALK, WRONG], "instructions": "Be brief."}, "input.1", "input.1"),
+        (RESPONSES, {"input": [*TALK, *TALK, WRONG]}, "input.2", "input.2"),
         (RESPONSES, {"input": "Hi", "max_output_tokens": 5000}, "input", "context length"),
+        (RESPONSES, {"input": "Hi", "max_output_tokens": 0}, "max_output_tokens", "> 0"),
         (RESPONSES, {"input": "Hi", "tool_choice": "required"}, "tool_choice", "needs tools"),
         (RESPONSES, {"input": []}, "input", "must not be empty"),
         (RESPONSES, {"input": "Hi", "tools": FLAT, "tool_choice": ALLOWED}, "tool_choice", "'required'"),
@@ -196,6 +205,8 @@ async def test_counted_tokens_are_the_prompts() -> None:
         (MESSAGES, {"messages": TALK}, "max_tokens", "required"),
         (MESSAGES, {"messages": TALK, "max_tokens": 5, "stop": ["x"]}, "stop", "mean stop_sequences?"),
         (MESSAGES, {"messages": [], "max_tokens": 5}, "messages", "must not be empty"),
+        (MESSAGES, {"messages": TALK, "max_tokens": 0}, "max_tokens", "> 0"),
+        (MESSAGES, {"messages": NAMELESS, "system": "Be brief.", "max_tokens": 5}, "messages.1", "string"),
         (MESSAGES, {"messages": LONG, "max_tokens": 5}, "messages", "prompt is too long"),
         (MESSAGES, {"messages": TALK, "max_tokens": 5, "temperature": 1.5}, "temperature", "less than"),
         (MESSAGES, {"messages": TALK, "max_tokens": 5, "mcp_servers": [{}]}, "mcp_servers", "not served"),
@@ -237,7 +248,33 @@ async def test_an_agents_limit_is_what_the_context_holds(path: str, body: Any) -
         answer = await house.post(path, body)
         usage = answer.json()["usage"]
         (opening,) = house.opened()
-        assert 1900 < opening.limit < 2048 - usage["input_tokens"]
+        assert opening.limit == 2048 - usage["input_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        (RESPONSES, {"input": "What is it?"}, "max_output_tokens"),
+        (MESSAGES, {"messages": WHAT}, "max_tokens"),
+    ],
+)
+async def test_an_agents_limit_of_minus_1_is_none(path: str, body: Any, field: str) -> None:
+    async with served(CALLS) as house:
+        answer = await house.post(path, {**body, field: -1, "top_p": 0, "temperature": 1})
+        assert answer.status_code == 200
+        (opening,) = house.opened()
+        assert opening.limit == 2048 - opening.prompt
+        assert opening.sampling.temperature == 0
+
+
+@pytest.mark.parametrize("content", [None, [], ""])
+@pytest.mark.parametrize(("path", "field"), [(RESPONSES, "input"), (MESSAGES, "messages")])
+async def test_an_agents_turn_without_content_is_an_empty_turn(path: str, field: str, content: Any) -> None:
+    async with served(CALLS) as house:
+        turns = [*TALK, {"role": "assistant", "content": content}, *WHAT]
+        more = {"max_tokens": 5} if path == MESSAGES else {}
+        answer = await house.post(path, {field: turns, **more})
+        assert answer.status_code == 200, answer.text
 
 
 async def test_an_agents_search_is_not_offered_and_no_error() -> None:

@@ -121,9 +121,36 @@ async def test_several_streamed_answers(house: Served) -> None:
     assert len({opening.seed for opening in house.opened()}) == 3, "each draws its own"
 
 
-async def test_a_negative_seed_is_a_seed(house: Served) -> None:
-    await ask(house, seed=-1)
-    assert house.opened()[0].seed == 2**63 - 1
+@pytest.mark.parametrize("seed", [-1, -2, -(2**63)])
+async def test_a_negative_seed_is_random(house: Served, seed: int) -> None:
+    for _ in range(3):
+        await ask(house, seed=seed)
+    await ask(house, seed=seed, n=2)
+    drawn = [opening.seed for opening in house.opened()]
+    assert len(set(drawn)) == 5
+    assert 2**63 - 1 not in drawn
+
+
+async def test_top_p_0_is_greedy(house: Served) -> None:
+    await ask(house, top_p=0, temperature=1.5)
+    sampling = house.opened()[0].sampling
+    assert (sampling.temperature, sampling.top_p) == (0, 1)
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+async def test_a_limit_of_minus_1_is_none(house: Served, field: str) -> None:
+    await ask(house, extra_body={field: -1})
+    await ask(house)
+    without, minus = (opening.limit for opening in house.opened())
+    assert minus == without
+
+
+async def test_a_turn_without_content_and_calls_is_an_empty_turn(house: Served) -> None:
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": None}]
+    await ask(house, [*turns, *WHAT])
+    await ask(house, [turns[0], {"role": "assistant", "content": ""}, *WHAT])
+    (_, without), (_, empty) = house.stage.prompts_seen
+    assert without == empty
 
 
 async def test_every_parameter_arrives(house: Served) -> None:

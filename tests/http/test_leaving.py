@@ -8,15 +8,18 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
 from typing import Any
 
 import openai
 import pytest
+from starlette.requests import Request
 
 from specsot.core.frames import Close
 from specsot.core.info import RequestsInfo
+from specsot.errors import Overloaded
 from specsot_master.core.inputs import MasterLeaving
-from specsot_master.http.calls import ServerSentEvents
+from specsot_master.http.calls import PING, EventStyle, ServerSentEvents, begin_stream
 from tests.http.house import Served, served
 from tests.master.letters import SAYS
 from tests.master.stage import turn
@@ -141,35 +144,128 @@ async def test_a_client_that_stops_reading_is_dropped() -> None:
     async def receive() -> Any:
         await asyncio.Event().wait()
 
-    response = ServerSentEvents({}, endless(), {}, stall=0.01)
+    response = ServerSentEvents(there({}), endless(), {}, stall=0.01)
     await asyncio.wait_for(response({"type": "http"}, receive, send), 100)
     chunks = endless()
     await anext(chunks)
-    await asyncio.wait_for(ServerSentEvents({}, chunks, {}, stall=0.01)({"type": "http"}, receive, send), 100)
+    response = ServerSentEvents(there({}), chunks, {}, stall=0.01)
+    await asyncio.wait_for(response({"type": "http"}, receive, send), 100)
     assert gone.is_set()
 
 
-async def test_long_silences_are_broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    from specsot_master.http import calls
+def there(chunk: dict[str, Any]) -> asyncio.Future[dict[str, Any]]:
+    """A first chunk that has come."""
+    future = asyncio.get_running_loop().create_future()
+    future.set_result(chunk)
+    return future
 
-    monkeypatch.setattr(calls, "KEEPALIVE_SECONDS", 0.01)
-    sent, enough = list[bytes](), asyncio.Event()
 
-    async def silent() -> AsyncGenerator[dict[str, Any], None]:
-        yield {}
-        await enough.wait()
+@dataclass
+class SilentStream:
+    """One stream whose chunks wait until three pings have been sent; its client leaves when `left` is set.
 
-    async def send(message: Any) -> None:
-        sent.append(message.get("body", b""))
-        if sent.count(b": still here\n\n") == 3:
-            enough.set()
+    place: how many chunks come before the silence.
+    """
 
-    async def receive() -> Any:
-        await asyncio.Event().wait()
+    place: int
+    error: Exception | None = None
+    ping: bytes = PING
+    sent: list[bytes] = field(default_factory=list)
+    enough: asyncio.Event = field(default_factory=asyncio.Event)
+    left: asyncio.Event = field(default_factory=asyncio.Event)
+    closed: bool = False
 
-    chunks = silent()
-    await ServerSentEvents(await anext(chunks), chunks, {}, stall=5)({"type": "http"}, receive, send)
-    assert sent[-1] == b"data: [DONE]\n\n"
+    async def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
+        try:
+            for number in range(2):
+                if number == self.place:
+                    await self.enough.wait()
+                    if self.error:
+                        raise self.error
+                yield {"number": number}
+        finally:
+            self.closed = True
+
+    async def send(self, message: Any) -> None:
+        self.sent.append(message.get("body", b""))
+        if self.sent.count(self.ping) == 3:
+            self.enough.set()
+
+    async def receive(self) -> Any:
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+    async def run(self) -> None:
+        scope = {"type": "http"}
+        style = EventStyle(ping=self.ping)
+        begun = await begin_stream(Request(scope, self.receive), self.chunks(), {}, style, ping_every=0.01)
+        await asyncio.wait_for(begun(scope, self.receive, self.send), 60)
+
+
+@pytest.mark.parametrize("place", [0, 1], ids=["before the first chunk", "after it"])
+@pytest.mark.parametrize("ping", [PING, b"event: ping\ndata: {}\n\n"])
+async def test_long_silences_are_broken_by_pings(place: int, ping: bytes) -> None:
+    stream = SilentStream(place, ping=ping)
+    await stream.run()
+    chunks = [b'data: {"number":0}\n\n', b'data: {"number":1}\n\n']
+    assert stream.sent == [b"", *chunks[:place], *[ping] * 3, *chunks[place:], b"data: [DONE]\n\n"]
+
+
+@pytest.mark.parametrize("place", [0, 1], ids=["before the first chunk", "after it"])
+async def test_what_goes_wrong_after_a_ping_is_an_event(place: int) -> None:
+    stream = SilentStream(place, error=Overloaded("the queue is full"))
+    await stream.run()
+    assert b"the queue is full" in stream.sent[-2]
+    assert stream.closed
+
+
+async def test_what_goes_wrong_before_a_ping_is_raised() -> None:
+    stream = SilentStream(0, error=Overloaded("the queue is full"))
+    stream.enough.set()
+    with pytest.raises(Overloaded):
+        await stream.run()
+    assert stream.closed
+    assert not stream.sent
+
+
+async def test_a_client_may_leave_a_stream_that_only_pings() -> None:
+    stream = SilentStream(0, ping=b"never")
+    running = asyncio.create_task(stream.run())
+    while b"never" not in stream.sent:
+        await turn()
+    stream.ping = b"not counted"
+    stream.left.set()
+    await running
+    assert stream.closed
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "ping"),
+    [
+        (CHAT, LONG, ": ping"),
+        ("/v1/completions", {"prompt": "Count.", "max_tokens": 9}, ": ping"),
+        ("/v1/responses", {"input": "Count.", "max_output_tokens": 9}, ": ping"),
+        ("/v1/messages", {"messages": COUNT, "max_tokens": 9}, "event: ping"),
+    ],
+)
+async def test_every_stream_pings_while_nothing_is_written(
+    path: str, body: dict[str, Any], ping: str
+) -> None:
+    """The laps go on only when three pings have come."""
+    async with served(SAYS, ping_every=0.02) as house, house.client() as client:
+        house.going.clear()
+        lines = list[str]()
+        async with client.stream("POST", path, json={**body, "stream": True}) as answer:
+            async for line in answer.aiter_lines():
+                lines.append(line)
+                if lines.count(ping) == 3:
+                    house.going.set()
+        pinged = [n for n, line in enumerate(lines) if line == ping]
+        following = {lines[n + 1] for n in pinged}
+        assert following == {'data: {"type":"ping"}' if "event" in ping else ""}
+        said = [line for line in lines if line.startswith("data: {") and "ping" not in line]
+        assert len(said) > 2
+        assert all(json.loads(line.removeprefix("data: ")) for line in said)
 
 
 async def read_events(house: Served, body: dict[str, Any]) -> list[Any]:

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from specsot.core.frames import Outcome, Result
+from specsot.core.info import PagesInfo
 from specsot.members import Head
-from tests.http.house import INFO, Served
+from specsot_master.core.ring import RingState
+from tests.http.house import INFO, Served, served
 from tests.master.letters import ANSWER, SAYS
 
 pytestmark = pytest.mark.timeout(60)
@@ -73,6 +76,33 @@ async def test_what_generate_refuses(house: Served, body: dict[str, object], par
         headers = {"content-type": "application/json"}
         answer = await client.post("/generate", content=json.dumps(body).encode(), headers=headers)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+async def test_generates_limit_of_minus_1_is_none(house: Served) -> None:
+    await house.post("/generate", {"prompt": "What is it?", "max_new_tokens": -1, "enable_parallel": False})
+    assert house.opened()[0].limit == 512
+
+
+SMALL_KV = RingState(epoch=1, pages=3, page_rows=64, slots=8, max_positions=2048)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/generate", {"prompt": "What is it?"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "What is it?"}]}),
+        ("/v1/completions", {"prompt": "What is it?"}),
+        ("/v1/responses", {"input": "What is it?"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "What is it?"}], "max_tokens": 4096}),
+    ],
+)
+async def test_every_endpoint_answers_within_little_kv_memory(path: str, body: dict[str, Any]) -> None:
+    async with served({"What is": "word " * 400}, state=SMALL_KV) as house:
+        house.standing.info = replace(house.standing.info, pages=PagesInfo(3, 3, 64))
+        answer = await house.post(path, body)
+        assert answer.status_code == 200, answer.text
+        (opening,) = house.opened()
+        assert opening.limit == 16 if path == "/v1/completions" else opening.limit < 3 * 64
 
 
 async def test_health(house: Served) -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from specsot.core.frames import Close
-from specsot.errors import ContextLengthExceeded, InvalidRequest
+from specsot.errors import ContextLengthExceeded, InvalidRequest, TooLarge
 from specsot.events import (
     BranchFinished,
     BranchStarted,
@@ -23,9 +23,9 @@ from specsot.events import (
     Started,
 )
 from specsot.params import Ask, Form, Limits
+from specsot_master.chat_template import ChatTemplate
 from specsot_master.engine import EngineConfig
 from specsot_master.engine.grammar_sandbox import GrammarSandbox
-from specsot_master.text import ChatTemplate
 from tests.conftest import seeds
 from tests.master.fake_ring import STATE, chance_of
 from tests.master.letters import ANSWER, COUNT, DIRECT, PLAN, SAYS, SOT, finished, openings
@@ -257,6 +257,31 @@ async def test_who_names_no_limit_gets_as_many_tokens_as_the_context_holds(
     stage.time.advance(60)
     await stage.settle()
     stage.assert_clean()
+
+
+@pytest.mark.parametrize(
+    ("asked", "pages"), [(COUNT, 3), (COUNT, 2), (SOT, 9)], ids=["direct", "tiny", "planned"]
+)
+async def test_who_names_no_limit_gets_as_many_tokens_as_the_kv_pages_hold(asked: Ask, pages: int) -> None:
+    stage = Stage(SAYS, state=replace(STATE, pages=pages))
+    end = finished(await stage.answer(replace(asked, limits=Limits())))
+    if asked is SOT:
+        assert end.text == ANSWER
+    else:
+        held = end.statistics.prompt_tokens + end.statistics.completion_tokens
+        assert end.reason is Reason.LENGTH
+        assert held + STATE.slots == pages * STATE.page_rows, "not a row is left"
+    with pytest.raises(TooLarge, match=rf"the ring has {pages}: shorten the prompt.* \(--kv-memory\)"):
+        await stage.answer(replace(asked, limits=Limits(max_new_tokens=1024)))
+    stage.assert_clean()
+
+
+async def test_an_endpoints_own_default_is_granted_and_shrinks_alike() -> None:
+    stage = Stage(SAYS, state=replace(STATE, pages=2))
+    for default, granted in ((16, 16), (512, 2 * STATE.page_rows - STATE.slots)):
+        end = finished(await stage.answer(replace(COUNT, limits=Limits(default_new_tokens=default))))
+        prompt = end.statistics.prompt_tokens if default > granted else 0
+        assert end.statistics.completion_tokens == granted - prompt
 
 
 async def test_who_gets_no_plan_for_want_of_room_has_all_the_room_of_its_shorter_prompt() -> None:

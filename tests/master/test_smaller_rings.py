@@ -63,9 +63,8 @@ async def test_it_goes_on_from_its_log_in_a_ring_that_is_large_enough() -> None:
     (events,) = await stage.play(large)
     assert finished(events).text == TEXT
     said = [one for one in lines if one["event"] == "waits for a larger ring"]
-    assert [(one["request_id"], one["reason"]) for one in said] == [
-        ("r0", "the request needs 17 KV pages of 64 rows, the ring has 10")
-    ]
+    assert [one["request_id"] for one in said] == ["r0"]
+    assert said[0]["reason"].startswith("the request needs 17 KV pages of 64 rows, the ring has 10: ")
     counts = stage.engine.requests()
     assert (counts.waiting, counts.running, dict(counts.ended)) == (0, 0, {"stop": 2})
     assert counts.prompt_tokens == sum(one.prompt for one in openings(stage)[:2]), "each is counted once"
@@ -80,7 +79,7 @@ async def test_it_is_told_that_it_is_too_large_once_it_has_waited() -> None:
     await break_and_form(stage, 3, pages=SMALL)
     stage.time.advance(6)
     with pytest.raises(
-        TooLarge, match=r"needs 17 KV pages of 64 rows, the ring has 10; no larger ring came within 30 s$"
+        TooLarge, match=r"needs 17 KV pages of 64 rows, the ring has 10: .*; no larger ring came within 30 s$"
     ) as refused:
         await client
     assert refused.value.field == "max_new_tokens"

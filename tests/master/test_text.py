@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import re
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 from tokenizers import Tokenizer, decoders, models
 
 from specsot.errors import InvalidRequest, ModelError
 from specsot.params import Message
+from specsot_master.chat_template import ChatTemplate, TemplateRefused
 from specsot_master.core.cuts import StopStrings
-from specsot_master.text import ChatTemplate, Detokenizer, TemplateRefused, Text, TokenBytes, _any_of
+from specsot_master.core.ring import RingOptions
+from specsot_master.master import assemble
+from specsot_master.text import Detokenizer, Text, TokenBytes, _any_of
 from tests.master.stage import BASE, TEXT
 
 SENTENCES = ("Stages of Sleep.", "睡眠分为几个阶段。", "Party 🎉👩‍👩‍👧 naïve ﷽", "  spaces\n\n and\ttabs ")
@@ -206,6 +211,34 @@ def test_without_a_template_there_is_a_plain_form(tmp_path: Path) -> None:
     assert Text(directory(tmp_path)).render([Message("user", "Hi")]) == "user: Hi\n\nassistant:"
 
 
+def test_fill_in_the_middle_ends_where_a_tokenizer_names_its_ends(tmp_path: Path) -> None:
+    """In models of any format; text that only spells such a name ends nothing."""
+    tokenizer = Tokenizer.from_file(str(BASE / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<|fim_prefix|>", "<|fim_pad|>"])
+    tokenizer.add_tokens(["<|file_sep|>", "<|repo_name|>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    ends = {tokenizer.token_to_id(name) for name in ("<|fim_pad|>", "<|file_sep|>", "<|repo_name|>")}
+    assert set(Text(tmp_path).end_ids) == ends
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 2}))
+    assert set(Text(tmp_path).end_ids) == {2, *ends}
+
+
+@pytest.mark.parametrize("has_template", [True, False])
+def test_a_model_without_a_chat_template_is_told_once(tmp_path: Path, has_template: bool) -> None:
+    """In the log, and in what the page reads."""
+    base = shutil.copytree(BASE, tmp_path / "base")
+    config = json.loads((base / "tokenizer_config.json").read_text())
+    assert config.pop("chat_template")
+    if not has_template:
+        (base / "tokenizer_config.json").write_text(json.dumps(config))
+    with capture_logs() as logs:
+        master = assemble(base, RingOptions())
+        master.text.render([Message("user", "Hi")])
+    assert master.info().models[0].no_chat_template is not has_template
+    told = [line for line in logs if "no chat template" in line["event"]]
+    assert len(told) == (0 if has_template else 1)
+
+
 def test_thinking_is_switched_off() -> None:
     template = ChatTemplate("{% if enable_thinking is false %}<think></think>{% endif %}")
     assert template.render([Message("user", "Hi")]) == "<think></think>"
@@ -217,6 +250,56 @@ def test_templates_find_what_transformers_gives_them() -> None:
         "    {%- if loop.first -%}{%- continue -%}{%- endif -%}\n{%- endfor -%}{{ strftime_now('%%') }}"
     )
     assert ChatTemplate(source).render([Message("user", "<ü>"), Message("user", "b")]) == '"<ü>""b"%'
+
+
+TURNS = [
+    {"role": "system", "content": "Grüße & <b>'"},
+    {"role": "user", "content": "𐌰 \\ud800"},
+    {"role": "assistant", "content": "", "reasoning_content": "Hm."},
+]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages[0] | tojson(ensure_ascii=False) }}{{ messages | tojson(ensure_ascii=True) }}",
+        "{{ messages | tojson(indent=2, sort_keys=True) }}{{ messages | tojson(separators=(',', ':')) }}",
+        "{{ messages | tojson(indent=none) }}{{ messages | tojson(False, 4) }}",
+        "{% if tools is not none %}TOOLS{{ tools | tojson }}{% endif %}",
+        "{% if documents is not none %}DOCUMENTS{% endif %}{% if tools %}TOOLS{% endif %}",
+        "{{ tools is defined }} {{ documents is defined }} {{ citations is defined }}",
+        "{{ messages[2].thinking }}{{ messages[2].reasoning_content }}{{ messages[0].thinking is defined }}",
+        "{% generation %}{% set ns = namespace(a=1) %}{% set ns.a = 2 %}{{ ns.a }}{% endgeneration %}",
+        "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{{ m.role }}{% endfor %}",
+        "{{ dict(a=1) | tojson }}{{ strftime_now('%Y-%m-%d') }}",
+    ],
+)
+def test_templates_render_as_in_transformers(source: str) -> None:
+    """Without what depends on how thinking is asked for, which SpecSoT always says."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    (theirs,), _ = render_jinja_template([copy.deepcopy(TURNS)], chat_template=source)
+    assert ChatTemplate(source).render_turns(TURNS, answer=False) == theirs
+
+
+def test_marks_of_control_tokens_survive_escaped_json() -> None:
+    """What a user's text spells stays plain text, and no escape of the mark becomes part of the prompt."""
+    text = copy.copy(TEXT)
+    text._template = ChatTemplate(
+        "{{ messages | map(attribute='content') | list | tojson(ensure_ascii=True) }}"
+    )
+    said = "𐌰 \\ud800 <|im_start|>"
+    tokens = text.encode(text.render([Message("user", said)]))
+    assert text.decode(tokens, skip_special=False) == json.dumps([said])
+    assert not set(tokens) & text.special_ids
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ 1 // 0 }}", "{{ '%d' % 'x' }}", "{{ [].index(1) }}", "{{ 'a' * -1 + 1 }}"]
+)
+def test_whatever_a_template_raises_is_its_refusal(source: str) -> None:
+    with pytest.raises(TemplateRefused, match="chat template says"):
+        ChatTemplate(source).render([Message("user", "Hi")])
 
 
 def test_a_template_may_refuse() -> None:

@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
+from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 from transformers.integrations.gguf import dequant
 
+from specsot.core.vocabulary import read_vocabulary
 from specsot.errors import ModelError
 from specsot.members import Range
 from specsot.model.config import read_config
@@ -353,8 +355,9 @@ def test_answers_end_with_any_token_that_a_file_ends_them_with(model, tmp_path: 
         ({5: "<end_of_turn>", 6: "<start_of_turn>"}, (2, 5)),
         ({5: "<|end|>", 6: "<|return|>", 7: "<|call|>"}, (2, 6, 7)),
         ({5: "<|end|>", 6: "<|return|>"}, (2, 5, 6)),
+        ({5: "<|fim_pad|>", 6: "<|repo_name|>", 7: "<|file_sep|>", 8: "<|fim_prefix|>"}, (2, 5, 6, 7)),
     ],
-    ids=["gemma", "gpt-oss", "one of both"],
+    ids=["gemma", "gpt-oss", "one of both", "fill in the middle"],
 )
 def test_ends_of_turns_as_llama_cpp_knows_them(model, tokens, ends, tmp_path: Path) -> None:
     words = no_words(128)
@@ -362,3 +365,30 @@ def test_ends_of_turns_as_llama_cpp_knows_them(model, tokens, ends, tmp_path: Pa
         words.tokens[id], words.types[id] = token, 3
     made = resolve_model(write_gguf(tmp_path / "m.gguf", model, words=words))
     assert read_config(made).eos == ends
+
+
+def test_fill_in_the_middle_ends_with_the_tokens_that_the_metadata_name(model, tmp_path: Path) -> None:
+    words = no_words(128)
+    words.more = {"eos_token_id": 2, "fim_pad_token_id": 7, "fim_rep_token_id": 8, "fim_sep_token_id": 9}
+    made = resolve_model(write_gguf(tmp_path / "m.gguf", model, words=words))
+    assert read_config(made).eos == (2, 7, 8, 9)
+
+
+def test_rows_that_a_converter_named_are_no_tokens(model, tmp_path: Path) -> None:
+    """[PAD120] is the converter's name of a row without a token; [PAD5] of type 1 is a token."""
+    words = no_words(128)
+    for id in range(120, 128):
+        words.tokens[id], words.types[id] = f"[PAD{id}]", 5
+    words.tokens[5], words.tokens[6], words.types[6] = "[PAD5]", "[unused6]", 5
+    words.more = {**words.more, "padding_token_id": 127}
+    made = resolve_model(write_gguf(tmp_path / "m.gguf", model, words=words))
+    tokenizer = Tokenizer.from_file(str(made / "tokenizer.json"))
+    assert [tokenizer.id_to_token(id) for id in (5, 6, 119, 120, 127)] == [
+        "[PAD5]",
+        "[unused6]",
+        "<119>",
+        None,
+        None,
+    ]
+    assert read_vocabulary(made, 128).unnamed == tuple(range(120, 128))
+    assert Text(made).vocabulary == 120

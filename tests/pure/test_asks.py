@@ -97,7 +97,7 @@ def test_too_many_or_too_long_is_refused_before_any_is_made(monkeypatch: pytest.
     monkeypatch.setattr(Ask, "__post_init__", lambda _: pytest.fail("an ask was made"))
     with pytest.raises(InvalidRequest, match="130 answers to one call, 128 are allowed"):
         completion_asks(body_of(["a"] * 65, n=2), no_words, 2048)
-    with pytest.raises(ContextLengthExceeded, match=r"2001 tokens \(2000 in the prompt, 1 in"):
+    with pytest.raises(ContextLengthExceeded, match=r"2016 tokens \(2000 in the prompt, 16 in"):
         completion_asks(body_of([[1], [1] * 2000]), no_words, 2000)
     with pytest.raises(ContextLengthExceeded, match="you sent 600000 characters in the prompt"):
         completion_asks(body_of(["a", "a" * 600_000]), no_words, 2000)

@@ -170,6 +170,17 @@ async def test_a_bad_request_names_its_field_and_changes_nothing(served: Served)
     assert served.conductor.asked == []
 
 
+async def test_a_negative_seed_is_random_and_top_p_0_greedy(served: Served) -> None:
+    asked = master_pb2.GenerateRequest(
+        prompt="hi", seed=-1, sampling=values_pb2.Sampling(temperature=1.5, top_p=0)
+    )
+    async with grpc.aio.insecure_channel(served.address) as channel:
+        async for _ in master_pb2_grpc.MasterStub(channel).Generate(asked):
+            pass
+    ((ask, *_),) = served.conductor.asked
+    assert (ask.seed, ask.sampling.temperature, ask.sampling.top_p) == (None, 0, 1)
+
+
 @pytest.mark.parametrize(
     ("sampling", "logprobs", "field"),
     [

@@ -93,6 +93,24 @@ async def test_reflection_describes_all_that_it_lists(version: str) -> None:
     await opened.close(0)
 
 
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_reflection_finds_methods_and_fields(channel: grpc.aio.Channel, version: str) -> None:
+    """As `grpcurl describe specsot.v1.Master.Generate` asks."""
+    ask = channel.stream_stream(
+        f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+        refl.ServerReflectionRequest.SerializeToString,
+        refl.ServerReflectionResponse.FromString,
+    )
+    known = f"{MASTER}.Generate", "grpc.health.v1.Health.Check", "specsot.v1.GenerateRequest.prompt"
+    unknown = f"{MASTER}.Degenerate", f"{MASTER}.", "Generate", "", f"{MASTER}.Generate.Generate"
+    told = [one async for one in ask(iter([described(name) for name in (*known, *unknown)]))]
+    found = [one.WhichOneof("message_response") for one in told]
+    assert found == ["file_descriptor_response"] * len(known) + ["error_response"] * len(unknown)
+    files = [one.file_descriptor_response.file_descriptor_proto[0] for one in told[:2]]
+    assert b"GenerateRequest" in files[0]
+    assert b"HealthCheckRequest" in files[1]
+
+
 def described(name: str) -> Any:
     return refl.ServerReflectionRequest(file_containing_symbol=name)
 

@@ -18,7 +18,7 @@ from specsot.transport.grpc_status import TRAILER, error_of, status_of
 from specsot.v1 import master_pb2, master_pb2_grpc
 
 OURS: list[SpecsotError] = [
-    errors.InvalidRequest("top_p must be in (0, 1], got 2", field="top_p"),
+    errors.InvalidRequest("top_p must be in [0, 1], got 2", field="top_p"),
     errors.InvalidRequest("it can never succeed"),
     errors.ContextLengthExceeded.of(2048, 2000, 100),
     errors.NotFound("no model of that name"),

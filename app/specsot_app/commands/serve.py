@@ -39,7 +39,15 @@ LOOPBACK = "127.0.0.1"
 # What the master is told of that, beside what follows from the fleet.
 REQUESTS = {"conduct": Offer(only=("live", "queue", "plan_style"))}
 CONDUCT = Offer(
-    only=("ring", "http_names", "allowed_origins", "default_mode", "metrics_prefix", "journal"),
+    only=(
+        "ring",
+        "http_names",
+        "allowed_origins",
+        "default_mode",
+        "sse_ping_interval",
+        "metrics_prefix",
+        "journal",
+    ),
     inner={"ring": Offer(only=("transport", "comm_mode", "hop_dtype", "conduct"), inner=REQUESTS)},
 )
 OF_SERVED = Offer(
@@ -49,7 +57,7 @@ OF_SERVED = Offer(
 )
 OF_MASTER = Offer(
     only=(
-        *("ring", "http_names", "allowed_origins", "default_mode", "metrics_prefix"),
+        *("ring", "http_names", "allowed_origins", "default_mode", "sse_ping_interval", "metrics_prefix"),
         *("fleet_listen", "journal", "service", "token_file"),
     ),
     defaults={"model": Path()},

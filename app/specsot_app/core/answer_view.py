@@ -10,9 +10,10 @@ from typing import ClassVar
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.markdown import Heading, Markdown, MarkdownElement
+from rich.markdown import CodeBlock, Heading, Markdown, MarkdownElement
 from rich.panel import Panel as Frame
 from rich.segment import Segment
+from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
@@ -207,8 +208,20 @@ class _Title(Heading):
         yield self.text
 
 
+class _Code(CodeBlock):
+    """Begins in the first column, so that code copied from the terminal has its own indentation."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        code = str(self.text).rstrip()
+        yield Syntax(code, self.lexer_name, theme=self.theme, word_wrap=True, padding=(1, 0))
+
+
 class _Answer(Markdown):
-    elements: ClassVar[dict[str, type[MarkdownElement]]] = {**Markdown.elements, "heading_open": _Title}
+    elements: ClassVar[dict[str, type[MarkdownElement]]] = {
+        **Markdown.elements,
+        "heading_open": _Title,
+        **dict.fromkeys(("fence", "code_block"), _Code),
+    }
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for one in super().__rich_console__(console, options):

@@ -59,6 +59,9 @@ async def finish(fleet: FleetClient, ask: Ask) -> Finished:
 
 def with_demo(options: FleetOptions, out: TextIO) -> FleetOptions:
     """Options that name a model: SmolLM2 and its head where none is named. out: hears why that cannot be."""
+    from specsot_app.runtime import log_to_stderr
+
+    log_to_stderr()
     if options.master is not None or options.model is not None or options.demo == "small":
         return options
     try:
@@ -90,6 +93,9 @@ async def open_fleet(options: FleetOptions, watch: Watch | None = None) -> Fleet
 
     watch: hears what is there already, perhaps on another thread.
     """
+    from specsot_app.runtime import log_to_stderr
+
+    log_to_stderr()
     if options.master is not None:
         return await options.client.connect(options.master)
     if options.kind == "processes":

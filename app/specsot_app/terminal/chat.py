@@ -239,9 +239,10 @@ class Chat:
                 case "/system", text:
                     talk = replace(talk, system=text)
                     self._remark("system message set" if text else "no system message")
-                case "/seed", number if not number or is_seed(number):
-                    talk = replace(talk, seed=int(number) if number else None)
-                    self._remark(f"seed {number}" if number else "a seed is drawn each time")
+                case "/seed", number if not number or is_seed(number.removeprefix("-")):
+                    drawn = not number or number.startswith("-")  # as everywhere, a negative seed is random
+                    talk = replace(talk, seed=None if drawn else int(number))
+                    self._remark("a seed is drawn each time" if drawn else f"seed {number}")
                 case "/seed", _:
                     self._remark(f"/seed takes a whole number up to {MAX_SEED}, or nothing")
                 case "/compare", "":

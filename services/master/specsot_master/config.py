@@ -58,6 +58,14 @@ class MasterConfig:
         keywords={"enable_parallel": mode_of},
         tier="common",
     )
+    sse_ping_interval: float = option(
+        10.0,
+        "Seconds without text in a streamed HTTP answer after which a comment is sent, so that proxies and "
+        "clients keep the connection.",
+        metavar="SECONDS",
+        least=5,
+        most=60,
+    )
     metrics_prefix: MetricPrefix = option(
         "specsot", "Prefix of the master's metrics; `vllm` suits dashboards and gateways made for vLLM."
     )

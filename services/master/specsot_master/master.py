@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Protocol
 
+import structlog
+
 from specsot.core.info import Info, MemberInfo, ModelInfo, Rebalanced
 from specsot.errors import InvalidRequest, Unavailable
 from specsot.events import Event, Numbered
@@ -28,6 +30,8 @@ from specsot_master.members import Membership, TurnedAway
 from specsot_master.prompts import Prompts
 from specsot_master.replicas import MemberRouter, Replica, RequestRouter, total_info
 from specsot_master.text import Text
+
+log = structlog.get_logger()
 
 DRAFTER_GRACE_SECONDS = 5.0  # see RingConfig: processes that start together; not measured
 
@@ -194,7 +198,7 @@ def assemble(
     width = read_config(base).vocab
     text = Text(base, width)
     prompts = Prompts(base, text, ring.conduct.plan_style)
-    model = _describe(base, ring, prompts.style)
+    model = _describe(base, ring, prompts.style, text.has_template)
     _check(ring, model)
     config, journal = _engine_config(base, ring, model), notes or RequestJournal()
     sandbox = GrammarSandbox(fewest=measure_with(base, width, text.end_ids))
@@ -233,11 +237,17 @@ def _check(ring: RingOptions, model: ModelInfo) -> None:
         raise InvalidRequest(f"max_stages {ring.max_stages} < workers {ring.workers}", "max_stages")
 
 
-def _describe(base: Path, ring: RingOptions, style: str) -> ModelInfo:
+def _describe(base: Path, ring: RingOptions, style: str, has_template: bool) -> ModelInfo:
     config = read_config(base)
     name = ring.name or name_of_model(base)
     layers, positions = config.layers, config.max_positions
-    return ModelInfo(name, fingerprint(base), layers, positions, style)
+    if not has_template:
+        log.warning(
+            "the model has no chat template, so conversations are written as user: ... assistant: ...; "
+            "a base model may continue the question instead of answering it",
+            model=name,
+        )
+    return ModelInfo(name, fingerprint(base), layers, positions, style, not has_template)
 
 
 def _engine_config(base: Path, ring: RingOptions, model: ModelInfo) -> EngineConfig:

@@ -207,7 +207,8 @@ async def open_http(listen: str, config: MasterConfig, master: Master, metrics: 
 
     terms, metrics = _public(config), metrics or observe_master(master, prefix=config.metrics_prefix)
     names, origins = config.http_names, config.allowed_origins
-    door = await open_http(listen, master, terms, metrics, config.default_mode, names, origins)
+    answers = config.default_mode, config.sse_ping_interval
+    door = await open_http(listen, master, terms, metrics, *answers, names, origins)
     scheme = "http" if terms.tls.cert is None else "https"
     log.info("listening", at=f"{scheme}://{reachable(None, listen, door.port)}/")
     return door

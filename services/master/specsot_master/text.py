@@ -1,4 +1,4 @@
-"""A model's tokenizer and chat template: encode, decode, render a conversation.
+"""A model's tokenizer and chat template: encode, decode, mark control tokens, render a conversation.
 
 Reads local files only, and never runs code that comes with a model.
 """
@@ -9,118 +9,21 @@ import json
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
-from specsot.core.vocabulary import Speller, speller
+from specsot.core.vocabulary import FIM_ENDS, Speller, speller
 from specsot.errors import ContextLengthExceeded, InvalidRequest, ModelError, SpecsotError
 from specsot.model.config import text_fields
 from specsot.model.fields import read_json
 from specsot.params import Message
+from specsot_master.chat_template import BREAK_MARK, PLAIN, THINKING_OFF, ChatTemplate
 from specsot_master.core.sequence import MAX_PENDING_TOKENS, Detokenizer
 from specsot_master.core.tool_calls import ThinkingStyle, ToolDialect, dialect_of, style_of
 
-PLAIN = (
-    "{{ bos_token }}{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n\n{% endfor %}"
-    "{% if add_generation_prompt %}assistant:{% endif %}"
-)
-
-# Templates know thinking under either name; those that do not ignore both.
-THINKING_OFF = {"enable_thinking": False, "thinking": False}
 EFFORTS = {"minimal": "low", "xhigh": "high"}  # of OpenAI's words, those that templates have no word for
 Thinking = Literal["never", "asked", "always"]
-
-
-class TemplateRefused(InvalidRequest):
-    """The template does not take these roles in this order."""
-
-
-class ChatTemplate:
-    """A Jinja chat template with the special tokens it may name (bos_token and so on).
-
-    Compiled on first use, in a sandbox: a template comes with a model from somewhere.
-    """
-
-    def __init__(self, source: str = PLAIN, names: Mapping[str, str] | None = None) -> None:
-        self.source = source
-        self._names = {"bos_token": "", "eos_token": "", **(names or {})}
-
-    def render(self, messages: Sequence[Message], answer: bool = True) -> str:
-        """The whole conversation as text; `answer`: with the head of the assistant's next turn.
-
-        Raises TemplateRefused with the template's own words.
-        """
-        return self.render_turns([{"role": one.role, "content": one.content} for one in messages], answer)
-
-    def render_turns(self, turns: Sequence[Mapping[str, Any]], answer: bool = True, **more: Any) -> str:
-        """Turns with whatever a template may read of them. A system turn that it refuses, as Gemma 2's does,
-        becomes the beginning of the first user turn. Raises TemplateRefused.
-        """
-        try:
-            return self._render(turns, answer, more)
-        except TemplateRefused:
-            if [turn["role"] for turn in turns[:2]] != ["system", "user"]:
-                raise
-        system, first, *others = turns
-        first = {**first, "content": f"{system['content']}\n\n{first['content']}"}
-        return self._render((first, *others), answer, more)
-
-    def _render(self, turns: Sequence[Mapping[str, Any]], answer: bool, more: Mapping[str, Any]) -> str:
-        from jinja2 import TemplateError
-
-        told: dict[str, Any] = {**THINKING_OFF, **self._names, **more}
-        try:
-            return self._compiled.render(messages=turns, add_generation_prompt=answer, **told)
-        except (TemplateError, TypeError) as error:
-            raise TemplateRefused(f"the model's chat template says: {error}", field="messages") from error
-
-    @cached_property
-    def _compiled(self) -> Any:
-        from jinja2 import TemplateError
-
-        try:
-            return _environment().from_string(self.source)
-        except TemplateError as error:
-            raise ModelError(f"the model's chat template does not compile: {error}") from error
-
-
-def _environment() -> Any:
-    """Jinja as chat templates expect it: the names and habits that Transformers gives them."""
-    from jinja2 import TemplateError, nodes
-    from jinja2.ext import Extension
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class GenerationTag(Extension):
-        """`{% generation %}` marks what the assistant wrote, for training; here it only renders its body."""
-
-        tags = {"generation"}  # noqa: RUF012
-
-        def parse(self, parser: Any) -> Any:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return nodes.Scope(body, lineno=line)
-
-    def refuse(reason: str) -> str:
-        raise TemplateError(reason)
-
-    def write_json(value: Any, indent: int | None = None, **options: Any) -> str:
-        return json.dumps(value, ensure_ascii=False, indent=indent, **options)
-
-    def write_today(shape: str) -> str:
-        return datetime.now().strftime(shape)
-
-    environment: Any = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, "jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = write_json
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = write_today
-    return environment
-
-
-BREAK_MARK = "\ud800"  # half a surrogate pair: neither JSON's text nor a protobuf's can hold it
 
 
 def _any_of(texts: Iterable[str]) -> str:
@@ -253,7 +156,10 @@ class TokenBytes:
 
 LONG = 8  # characters a position: of longer texts a first part is looked at; most have 3 to 5 a token
 KNOWN_TOKENS = 1 << 16  # tokens whose text alone is kept: some megabytes; most vocabularies have as many
-_SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
+_SPECIAL_NAMES = (
+    *("bos_token", "eos_token", "pad_token", "unk_token"),
+    *("sep_token", "cls_token", "mask_token"),
+)
 
 
 class Text:
@@ -343,6 +249,11 @@ class Text:
     @property
     def reads_effort(self) -> bool:
         return "reasoning_effort" in self._template.source
+
+    @property
+    def has_template(self) -> bool:
+        """Whether the model's files hold a chat template."""
+        return self._template.source != PLAIN
 
     @property
     def has_tools(self) -> bool:
@@ -486,10 +397,14 @@ def _find_template(folder: Path, config: dict[str, Any]) -> str:
 
 
 def _find_end_ids(folder: Path, tokenizer: Any, names: dict[str, str]) -> set[int]:
-    """eos ids of the generation config, the model config and the tokenizer; they may all differ."""
+    """eos ids of the generation config, the model config and the tokenizer, which may all differ; and the
+    tokenizer's ends of fill-in-the-middle.
+    """
     found: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         value = text_fields(_read_json(folder / name), folder / name).get("eos_token_id")
         found.update(value if isinstance(value, list) else [] if value is None else [value])
     written = tokenizer.token_to_id(names["eos_token"]) if "eos_token" in names else None
+    added = tokenizer.get_added_tokens_decoder().items()
+    found.update(id for id, token in added if token.content in FIM_ENDS)
     return found if written is None else found | {int(written)}

@@ -35,6 +35,7 @@ from specsot.service.options import ModelOptions
 from specsot.transport.pending_rows import use_device
 from specsot_worker.feature_store import FeatureStore
 from specsot_worker.memory import LayerMemory
+from specsot_worker.penalties import without_tokens
 from specsot_worker.sampling import compile_draws
 from specsot_worker.stage import DecoderStage
 from specsot_worker.stage_provider import StageRunner
@@ -214,19 +215,21 @@ class StageLoader:
         decoder, width = self._load(stage.layers), configuration.width_at(stage.layers)
         pages = configuration.pages, configuration.page_rows
         store = FeatureStore(*pages, width, decoder.dtype, decoder.device) if width else None
+        logits = without_tokens(decoder.logits, self._token_bytes.unnamed if self._has_text else ())
         if decoder.capturable:
-            compile_draws(
-                decoder.logits(
-                    torch.zeros(1, self._config.hidden, dtype=decoder.dtype, device=decoder.device)
-                )
-            )
+            row = torch.zeros(1, self._config.hidden, dtype=decoder.dtype, device=decoder.device)
+            compile_draws(logits(row))
         ahead = stage if isinstance(stage, DecoderStage) else None
-        return Verifier(decoder.logits, self._find_grammar, store, ahead)
+        return Verifier(logits, self._find_grammar, store, ahead)
 
     def _read_vocabulary(self) -> None:
         """Not within the first request, nor, where this may become the last stage, while somebody waits."""
-        if (self._options.base / "tokenizer.json").exists():
+        if self._has_text:
             prebuild(self._token_bytes)
+
+    @property
+    def _has_text(self) -> bool:
+        return (self._options.base / "tokenizer.json").exists()
 
     def _find_grammar(self, opening: Opening) -> Future[Grammar] | None:
         held = opening.plan or opening.form

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
+from typing import Final
 
 import torch
 
@@ -32,10 +33,14 @@ def add_logprobs(
     ]
 
 
+LEAST_LOGPROB: Final = -9999.0  # Of a token that cannot be chosen; JSON has no infinity. Precedent: vLLM.
+
+
 def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], top: int) -> list[Logprob]:
     """For each row [rows, V] the chance of its token, and of the `top` likeliest."""
     logprobs = logits.float().log_softmax(-1)
     own = logprobs.gather(-1, torch.tensor(tokens, device=logits.device)[:, None]).flatten()
+    own = own.clamp(min=LEAST_LOGPROB)
     best = logprobs.topk(min(top, logprobs.shape[-1]))
     return [
         Logprob(mine, tuple(zip(likeliest, theirs)))

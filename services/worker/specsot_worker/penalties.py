@@ -1,12 +1,33 @@
-"""What changes logits before a token is chosen: biases, and penalties on what was written."""
+"""What changes logits before a token is chosen: rows without a token, biases, penalties on written tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from specsot.params import Sampling
+
+
+def without_tokens(
+    logits: Callable[[torch.Tensor], torch.Tensor], tokens: Sequence[int]
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The same logits function, but these tokens' logits are -inf, in place: no argmax, draw or bias chooses
+    them, and no log-probability counts them.
+
+    logits: [rows, H] -> [rows, V], a tensor of its own for each call. tokens: below V; mostly the last ones.
+    """
+    barred: torch.Tensor | None = None
+
+    @torch.inference_mode()
+    def masked(hidden: torch.Tensor) -> torch.Tensor:
+        nonlocal barred
+        found = logits(hidden)
+        if barred is None:  # copied to the device once
+            barred = torch.tensor(tokens, device=found.device)
+        return found.index_fill_(-1, barred, float("-inf"))
+
+    return masked if tokens else logits
 
 
 def apply_penalties(logits: torch.Tensor, sampling: Sampling, counts: Mapping[int, int]) -> None:

@@ -10,13 +10,17 @@ from specsot.members import PROTOCOL, Kind, Range
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """A model that can be asked for. plan_style: "list", "markers" or "tags", as it plans."""
+    """A model that can be asked for. plan_style: "list", "markers" or "tags", as it plans.
+
+    no_chat_template: its files hold none, so that conversations are written in a plain form.
+    """
 
     name: str
     fingerprint: str
     layers: int
     max_positions: int
     plan_style: str = ""
+    no_chat_template: bool = False
 
 
 @dataclass(frozen=True, slots=True)

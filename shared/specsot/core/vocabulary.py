@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,13 @@ from tokenizers import Tokenizer
 
 from specsot.errors import ModelError
 
+# Tokens of fill-in-the-middle that end a generation, as in llama.cpp: padding, and the begin of a repository
+# or of a file.
+FIM_ENDS = (
+    *("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>"),
+    *("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "<|file_sep|>",
+)
 _FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 Speller = Callable[[str], bytes | None]
 
@@ -29,10 +36,12 @@ class Vocabulary:
     bytes:  of each token id what it writes, or None for tokens that are no text (special and added
             tokens, and the ids that only the model's logits have).
     digest: sha256 of all of it, in hex.
+    unnamed: ids that the tokenizer does not know, ascending: rows that pad an lm_head to a round size.
     """
 
     bytes: tuple[builtins.bytes | None, ...] = field(compare=False, repr=False)
     digest: str
+    unnamed: tuple[int, ...] = field(default=(), compare=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.bytes)
@@ -68,7 +77,9 @@ def _read(path: Path, width: int | None, version: tuple[int, ...]) -> Vocabulary
     except Exception as error:  # tokenizers raises bare Exception
         raise ModelError(f"{path}: not a readable tokenizer ({error})") from error
     tokens = _token_bytes(path, json.loads(written), tokenizer.get_vocab(with_added_tokens=False))
-    return describe(_fit(path, tokens, width))
+    known = describe(_fit(path, tokens, width))
+    named = set(tokenizer.get_vocab(with_added_tokens=True).values())
+    return replace(known, unnamed=tuple(token for token in range(len(known)) if token not in named))
 
 
 def _token_bytes(path: Path, config: dict[str, Any], ids: dict[str, int]) -> list[bytes | None]:

@@ -98,7 +98,7 @@ def names_of(services: Iterable[str], terms: Terms) -> list[str]:
 def reflect(server: grpc.aio.Server, names: list[str]) -> None:
     """Reflection v1alpha, and v1 too: the messages are the same, grpcio-reflection serves only the former."""
     describe_v1()
-    servicer = reflection.aio.ReflectionServicer(service_names=names)
+    servicer = reflection.aio.ReflectionServicer(service_names=names, pool=SymbolPool())
     request, response = reflection_pb2.ServerReflectionRequest, reflection_pb2.ServerReflectionResponse
     for service in (reflection.SERVICE_NAME, _V1):
         method = grpc.stream_stream_rpc_method_handler(
@@ -108,6 +108,25 @@ def reflect(server: grpc.aio.Server, names: list[str]) -> None:
         )
         handler = grpc.method_handlers_generic_handler(service, {"ServerReflectionInfo": method})
         server.add_generic_rpc_handlers((handler,))
+
+
+class SymbolPool:
+    """The default descriptor pool, which also finds the file of a method: specsot.v1.Master.Generate."""
+
+    def __init__(self) -> None:
+        self._pool = descriptor_pool.Default()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+    def FindFileContainingSymbol(self, symbol: str) -> Any:
+        """Raises KeyError."""
+        try:
+            return self._pool.FindFileContainingSymbol(symbol)
+        except KeyError:
+            service, _, method = symbol.rpartition(".")
+            found = self._pool.FindServiceByName(service)
+            return found.methods_by_name[method].containing_service.file
 
 
 def describe_v1() -> None:

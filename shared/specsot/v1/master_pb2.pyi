@@ -368,18 +368,20 @@ class GetInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "fingerprint", "layers", "max_positions", "plan_style")
+    __slots__ = ("name", "fingerprint", "layers", "max_positions", "plan_style", "no_chat_template")
     NAME_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     MAX_POSITIONS_FIELD_NUMBER: _ClassVar[int]
     PLAN_STYLE_FIELD_NUMBER: _ClassVar[int]
+    NO_CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     name: str
     fingerprint: str
     layers: int
     max_positions: int
     plan_style: str
-    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[int] = ..., max_positions: _Optional[int] = ..., plan_style: _Optional[str] = ...) -> None: ...
+    no_chat_template: bool
+    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[int] = ..., max_positions: _Optional[int] = ..., plan_style: _Optional[str] = ..., no_chat_template: bool = ...) -> None: ...
 
 class Member(_message.Message):
     __slots__ = ("kind", "name", "address", "fingerprint", "layers", "host", "gpu", "stands_by", "replica", "device", "memory", "dtype", "weights", "least_seconds")

@@ -198,7 +198,8 @@ def _check_window(window: Window | None, ring: RingState) -> None:
 def _check_memory(pages: int, ring: RingState) -> int:
     if pages > ring.pages:
         raise TooLarge(
-            f"the request needs {pages} KV pages of {ring.page_rows} rows, the ring has {ring.pages}",
+            f"the request needs {pages} KV pages of {ring.page_rows} rows, the ring has {ring.pages}: "
+            "shorten the prompt, ask for fewer tokens, or give the ring more KV memory (--kv-memory)",
             field="max_new_tokens",
         )
     return pages

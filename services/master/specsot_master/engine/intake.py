@@ -8,8 +8,8 @@ import secrets
 from bisect import bisect_left
 from dataclasses import replace
 
-from specsot.errors import ContextLengthExceeded, InvalidRequest, NotFound, TimedOut
-from specsot.params import MAX_TOKENS, Ask
+from specsot.errors import InvalidRequest, NotFound, TimedOut, TooLarge
+from specsot.params import MAX_NEW_TOKENS, MAX_TOKENS, Ask
 from specsot.tasks import start
 from specsot.tracing import caller, current
 from specsot_master.core.admission import PlanSizes, position_limit
@@ -94,11 +94,16 @@ class Intake:
         return ask, prompt, left
 
     async def _fit(self, ask: Ask) -> tuple[Ask, EncodedPrompt]:
-        """The same, with fewer tokens where it names no number and the usual one goes beyond the context."""
+        """Encode a request's prompts. A request that names no limit gets its endpoint's default, or as many
+        tokens as the model's context and the ring's KV pages hold after the prompt.
+        """
         prompt = await self._encode(ask, position_limit(ask, self._ring_to_fit()))
-        usual = ask.limits.new_tokens
-        if ask.limits.max_new_tokens is not None or (tokens := self._room(ask, prompt, usual)) == usual:
+        if ask.limits.max_new_tokens is not None:
             return ask, prompt
+        usual = ask.limits.new_tokens
+        if (tokens := self._room(ask, prompt, usual)) == usual:
+            # The journal and other masters know only the limit itself, not an endpoint's default.
+            return (ask if usual == MAX_NEW_TOKENS else limited(ask, usual)), prompt
         if prompt.conversation is not None:
             prompt = await self._encode(limited(ask, tokens))  # its plan has fewer points
             if prompt.conversation is None:  # or there is none, and this prompt is shorter
@@ -106,14 +111,14 @@ class Intake:
         return limited(ask, tokens), prompt
 
     def _room(self, ask: Ask, prompt: EncodedPrompt, most: int) -> int:
-        """Tokens that the context holds behind a prompt: between one and `most`."""
+        """Tokens that the context and the ring's KV pages hold after a prompt: between one and `most`."""
         ring = self._ring_to_fit()
         bare = replace(ask, prompt="-", messages=(), tokens=(), min_tokens=0)  # looked at for every number
 
         def exceeds(count: int) -> bool:
             try:
                 prefix_of(limited(bare, count), prompt, ring)
-            except ContextLengthExceeded:
+            except TooLarge:  # the context's limit is one of its kinds
                 return True
             except InvalidRequest:
                 pass  # told when all is known

@@ -25,7 +25,7 @@ from specsot.members import Head
 from specsot.params import Mode
 from specsot.transport.grpc_channel import Terms
 from specsot.transport.security import Tokens
-from specsot_master.http.calls import HttpContext
+from specsot_master.http.calls import PING_SECONDS, HttpContext
 from specsot_master.http.errors import refuse, refuse_body, refuse_http
 from specsot_master.http.json_bodies import take_turns
 from specsot_master.http.legacy_api import legacy_routes
@@ -163,11 +163,12 @@ async def open_http(
     terms: Terms,
     metrics: Metrics,
     mode: Mode = "direct",
+    ping_every: float = PING_SECONDS,
     names: Iterable[str] = (),
     origins: Iterable[str] = (),
 ) -> HttpDoor:
-    """mode: of OpenAI's clients who do not say. names: what the door is called, where nobody is asked for a
-    token. origins: of other pages that may ask.
+    """mode: of OpenAI's clients who do not say. ping_every: as in HttpContext. names: what the door is called
+    where nobody is asked for a token. origins: of other pages that may ask.
 
     Raises Unavailable when the address cannot be had, InvalidRequest for bad certificates.
     """
@@ -185,6 +186,7 @@ async def open_http(
         figures=metrics.written,
         began=int(time.time()),
         mode=mode,
+        ping_every=ping_every,
     )
     app = build_app(context, terms.tokens, origins)
     return await open_http_door(listen, HostCheck(app, names) if terms.tokens is None else app, terms.tls)

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import structlog
 from starlette.requests import Request
@@ -88,7 +88,10 @@ async def _close_streams(
 log = structlog.get_logger()
 
 STALL_SECONDS = 30.0  # seconds in which a client must read what is sent; not measured
-KEEPALIVE_SECONDS = 15.0  # seconds of silence after which a comment is sent: below proxies' usual 60 s
+# Seconds. A stream that is silent for so long sends a ping, so that proxies, which close silent connections
+# after 60 s, keep it open. Precedent: vLLM and llama.cpp.
+PING_SECONDS: Final = 10.0
+PING: Final = b": ping\n\n"  # a comment of server-sent events, which every client skips
 DONE = b"data: [DONE]\n\n"
 WRITER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=plain_of)
 
@@ -102,11 +105,12 @@ class ClientStalled(Exception):
 @dataclass(frozen=True, slots=True)
 class EventStyle:
     """How one API writes server-sent events. named: each by its `type`. last: what follows them.
-    fault: an error as an event.
+    ping: what is sent while there is nothing to say. fault: an error as an event.
     """
 
     named: bool = False
     last: bytes = DONE
+    ping: bytes = PING
     fault: Callable[[Exception], dict[str, Any]] = body_of
 
     def event(self, chunk: dict[str, Any]) -> bytes:
@@ -121,35 +125,52 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T:
 
 
 async def begin_stream(
-    request: Request, chunks: Chunks, headers: dict[str, str], writing: EventStyle = EventStyle()
+    request: Request,
+    chunks: Chunks,
+    headers: dict[str, str],
+    writing: EventStyle = EventStyle(),
+    ping_every: float = PING_SECONDS,
 ) -> ServerSentEvents:
-    """A response that tells `chunks`. What goes wrong before the first one is raised here, while the
-    status can still say so.
+    """Return a response that sends `chunks`. What goes wrong before the first chunk is raised here, while
+    the status can still say so; but after `ping_every` seconds the response begins without a chunk, since a
+    client or a proxy would close a connection that stays silent.
     """
+    first = asyncio.ensure_future(anext(chunks))
     try:
-        first = await unless_gone(request, anext(chunks))
+        await unless_gone(request, asyncio.wait({first}, timeout=ping_every))
+        if first.done():
+            first.result()
     except BaseException:
+        await _drop(first)
         await chunks.aclose()
         raise
-    return ServerSentEvents(first, chunks, headers, STALL_SECONDS, writing)
+    return ServerSentEvents(first, chunks, headers, STALL_SECONDS, writing, ping_every)
+
+
+async def _drop(future: asyncio.Future[Any]) -> None:
+    """Cancel it, and wait until it has ended: a generator that still runs cannot be closed."""
+    future.cancel()
+    await asyncio.gather(future, return_exceptions=True)
 
 
 class ServerSentEvents(Response):
-    """One event a chunk; an error on the way is an event, too."""
+    """One event a chunk; an error on the way is an event, too. Silences are broken by pings."""
 
     media_type = "text/event-stream"
 
     def __init__(
         self,
-        first: dict[str, Any],
+        first: asyncio.Future[dict[str, Any]],
         rest: Chunks,
         headers: dict[str, str],
         stall: float,
         writing: EventStyle = EventStyle(),
+        ping_every: float = PING_SECONDS,
     ) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]
-        self._first, self._rest, self._stall, self._writing = first, rest, stall, writing
+        self._first, self._rest = first, rest
+        self._stall, self._writing, self._ping_every = stall, writing, ping_every
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -162,15 +183,20 @@ class ServerSentEvents(Response):
     async def _tell(self, send: Send) -> None:
         outlet = _EventWriter(send, self._stall)
         async with aclosing(self._rest):
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            async with outlet.pulsing():
-                await self._tell_chunks(outlet)
-            await send({"type": "http.response.body", "body": self._writing.last})
+            try:
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                async with outlet.pinging(self._writing.ping, self._ping_every):
+                    await self._tell_chunks(outlet)
+                await send({"type": "http.response.body", "body": self._writing.last})
+            finally:
+                await _drop(self._first)
 
     async def _tell_chunks(self, outlet: _EventWriter) -> None:
         writing = self._writing
-        await outlet.write(writing.event(self._first))
+        if not self._first.done():
+            await outlet.write(writing.ping)
         try:
+            await outlet.write(writing.event(await self._first))
             async for chunk in self._rest:
                 await outlet.write(writing.event(chunk))
         except Exception as error:
@@ -193,11 +219,11 @@ class _EventWriter:
         return self._send({"type": "http.response.body", "body": event, "more_body": True})
 
     @asynccontextmanager
-    async def pulsing(self) -> AsyncGenerator[None]:
-        """Break long silences meanwhile, so that nobody between us takes the connection for dead. Raises
-        ClientStalled.
+    async def pinging(self, ping: bytes, every: float) -> AsyncGenerator[None]:
+        """Send a ping after each `every` seconds of silence meanwhile, so that no proxy takes the connection
+        for dead. Raises ClientStalled.
         """
-        pulse = asyncio.ensure_future(self._pulse())
+        pings = asyncio.ensure_future(self._ping(ping, every))
         try:
             async with self._limit:
                 yield
@@ -206,14 +232,13 @@ class _EventWriter:
                 raise
             raise ClientStalled from None
         finally:
-            pulse.cancel()
-            await asyncio.gather(pulse, return_exceptions=True)
+            await _drop(pings)
 
-    async def _pulse(self) -> None:
+    async def _ping(self, ping: bytes, every: float) -> None:
         while True:
-            await asyncio.sleep(self._written + KEEPALIVE_SECONDS - self._loop.time())
-            if self._loop.time() - self._written >= KEEPALIVE_SECONDS:
-                await self._put(b": still here\n\n")
+            await asyncio.sleep(self._written + every - self._loop.time())
+            if self._loop.time() - self._written >= every:
+                await self._put(ping)
 
 
 async def _until_disconnect(receive: Receive, work: Awaitable[T]) -> T:
@@ -243,7 +268,8 @@ class HttpContext:
     """healthy: whether requests are answered now. head: what drafts, if anything does.
 
     figures: for Prometheus, in its text format. began: seconds since 1970 when the master started.
-    mode: of what OpenAI's clients ask, unless they say.
+    mode: of what OpenAI's clients ask, unless they say. ping_every: seconds of silence in a stream before a
+    ping.
     """
 
     counter: RequestCounter
@@ -254,6 +280,7 @@ class HttpContext:
     figures: Callable[[], bytes]
     began: int
     mode: Mode = "direct"
+    ping_every: float = PING_SECONDS
     unknown: UnknownFields = field(default_factory=UnknownFields)
     long_texts: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_LONG_TEXTS))
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Generator, Iterable, Mapping
+import re
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -142,6 +143,23 @@ def naming_fields(words: Mapping[str, str]) -> Generator[None]:
         theirs = words[error.field]
         times = -1 if isinstance(error, errors.ContextLengthExceeded) else 1
         raise type(error)(str(error).replace(error.field, theirs, times), theirs) from error
+
+
+@contextmanager
+def naming_turns(places: Sequence[str]) -> Generator[None]:
+    """Refusals of the chat turn `messages.N` name the part of the caller's body that this turn was made of.
+
+    places: of each turn, such as ("instructions", "input.0", "input.2").
+    """
+    try:
+        yield
+    except errors.InvalidRequest as error:
+        found = re.match(r"messages\.(\d+)", error.field or "")
+        if found is None or error.field is None or int(found[1]) >= len(places):
+            raise
+        place = places[int(found[1])]
+        field = error.field.replace(found[0], place, 1)
+        raise type(error)(str(error).replace(found[0], place, 1), field) from error
 
 
 def shape_at(path: str) -> BodyOf:

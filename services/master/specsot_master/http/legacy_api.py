@@ -20,16 +20,17 @@ from specsot_master.http.json_bodies import JsonRoute
 from specsot_master.http.openai_schemas import Words
 from specsot_master.text import Text
 
+GENERATE_TOKENS = 512  # tokens of an answer by default, as in those systems
 _LEGACY_FIELDS = {"mode": "enable_parallel", "constraint": "use_semantic_constraint"}
 
 
 class GenerateBody(BaseModel):
-    """POST /generate. top_p 0 means no cut."""
+    """POST /generate. top_p 0 means no cut. max_new_tokens: 512 unless given, or as many as fit."""
 
     model_config = ConfigDict(strict=True)
 
     prompt: Annotated[Words, Field(min_length=1, examples=["Why is the sky blue?"])]
-    max_new_tokens: int = 512
+    max_new_tokens: int | None = None
     temperature: float = 0.0
     top_p: float = 0.0
     enable_parallel: bool = True
@@ -84,7 +85,7 @@ def legacy_ask(body: GenerateBody) -> Ask:
         mode="auto" if body.enable_parallel else "direct",
         constraint=body.use_semantic_constraint,
         sampling=Sampling(temperature=body.temperature, top_p=body.top_p or 1.0),
-        limits=Limits(max_new_tokens=body.max_new_tokens),
+        limits=Limits(body.max_new_tokens, default_new_tokens=GENERATE_TOKENS),
     )
 
 

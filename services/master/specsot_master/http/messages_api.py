@@ -14,18 +14,28 @@ from specsot.errors import InvalidRequest
 from specsot.params import MAX_MESSAGES, check_length
 from specsot_master.core.message_blocks import CALL_ID, MessageWriter
 from specsot_master.http.calls import EventStyle, HttpContext, call_of
-from specsot_master.http.errors import anthropic_body, naming_fields
+from specsot_master.http.errors import anthropic_body, naming_turns
 from specsot_master.http.json_bodies import JsonRoute
 from specsot_master.http.openai_api import (
+    AGENT_TOKENS,
     answer_by,
     chat_body,
     chat_call,
     prompt_tokens,
     text_in,
-    within_context,
 )
 from specsot_master.http.openai_requests import words_in
-from specsot_master.http.openai_schemas import ChatBody, Count, Few, Many, Model, Planning, Words, at_most
+from specsot_master.http.openai_schemas import (
+    ChatBody,
+    Count,
+    Few,
+    Many,
+    Model,
+    Planning,
+    TokenLimit,
+    Words,
+    at_most,
+)
 from specsot_master.http.schemas import CALLERS, CountedTokens, MessageObject, documented
 
 Json = dict[str, Any]
@@ -34,7 +44,7 @@ Content = Words | Annotated[Many[Json], at_most(MAX_MESSAGES)]
 
 class ClaudeTurn(Model):
     role: Literal["user", "assistant", "system"]
-    content: Content
+    content: Content | None
 
 
 class ClaudeThinking(Model):
@@ -76,7 +86,7 @@ class CountBody(Model):
 class MessagesBody(CountBody):
     """POST /v1/messages"""
 
-    max_tokens: Annotated[Count, Field(examples=[64])]
+    max_tokens: Annotated[TokenLimit, Field(examples=[64])]
     stream: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     top_p: float | None = None
@@ -88,13 +98,14 @@ class MessagesBody(CountBody):
 
 _WORDS = {
     "prompt": "messages",
-    "max_new_tokens": "max_tokens",
+    **dict.fromkeys(("max_new_tokens", "default_new_tokens"), "max_tokens"),
     "stop": "stop_sequences",
     "tokens": "messages",
 }
 _CHOICES: Mapping[str, str] = {"auto": "auto", "any": "required", "none": "none"}
 _REFUSED = ("container", "mcp_servers")
-_STYLE = EventStyle(named=True, last=b"", fault=anthropic_body)
+_PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+_STYLE = EventStyle(named=True, last=b"", ping=_PING, fault=anthropic_body)
 
 
 def messages_routes(context: HttpContext) -> APIRouter:
@@ -104,9 +115,11 @@ def messages_routes(context: HttpContext) -> APIRouter:
     async def send(request: Request, body: MessagesBody) -> Response:
         """An answer to a conversation as blocks, whole or as server-sent events."""
         context.unknown.check(body, _WORDS, _REFUSED)
-        with naming_fields(_WORDS):
-            chat = await within_context(chat_of(body, context), context, body.max_tokens)
-        call = await chat_call(context, chat, _WORDS)
+        wanted = AGENT_TOKENS if body.max_tokens is None else body.max_tokens
+        turns, places = turns_of(body)
+        with naming_turns(places):
+            chat = chat_of(body, turns, context).granting(wanted)
+            call = await chat_call(context, chat, _WORDS)
         head = {"id": f"msg_{call_of(request).id}", "type": "message", "role": "assistant"}
         writer = MessageWriter(head | {"model": body.model or context.model.name})
         return await answer_by(writer, context, request, call, _STYLE if body.stream else None)
@@ -114,15 +127,17 @@ def messages_routes(context: HttpContext) -> APIRouter:
     @router.post("/messages/count_tokens", responses=documented(CountedTokens))
     async def count(body: CountBody) -> dict[str, int]:
         """The tokens of a conversation's prompt."""
-        chat = chat_of(body, context)
-        check_length(context.model.max_positions, characters=(words := words_in(chat)))
-        return {"input_tokens": await context.in_thread(words, prompt_tokens, chat, context)}
+        turns, places = turns_of(body)
+        with naming_turns(places):
+            chat = chat_of(body, turns, context)
+            check_length(context.model.max_positions, characters=(words := words_in(chat)))
+            return {"input_tokens": await context.in_thread(words, prompt_tokens, chat, context)}
 
     _ = send, count
     return router
 
 
-def chat_of(body: CountBody, context: HttpContext) -> ChatBody:
+def chat_of(body: CountBody, turns: list[Json], context: HttpContext) -> ChatBody:
     """The same as a chat completion. Raises InvalidRequest."""
     given = body.model_extra or {}
     for name in _REFUSED:
@@ -132,7 +147,7 @@ def chat_of(body: CountBody, context: HttpContext) -> ChatBody:
     named = choice and choice.type == "tool" and {"type": "function", "function": {"name": choice.name or ""}}
     told: Json = {
         "model": body.model,
-        "messages": turns_of(body),
+        "messages": turns,
         "tools": [chat_tool(one, f"tools.{n}") for n, one in enumerate(body.tools or ())],
         "tool_choice": named or (choice and _CHOICES[choice.type]),
     }
@@ -167,21 +182,23 @@ def chat_tool(tool: ClaudeTool, field: str) -> Json:
     return {"type": "function", "function": function}
 
 
-def turns_of(body: CountBody) -> list[Json]:
-    """Raises InvalidRequest."""
+def turns_of(body: CountBody) -> tuple[list[Json], list[str]]:
+    """Turns of a chat, and for each turn which part of the body it was made of. Raises InvalidRequest."""
     system = text_in(body.system, ("text",), "system")
     turns: list[Json] = [{"role": "system", "content": system}] if system else []
+    places = ["system"] * len(turns)
     if body.messages[-1].role == "assistant":
         field = f"messages.{len(body.messages) - 1}"
         raise InvalidRequest(f"{field}: an answer that its caller has begun is not gone on with here", field)
     for n, turn in enumerate(body.messages):
         turns += blocks_as_turns(turn, f"messages.{n}")
-    return turns
+        places += [f"messages.{n}"] * (len(turns) - len(places))
+    return turns, places
 
 
 def blocks_as_turns(turn: ClaudeTurn, field: str) -> list[Json]:
     """One message: results of tools are turns of their own, before its text. Raises InvalidRequest."""
-    if isinstance(turn.content, str):
+    if turn.content is None or isinstance(turn.content, str):
         return [{"role": turn.role, "content": turn.content}]
     results: list[Json] = []
     calls: list[Json] = []

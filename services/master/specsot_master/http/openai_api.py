@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapp
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 from fastapi import APIRouter, Request
 from pydantic import ValidationError
@@ -278,7 +278,7 @@ async def _asks_of(
     words = words_in(body) if thinks or tools else 0
     check_length(position_limit_of(body, positions), characters=words)
     if thinks and body.max_completion_tokens is None and body.max_tokens is None:
-        body = await within_context(body, context, AGENT_TOKENS)
+        body = await within_context(body, context, body.granted or AGENT_TOKENS)
     given = body, use, text, positions, forks
     think = await context.in_thread(words, think_first, *given) if thinks else None
     if not tools:
@@ -304,7 +304,8 @@ async def answer_by(
     http = call_of(request)
     events = call.generate(context.counter, http)
     if style:
-        return await begin_stream(request, _told_by(writer, call, events), http.headers, style)
+        told = _told_by(writer, call, events)
+        return await begin_stream(request, told, http.headers, style, context.ping_every)
     told = await unless_gone(request, call.gather(events))
     return JSONResponse(writer.whole(told["choices"][0], told["usage"]), headers=http.headers)
 
@@ -337,7 +338,7 @@ async def answer(context: HttpContext, request: Request, body: Asking, call: Ope
     call = replace(call, head=head, usage=bool(body.stream_options and body.stream_options.include_usage))
     events = call.generate(context.counter, http)
     if body.stream:
-        return await begin_stream(request, call.chunks(events), http.headers)
+        return await begin_stream(request, call.chunks(events), http.headers, ping_every=context.ping_every)
     return JSONResponse(await unless_gone(request, call.gather(events)), headers=http.headers)
 
 
@@ -390,11 +391,13 @@ def model_card(context: HttpContext, name: str) -> dict[str, Any]:
 
 
 AGENT_TOKENS = 8192  # tokens for an agent, or a thought with its answer, without a limit; not measured
-SPARE_TOKENS, SPARE_PAGES = 64, 2  # what a ring needs beside prompt and answer: a tree's nodes, pages begun
+SPARE_TOKENS: Final = 64  # KV rows. What a draft tree needs besides prompt and answer. Untuned.
 
 
 def chat_body(told: dict[str, Any], messages: str) -> ChatBody:
-    """What says nothing is left out. messages: what the caller calls them. Raises InvalidRequest."""
+    """Make a chat completion of another API's body; what says nothing is left out. Refusals of a turn name it
+    `messages.N`, see `naming_turns`. messages: what the caller calls all of them. Raises InvalidRequest.
+    """
     given = {name: value for name, value in told.items() if value is not None and value != []}
     try:
         return ChatBody.model_validate({"messages": [], **given})
@@ -403,7 +406,7 @@ def chat_body(told: dict[str, Any], messages: str) -> ChatBody:
         way = list(way_to(complaint, complaint["loc"], {"messages": [], **given}))[
             :2
         ]  # further ones are ours
-        field = ".".join(way).replace("messages", messages, 1)
+        field = messages if way == ["messages"] else ".".join(way)
         raise InvalidRequest(f"{field}: {said_of(complaint)}", field) from None
 
 
@@ -422,15 +425,15 @@ def text_in(content: Any, kinds: Collection[str], field: str) -> str:
 
 
 async def within_context(chat: ChatBody, context: HttpContext, wanted: int) -> ChatBody:
-    """With at most so many tokens for the answer, or as many as model and KV hold behind the prompt: agents
-    name the limits of larger models. Where there is no room at all it is left to be refused.
+    """Return the body with a limit of at most `wanted` tokens for thought and answer together, or as many as
+    model and KV hold after the prompt. Where they hold none, the engine refuses the request.
     """
     positions, pages = context.model.max_positions, context.counter.info().pages
-    held = min(positions, (pages.total - SPARE_PAGES) * pages.rows) if pages and pages.total else positions
+    held = min(positions, pages.total * pages.rows) if pages and pages.total else positions
     check_length(positions, characters=(words := words_in(chat)))
     most = position_limit_of(chat, positions)
     room = held - await context.in_thread(words, prompt_tokens, chat, context, most) - SPARE_TOKENS
-    return chat.model_copy(update={"max_completion_tokens": min(wanted, room) if room > 0 else wanted})
+    return chat.model_copy(update={"max_completion_tokens": max(min(wanted, room), 1)})
 
 
 def prompt_tokens(chat: ChatBody, context: HttpContext, positions: int | None = None) -> int:

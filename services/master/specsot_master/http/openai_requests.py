@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from specsot import params
@@ -134,18 +135,16 @@ def completion_asks(body: CompletionBody, encode: Encode, positions: int) -> lis
     given, most = prompts_of(body), position_limit_of(body, positions)
     wanted = 1 if writes_nothing(body) else body.max_tokens
 
-    def limits(ids: Sequence[int]) -> params.Limits:
-        return limits_of(body, wanted, max(1, min(COMPLETION_TOKENS, most - len(ids))))
-
+    limits = replace(limits_of(body, wanted), default_new_tokens=COMPLETION_TOKENS)
     for one in given:
         params.check_length(most, characters=len(one) if isinstance(one, str) else 0)
     for ids in (one for one in given if not isinstance(one, str)):
-        check_ids([ids], most, limits(ids))
+        check_ids([ids], most, limits)
     prompts = [encode(one) if isinstance(one, str) else tuple(one) for one in given]
     for ids in prompts:
-        check_ids([ids], most, limits(ids))
+        check_ids([ids], most, limits)
     shared["logprobs"] = body.logprobs
-    asks = [params.Ask(tokens=tokens, **shared, limits=limits(tokens)) for tokens in prompts]
+    asks = [params.Ask(tokens=tokens, **shared, limits=limits) for tokens in prompts]
     return [copy for ask in asks for copy in copies_of(ask, body)]
 
 
@@ -170,12 +169,12 @@ def message_of(turn: Turn, field: str) -> params.Message:
 
 
 def text_of(turn: Turn, field: str) -> str:
-    """Raises InvalidRequest for pictures and sounds, for nothing, and for calls as they were before tools."""
+    """Return the text of a turn; a turn without content has none, whatever its role. Raises InvalidRequest
+    for pictures and sounds, and for calls as they were before tools.
+    """
     if (turn.model_extra or {}).get("function_call"):
         name = field.replace(".content", ".function_call")
         raise InvalidRequest(f"{name} is not served here: tool_calls are", name)
-    if turn.content is None and not (turn.tool_calls or turn.reasoning_content):
-        raise InvalidRequest(f"{field} must be given", field)
     if not isinstance(turn.content, list):
         return turn.content or ""
     for part in turn.content:
@@ -209,6 +208,7 @@ def limits_of(body: Asking, *tokens: int | None) -> params.Limits:
     """max_new_tokens is the first of `tokens` that says something."""
     told: dict[str, int | None] = {name: getattr(body.specsot, name, None) for name in _LIMITS}
     told["max_new_tokens"] = next((count for count in tokens if count is not None), None)
+    told["default_new_tokens"] = body.granted
     return params.Limits(**{name: count for name, count in told.items() if count is not None})
 
 
@@ -230,13 +230,20 @@ def common_fields(body: Asking, mode: params.Mode) -> dict[str, Any]:
         "sampling": sampling_of(body),
         "stop": (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
         "tools": tuple(planning.tools or ()),
-        "seed": None if body.seed is None else body.seed % SEEDS,
+        "seed": seed_of(body.seed),
         "stop_token_ids": tuple(body.stop_token_ids or ()),
         "window": planning.window and params.Window(**planning.window.model_dump(exclude_none=True)),
         "pruning": planning.pruning and params.Pruning(**planning.pruning.model_dump(exclude_none=True)),
         **{name: value for name, value in given.items() if value is not None},
         **{name: value for name in _ENDS if (value := getattr(body, name)) is not None},
     }
+
+
+def seed_of(given: int | None) -> int | None:
+    """Return the seed, folded into what a signed 64-bit integer holds. Return None for no seed and for a
+    negative one, so that the master draws one.
+    """
+    return None if given is None or given < 0 else given % SEEDS
 
 
 def sampling_of(body: Asking) -> params.Sampling:

@@ -6,7 +6,7 @@ Known fields that would change the answer and are not served are refused; see al
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
 from pydantic import (
     AfterValidator,
@@ -15,6 +15,7 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainValidator,
+    PrivateAttr,
     WithJsonSchema,
 )
 
@@ -29,7 +30,7 @@ from specsot.params import (
     DrafterName,
     Mode,
 )
-from specsot_master.text import THINKING_OFF
+from specsot_master.chat_template import THINKING_OFF
 
 MOST_CHOICES = 128  # answers to one call (`n`), as in OpenAI's API
 
@@ -94,6 +95,14 @@ Words = Annotated[str, AfterValidator(_check_text)]
 Many = Annotated[list[T], Field(fail_fast=True)]  # a body holds millions; the first that is wrong is enough
 Few = at_most(MAX_BIASES)
 Count = Annotated[int, Field(ge=-(2**63), lt=2**64)]
+
+
+def _drop_no_limit(limit: int | None) -> int | None:
+    """llama.cpp, LM Studio and their clients send -1 where they name no limit."""
+    return None if limit == -1 else limit
+
+
+TokenLimit = Annotated[Count | None, AfterValidator(_drop_no_limit)]
 Text: dict[str, Any] = {"type": "string"}
 Ids: dict[str, Any] = {"type": "array", "items": {"type": "integer"}}
 Prompt = Annotated[
@@ -185,7 +194,7 @@ class Asking(Model):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
-    max_tokens: Annotated[Count | None, Field(examples=[64])] = None
+    max_tokens: Annotated[TokenLimit, Field(examples=[64])] = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: float | None = None
     top_k: Count | None = None
@@ -208,6 +217,18 @@ class Asking(Model):
     guided_choice: Annotated[Many[Words] | None, at_most(MAX_CHOICES), Field(examples=[["yes", "no"]])] = None
     user: Words | None = None
     specsot: Annotated[Planning | None, Few] = None
+    _granted: int | None = PrivateAttr(None)
+
+    @property
+    def granted(self) -> int | None:
+        """Tokens that an answer without a limit gets if they fit; None: as many as Limits says."""
+        return self._granted
+
+    def granting(self, tokens: int) -> Self:
+        """Return a copy without a limit whose answer gets so many tokens, or as many as fit."""
+        copied = self.model_copy(update={"max_tokens": None})
+        copied._granted = tokens  # noqa: SLF001 - its own
+        return copied
 
 
 class Part(Model):
@@ -278,7 +299,7 @@ class ChatBody(Asking):
     """POST /v1/chat/completions"""
 
     messages: Conversation
-    max_completion_tokens: Annotated[Count | None, Field(examples=[64])] = None
+    max_completion_tokens: Annotated[TokenLimit, Field(examples=[64])] = None
     tools: Annotated[Many[OfferedTool] | None, at_most(MOST_CHOICES)] = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None

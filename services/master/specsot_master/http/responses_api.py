@@ -14,7 +14,7 @@ from specsot.errors import InvalidRequest
 from specsot.params import MAX_MESSAGES
 from specsot_master.core.response_items import ResponseWriter
 from specsot_master.http.calls import EventStyle, HttpContext, call_of
-from specsot_master.http.errors import body_of, naming_fields
+from specsot_master.http.errors import body_of, naming_turns
 from specsot_master.http.json_bodies import JsonRoute
 from specsot_master.http.openai_api import (
     AGENT_TOKENS,
@@ -22,9 +22,17 @@ from specsot_master.http.openai_api import (
     chat_body,
     chat_call,
     text_in,
-    within_context,
 )
-from specsot_master.http.openai_schemas import ChatBody, Count, Few, Many, Model, Planning, Words, at_most
+from specsot_master.http.openai_schemas import (
+    ChatBody,
+    Few,
+    Many,
+    Model,
+    Planning,
+    TokenLimit,
+    Words,
+    at_most,
+)
 from specsot_master.http.schemas import CALLERS, ResponseObject, documented
 
 Json = dict[str, Any]
@@ -53,7 +61,7 @@ class ResponsesBody(Model):
     model: Words | None = None
     input: Annotated[Words | Items, Field(examples=["Why is the sky blue?"])]
     instructions: Words | None = None
-    max_output_tokens: Annotated[Count | None, Field(examples=[64])] = None
+    max_output_tokens: Annotated[TokenLimit, Field(examples=[64])] = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: float | None = None
     stream: bool | None = None
@@ -89,11 +97,12 @@ def responses_routes(context: HttpContext) -> APIRouter:
     @router.post("/responses", responses=documented(ResponseObject, stream=True), openapi_extra=CALLERS)
     async def respond(request: Request, body: ResponsesBody) -> Response:
         """An answer to a conversation as items, whole or as server-sent events."""
-        chat = chat_of(body, context)
-        if body.max_output_tokens is None:
-            with naming_fields(_WORDS):
-                chat = await within_context(chat, context, AGENT_TOKENS)
-        call = await chat_call(context, chat, _WORDS)
+        turns, places = turns_of(body)
+        with naming_turns(places):
+            chat = chat_of(body, turns, context)
+            if body.max_output_tokens is None:
+                chat = chat.granting(AGENT_TOKENS)
+            call = await chat_call(context, chat, _WORDS)
         spaces = {joined(space, one): (space, one["name"]) for space, one in functions_in(body) if space}
         writer = ResponseWriter(head_of(body, context, f"resp_{call_of(request).id}"), spaces)
         style = EventStyle(named=True, last=b"", fault=lambda error: writer.fail(body_of(error)["error"]))
@@ -103,7 +112,7 @@ def responses_routes(context: HttpContext) -> APIRouter:
     return router
 
 
-def chat_of(body: ResponsesBody, context: HttpContext) -> ChatBody:
+def chat_of(body: ResponsesBody, turns: list[Json], context: HttpContext) -> ChatBody:
     """The same as a chat completion. Raises InvalidRequest."""
     given = body.model_extra or {}
     for name, idle in _IDLE.items():
@@ -114,7 +123,7 @@ def chat_of(body: ResponsesBody, context: HttpContext) -> ChatBody:
     effort = body.reasoning.effort if body.reasoning and context.text.thinking != "never" else None
     told: Json = {
         "model": body.model,
-        "messages": messages_of(body),
+        "messages": turns,
         "max_completion_tokens": body.max_output_tokens,
         "temperature": body.temperature,
         "top_p": body.top_p,
@@ -170,14 +179,18 @@ def chat_format(text: ResponseText | None) -> Json | None:
     return {"type": "json_schema", "json_schema": {name: form[name] for name in form if name != "type"}}
 
 
-def messages_of(body: ResponsesBody) -> list[Json]:
-    """Items as turns: calls go to the assistant's turn before them. Raises InvalidRequest."""
+def turns_of(body: ResponsesBody) -> tuple[list[Json], list[str]]:
+    """Items as turns: calls go to the assistant's turn before them. Also, for each turn, where its first item
+    is in the body. Raises InvalidRequest.
+    """
     turns: list[Json] = [{"role": "system", "content": body.instructions}] if body.instructions else []
+    places = ["instructions"] * len(turns)
     if isinstance(body.input, str):
-        return [*turns, {"role": "user", "content": body.input}]
+        return [*turns, {"role": "user", "content": body.input}], [*places, "input"]
     for n, item in enumerate(body.input):
         _add_item(turns, item, f"input.{n}")
-    return turns
+        places += [f"input.{n}"] * (len(turns) - len(places))
+    return turns, places
 
 
 def _add_item(turns: list[Json], item: Json, field: str) -> None:

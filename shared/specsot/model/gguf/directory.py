@@ -18,7 +18,7 @@ from specsot.model.gguf.header import Header, read_header
 from specsot.model.gguf.layout import Place, config_of, places_of
 from specsot.model.gguf.tokenizer import StoredTokenizer
 
-FORM = "2"  # of the directories; another one for each change of what is in them
+FORM = "3"  # of the directories; another one for each change of what is in them
 
 
 def directory_of(file: Path) -> Path:

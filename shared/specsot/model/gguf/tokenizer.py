@@ -8,10 +8,11 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE
 
+from specsot.core.vocabulary import FIM_ENDS
 from specsot.errors import ModelError
 from specsot.model.gguf.header import Header
 
-CONTROL, USER_DEFINED = 3, 4  # llama.cpp's types of tokens
+CONTROL, USER_DEFINED, UNUSED = 3, 4, 5  # llama.cpp's types of tokens
 SPACE = "\u2581"  # sentencepiece's picture of a space
 
 # How a byte-level vocabulary's merges expect text to be split, by tokenizer.ggml.pre; as in llama.cpp.
@@ -44,7 +45,7 @@ IGNORE_MERGES = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "lfm2"
 HARMONY = ("<|return|>", "<|call|>")  # where both are, <|end|> ends a message of several
 ENDS = (
     *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|end_of_text|>", "<|endoftext|>", "<|eom_id|>"),
-    *("<end_of_turn>", *HARMONY),
+    *("<end_of_turn>", *HARMONY, *FIM_ENDS),
 )
 SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
@@ -84,7 +85,8 @@ class StoredTokenizer:
         }
 
     def ends(self) -> list[int]:
-        told = {self._get(f"{one}_token_id") for one in ("eos", "eot", "eom")} - {None}
+        stored = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+        told = {self._get(f"{one}_token_id") for one in stored} - {None}
         kinds = (CONTROL, USER_DEFINED)
         named = {
             token: id for id, token in enumerate(self._tokens) if token in ENDS and self._types[id] in kinds
@@ -145,7 +147,11 @@ class StoredTokenizer:
         return ((left, right) for *_, left, right in sorted(pairs, key=lambda pair: pair[:3]))
 
     def _ids(self) -> dict[str, int]:
-        return {token: id for id, token in enumerate(self._tokens)}
+        return {token: id for id, token in enumerate(self._tokens) if not self._is_padding(id)}
+
+    def _is_padding(self, id: int) -> bool:
+        """Whether converters invented the name, such as [PAD151935], of a row that only pads the lm_head."""
+        return self._types[id] == UNUSED and self._tokens[id] == f"[PAD{id}]"
 
     def _special(self) -> list[str]:
         named = [name for one in SPECIAL.values() if (name := self._name(one)) is not None]
@@ -160,7 +166,7 @@ class StoredTokenizer:
             return None
         if not 0 <= id < len(self._tokens):
             raise self._wrong(f"{special} token {id} is none of {len(self._tokens)}")
-        return self._tokens[id]
+        return None if self._is_padding(id) else self._tokens[id]
 
     def _get(self, name: str, default: Any = None) -> Any:
         return self._header.metadata.get(f"tokenizer.ggml.{name}", default)

@@ -56,7 +56,7 @@ register(
     MODES,
     Enumeration(master_pb2.FinishReason.DESCRIPTOR, events.Reason),
     Schema(Message, master_pb2.Message),
-    Schema(Limits, master_pb2.Limits),
+    Schema(Limits, master_pb2.Limits, without=("default_new_tokens",)),  # the master that takes it applies it
     Schema(events.Forecast, master_pb2.Forecast),
     Schema(events.Started, master_pb2.Started, others={"request": "request_id"}),
     Schema(events.Candidate, master_pb2.Candidate),

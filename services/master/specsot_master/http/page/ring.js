@@ -46,7 +46,7 @@ function meet(info) {
   $("model").textContent = $("model").title = model?.name ?? "";
   const places = new Map(stages.map((one) => [`${one.device} ${one.gpu} ${one.host}`, placeOf(one)]).filter(([, place]) => place)), numbers = stages[0]?.dtype;
   $("machine").textContent = model ? [`${model.name}: ${count(model.layers, "layer")}, a context of ${model.max_positions.toLocaleString("en")} tokens${numbers ? `, ${numbers}` : ""}`,
-    stages.length && `${count(stages.length, "stage")}${drafter ? " and a drafter" : ""}${places.size ? ` on ${[...places.values()].join("; ")}` : ""}`].filter(Boolean).join("; ") + "." : "";
+    stages.length && `${count(stages.length, "stage")}${drafter ? " and a drafter" : ""}${places.size ? ` on ${[...places.values()].join("; ")}` : ""}`].filter(Boolean).join("; ") + "." + (model.no_chat_template ? " Its files hold no chat template: it may continue your question instead of answering it." : "") : "";
   if (model) set.max_tokens.max = model.max_positions - 1;
   if (!$("ring").hidden) draw(info, stages, drafter, laps);
 }
