@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import re
@@ -16,6 +17,7 @@ import pytest
 
 from specsot.core.skeleton import Point, read_plan
 from specsot.errors import InvalidRequest
+from specsot.events import Event, SkeletonText
 from specsot.service.command import ForeignName, TableCommand
 from specsot.service.option_table import InactiveOption
 from specsot_app.api import SpecSoT
@@ -139,6 +141,31 @@ def test_run_specsot_as_printed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     run_as_main(monkeypatch, str(REPOSITORY / "run_specsot.py"), f"{line} --max_new_tokens 64")
     (records,) = [file for file in (tmp_path / "eval").iterdir() if file.suffix == ".jsonl"]
     assert len(records.read_text().splitlines()) == 2, "one prompt, asked both ways"
+
+
+@pytest.mark.torch
+def test_a_model_without_a_prompt_file_plans_in_markers(tmp_path: Path) -> None:
+    """Its skeleton is held to the seed's language, whatever the model would write."""
+    for file in BASE.iterdir():
+        if file.name != "specsot.json":
+            (tmp_path / file.name).symlink_to(file)
+    with SpecSoT.from_pretrained(str(tmp_path), plan_style="markers", dtype="fp32") as model:
+        asked = {"mode": "sot", "max_new_tokens": 128, "max_skeleton_tokens": 64}
+        texts = [
+            event.text
+            for event in collected(model, "What is sleep?", asked)
+            if isinstance(event, SkeletonText)
+        ]
+    plan = "".join(texts)
+    assert re.fullmatch(r"\[PLAN\]\n(\d+\.<\d{1,4}><None>\[[-\d,]+\].+\n)+\[END\]\s*", plan), plan
+    assert read_plan(plan), "every line is a point"
+
+
+def collected(model: SpecSoT, question: str, asked: dict[str, object]) -> list[Event]:
+    async def gather() -> list[Event]:
+        return [event async for event in model.stream(question, **asked)]
+
+    return asyncio.run(gather())
 
 
 @pytest.mark.torch
