@@ -225,7 +225,7 @@ MARKERS_FILE = Path(__file__).with_name("markers.json")
 
 @dataclass(frozen=True, slots=True)
 class PromptParts:
-    """What specsot.json may say. {plan}, {id}, {title}, {length} and {text} are filled in; in the skeleton_turn
+    """What specsot.json may say. {plan}, {id}, {title}, {length} and {text} are filled in; in skeleton_turn
     {points}, how many points a plan may have, and {tools}, the names that may stand in TOOL.
 
     plan_style: what the model was taught; the two turns are of markers, and needed for them.
