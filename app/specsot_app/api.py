@@ -19,7 +19,16 @@ from specsot.errors import InvalidRequest, Unavailable
 from specsot.events import Event, Numbered
 from specsot.params import Ask
 from specsot.service.option_table import Offer, entries_of, made_of, same
-from specsot_app.core.ask import Answer, RequestOptions, Turns, answer_of, ask_of, request_with, stats_of
+from specsot_app.core.ask import (
+    OPTIONS,
+    Answer,
+    RequestOptions,
+    Turns,
+    answer_of,
+    ask_of,
+    request_with,
+    stats_of,
+)
 from specsot_app.fleet.opening import FleetClient, Opener, hear, open_fleet, with_demo
 from specsot_app.fleet.options import ClientOptions, FleetOptions, models_of
 from specsot_app.runtime import BackgroundLoop
@@ -36,8 +45,8 @@ OTHER_NAMES: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "task_prompt": ("prompt", same),
     "num_samples": ("samples", same),  # of a data set, the first ones
 }
-# Branches are always scheduled; within one process all links are one.
-IGNORED = ("use_scheduling", "comm_mode")
+OF_REQUESTS_ALONE = frozenset(OPTIONS) - {entry.keyword for entry in entries_of(FleetOptions, OF_PYTHON)}
+IGNORED = ("use_scheduling",)  # Branches are always scheduled.
 
 
 class SpecSoT:
@@ -73,6 +82,9 @@ class SpecSoT:
         tuner, blend, draft_past (specsot.drafting.DraftOptions); or the seeds' names for them.
         Raises ModelError (no such directory), InvalidRequest (an option or value that cannot be).
         """
+        for name in options:
+            if OTHER_NAMES.get(name, (name, same))[0] in OF_REQUESTS_ALONE:
+                raise InvalidRequest(f"{name} is an option of generate, not of from_pretrained", field=name)
         given = translate({"model": model, "draft_model": draft_model} | options)
         wanted = with_demo(fleet_of(given), sys.stderr)
         models_of(wanted)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -22,7 +23,7 @@ from click.shell_completion import CompletionItem, get_completion_class, shell_c
 from specsot._version import __version__
 from specsot.errors import Cancelled, InvalidRequest, ModelError, SpecsotError
 from specsot.service.command import COLUMN, WIDEST, Example, add_version, command, wording, write_list
-from specsot.service.option_table import Option
+from specsot.service.option_table import InactiveOption, Option
 from specsot.service.runtime_env import INTERRUPTED, set_runtime_defaults
 
 if TYPE_CHECKING:
@@ -188,12 +189,34 @@ def version() -> int:
     return 0
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status."""
+def main(arguments: Sequence[str] | None = None, only: click.Command | None = None) -> int:
+    """Run one command; returns the exit status. only: the arguments are of this command, without its name."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     set_runtime_defaults()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", InactiveOption)
+        warnings.showwarning = Warnings(warnings.showwarning)
+        return run(given, only)
+
+
+class Warnings:
+    """Shows a warning of an inactive option as one line, once; every other warning as `others` does."""
+
+    def __init__(self, others: Callable[..., None]) -> None:
+        self._others, self._shown = others, set[str]()
+
+    def __call__(self, message: Warning | str, category: type[Warning], *where: Any, **further: Any) -> None:
+        if not issubclass(category, InactiveOption):
+            self._others(message, category, *where, **further)
+        elif str(message) not in self._shown:
+            self._shown.add(str(message))
+            print(f"specsot: {message}", file=sys.stderr)
+
+
+def run(given: list[str], only: click.Command | None = None) -> int:
+    """Run one command; returns the exit status."""
     try:
-        command = specsot()
+        command = only or specsot()
         if COMPLETE in os.environ:  # a shell asks what may come next
             return shell_complete(command, {}, "specsot", COMPLETE, os.environ[COMPLETE])
         done: Any = command(args=given, prog_name="specsot", standalone_mode=False)

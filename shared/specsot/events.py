@@ -69,12 +69,13 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class PromptScored:
-    """The next tokens of the prompt; `offset`: tokens before these, of which the first has no logprobs.
+    """Log-probabilities of the next tokens of the prompt, sent before any text, if the request asks for them.
 
-    `chosen` of each is the prompt's token. Only where they were asked for; before any text.
+    position: of the first of these tokens in the prompt, counted from 0. The prompt's very first token has no
+    log-probability. `chosen` of each entry is the prompt's own token.
     """
 
-    offset: int
+    position: int
     logprobs: tuple[TokenLogprobs, ...]
 
 
@@ -219,7 +220,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Numbered:
-    """An event with its place in the request's stream: 0, 1, 2, ..."""
+    """An event with its number in the request's stream: 0, 1, 2, ..."""
 
-    offset: int
+    number: int
     event: Event

@@ -199,7 +199,7 @@ class Pruning:
     """
 
     keep_ratio: float = 0.8
-    prune_every: int = 64
+    prune_every: int = 50
     skip_layers: int = 2
 
     def __post_init__(self) -> None:

@@ -151,6 +151,7 @@ def test_the_seeds_spellings_mean_ours() -> None:
         "device": "cuda:0",
         "mode": "direct",
         "constraint": True,
+        "comm_mode": "ring",
         "layers": "0:4,4:6,6:",
     }
 

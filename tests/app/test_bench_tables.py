@@ -6,12 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from specsot.core.frames import PromptChunk, TreeSegment
+from specsot.core.tree import Tree
 from specsot.errors import InvalidRequest
+from specsot.params import Window
 from specsot_app.bench.core.aggregate import (
     LapSample,
     Perplexities,
     Recording,
     Runs,
+    committed_by,
+    evicted_by,
     name_of,
     perplexity,
     plain_of,
@@ -20,7 +25,7 @@ from specsot_app.bench.core.aggregate import (
     skipped,
     unwritten,
 )
-from specsot_app.bench.core.method_page import ADVICE, COLUMNS, latex_of, page_of, recommend
+from specsot_app.bench.core.method_page import ADVICE, columns_of, latex_of, page_of, recommend
 from specsot_app.bench.core.methods import (
     FAMILIES,
     HEAD,
@@ -255,7 +260,7 @@ def test_tables_as_markdown_and_latex() -> None:
     assert r"\caption{50 \% \& more: 4 tokens}" in written
     assert r"15.0 $\pm$ 1.0" in written
     assert written.count(r"\\") == len(ROWS) + 1
-    assert f"\\multicolumn{{{len(COLUMNS) - 1}}}" in written
+    assert f"\\multicolumn{{{len(columns_of(ROWS)) - 1}}}" in written
     assert escape("a_b#{c}") == r"a\_b\#\{c\}"
 
 
@@ -266,3 +271,18 @@ def test_a_model_that_is_named_needs_no_demo_model(tmp_path: Path, monkeypatch: 
     assert demo.is_small(demo.small_pair() / "base"), "found beside the source"
     monkeypatch.setattr(demo, "PLACES", (tmp_path,))
     assert not demo.is_small(tmp_path)
+
+
+def test_a_token_that_leaves_the_window_is_counted_at_once() -> None:
+    """Not when its page of 256 rows is free, which a window of 64 tokens never makes it."""
+    window = Window(4, 60)
+    chunk = PromptChunk(1, 60, tuple(range(10)), True)
+    tree = TreeSegment(1, 1, 100, (0,), Tree((5,), (0,)))
+    assert [evicted_by(window, committed_by(one)) for one in (chunk, tree)] == [6, 36]
+    assert evicted_by(window, 64) == evicted_by(None, 10_000) == 0
+
+
+def test_a_page_has_no_column_for_a_text_that_was_not_read() -> None:
+    told = {"ppl_reference": None}, {"ppl_reference": 3.5}
+    assert ["PPL text" in {column.heading for column in columns_of([one])} for one in told] == [False, True]
+    assert "PPL text" in {column.heading for column in columns_of(told)}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import re
 import runpy
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,11 +17,14 @@ import pytest
 
 from specsot.core.skeleton import Point, read_plan
 from specsot.errors import InvalidRequest
+from specsot.events import Event, SkeletonText
 from specsot.service.command import ForeignName, TableCommand
+from specsot.service.option_table import InactiveOption
+from specsot_app.api import SpecSoT
 from specsot_app.cli import main, specsot
 from specsot_app.commands.infer import infer
 from specsot_app.commands.serve import serve
-from specsot_app.fleet.options import with_stages
+from specsot_app.fleet.options import FleetOptions, models_of, with_stages
 from tests.conftest import REPOSITORY
 
 BASE, HEAD = REPOSITORY / "models/demo/base", REPOSITORY / "models/demo/eagle3"
@@ -138,6 +143,66 @@ def test_run_specsot_as_printed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert len(records.read_text().splitlines()) == 2, "one prompt, asked both ways"
 
 
+@pytest.mark.torch
+def test_a_model_without_a_prompt_file_plans_in_markers(tmp_path: Path) -> None:
+    """Its skeleton is held to the seed's language, whatever the model would write."""
+    for file in BASE.iterdir():
+        if file.name != "specsot.json":
+            (tmp_path / file.name).symlink_to(file)
+    with SpecSoT.from_pretrained(str(tmp_path), plan_style="markers", dtype="fp32") as model:
+        asked = {"mode": "sot", "max_new_tokens": 128, "max_skeleton_tokens": 64}
+        texts = [
+            event.text
+            for event in collected(model, "What is sleep?", asked)
+            if isinstance(event, SkeletonText)
+        ]
+    plan = "".join(texts)
+    assert re.fullmatch(r"\[PLAN\]\n(\d+\.<\d{1,4}><None>\[[-\d,]+\].+\n)+\[END\]\s*", plan), plan
+    assert read_plan(plan), "every line is a point"
+
+
+def collected(model: SpecSoT, question: str, asked: dict[str, object]) -> list[Event]:
+    async def gather() -> list[Event]:
+        return [event async for event in model.stream(question, **asked)]
+
+    return asyncio.run(gather())
+
+
+@pytest.mark.torch
+def test_run_specsot_runs_one_after_the_other_with_other_settings(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("specsot_lab")
+    monkeypatch.chdir(tmp_path)
+    script = str(REPOSITORY / "run_specsot.py")
+    line = f"{MODELS} --num_samples 1 --max_new_tokens 64"
+    split = '--distributed True --devices "127.0.0.1#cpu,127.0.0.1#cpu" --layer_splits 4 --comm_mode p2p'
+    for settings in ("--distributed False", split, "--temperature 0.7 --enable_parallel False"):
+        run_as_main(monkeypatch, script, f"{line} {settings}")
+    run_as_main(monkeypatch, script, f"{line} --distributed False")
+    kept = {folder.name: (folder / "records.jsonl").read_text() for folder in tmp_path.iterdir()}
+    assert {name: len(records.splitlines()) for name, records in kept.items()} == {
+        "eval": 2,
+        "eval-2": 2,
+        "eval-3": 1,
+    }, "the last run has the settings of the first one, so it asks nothing anew"
+
+
+def test_run_specsot_needs_no_installation_of_the_lab(tmp_path: Path) -> None:
+    """As after a plain install: the lab is on no path, and neither are the packages that it asks for."""
+    program = (
+        "import runpy, sys\n"
+        "sys.path[:] = [path for path in sys.path if not path.rstrip('/').endswith('/lab')]\n"
+        "sys.meta_path[:] = [one for one in sys.meta_path if 'editable' not in str(one)]\n"
+        "sys.modules.update(matplotlib=None, zstandard=None)\n"
+        "sys.argv[:] = ['run_specsot.py', '--help']\n"
+        f"runpy.run_path({str(REPOSITORY / 'run_specsot.py')!r}, run_name='__main__')\n"
+    )
+    said = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert (said.returncode, said.stderr) == (0, "")
+    assert "--temperature" in said.stdout
+
+
 @pytest.mark.parametrize(
     ("line", "why"),
     [
@@ -163,9 +228,81 @@ def test_distributed_is_a_number_of_stages(
     assert with_stages(distributed, given)["stages"] == stages
 
 
-def test_distributed_without_several_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="layer_splits say 2"):
-        with_stages(False, {"layer-splits": "14"})
+@pytest.mark.parametrize(
+    ("given", "inactive"),
+    [
+        ({"layer-splits": "14,28"}, "layer_splits 14,28"),  # of `serve`
+        ({"layers": "0:14,14:28,28:"}, "layers 0:14,14:28,28:"),
+        ({"stages": 3}, "stages 3"),
+        ({"devices": "127.0.0.1#5,127.0.0.1#6"}, "devices 127.0.0.1#6"),
+    ],
+)
+def test_what_splits_a_model_has_no_effect_if_it_is_not_distributed(
+    given: dict[str, object], inactive: str
+) -> None:
+    with pytest.warns(InactiveOption, match=f"because distributed is False: {inactive}$") as shown:
+        kept = with_stages(False, given)
+    assert len(shown) == 1, "one line"
+    assert kept == {"stages": 1} | ({"devices": "127.0.0.1#5"} if "devices" in given else {})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"layer-splits": "28,14"},
+        {"layer-splits": "a"},
+        {"layers": "0:28,28:14,14:"},
+        {"stages": 0},
+        {"devices": "nowhere"},
+    ],
+)
+def test_a_value_that_no_model_could_have_is_refused_also_where_it_has_no_effect(
+    given: dict[str, object],
+) -> None:
+    with pytest.raises(InvalidRequest):
+        with_stages(False, given)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("table", "lines"),
+    [
+        ("--comm_mode p2p", ["comm_mode p2p has no effect in one process; --fleet processes starts several"]),
+        (
+            "--distributed False --devices 127.0.0.1#cpu --layer_splits 14,28",
+            ["without effect, because distributed is False: layers 0:14,14:28,28:"],
+        ),
+        (
+            "--distributed True --devices 127.0.0.1#cpu,127.0.0.1#cpu --layer_splits 4 --comm_mode ring",
+            ["comm_mode ring has no effect in one process; --fleet processes starts several"],
+        ),
+    ],
+)
+def test_their_table_of_parameters_is_taken_whole(
+    table: str, lines: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    line = f"infer --prompt Why? {MODELS} --max_new_tokens 4 --enable_parallel True --use_eagle3 True {table}"
+    assert main(shlex.split(line)) == 0
+    told = capfd.readouterr().err.splitlines()
+    assert [one.removeprefix("specsot: ") for one in told if one.startswith("specsot: ")] == lines
+
+
+@pytest.mark.torch
+def test_their_default_device_is_no_error_where_there_is_no_gpu() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    asked = FleetOptions(model=str(BASE), distributed=False, devices="127.0.0.1#0")
+    with pytest.warns(InactiveOption, match="devices 127.0.0.1#0 has no effect"):
+        assert models_of(asked).places == ()
+
+
+def test_what_is_of_a_question_is_refused_by_its_own_name_where_a_model_is_opened() -> None:
+    with pytest.raises(InvalidRequest, match="enable_parallel is an option of generate"):
+        SpecSoT.from_pretrained(base_model_path=str(BASE), enable_parallel=True)
+    with pytest.raises(InvalidRequest, match="comm_mode must be one of"):
+        SpecSoT.from_pretrained(base_model_path=str(BASE), comm_mode="mesh")
 
 
 def test_their_plan_on_one_line_is_read() -> None:

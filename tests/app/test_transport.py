@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
 
-from specsot.errors import InvalidRequest
+from specsot.service.option_table import InactiveOption
 from specsot_app.fleet.options import FleetOptions, models_of
 from specsot_app.fleet.service_specs import PRIVATE, services_of
 
@@ -14,9 +15,11 @@ from specsot_app.fleet.service_specs import PRIVATE, services_of
 @pytest.mark.parametrize("asked", [{"transport": "zmq"}, {"comm_mode": "ring"}])
 def test_within_one_process_nothing_is_carried(demo_model: Path, asked: dict[str, str]) -> None:
     base = str(demo_model / "base")
-    with pytest.raises(InvalidRequest, match="is between processes: use --fleet processes"):
+    with pytest.warns(InactiveOption, match="has no effect in one process; --fleet processes starts several"):
         models_of(FleetOptions(model=base, **asked))
-    models_of(FleetOptions(kind="processes", model=base, **asked))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        models_of(FleetOptions(kind="processes", model=base, **asked))
 
 
 def test_the_master_is_told_and_tells_the_members(demo_model: Path, tmp_path: Path) -> None:

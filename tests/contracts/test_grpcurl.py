@@ -54,7 +54,7 @@ async def test_a_documented_line(text: str, version: str) -> None:
     if line.words == ("list",):
         assert {"specsot.v1.Master", "grpc.health.v1.Health"} <= set(answers)
     if line.words[-1].endswith("/Generate"):
-        assert [int(answer.get("offset", 0)) for answer in answers] == list(range(len(answers)))
+        assert [int(answer.get("number", 0)) for answer in answers] == list(range(len(answers)))
         assert answers[-1]["finished"]["text"] == "It is so."
 
 

@@ -12,7 +12,7 @@ import subprocess
 import pytest
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet
 
-from specsot.v1 import fleet_pb2, master_pb2, ring_pb2, values_pb2
+from specsot.v1 import fleet_pb2, master_pb2, models_pb2, ring_pb2, values_pb2
 from tests.conftest import REPOSITORY
 from tests.contracts.promises import broken
 
@@ -27,8 +27,8 @@ def promised() -> dict[str, FileDescriptorProto]:
 
 def served() -> list[FileDescriptorProto]:
     """What the stubs know; another test holds them to the protos."""
-    files = [FileDescriptorProto() for _ in range(4)]
-    for file, stub in zip(files, (fleet_pb2, master_pb2, ring_pb2, values_pb2)):
+    files = [FileDescriptorProto() for _ in range(5)]
+    for file, stub in zip(files, (fleet_pb2, master_pb2, models_pb2, ring_pb2, values_pb2)):
         stub.DESCRIPTOR.CopyToProto(file)
     return files
 
@@ -38,7 +38,7 @@ def test_every_promise_is_kept() -> None:
 
 
 def test_there_are_promises() -> None:
-    assert set(promised()) == {"fleet.proto", "master.proto", "ring.proto", "values.proto"}
+    assert set(promised()) == {"fleet.proto", "master.proto", "models.proto", "ring.proto", "values.proto"}
 
 
 def test_a_broken_promise_is_seen_and_what_is_new_breaks_nothing() -> None:

@@ -61,7 +61,7 @@ async def read(events: AsyncIterator[Numbered]) -> list[Numbered]:
 async def told(client: MasterClient, ask: Ask, id: str = "") -> list[Event]:
     """All events of one request; its numbering is checked."""
     got = await read(client.generate(ask, id))
-    assert [numbered.offset for numbered in got] == list(range(len(got)))
+    assert [numbered.number for numbered in got] == list(range(len(got)))
     return [numbered.event for numbered in got]
 
 

@@ -34,7 +34,7 @@ async def test_invariant_1_over_lost_connections(seed: int) -> None:
         streams = await asyncio.gather(*(read_in_parts(one, f"r{n}", chance) for n in range(6)))
         await one.quiet()
     for events in streams:
-        assert [event.offset for event in events] == list(range(len(events)))
+        assert [event.number for event in events] == list(range(len(events)))
         assert [isinstance(event.event, Finished) for event in events[-2:]] == [False, True]
         assert "".join(e.event.text for e in events if isinstance(e.event, MergedText)) == ANSWER
         written: dict[int, int] = {}
@@ -54,7 +54,7 @@ async def read_in_parts(one: Front, id: str, chance: random.Random) -> list[Numb
 
 def resume(client: MasterClient, id: str, offset: int) -> AsyncIterator[Numbered]:
     """The events from `offset` on of a resumable request."""
-    return client._read(master_pb2.GenerateRequest(request_id=id, resume_offset=offset), None)
+    return client._read(master_pb2.GenerateRequest(request_id=id, resume_from=offset), None)
 
 
 async def read_some(client: MasterClient, id: str, offset: int, most: int) -> list[Numbered]:

@@ -69,7 +69,7 @@ async def test_invariant_10_running_requests_finish(monkeypatch: pytest.MonkeyPa
         last = got[-1].event
         assert isinstance(last, Finished)
         assert len(last.tokens) == 200
-        assert [event.offset for event in got] == list(range(len(got)))
+        assert [event.number for event in got] == list(range(len(got)))
         await client.close()
         await other.close()
         await master.wait_ended()

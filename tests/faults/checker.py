@@ -90,7 +90,7 @@ def tell(history: History) -> dict[str, Story]:
             case Resumed(request, offset):
                 stories[request].place = offset
             case Got(request, numbered):
-                stories[request].got(numbered.offset, numbered.event)
+                stories[request].got(numbered.number, numbered.event)
             case Stopped(request):
                 stories[request].stopped = True
             case Ended(request):

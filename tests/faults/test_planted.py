@@ -36,7 +36,7 @@ class Doubling(Honest):
     """One comes twice."""
 
     def told(self, numbered: Numbered) -> list[Numbered]:
-        return [numbered] * (2 if numbered.offset == 9 else 1)
+        return [numbered] * (2 if numbered.number == 9 else 1)
 
 
 class Reordering(Honest):
@@ -46,10 +46,10 @@ class Reordering(Honest):
         self.held: list[Numbered] = []
 
     def told(self, numbered: Numbered) -> list[Numbered]:
-        if numbered.offset == 9 and not self.held:
+        if numbered.number == 9 and not self.held:
             self.held.append(numbered)
             return []
-        return [numbered, self.held.pop()] if numbered.offset == 10 and self.held else [numbered]
+        return [numbered, self.held.pop()] if numbered.number == 10 and self.held else [numbered]
 
 
 class Leaking(Honest):

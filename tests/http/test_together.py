@@ -36,7 +36,7 @@ async def test_everything_is_told_once_and_in_order(counts: tuple[int, ...]) -> 
     streams = [Told(count) for count in counts]
     got = [one async for one in merge_streams([stream.events() for stream in streams])]
     for place, count in enumerate(counts):
-        assert [numbered.offset for index, numbered in got if index == place] == list(range(count))
+        assert [numbered.number for index, numbered in got if index == place] == list(range(count))
     assert len(got) == sum(counts)
 
 

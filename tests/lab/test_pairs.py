@@ -13,6 +13,7 @@ from specsot_app.cli import main
 from specsot_app.fleet.demo import questions_of
 from specsot_app.fleet.options import FleetOptions
 from specsot_lab.bench.pairs import DEMO, PairOptions, ablation_of, measure, page_of
+from specsot_master.core.limits import check_plan
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 
@@ -68,6 +69,23 @@ def test_every_k_window_and_length_that_is_asked_for_is_a_row() -> None:
         ("plain / Transformers generate, 8 tokens", 8),
         ("plain / Transformers generate, 16 tokens", 16),
         ("eagle / plain, branch turns", 8),
+    ]
+
+
+def test_a_planned_row_is_measured_also_where_fewer_tokens_are_asked_for_than_a_plan_needs() -> None:
+    options = options_of("ablation", "drafting", "plan", "parallel", lengths=(32,))
+    assert [(one.name, tokens) for one, tokens in options.rows] == [
+        ("drafting", 32),
+        ("plan", 64),
+        ("parallel", 64),
+    ]
+    for contrast, tokens in options.rows:
+        for side in (contrast.a, contrast.b):
+            check_plan(options.ask(0, side.asked, tokens))
+    several = options_of("ablation", "plan", lengths=(16, 32, 128)).rows
+    assert [(one.name, tokens) for one, tokens in several] == [
+        ("plan, 64 tokens", 64),
+        ("plan, 128 tokens", 128),
     ]
 
 

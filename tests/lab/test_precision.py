@@ -13,7 +13,7 @@ pytestmark = pytest.mark.torch
 from specsot.members import QUANTIZATIONS  # noqa: E402
 from specsot.service.options import ModelOptions  # noqa: E402
 from specsot_lab.bench.policies import ReadingOptions  # noqa: E402
-from specsot_lab.bench.precision import Precision, precisions, rows_of, writing_of  # noqa: E402
+from specsot_lab.bench.precision import Precision, line_of, measure, precisions, rows_of, writing_of  # noqa: E402
 
 EIGHT = Precision("fp32", draft_quantization="fp8")
 
@@ -32,6 +32,21 @@ def test_every_base_once_and_the_whole_one_first(dtype: str) -> None:
     bases = [one.base for one in found]
     assert len(list(groupby(bases))) == len(set(bases)), "each is loaded once"
     assert Precision("bf16", "int4", "int8", "fp8").name == "int4, int8 KV, head fp8"
+
+
+def test_every_precision_is_shown_as_soon_as_it_is_measured(
+    demo_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that is broken off has shown its figures; what cannot be had is named, and the others follow."""
+    text = tmp_path / "text"
+    text.write_text("The heart is a muscle that pumps blood through the body. " * 12)
+    reading = ReadingOptions(ModelOptions(demo_model / "base", dtype="fp32"), text, 100, 1)
+    assert measure([reading], None, None) == 0
+    shown, names = capsys.readouterr(), [one.name for one in precisions("fp32") if one == one.base]
+    assert [line.partition(":")[0] for line in shown.err.splitlines()] == names
+    assert "perplexity" in shown.err.splitlines()[0]
+    row = {"name": "int4", "weight_bytes": 1 << 20, "skipped": "int4 weights need numba"}
+    assert line_of(row) == "int4: 1.0 MiB, skipped: int4 weights need numba"
 
 
 def test_a_head_in_eight_bits_leaves_the_base_alone(demo_model: Path, tmp_path: Path) -> None:

@@ -111,14 +111,14 @@ async def kill_at(fleet, offset, pid, by=signal.SIGKILL):
     events = []
     async for one in fleet.generate(ask_of(QUESTION, **SHORT)):
         events.append(one)
-        if one.offset == offset:
+        if one.number == offset:
             os.kill(pid, by)
     return events
 
 
 def check_stream(events):
     """Every event once, in order; branch and merged text without a gap; nothing behind the end."""
-    assert [one.offset for one in events] == list(range(len(events)))
+    assert [one.number for one in events] == list(range(len(events)))
     reached: dict[int | None, int] = {}
     for one in events:
         if isinstance(one.event, BranchText | MergedText):
@@ -173,7 +173,7 @@ async def test_law_5_ends_over_processes_leave_nothing_behind(fleet, ends):
             ask = ask_of(QUESTION, mode=mode, max_new_tokens=rng.randrange(64, 80) if mode == "sot" else 8)
             async with aclosing(fleet.generate(ask)) as events:
                 async for one in events:
-                    if one.offset == patience:
+                    if one.number == patience:
                         break
                     if isinstance(one.event, Finished):
                         assert one.event.reason in (Reason.STOP, Reason.LENGTH)
@@ -212,7 +212,7 @@ async def test_law_4_workers_that_go_and_come_back_change_nothing(fleet, options
     events, next_ones = [], ["worker-1", "worker-0"]
     async for one in fleet.generate(ask_of(QUESTION, **options)):
         events.append(one)
-        due = one.offset >= 12 if len(next_ones) == 2 else isinstance(one.event, BranchText)
+        due = one.number >= 12 if len(next_ones) == 2 else isinstance(one.event, BranchText)
         if next_ones and due:
             await restarted(fleet, next_ones.pop(0), by)
             await formed(fleet, epoch + 2 - len(next_ones))

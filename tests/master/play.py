@@ -101,7 +101,7 @@ class Play:
 
     def check_stream(self) -> None:
         """No event lost, doubled, reordered; texts are contiguous and make up the answer."""
-        offsets = [command.offset for command in self.said if isinstance(command, Numbered)]
+        offsets = [command.number for command in self.said if isinstance(command, Numbered)]
         assert offsets == list(range(len(offsets)))
         merged, bodies = "", dict[int, str]()
         told, branches = list[int](), dict[int, list[int]]()

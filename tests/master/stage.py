@@ -189,7 +189,7 @@ async def flushed(engine: Engine) -> None:
 async def _collect(events: AsyncIterator[Numbered]) -> list[Event]:
     collected: list[Event] = []
     async for numbered in events:
-        assert numbered.offset == len(collected)
+        assert numbered.number == len(collected)
         collected.append(numbered.event)
     return collected
 

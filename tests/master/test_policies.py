@@ -98,7 +98,7 @@ def test_doors_may_name_them() -> None:
     pruning = {"keep_ratio": 0.7, "skip_layers": 0}
     said = {"messages": [{"role": "user", "content": "Why?"}]}
     body = said | {"specsot": {"mode": "direct", "pruning": pruning}}
-    assert chat_asks(ChatBody.model_validate(body), "direct", 2048)[0].pruning == Pruning(0.7, 64, 0)
+    assert chat_asks(ChatBody.model_validate(body), "direct", 2048)[0].pruning == Pruning(0.7, 50, 0)
     body = said | {"specsot": {"mode": "direct", "head_aware": True}}
     assert chat_asks(ChatBody.model_validate(body), "direct", 2048)[0].head_aware
     assert ask_of("Why?", mode="direct", prune_every=99).pruning == Pruning(0.8, 99, 2)

@@ -21,7 +21,15 @@ from specsot.core.skeleton import PlanRules, Point
 from specsot.errors import InvalidRequest, ModelError
 from specsot.params import Ask, Message
 from specsot_master.core.prompts import CHINESE, ENGLISH, GERMAN, SPANISH, Wording, behind, choose_wording
-from specsot_master.prompts import Conversation, ListConversation, Prompts, messages_of, render_asked
+from specsot_master.prompts import (
+    MARKERS_FILE,
+    Conversation,
+    ListConversation,
+    PartsConversation,
+    Prompts,
+    messages_of,
+    render_asked,
+)
 from specsot_master.text import Text
 from tests.conftest import examples
 from tests.master.stage import BASE, TEXT, Counted
@@ -295,12 +303,44 @@ def test_behind_a_turn_that_is_not_the_users_the_words_are_a_turn(speak: Speak) 
     assert words(text, ask_all(prompts, *talk).skeleton.tokens).count("<|im_start|>user") == 2
 
 
-def test_markers_are_for_models_that_were_taught_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES.keys())
+def test_any_chat_model_is_told_the_language_of_markers(tmp_path: Path, template: str) -> None:
+    """Also one whose template refuses two turns of the user in a row."""
+    text, _ = with_template(tmp_path, template)
+    prompts = Prompts(tmp_path, text, "markers")
+    assert (prompts.style, prompts.listed) == ("markers", False)
+    conversation = ask_all(prompts, rules=PlanRules(tools=("Search",), max_points=4))
+    plan = words(text, conversation.skeleton.tokens)
+    assert QUESTION in plan
+    assert "at most 4 points" in plan
+    assert "(Search, None)" in plan
+    assert all(marker in plan for marker in ("[PLAN]", "[DIRECT]", "[END]", "1.<100><None>[-]"))
+    assert text.encode(plan) == conversation.skeleton.tokens
+    turn = conversation.branch(POINTS[1], POINTS, [(POINTS[0], "It is light.")], 60)
+    branch = words(text, turn.tokens)
+    assert branch.index("1. Light") < branch.index("2. Deep") < branch.index("It is light.")
+    assert 'only about "Deep", in about 60 tokens' in branch
+    for one in (conversation.skeleton, turn):
+        assert one.shared == len(conversation.prefix) > 0
+        assert one.tokens[: one.shared] == conversation.prefix
+    assert conversation.told is None, "its plan is no list"
+
+
+def test_the_shipped_words_can_be_copied_into_a_models_directory(tmp_path: Path) -> None:
     text, _ = with_template(tmp_path, QWEN)
-    with pytest.raises(ModelError, match="has no specsot"):
-        Prompts(tmp_path, text, "markers")
+    (tmp_path / "specsot.json").write_text(MARKERS_FILE.read_text())
+    conversation = ask_all(Prompts(tmp_path, text), rules=PlanRules(tools=("Search",), max_points=4))
+    plan = words(text, conversation.skeleton.tokens)
+    assert isinstance(conversation, PartsConversation)
+    assert "at most 4 points" in plan
+    assert "(Search, None)" in plan
+
+
+def test_the_words_of_the_model_itself_come_before_ours(tmp_path: Path) -> None:
     assert Prompts(BASE, TEXT, "list").listed
-    assert not Prompts(BASE, TEXT, "markers").listed
+    ours = words(TEXT, ask_all(Prompts(BASE, TEXT, "markers")).skeleton.tokens)
+    assert "Write the plan." in ours
+    assert "[DIRECT]" not in ours
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ async def test_what_is_read_in_parts_is_the_whole(cuts: list[int], away: int) ->
             events = stage.requests.generate(None, Caller("mine"), len(got))
         (part,) = await stage.play(reading(events, most))
         got += part
-    assert [event.offset for event in got] == list(range(len(got)))
+    assert [event.number for event in got] == list(range(len(got)))
     assert text_of(got) == ANSWER
     stage.time.advance(31)
     stage.assert_clean()
@@ -141,9 +141,9 @@ async def test_what_cannot_be_resumed() -> None:
     for id in ("nobody", "plain"):
         with pytest.raises(NotFound, match=f"no request '{id}' is kept here"):
             await read(stage.requests.generate(None, Caller(id), 1))
-    with pytest.raises(InvalidRequest, match="resume_offset 999 is ahead") as caught:
+    with pytest.raises(InvalidRequest, match="resume_from 999 is ahead") as caught:
         await read(stage.requests.generate(None, Caller("mine"), 999))
-    assert caught.value.field == "resume_offset"
+    assert caught.value.field == "resume_from"
     with pytest.raises(InvalidRequest, match="asks for something else") as caught:
         await read(stage.requests.generate(replace(KEPT, seed=6), Caller("mine"), 4))
     assert caught.value.field == "request_id"
@@ -167,7 +167,7 @@ async def test_the_newest_reader_reads_on() -> None:
     with pytest.raises(Cancelled, match="another call reads on here"):
         await old
     (got,) = await stage.play(new)
-    assert (got[0].offset, text_of(got)) == (2, ANSWER)
+    assert (got[0].number, text_of(got)) == (2, ANSWER)
     stage.time.advance(31)
     stage.assert_clean()
 
@@ -204,7 +204,7 @@ async def test_what_ended_it_ends_whoever_resumes_too() -> None:
     await stage.play(reading(stage.requests.generate(KEPT, Caller("mine")), 3))
     stage.engine.handle(MasterLeaving("worker-2 is gone"))
     events = stage.requests.generate(None, Caller("mine"), 2)
-    assert (await anext(events)).offset == 2
+    assert (await anext(events)).number == 2
     with pytest.raises(Unavailable, match="worker-2 is gone"):
         await anext(events)
 
@@ -279,10 +279,10 @@ async def test_what_is_kept_of_a_running_request_is_bounded(monkeypatch: pytest.
         pass
     assert not stage.engine.idle, "it waits for its client"
     assert len(request.events._events) <= 20 + 2 * 8
-    with pytest.raises(InvalidRequest, match="resume_offset 3 is too far back"):
+    with pytest.raises(InvalidRequest, match="resume_from 3 is too far back"):
         await read(stage.requests.generate(None, Caller("mine"), 3))
     (rest,) = await stage.play(reading(stage.requests.generate(None, Caller("mine"), len(first))))
-    assert [one.offset for one in (*first, *rest)] == list(range(len(first) + len(rest)))
+    assert [one.number for one in (*first, *rest)] == list(range(len(first) + len(rest)))
     assert text_of(rest) == SAYS["Count"]
     assert len(request.events._events) <= 20
 

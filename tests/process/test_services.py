@@ -21,6 +21,7 @@ import pytest
 
 from tests import forked
 from tests.conftest import some
+from tests.contracts.grpcurl import parse, replay
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
@@ -95,9 +96,18 @@ def test_they_find_each_other_in_any_order_and_leave_in_order(
     leader.wait_for("missing='?a worker for layers 0:4")
     second = start("specsot_worker", *member[2:])
     address = drafter.wait_for(r"listening +at=(\S+)")[1]
+    workers_address = second.wait_for(r"listening +at=(\S+)")[1]
     second.wait_for("fetched from members .*what='config and tokenizer'")
     second.wait_for("fetched from members .*what='layers 0:4'")
     leader.wait_for(rf"ring complete.*drafter={re.escape(address)}")
+    for service, at in (("specsot.v1.Worker", workers_address), ("specsot.v1.Drafter", address)):
+        assert {service, "specsot.v1.Ring"} <= set(replay(parse(f"grpcurl -plaintext {at} list"), at))
+        assert replay(parse(f"grpcurl -plaintext {at} list {service}"), at) == [
+            f"{service}.Carry",
+            f"{service}.Meet",
+        ]
+        health = start("specsot_app", "health", at, "--service", service).ends()
+        assert health[0] == 0, health
 
     assert second.told_to_leave()[0] == 0
     leader.wait_for("member lost.*shutting down")

@@ -231,7 +231,7 @@ async def test_draining_lets_running_requests_finish(served: Served) -> None:
     with pytest.raises(Unavailable, match="the master is shutting down"):
         await anext(served.client.generate(Ask(prompt="y")))
     served.conductor.hold.set()
-    assert [numbered.offset async for numbered in events] == [1, 2]
+    assert [numbered.number async for numbered in events] == [1, 2]
     assert await draining
 
 
@@ -241,7 +241,7 @@ async def test_draining_ends_with_its_grace(served: Served) -> None:
     await anext(events)
     assert not await served.desk.drain(0.05)
     served.conductor.hold.set()
-    assert [numbered.offset async for numbered in events] == [1, 2]
+    assert [numbered.number async for numbered in events] == [1, 2]
 
 
 async def test_a_master_that_goes_is_unavailable(served: Served) -> None:

@@ -71,7 +71,7 @@ async def test_an_error_comes_back_as_itself(error: SpecsotError) -> None:
             await master_pb2_grpc.MasterStub(channel).GetInfo(master_pb2.GetInfoRequest())
         assert facts(error_of(caught.value)) == facts(error)
         call = master_pb2_grpc.MasterStub(channel).Generate(master_pb2.GenerateRequest())
-        assert (await call.read()).offset == 0
+        assert (await call.read()).number == 0
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()
         assert facts(error_of(caught.value)) == facts(error)

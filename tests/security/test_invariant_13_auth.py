@@ -97,7 +97,7 @@ async def test_invariant_13_a_token_that_was_taken_away(doors: Doors) -> None:
     with pytest.raises(Unauthenticated, match="this token is not known here"):
         await client.info()
     doors.conductor.hold.set()
-    assert [first, *[numbered async for numbered in running]][-1].offset == 2
+    assert [first, *[numbered async for numbered in running]][-1].number == 2
     await client.close()
 
 
@@ -221,7 +221,7 @@ async def test_invariant_13_a_request_is_its_tokens(doors: Doors) -> None:
         for token in (TOKEN, "another"):
             doors.conductor.owners.clear()
             ask = master_pb2.GenerateRequest(prompt="hi", request_id="mine")
-            later = master_pb2.GenerateRequest(request_id="mine", resume_offset=1)
+            later = master_pb2.GenerateRequest(request_id="mine", resume_from=1)
             for request in (ask, later):
                 async for _ in stub.Generate(request, metadata=shown(token)):
                     pass

@@ -250,8 +250,8 @@ def test_a_request_names_its_wrong_field(fields: dict[str, Any], field: str) -> 
     [
         ({"prompt": "x"}, False),
         ({"prompt": "x", "request_id": "r"}, False),
-        ({"prompt": "x", "request_id": "r", "resume_offset": 1}, True),
-        ({"request_id": "r", "resume_offset": 1}, True),
+        ({"prompt": "x", "request_id": "r", "resume_from": 1}, True),
+        ({"request_id": "r", "resume_from": 1}, True),
         ({"request_id": "r"}, True),
         ({"tokens": [1], "request_id": "r"}, False),
         ({}, False),
@@ -262,8 +262,8 @@ def test_which_calls_read_on(fields: dict[str, Any], resuming: bool) -> None:
 
 
 def test_reading_on_needs_an_id() -> None:
-    with pytest.raises(InvalidRequest, match="resume_offset needs a request_id") as caught:
-        resumes(master_pb2.GenerateRequest(prompt="x", resume_offset=1))
+    with pytest.raises(InvalidRequest, match="resume_from needs a request_id") as caught:
+        resumes(master_pb2.GenerateRequest(prompt="x", resume_from=1))
     assert caught.value.field == "request_id"
 
 

@@ -79,12 +79,12 @@ READ = 1536  # tokens of the reference text
 class Scores:
     """Remembers what was scored: lossless methods write the same."""
 
-    def __init__(self, models: ModelSet, reference: str) -> None:
-        """Raises InvalidRequest for a text without anything to foresee."""
+    def __init__(self, models: ModelSet, reference: str | None) -> None:
+        """reference: None: no text is read. Raises InvalidRequest for a text without anything to foresee."""
         self._models = models
         most = min(READ, read_config(models.base).max_positions)  # windows read no farther than the others
-        self._reference = Text(models.base).encode_bare(reference)[:most]
-        if len(self._reference) < 2:
+        self._reference = None if reference is None else Text(models.base).encode_bare(reference)[:most]
+        if self._reference is not None and len(self._reference) < 2:
             raise InvalidRequest("text: it has fewer than two tokens", field="text")
         self._loss = cache(self._losses)
 
@@ -97,7 +97,8 @@ class Scores:
         written = [one.text for one in runs.readings]
         own = [self._loss((*prompt, *text), len(prompt), None) for prompt, text in zip(runs.prompts, written)]
         sight = None if runs.method.rival else runs.method.window
-        return Perplexities(perplexity_of(own), perplexity_of([self._loss(self._reference, 1, sight)]))
+        read = None if self._reference is None else perplexity_of([self._loss(self._reference, 1, sight)])
+        return Perplexities(perplexity_of(own), read)
 
     def _losses(self, tokens: tuple[int, ...], first: int, window: Window | None) -> tuple[float, ...]:
         most = self._decoder.config.max_positions

@@ -61,7 +61,7 @@ class TableRun:
     course: MethodTable
     models: ModelSet
     questions: tuple[str, ...]
-    reference: str
+    reference: str | None
     seconds: float = math.inf
 
     def question(self, number: int) -> str:

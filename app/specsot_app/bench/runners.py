@@ -27,7 +27,7 @@ from specsot.params import Ask, DrafterName, Limits, Message
 from specsot.service.membership import RingMember
 from specsot.service.options import DraftModelOptions
 from specsot.transport.links import Dialer
-from specsot_app.bench.core.aggregate import LapSample, Recording
+from specsot_app.bench.core.aggregate import LapSample, Recording, committed_by, evicted_by
 from specsot_app.bench.core.methods import Method
 from specsot_app.bench.hf_baseline import HfBaseline
 from specsot_app.bench.results import Clock, Stopwatch, now
@@ -57,7 +57,7 @@ class LapRecorder(WorkerWatch):
 
     def begin(self) -> None:
         """Another request; nothing of the one before is open any more."""
-        self._watch, self._gone = Stopwatch(self._clock), dict[int, int]()
+        self._watch, self._gone, self._evicted = Stopwatch(self._clock), dict[int, int](), dict[int, int]()
         self.moments: list[LapSample] = []
         self._tokens = self._grown = self._laps = self._pages = self._evictions = 0
         self._proposed = self._accepted = 0
@@ -80,6 +80,10 @@ class LapRecorder(WorkerWatch):
             gone = -table.column(sequence, 0)
             self._evictions += gone > self._gone.get(sequence, 0)
             self._gone[sequence] = gone
+        for segment in frame.segments:
+            if segment.sequence in table.sequences:
+                window = table.policy(segment.sequence)
+                self._evicted[segment.sequence] = evicted_by(window, committed_by(segment))
 
     def returned(self, result: Result, now: float) -> None:
         trees = [outcome for outcome in result.outcomes if outcome.step]
@@ -104,7 +108,7 @@ class LapRecorder(WorkerWatch):
             self._accepted,
             pages + (self._drafts.held if self._drafts else 0),
             self._evictions,
-            sum(self._gone.values()),
+            sum(self._evicted.values()),
         )
 
 

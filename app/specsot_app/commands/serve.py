@@ -22,9 +22,9 @@ from specsot.model.config import read_config
 from specsot.service.command import Example, command
 from specsot.service.option_table import Offer, arguments_of, option
 from specsot.service.options import OF_WORKER, LogLevel
-from specsot_app.core.device_map import check_stages, parse_devices, split_ranges
+from specsot_app.core.device_map import check_stages, split_ranges
 from specsot_app.fleet.opening import with_demo
-from specsot_app.fleet.options import FleetOptions, Models, models_of
+from specsot_app.fleet.options import FleetOptions, Models, models_of, places_of
 from specsot_app.runtime import run_until_signal
 from specsot_master.config import MasterConfig
 
@@ -143,7 +143,7 @@ def serve(given: ServeOptions) -> int:
     wanted = replace(with_demo(given.fleet, sys.stderr), kind="processes", devices=None)
     models = cut(models_of(wanted), given.layer_splits)
     master, ring = given.master, given.master.ring
-    places = parse_devices(given.fleet.devices) if given.fleet.devices else ()
+    places = places_of(given.fleet)
     conduct = arguments_of(master, CONDUCT) + flags_of(served_model_name=ring.name or None)
     common = ("--insecure", "on") if master.service.insecure else ()
     common += flags_of(log_level=given.log_level)

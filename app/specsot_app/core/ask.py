@@ -126,7 +126,7 @@ class AttentionOptions:
         None, "Pruning: share of its rows that each head keeps, by key norm. [0.8 with the others]"
     )
     prune_every: int | None = option(
-        None, "Pruning: number of tokens written between two prunings. [64 with the others]"
+        None, "Pruning: number of tokens written between two prunings. [50 with the others]"
     )
     skip_layers: int | None = option(
         None, "Pruning: keep all rows in this many first layers. [2 with the others]"

@@ -110,17 +110,36 @@ def parse_ranges(written: str | Sequence[str], layers: int) -> tuple[Range, ...]
     to the model's last.
     """
     said = written if isinstance(written, str) else ",".join(map(str, written))
-    found = [re.fullmatch(r"\s*(\d{1,6}):(\d{0,6})\s*", part) for part in said.split(",")]
-    edges = [(int(one[1]), int(one[2] or layers)) for one in found if one]
-    follow = all(before[1] == behind[0] for before, behind in pairwise(edges))
-    whole = follow and len(edges) == len(found) and edges[0][0] == 0 and edges[-1][1] == layers
-    if not whole or any(first >= last for first, last in edges):
+    if not (ranges := follow(said, layers)):
         raise InvalidRequest(
             f"layers must be ranges that follow each other from 0 to the model's {layers}, such as "
             f"0:{layers // 2},{layers // 2}:{layers}, got {said!r}",
             field="layers",
         )
+    return ranges
+
+
+def follow(written: str, layers: int) -> tuple[Range, ...]:
+    """The ranges, if they follow each other from layer 0 to `layers`; otherwise none."""
+    found = [re.fullmatch(r"\s*(\d{1,6}):(\d{0,6})\s*", part) for part in written.split(",")]
+    edges = [(int(one[1]), int(one[2] or layers)) for one in found if one]
+    joined = all(before[1] == after[0] for before, after in pairwise(edges))
+    whole = joined and len(edges) == len(found) and edges[0][0] == 0 and edges[-1][1] == layers
+    if not whole or any(first >= last for first, last in edges):
+        return ()
     return tuple(Range(first, last) for first, last in edges)
+
+
+def check_order(written: str | Sequence[str]) -> None:
+    """Raises InvalidRequest unless some model could have these layer ranges, such as 0:14,14:28,28:."""
+    said = written if isinstance(written, str) else ",".join(map(str, written))
+    edges = [int(edge) for edge in re.findall(r"\d{1,6}", said)]
+    ends_with_model = said.rstrip().endswith(":")
+    if not follow(said, max(edges, default=0) + ends_with_model):
+        raise InvalidRequest(
+            f"layers must be ranges that follow each other from 0, such as 0:14,14:28, got {said!r}",
+            field="layers",
+        )
 
 
 def split_ranges(splits: str, layers: int) -> tuple[Range, ...]:

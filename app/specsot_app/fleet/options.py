@@ -14,12 +14,13 @@ from specsot.members import CommMode, HopDtype, Layout, Range, Transport
 from specsot.model.config import read_config, require_quantizer, require_torch
 from specsot.model.resolving import address_of_model, resolve_model
 from specsot.params import MODELLESS, DrafterName, PlanStyle
-from specsot.service.option_table import Tier, checked, entries_of, option, same, truth
+from specsot.service.option_table import Tier, checked, entries_of, option, same, truth, warn_inactive
 from specsot.service.options import DraftModelOptions
 from specsot.transport.security import Tls, first_token
 from specsot_app.core.ask import Preset, filled
 from specsot_app.core.device_map import (
     HostDevice,
+    check_order,
     check_stages,
     devices_of,
     parse_devices,
@@ -74,7 +75,17 @@ def layout_of(packed: Any) -> Layout:
 
 
 def with_stages(distributed: bool, given: Mapping[str, Any]) -> dict[str, Any]:
-    """One stage, or two where nothing says how many. Raises InvalidRequest where something says otherwise."""
+    """Return `given`, by flag, with the number of stages that `distributed` asks for.
+
+    distributed True: two stages, unless another option says how many. Raises InvalidRequest if one says 1.
+    distributed False: one stage. Options that split the model are dropped with a warning, since a seed's
+    whole table of parameters has them; so are all devices but the first. Raises InvalidRequest for a value
+    that no model could have.
+    """
+    return _on_several_stages(given) if distributed else _on_one_stage(given)
+
+
+def _on_several_stages(given: Mapping[str, Any]) -> dict[str, Any]:
     counts = {
         "stages": given.get("stages"),
         "layers": len(listed_in(given.get("layers"))) or None,
@@ -83,9 +94,37 @@ def with_stages(distributed: bool, given: Mapping[str, Any]) -> dict[str, Any]:
     }
     said = {name: count for name, count in counts.items() if count is not None}
     for name, count in said.items():
-        if (count > 1) != distributed:
-            raise InvalidRequest(f"distributed is {distributed}, but {name} say {count}", field="distributed")
-    return {**given, "stages": given.get("stages") or (None if said else 2 if distributed else 1)}
+        if count <= 1:
+            raise InvalidRequest(f"distributed is True, but {name} say {count}", field="distributed")
+    return {**given, "stages": given.get("stages") or (None if said else 2)}
+
+
+def _on_one_stage(given: Mapping[str, Any]) -> dict[str, Any]:
+    stages, splits = given.get("stages"), given.get("layer-splits")
+    layers, devices = listed_in(given.get("layers")), listed_in(given.get("devices"))
+    check_stage_count(stages)
+    for ranges in (layers, splits and splits_of(splits)):
+        if ranges:
+            check_order(ranges)
+    parse_devices(devices)
+    inactive = [f"stages {stages}"] if stages not in (None, 1) else []
+    if len(layers) > 1:
+        inactive.append(f"layers {','.join(layers)}")
+    if splits:
+        inactive.append(f"layer_splits {splits}")
+    kept = {flag: value for flag, value in given.items() if flag not in ("layers", "layer-splits")}
+    if len(devices) > 1 and not given.get("replicas"):  # several rings of one stage each have several devices
+        inactive.append(f"devices {','.join(devices[1:])}")
+        kept["devices"] = devices[0]
+    if inactive:
+        warn_inactive(f"without effect, because distributed is False: {'; '.join(inactive)}")
+    return {**kept, "stages": 1}
+
+
+def check_stage_count(stages: int | None) -> None:
+    """Raises InvalidRequest."""
+    if stages is not None and stages < 1:
+        raise InvalidRequest(f"stages must be > 0, got {stages}", field="stages")
 
 
 def listed_in(given: str | Sequence[str] | None) -> Sequence[str]:
@@ -210,20 +249,28 @@ def models_of(options: FleetOptions) -> Models:
     """The directories a local fleet loads. Raises ModelError, InvalidRequest."""
     require_torch()
     check(options)
-    if not options.devices:
-        require_quantizer(options.quantization, options.device)
-    if options.stages is not None and options.stages < 1:
-        raise InvalidRequest(f"stages must be > 0, got {options.stages}", field="stages")
-    for name in ("transport", "comm_mode", "hop_dtype"):
-        asked = getattr(options, name)
-        if asked and options.kind == "embedded":
-            raise InvalidRequest(f"{name} {asked} is between processes: use --fleet processes", field=name)
+    check_stage_count(options.stages)
+    warn_of_processes(options)
     if options.drafter in (None, "eagle"):
         options.drafting.shape()
     base = resolve_model(options.model) if options.model else small_pair() / "base"
     layers, draft = layers_of(options, base), draft_of(options)
     check_head(options, draft)
-    return Models(base, draft, layers, options.drafter, places_here(options, len(layers)))
+    places = places_here(options, len(layers))
+    if not places:
+        require_quantizer(options.quantization, options.device)
+    return Models(base, draft, layers, options.drafter, places)
+
+
+def warn_of_processes(options: FleetOptions) -> None:
+    """Warn of options for processes if the fleet runs in this process."""
+    given = [(name, getattr(options, name)) for name in ("transport", "comm_mode", "hop_dtype")]
+    named = [f"{name} {value}" for name, value in given if value]
+    if named and options.kind == "embedded":
+        are = "has" if len(named) == 1 else "have"
+        warn_inactive(
+            f"{' and '.join(named)} {are} no effect in one process; --fleet processes starts several"
+        )
 
 
 def check(options: FleetOptions) -> None:
@@ -271,9 +318,31 @@ def layers_of(options: FleetOptions, base: Path) -> tuple[Range, ...]:
     return ranges
 
 
+def places_of(options: FleetOptions) -> tuple[HostDevice, ...]:
+    """The place of each stage, if `devices` says. Raises InvalidRequest.
+
+    The seeds' table of parameters names GPU 0 also if the model is not distributed. A machine without a GPU
+    then warns and computes on its processor.
+    """
+    places = parse_devices(options.devices) if options.devices else ()
+    if options.distributed is not False or not needs_missing_gpu(places):
+        return places
+    warn_inactive(f"devices {places[0]} has no effect: distributed is False, and this machine has no GPU")
+    return ()
+
+
+def needs_missing_gpu(places: Sequence[HostDevice]) -> bool:
+    """Whether the only place is a GPU of this machine, which has none."""
+    if len(places) != 1 or places[0].device == "cpu" or not hosts_here([places[0].host]):
+        return False
+    import torch
+
+    return not torch.cuda.is_available()
+
+
 def places_here(options: FleetOptions, ranges: int) -> tuple[HostDevice, ...]:
     """Of each stage, all on this machine. Raises InvalidRequest."""
-    places = parse_devices(options.devices) if options.devices else ()
+    places = places_of(options)
     check_stages(ranges or options.stages, places)
     elsewhere = {place.host for place in places} - hosts_here(place.host for place in places)
     if elsewhere:

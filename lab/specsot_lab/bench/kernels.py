@@ -48,7 +48,7 @@ HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 64  # Llama-3.1-8B
 def measure(texts: Sequence[int], output: Path | None) -> int:
     """texts: rows of text in front of the trees of attention. Raises InvalidRequest without a GPU."""
     if not torch.cuda.is_available():
-        raise InvalidRequest("needs a GPU")
+        raise InvalidRequest("bench kernels needs a GPU")
     bandwidth = measure_copy()
     settings = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "batch": BATCH}
     settings |= {

@@ -34,6 +34,7 @@ from specsot_app.fleet.opening import FleetClient, finish, open_fleet
 from specsot_app.fleet.options import FleetOptions
 from specsot_app.runtime import quiet_logs, run_until_signal
 from specsot_app.terminal.show import counting_bar
+from specsot_master.core.limits import POINT_TOKENS
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 
@@ -78,6 +79,14 @@ class Contrast:
     def bounded(self) -> bool:
         """Whether answers are as long as the table says; those of a whole plan are as long as they come."""
         return self.a.asked.get("max_new_tokens", 0) is not None
+
+    @property
+    def planned(self) -> bool:
+        return "sot" in (self.a.asked.get("mode"), self.b.asked.get("mode"))
+
+    def tokens_of(self, tokens: int) -> int:
+        """How many both sides write if so many are asked for: a plan is refused below POINT_TOKENS."""
+        return max(tokens, POINT_TOKENS) if self.planned and self.bounded else tokens
 
     def written(self, tokens: int) -> Contrast:
         """The row of one of several lengths."""
@@ -181,11 +190,11 @@ class PairOptions:
     def rows(self) -> list[tuple[Contrast, int]]:
         """Every contrast at every length that makes a difference to it."""
         if len(self.lengths) == 1:
-            return [(one, self.lengths[0]) for one in self.contrasts]
+            return [(one, one.tokens_of(self.lengths[0])) for one in self.contrasts]
         return [
             (one.written(tokens) if one.bounded else one, tokens)
             for one in self.contrasts
-            for tokens in (self.lengths if one.bounded else self.lengths[:1])
+            for tokens in dict.fromkeys(map(one.tokens_of, self.lengths if one.bounded else self.lengths[:1]))
         ]
 
     def ask(self, pair: int, asked: Settings, tokens: int) -> Ask:

@@ -101,6 +101,7 @@ def measure(readings: Sequence[ReadingOptions], writing: Writing | None, output:
             for base, ones in groupby(wanted, lambda one: one.base):
                 for row in rows_of(_held_in(reading, base), writing, tuple(ones)):
                     tables[-1].append({**row, "length": reading.length})
+                    print(line_of(row), file=sys.stderr, flush=True)  # the table comes at the end
                     count()
     tried: Row = {}
     if writing:
@@ -110,6 +111,18 @@ def measure(readings: Sequence[ReadingOptions], writing: Writing | None, output:
     page = "\n\n".join(page_of(table) for table in tables)
     publish("precision", settings, named(rows, "name", "length") if len(tables) > 1 else rows, page, output)
     return 0
+
+
+def line_of(row: Row) -> str:
+    """What is known of one precision: "int8: 9.7 MiB, perplexity 12.345, 2.31 tokens a lap"."""
+    told = [f"{row['weight_bytes'] / 2**20:.1f} MiB"]
+    if "perplexity" in row:
+        told.append(f"perplexity {row['perplexity']:.3f}")
+    if "tokens_per_lap" in row:
+        told.append(f"{row['tokens_per_lap']:.2f} tokens a lap")
+    if "skipped" in row:
+        told.append(f"skipped: {row['skipped']}")
+    return f"{row['name']}: {', '.join(told)}"
 
 
 def rows_of(reading: ReadingOptions, writing: Writing | None, ones: Sequence[Precision]) -> Iterator[Row]:

@@ -333,7 +333,13 @@ class KernelsBenchOptions:
 def kernels(given: KernelsBenchOptions) -> int:
     """Measure the kernels of trees and attention on a GPU, called and replayed."""
     place = given.output.place
-    from specsot_lab.bench import kernels as room
+    try:
+        from specsot_lab.bench import kernels as room
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "triton":
+            raise
+        needs = "bench kernels needs a GPU, and Triton: pip install 'specsot[gpu]'"
+        raise InvalidRequest(needs) from None
 
     return room.measure(given.text, place)
 

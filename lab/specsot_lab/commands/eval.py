@@ -13,20 +13,22 @@ from typing import Annotated, ClassVar
 from specsot.errors import InvalidRequest
 from specsot.service.command import Example, command
 from specsot.service.option_table import Offer, option, truth
-from specsot_app.core.ask import RequestOptions, asked
+from specsot_app.core.ask import RequestOptions, SamplingOptions, asked
 from specsot_app.fleet.options import FleetOptions
 from specsot_app.runtime import run_until_signal
 
 OF_EVALUATED = Offer(
     without=(
         *("demo", "model_format", "kv_memory", "draft_format", "overrides", "drafting"),
-        *("transport", "comm_mode", "hop_dtype", "plan_style"),
+        *("hop_dtype", "plan_style"),
     )
 )
 
 
 # Of every request; the rest is what an evaluation varies.
 ASKED = ("max_parallel", "constraint", "ignore_eos")
+SAMPLED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
+OUTPUT = "eval"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,12 @@ class EvalOptions:
     )
     prompts: Path | None = option(None, "Prompts of your own (JSON lines), for one task.", metavar="FILE")
     num_samples: int | None = option(None, "Prompts of each task, from the first.", least=1)
-    output: Path = option(Path("eval"), "Folder of records, from which a run is continued.", metavar="DIR")
+    output: Path | None = option(
+        None,
+        "Folder of records, from which a run is continued.",
+        metavar="DIR",
+        unset="eval; with other settings than its records have, eval-2 and so on",
+    )
     fresh: bool = option(False, "Delete its records first.")
     max_new_tokens: int = option(512, "Maximum number of tokens per answer.", least=1)
     aspects: int | None = option(
@@ -62,9 +69,13 @@ class EvalOptions:
         least=1,
     )
     enable_parallel: bool = option(
-        True, "Ask with plans, too.", keywords={"enable_parallel": truth}, keyword_only=True
+        True,
+        "Ask both ways, with a plan and directly; otherwise only directly.",
+        keywords={"enable_parallel": truth},
+        keyword_only=True,
     )
     request: Annotated[RequestOptions, Offer(only=ASKED)] = field(default_factory=RequestOptions)
+    sampling: Annotated[SamplingOptions, Offer(only=SAMPLED)] = field(default_factory=SamplingOptions)
     fleet: Annotated[FleetOptions, OF_EVALUATED] = field(default_factory=FleetOptions)
 
 
@@ -83,15 +94,13 @@ def eval(given: EvalOptions) -> int:
     """Ask a task's prompts directly and with a plan; show quality, speed and where planning pays."""
     from specsot_app.terminal.show import open_with_progress
     from specsot_lab.eval import other_measures, threshold
-    from specsot_lab.eval.records import Folder
-    from specsot_lab.eval.running import Run, evaluate, warmed
+    from specsot_lab.eval.records import Folder, first_fitting
+    from specsot_lab.eval.running import MODES, Run, evaluate, warmed
     from specsot_lab.eval.tasks import read_task
 
     shown = open_with_progress(sys.stderr), sys.stdout, sys.stderr
     if given.router:
         return run_until_signal(threshold.evaluate(given.fleet, given.prompts, given.at_once, *shown))
-    if not given.enable_parallel:
-        raise InvalidRequest("every prompt is asked both ways: with a plan, and without", "enable_parallel")
     names = list(dict.fromkeys(name.strip() for name in given.tasks.split(",")))
     if given.prompts is not None and len(names) != 1:
         raise InvalidRequest("prompts of your own are for one task", field="prompts")
@@ -103,9 +112,13 @@ def eval(given: EvalOptions) -> int:
         prompts = [prompt for name in names for prompt in read_task(name, given.prompts)[: given.num_samples]]
     if not prompts:
         raise InvalidRequest("there are no prompts to ask", field="prompts")
-    request = {name: value for name, value in asked(given.request).items() if name in ASKED}
-    folder = Folder(given.output)
+    wanted = asked(given.request, given.sampling)
+    request = {name: value for name, value in wanted.items() if name in (*ASKED, *SAMPLED)}
+    folder = Folder(given.output or Path(OUTPUT))
     what = Run(prompts, given.fleet, given.max_new_tokens, folder, *shown, given.at_once, request)
+    if given.output is None and not given.fresh:
+        what = replace(what, folder=first_fitting(OUTPUT, what.settings))
+        sys.stderr.write(f"records: {what.folder.path}\n")
     shapes = None if given.draft_shapes is None else other_measures.shapes_of(given.draft_shapes)
     if given.fresh:
         what.check()  # a run that cannot begin forgets nothing
@@ -117,5 +130,6 @@ def eval(given: EvalOptions) -> int:
     elif given.aspects is not None:
         run = other_measures.aspects(what, given.aspects)
     else:
-        run = evaluate(replace(what, opener=warmed(what.opener)))
+        modes = MODES if given.enable_parallel else ("direct",)
+        run = evaluate(replace(what, opener=warmed(what.opener)), modes=modes)
     return run_until_signal(run)

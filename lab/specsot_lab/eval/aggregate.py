@@ -76,6 +76,25 @@ def sum_up(pairs: Sequence[Pair]) -> list[CategoryRow]:
     return [_line(task, category, of) for (task, category), of in by.items()]
 
 
+def direct_lines(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """Questions, quality and speed by task and category, of records that were all answered without a plan."""
+    by: dict[tuple[str, str], list[Record]] = {}
+    for record in records:
+        if record["turns"]:
+            by.setdefault((record["task"], record["category"]), []).append(record)
+    return [
+        {
+            "task": task,
+            "category": category,
+            "questions": len(of),
+            "direct_quality": _quality(of),
+            "direct_seconds": _sum(of, "seconds") / len(of),
+            "direct_speed": _speed(of),
+        }
+        for (task, category), of in by.items()
+    ]
+
+
 def _of_same_turns(direct: Record, sot: Record) -> Pair:
     turns = min(len(direct["turns"]), len(sot["turns"]))
     return direct | {"turns": direct["turns"][:turns]}, sot | {"turns": sot["turns"][:turns]}
@@ -119,6 +138,18 @@ def page_of(lines: Sequence[CategoryRow]) -> str:
     return f"{page}\n{UNCLEAR}" if any(line.verdict == "unclear" for line in lines) else page
 
 
+def direct_page(lines: Sequence[dict[str, Any]]) -> str:
+    return markdown(DIRECT_COLUMNS, lines)
+
+
+DIRECT_COLUMNS = (
+    text("task", "task"),
+    text("category", "category"),
+    figure("n", "questions", 0),
+    figure("quality", "direct_quality"),
+    figure("seconds", "direct_seconds", 1),
+    figure("tok/s", "direct_speed", 1),
+)
 COLUMNS = (
     text("task", "task"),
     text("category", "category"),

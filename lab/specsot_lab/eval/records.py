@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +24,7 @@ from specsot_app.fleet.opening import FleetClient, hear
 from specsot_app.fleet.options import FleetOptions, models_of
 from specsot_lab.eval.tasks import Prompt, score
 
+SERVED = "served"  # the setting that is known only once the fleet is open
 Record = dict[str, Any]
 Key = tuple[str, ...]
 
@@ -61,11 +64,13 @@ class Folder:
         if not self._settings.exists() and not self.records.exists():
             return
         kept = self.settings() if self._settings.exists() else {}
-        for name, value in settings.items():
-            if kept.get(name) != value:
-                was = f"{name} was {kept[name]!r}, is {value!r}" if name in kept else f"{name} is not told"
-                told = f"{self.path} has records of other settings: {was}"
-                raise InvalidRequest(f"{told}; --fresh forgets them, another --output keeps them", "output")
+        for name in dict.fromkeys((*settings, *kept)):
+            was, now = kept.get(name), settings.get(name)
+            if was == now or (name == SERVED and name not in settings):
+                continue
+            differs = f"{name} was {was!r}, is {now!r}" if name in kept else f"{name} is not told"
+            told = f"{self.path} has records of other settings: {differs}"
+            raise InvalidRequest(f"{told}; --fresh forgets them, another --output keeps them", "output")
 
     def begin(self, settings: Mapping[str, object]) -> None:
         """Remember them before the first record. Raises InvalidRequest, ModelError."""
@@ -77,6 +82,19 @@ class Folder:
     @property
     def _settings(self) -> Path:
         return self.path / "settings.json"
+
+
+def first_fitting(name: str, settings: Mapping[str, object]) -> Folder:
+    """The first of the folders `name`, `name`-2, `name`-3, ... that is new or has records of these settings.
+
+    Raises ModelError.
+    """
+    for number in count(1):
+        folder = Folder(Path(name if number == 1 else f"{name}-{number}"))
+        with suppress(InvalidRequest):
+            folder.check(settings)
+            return folder
+    raise AssertionError("count() does not end")
 
 
 def key_of(record: Record) -> Key:
@@ -130,7 +148,7 @@ async def served_by(fleet: FleetClient, wanted: FleetOptions) -> dict[str, Any]:
     if wanted.master is None:
         return {}
     models = (await fleet.info()).models
-    return {"served": [[model.name, model.fingerprint] for model in models]}
+    return {SERVED: [[model.name, model.fingerprint] for model in models]}
 
 
 BROKEN_OFF = "the answer was broken off"

@@ -17,7 +17,15 @@ from specsot_app.core.ask import request_with
 from specsot_app.fleet.opening import FleetClient, Opener
 from specsot_app.fleet.options import FleetOptions
 from specsot_app.terminal.show import counting_bar
-from specsot_lab.eval.aggregate import SLOWER, CategoryRow, page_of, pairs_of, sum_up
+from specsot_lab.eval.aggregate import (
+    SLOWER,
+    CategoryRow,
+    direct_lines,
+    direct_page,
+    page_of,
+    pairs_of,
+    sum_up,
+)
 from specsot_lab.eval.records import (
     Folder,
     Key,
@@ -168,15 +176,18 @@ def plot_of(lines: Sequence[CategoryRow], file: Path, out: TextIO) -> None:
         out.write(f"{NO_PLOT}\n")
 
 
-async def evaluate(run: Run, draw: Draw = plot_of) -> int:
+async def evaluate(run: Run, draw: Draw = plot_of, modes: Sequence[Mode] = MODES) -> int:
     """Ask what is not in the folder yet; then show the whole. 1 where nothing can be told.
 
+    modes: MODES, or "direct" alone: then there is a table of the direct answers, and no plot.
     Raises InvalidRequest where the folder's records were asked for with other settings.
     """
     run.check()
-    asked = [Asked(prompt, mode) for prompt in run.prompts for mode in MODES]
+    asked = [Asked(prompt, mode) for prompt in run.prompts for mode in modes]
     told = await run.answers(asked)
     records = [_scored(one.prompt, one.mode, record) for one, record in zip(asked, told)]
+    if "sot" not in modes:
+        return show_direct(run, records)
     lines = sum_up(pairs_of(records))
     run.say(page_of(lines))
     if run.wanted.model is None and run.wanted.master is None:
@@ -184,6 +195,15 @@ async def evaluate(run: Run, draw: Draw = plot_of) -> int:
     run.complain(records)
     run.write("eval", named([line.row for line in lines], "task", "category"), run.folder.summary)
     draw(lines, run.folder.plot, run.out)
+    return 0 if lines else 1
+
+
+def show_direct(run: Run, records: Sequence[Record]) -> int:
+    """The table of answers without plans. 1 if there are none."""
+    lines = direct_lines(records)
+    run.say(direct_page(lines))
+    run.complain(records)
+    run.write("eval", named(lines, "task", "category"), run.folder.summary)
     return 0 if lines else 1
 
 

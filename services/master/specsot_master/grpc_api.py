@@ -102,7 +102,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
         """Of a new request, or the rest of a known one."""
         id, owner = checked_id(request.request_id), self._owner(context)
         caller = Caller(id, owner or client_of(context.peer()), context.time_remaining(), owner)
-        offset = request.resume_offset if resumes(request) else None
+        offset = request.resume_from if resumes(request) else None
         ask = decode_ask(request, self._positions) if offset is None or has_words(request) else None
         return self._requests.generate(ask, caller, offset)
 

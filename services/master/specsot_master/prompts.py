@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import get_args
 
@@ -52,10 +53,6 @@ class Prompts:
             raise ModelError(f"plan style tags: the tokenizer of {folder} has no {', '.join(TAGS)}")
         self.tags = tags
         self.listed = style == "list" or (style == "auto" and not tags)
-        if style == "markers" and not (self._parts and self._parts.branch_turn):
-            raise ModelError(
-                f"plan style markers: {folder} has no {PARTS_FILE} with skeleton_turn and branch_turn"
-            )
 
     def check_fits(self, ask: Ask, positions: int) -> None:
         """Raises ContextLengthExceeded for a text of which a part alone is longer."""
@@ -95,9 +92,11 @@ class Prompts:
 
     def plan(self, messages: Sequence[Message], rules: PlanRules) -> Conversation:
         """A planned answer's prompts. Raises TemplateRefused."""
-        if self.listed or self._parts is None:
+        if self.listed:
             return ListConversation(self._text, messages, rules)
-        return PartsConversation(self._text, self._parts, messages)
+        if self._parts and self._parts.branch_turn:
+            return PartsConversation(self._text, fill_skeleton(self._parts, rules), messages)
+        return MarkersConversation(self._text, messages, rules)
 
 
 def messages_of(ask: Ask) -> tuple[Message, ...]:
@@ -108,19 +107,21 @@ def messages_of(ask: Ask) -> tuple[Message, ...]:
 class ListConversation:
     """The turns of one request to a model that was not taught to plan: asked as people ask."""
 
+    # What the answer to the planning turn begins with, as a part of the prompt.
+    plan_head = LIST_HEAD
+
     def __init__(self, text: Text, messages: Sequence[Message], rules: PlanRules) -> None:
         """Raises TemplateRefused when the template takes the conversation in no form."""
         self._text, self._messages = text, tuple(messages)
         self._wording = choose_wording(messages[-1].content)
-        exact = points_asked(messages[-1].content) == rules.max_points
-        words = self._wording.ask_for_list(rules.max_points, exact)
+        words = self._ask_for_plan(rules)
         self.told: tuple[str, ...] | None = (words,)
         self._place: TurnSlot | None = find_slot(self._render, text.mark)
         asked, probe = self._place_words(words), self._place_words(self._ask_for(SAMPLE_POINT))
         cut, end = text.cut(asked, shared_text(asked, probe))
         self._head, self._joint = asked[:cut], asked[cut:end]
         self._known = text.encode(self._head) if self._head else ()
-        skeleton, branch = self._tokens(head_of_answer(asked, LIST_HEAD)), self._tokens(probe)
+        skeleton, branch = self._tokens(head_of_answer(asked, self.plan_head)), self._tokens(probe)
         self.prefix = skeleton[: shared_length(skeleton, branch, len(self._known))]
         self.skeleton: PromptTurn = turn_from(self.prefix, skeleton, len(self._known))
         self.answer: PromptTurn = turn_from(self.prefix, text.encode(text.render(self._messages)))
@@ -136,6 +137,10 @@ class ListConversation:
     def polish(self, text: str) -> PromptTurn:
         words = self._place_words(self._wording.polish.replace("{text}", text))
         return turn_from(self.prefix, self._tokens(words), len(self._known))
+
+    def _ask_for_plan(self, rules: PlanRules) -> str:
+        exact = points_asked(self._messages[-1].content) == rules.max_points
+        return self._wording.ask_for_list(rules.max_points, exact)
 
     def _ask_for(self, point: Point) -> str:
         return self._wording.branch.format(title=point.title)
@@ -153,6 +158,32 @@ class ListConversation:
         if self._joint and rendering.startswith(self._joint, cut) and rendering.startswith(self._head):
             return self._known + self._text.encode(rendering[cut:])
         return self._text.encode(rendering)
+
+
+class MarkersConversation(ListConversation):
+    """The turns of one request for a plan in markers, to any chat model: it is told the language of markers.
+
+    The words are those of the shipped MARKERS_FILE, in the format of a model's specsot.json.
+    """
+
+    plan_head = ""
+
+    def __init__(self, text: Text, messages: Sequence[Message], rules: PlanRules) -> None:
+        """Raises TemplateRefused when the template takes the conversation in no form."""
+        super().__init__(text, messages, rules)
+        self.told = None
+
+    def branch(
+        self, point: Point, points: Sequence[Point], parents: Sequence[tuple[Point, str]], length: int
+    ) -> PromptTurn:
+        rendering = self._place_words(_fill_branch(shipped_parts(), point, points, parents, length))
+        return turn_from(self.prefix, self._tokens(rendering), len(self._known))
+
+    def _ask_for_plan(self, rules: PlanRules) -> str:
+        return fill_skeleton(shipped_parts(), rules).skeleton_turn
+
+    def _ask_for(self, point: Point) -> str:
+        return _fill_branch(shipped_parts(), point, [point], [], 1)
 
 
 def head_of_answer(rendering: str, words: str) -> str:
@@ -190,11 +221,13 @@ def read_threshold(directory: Path) -> float | None:
 
 
 PARTS_FILE = "specsot.json"
+MARKERS_FILE = Path(__file__).with_name("markers.json")
 
 
 @dataclass(frozen=True, slots=True)
 class PromptParts:
-    """What specsot.json may say. {plan}, {id}, {title}, {length} and {text} are filled in.
+    """What specsot.json may say. {plan}, {id}, {title}, {length} and {text} are filled in; in skeleton_turn
+    {points}, how many points a plan may have, and {tools}, the names that may stand in TOOL.
 
     plan_style: what the model was taught; the two turns are of markers, and needed for them.
     parent_text: how a finished point is quoted after the plan, for a point that builds on it.
@@ -209,11 +242,27 @@ class PromptParts:
     answer_prefix: str = ""
 
 
+def fill_skeleton(parts: PromptParts, rules: PlanRules) -> PromptParts:
+    """The parts with the rules of one request in the planning turn."""
+    tools = ", ".join((*rules.tools, "None"))
+    words = parts.skeleton_turn.replace("{points}", str(rules.max_points)).replace("{tools}", tools)
+    return replace(parts, skeleton_turn=words)
+
+
 def read_parts(directory: Path) -> PromptParts | None:
     """The parts of a model directory, None when it has none. Raises ModelError."""
     path = directory / PARTS_FILE
-    if not path.is_file():
-        return None
+    return read_parts_file(path) if path.is_file() else None
+
+
+@cache
+def shipped_parts() -> PromptParts:
+    """How any chat model is asked for a plan in markers."""
+    return read_parts_file(MARKERS_FILE)
+
+
+def read_parts_file(path: Path) -> PromptParts:
+    """Raises ModelError."""
     try:
         given = json.loads(path.read_text(encoding="utf-8"))
         parts = PromptParts(

@@ -18,7 +18,7 @@ def line_of(numbered: Numbered) -> str:
 
 def fields_of(numbered: Numbered) -> dict[str, Any]:
     """What an event says, by name; log-probabilities, forecasts and stops only where there are any."""
-    fields: dict[str, Any] = {"event": name_of(numbered.event), "number": numbered.offset}
+    fields: dict[str, Any] = {"event": name_of(numbered.event), "number": numbered.number}
     fields |= dataclasses.asdict(numbered.event)
     return {name: told for name, told in fields.items() if told not in (None, ()) or name not in _IF_ANY}
 

@@ -67,11 +67,11 @@ class Fp8:
         return not any(size % 16 for size in self._whole.shape) and multiplies_fp8(self._whole.device)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x [rows, in] -> [rows, out]."""
-        from specsot.kernels.gpu.rows import lengthen_rows
-
+        """x [rows, in] -> [rows, out]. On a CPU it needs no Triton."""
         if not self.captured or not len(x):
             return self._multiply_plainly(x)
+        from specsot.kernels.gpu.rows import lengthen_rows
+
         return self._biased(lengthen_rows(*self._multiply(x)), x.dtype)
 
     def normed(self, hidden: Tensor, norm: NormWeight, rows: ShortRows | None = None) -> Tensor:

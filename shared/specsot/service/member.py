@@ -26,7 +26,7 @@ from specsot.service.runtime_env import return_freed_memory
 from specsot.service.telemetry import Observation, observed
 from specsot.tasks import IdleTimer
 from specsot.transport.grpc_channel import LINK, Terms
-from specsot.transport.grpc_links import SERVICE, GrpcDialer, RingService
+from specsot.transport.grpc_links import ROLE_SERVICES, SERVICE, GrpcDialer, RingService
 from specsot.transport.grpc_server import GrpcServer, open_server
 from specsot.transport.lending import MODELS_SERVICE, Lenders, LendingService, borrow
 from specsot.transport.links import Arrival, Dialer, Dialers, Exchange, Inbox, Link, LocalDialer
@@ -55,14 +55,18 @@ class MemberProgram:
 
 
 class ReportingMember:
-    """A member whose health is reported: "specsot.v1.Ring" serves while it is configured for an epoch.
+    """A member that reports its health: SERVING while it is configured for an epoch.
 
+    The status stands under "specsot.v1.Ring" and under the service of its kind, such as "specsot.v1.Worker".
     It dials by the epoch's transport, whichever that is.
     """
 
-    def __init__(self, part: RingMember, door: GrpcServer, dialers: Dialers, idle_timer: IdleTimer) -> None:
+    def __init__(
+        self, part: RingMember, kind: Kind, door: GrpcServer, dialers: Dialers, idle_timer: IdleTimer
+    ) -> None:
         """idle_timer: is restarted whenever there is work."""
         self._part, self._door, self._dialers, self._idle = part, door, dialers, idle_timer
+        self._services = (SERVICE, ROLE_SERVICES[kind])
 
     @property
     def epoch(self) -> int:
@@ -78,7 +82,7 @@ class ReportingMember:
     async def configure(self, configuration: Configuration, uplink: Link) -> None:
         self._dialers.turn_to(configuration.transport)
         await self._part.configure(configuration, uplink)
-        await self._door.report(SERVICE, True)
+        await self._report(True)
 
     async def prepare(self, order: StandBy | HandOver, uplink: Link) -> None:
         await self._part.prepare(order, uplink)
@@ -91,8 +95,12 @@ class ReportingMember:
         return await self._part.settle()
 
     async def disband(self) -> None:
-        await self._door.report(SERVICE, False)
+        await self._report(False)
         await self._part.disband()
+
+    async def _report(self, serving: bool) -> None:
+        for service in self._services:
+            await self._door.report(service, serving)
 
 
 def run_members(*programs: MemberProgram) -> int:
@@ -149,7 +157,12 @@ async def _serve(
     ring = RingService(inbox, host=host, rows=rows, nearby=True)
     lending = LendingService()
     terms = Terms(keepalive=LINK, reflection=service.reflection, channelz=service.channelz, tls=service.tls)
-    door = await open_server(service.listen, {SERVICE: ring.attach, MODELS_SERVICE: lending.attach}, terms)
+    services = {
+        SERVICE: ring.attach,
+        ROLE_SERVICES[program.kind]: partial(ring.attach_role, program.kind),
+        MODELS_SERVICE: lending.attach,
+    }
+    door = await open_server(service.listen, services, terms)
     address = reachable(member.advertise, service.listen, door.port)
     ring.name = lending.name = name_of(member.name, address)
     log.info("listening", at=address, name=ring.name)
@@ -176,7 +189,9 @@ async def _serve(
         async def connect(registration: Registration) -> Link:
             return await join(member.master, replace(registration, began=began), inbox, tls=service.tls)
 
-        await run_membership(ReportingMember(part, door, dialers, idle_timer), inbox, connect, leaving)
+        await run_membership(
+            ReportingMember(part, program.kind, door, dialers, idle_timer), inbox, connect, leaving
+        )
         log.info("left")
     finally:
         idle_timer.stop()

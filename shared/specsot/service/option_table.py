@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
@@ -406,6 +407,15 @@ HOST_NAMES = list_kind("NAMES", r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,252})", "{} is n
 ORIGINS = list_kind(
     "ORIGINS", r"\*|https?://[^\s/,*]+", "{} is no origin; write https://chat.example, or * for all"
 )
+
+
+class InactiveOption(UserWarning):
+    """An option was given that has no effect under the other settings."""
+
+
+def warn_inactive(why: str) -> None:
+    """Warn in one line. Commands print the line once, see `specsot_app.cli`."""
+    warnings.warn(why, InactiveOption, stacklevel=2)
 
 
 def made_of(kind: type[T], keywords: Mapping[str, Any], offer: Offer = ALL) -> T:

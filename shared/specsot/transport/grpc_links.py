@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator, Generator, Mapping
 from functools import partial
 
 import grpc
@@ -34,6 +34,8 @@ from specsot.transport.wires import Wire
 from specsot.v1 import ring_pb2, ring_pb2_grpc
 
 SERVICE = "specsot.v1.Ring"
+# The service under which a member is listed and reports its health, in addition to SERVICE.
+ROLE_SERVICES: Mapping[Kind, str] = {"worker": "specsot.v1.Worker", "drafter": "specsot.v1.Drafter"}
 NAME_KEY = "specsot-name"  # initial metadata: who answered
 
 _Call = StreamUnaryCall[bytes, ring_pb2.CarryResponse]
@@ -139,6 +141,13 @@ class RingService(ring_pb2_grpc.RingServicer):
 
     def attach(self, server: grpc.aio.Server) -> None:
         ring_pb2_grpc.add_RingServicer_to_server(self, server)
+
+    def attach_role(self, kind: Kind, server: grpc.aio.Server) -> None:
+        """Serve the same calls under the service name of the member's kind, see ROLE_SERVICES."""
+        if kind == "worker":
+            ring_pb2_grpc.add_WorkerServicer_to_server(self, server)
+        else:
+            ring_pb2_grpc.add_DrafterServicer_to_server(self, server)
 
     async def Carry(
         self,

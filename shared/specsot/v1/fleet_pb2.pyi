@@ -147,7 +147,7 @@ class Registration(_message.Message):
     curve: _containers.RepeatedCompositeFieldContainer[_values_pb2.Cost]
     head: _values_pb2.Head
     protocol: int
-    drafters: _containers.RepeatedScalarFieldContainer[_values_pb2.Drafter]
+    drafters: _containers.RepeatedScalarFieldContainer[_values_pb2.DraftMethod]
     shape: TreeShape
     host: str
     gpus: _containers.RepeatedScalarFieldContainer[str]
@@ -163,7 +163,7 @@ class Registration(_message.Message):
     dtype: str
     copy_speed: int
     hands_over: bool
-    def __init__(self, kind: _Optional[_Union[_values_pb2.Kind, str]] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., fingerprint: _Optional[str] = ..., model_layers: _Optional[int] = ..., max_positions: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., row_bytes: _Optional[int] = ..., layers: _Optional[_Union[_values_pb2.Layers, _Mapping]] = ..., curve: _Optional[_Iterable[_Union[_values_pb2.Cost, _Mapping]]] = ..., head: _Optional[_Union[_values_pb2.Head, _Mapping]] = ..., protocol: _Optional[int] = ..., drafters: _Optional[_Iterable[_Union[_values_pb2.Drafter, str]]] = ..., shape: _Optional[_Union[TreeShape, _Mapping]] = ..., host: _Optional[str] = ..., gpus: _Optional[_Iterable[str]] = ..., memory: _Optional[int] = ..., weights: _Optional[_Union[WeightBytes, _Mapping]] = ..., rtt: _Optional[float] = ..., began: _Optional[int] = ..., number_bytes: _Optional[int] = ..., quantization: _Optional[str] = ..., epoch: _Optional[int] = ..., lends: bool = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., copy_speed: _Optional[int] = ..., hands_over: bool = ...) -> None: ...
+    def __init__(self, kind: _Optional[_Union[_values_pb2.Kind, str]] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., fingerprint: _Optional[str] = ..., model_layers: _Optional[int] = ..., max_positions: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., row_bytes: _Optional[int] = ..., layers: _Optional[_Union[_values_pb2.Layers, _Mapping]] = ..., curve: _Optional[_Iterable[_Union[_values_pb2.Cost, _Mapping]]] = ..., head: _Optional[_Union[_values_pb2.Head, _Mapping]] = ..., protocol: _Optional[int] = ..., drafters: _Optional[_Iterable[_Union[_values_pb2.DraftMethod, str]]] = ..., shape: _Optional[_Union[TreeShape, _Mapping]] = ..., host: _Optional[str] = ..., gpus: _Optional[_Iterable[str]] = ..., memory: _Optional[int] = ..., weights: _Optional[_Union[WeightBytes, _Mapping]] = ..., rtt: _Optional[float] = ..., began: _Optional[int] = ..., number_bytes: _Optional[int] = ..., quantization: _Optional[str] = ..., epoch: _Optional[int] = ..., lends: bool = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., copy_speed: _Optional[int] = ..., hands_over: bool = ...) -> None: ...
 
 class WeightBytes(_message.Message):
     __slots__ = ("layer", "first", "last")

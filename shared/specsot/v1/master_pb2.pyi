@@ -55,7 +55,7 @@ class Limits(_message.Message):
     def __init__(self, max_new_tokens: _Optional[int] = ..., max_branch_tokens: _Optional[int] = ..., max_skeleton_tokens: _Optional[int] = ..., max_parallel: _Optional[int] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("prompt", "messages", "model", "mode", "drafter", "sampling", "limits", "stop", "tools", "constraint", "seed", "request_id", "resume_offset", "ignore_eos", "logprobs", "tokens", "form", "priority", "resumable", "window", "pruning", "head_aware", "finish_within_s", "polish", "min_tokens", "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens", "prompt_logprobs")
+    __slots__ = ("prompt", "messages", "model", "mode", "drafter", "sampling", "limits", "stop", "tools", "constraint", "seed", "request_id", "resume_from", "ignore_eos", "logprobs", "tokens", "form", "priority", "resumable", "window", "pruning", "head_aware", "finish_within_s", "polish", "min_tokens", "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens", "prompt_logprobs")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -68,7 +68,7 @@ class GenerateRequest(_message.Message):
     CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
-    RESUME_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FROM_FIELD_NUMBER: _ClassVar[int]
     IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -89,7 +89,7 @@ class GenerateRequest(_message.Message):
     messages: _containers.RepeatedCompositeFieldContainer[Message]
     model: str
     mode: Mode
-    drafter: _values_pb2.Drafter
+    drafter: _values_pb2.DraftMethod
     sampling: _values_pb2.Sampling
     limits: Limits
     stop: _containers.RepeatedScalarFieldContainer[str]
@@ -97,7 +97,7 @@ class GenerateRequest(_message.Message):
     constraint: bool
     seed: int
     request_id: str
-    resume_offset: int
+    resume_from: int
     ignore_eos: bool
     logprobs: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
@@ -114,11 +114,11 @@ class GenerateRequest(_message.Message):
     include_stop_str_in_output: bool
     skip_special_tokens: bool
     prompt_logprobs: int
-    def __init__(self, prompt: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., model: _Optional[str] = ..., mode: _Optional[_Union[Mode, str]] = ..., drafter: _Optional[_Union[_values_pb2.Drafter, str]] = ..., sampling: _Optional[_Union[_values_pb2.Sampling, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., tools: _Optional[_Iterable[str]] = ..., constraint: bool = ..., seed: _Optional[int] = ..., request_id: _Optional[str] = ..., resume_offset: _Optional[int] = ..., ignore_eos: bool = ..., logprobs: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., form: _Optional[_Union[_values_pb2.Form, _Mapping]] = ..., priority: _Optional[int] = ..., resumable: bool = ..., window: _Optional[_Union[_values_pb2.Window, _Mapping]] = ..., pruning: _Optional[_Union[_values_pb2.Pruning, _Mapping]] = ..., head_aware: bool = ..., finish_within_s: _Optional[float] = ..., polish: bool = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., include_stop_str_in_output: bool = ..., skip_special_tokens: bool = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
+    def __init__(self, prompt: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., model: _Optional[str] = ..., mode: _Optional[_Union[Mode, str]] = ..., drafter: _Optional[_Union[_values_pb2.DraftMethod, str]] = ..., sampling: _Optional[_Union[_values_pb2.Sampling, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., tools: _Optional[_Iterable[str]] = ..., constraint: bool = ..., seed: _Optional[int] = ..., request_id: _Optional[str] = ..., resume_from: _Optional[int] = ..., ignore_eos: bool = ..., logprobs: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., form: _Optional[_Union[_values_pb2.Form, _Mapping]] = ..., priority: _Optional[int] = ..., resumable: bool = ..., window: _Optional[_Union[_values_pb2.Window, _Mapping]] = ..., pruning: _Optional[_Union[_values_pb2.Pruning, _Mapping]] = ..., head_aware: bool = ..., finish_within_s: _Optional[float] = ..., polish: bool = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., include_stop_str_in_output: bool = ..., skip_special_tokens: bool = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
 
 class GenerateEvent(_message.Message):
-    __slots__ = ("offset", "started", "skeleton_text", "planned", "branch_started", "branch_text", "branch_finished", "merged_text", "finished", "prompt_scored")
-    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("number", "started", "skeleton_text", "planned", "branch_started", "branch_text", "branch_finished", "merged_text", "finished", "prompt_scored")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
     SKELETON_TEXT_FIELD_NUMBER: _ClassVar[int]
     PLANNED_FIELD_NUMBER: _ClassVar[int]
@@ -128,7 +128,7 @@ class GenerateEvent(_message.Message):
     MERGED_TEXT_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_SCORED_FIELD_NUMBER: _ClassVar[int]
-    offset: int
+    number: int
     started: Started
     skeleton_text: SkeletonText
     planned: Planned
@@ -138,7 +138,7 @@ class GenerateEvent(_message.Message):
     merged_text: MergedText
     finished: Finished
     prompt_scored: PromptScored
-    def __init__(self, offset: _Optional[int] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., skeleton_text: _Optional[_Union[SkeletonText, _Mapping]] = ..., planned: _Optional[_Union[Planned, _Mapping]] = ..., branch_started: _Optional[_Union[BranchStarted, _Mapping]] = ..., branch_text: _Optional[_Union[BranchText, _Mapping]] = ..., branch_finished: _Optional[_Union[BranchFinished, _Mapping]] = ..., merged_text: _Optional[_Union[MergedText, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., prompt_scored: _Optional[_Union[PromptScored, _Mapping]] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., skeleton_text: _Optional[_Union[SkeletonText, _Mapping]] = ..., planned: _Optional[_Union[Planned, _Mapping]] = ..., branch_started: _Optional[_Union[BranchStarted, _Mapping]] = ..., branch_text: _Optional[_Union[BranchText, _Mapping]] = ..., branch_finished: _Optional[_Union[BranchFinished, _Mapping]] = ..., merged_text: _Optional[_Union[MergedText, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., prompt_scored: _Optional[_Union[PromptScored, _Mapping]] = ...) -> None: ...
 
 class Started(_message.Message):
     __slots__ = ("request_id", "model", "mode", "seed", "prompt_tokens", "forecast")
@@ -191,12 +191,12 @@ class TokenLogprobs(_message.Message):
     def __init__(self, chosen: _Optional[_Union[Candidate, _Mapping]] = ..., top: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ...) -> None: ...
 
 class PromptScored(_message.Message):
-    __slots__ = ("offset", "logprobs")
-    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("position", "logprobs")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    offset: int
+    position: int
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
-    def __init__(self, offset: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
+    def __init__(self, position: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class SkeletonText(_message.Message):
     __slots__ = ("text", "logprobs")

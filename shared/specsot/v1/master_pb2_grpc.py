@@ -62,7 +62,7 @@ class MasterServicer(object):
     def Generate(self, request, context):
         """One request, one stream of numbered events: `started` first, `finished` last.
         A client that goes away cancels its request, unless it is `resumable`: such a one lives on for a
-        while, and the same call again, with `resume_offset`, brings what is missing; nothing comes twice.
+        while, and the same call again, with `resume_from`, brings what is missing; nothing comes twice.
         To resume, `request_id` is enough; what else is given must be what was given first.
         buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
         """

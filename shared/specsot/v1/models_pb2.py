@@ -25,13 +25,14 @@ _sym_db = _symbol_database.Default()
 from specsot.v1 import ring_pb2 as specsot_dot_v1_dot_ring__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17specsot/v1/models.proto\x12\nspecsot.v1\x1a\x15specsot/v1/ring.proto\"I\n\x10ListFilesRequest\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x11.specsot.v1.Hello\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\"5\n\tModelFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\x0c\n\x04text\x18\x03 \x01(\x08\"9\n\x11ListFilesResponse\x12$\n\x05\x66iles\x18\x01 \x03(\x0b\x32\x15.specsot.v1.ModelFile\"r\n\x0fReadFileRequest\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x11.specsot.v1.Hello\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\r\n\x05\x62\x65gin\x18\x04 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x05 \x01(\x04\"?\n\x10ReadFileResponse\x12\r\n\x05\x62\x65gin\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\x32\x9b\x01\n\x06Models\x12H\n\tListFiles\x12\x1c.specsot.v1.ListFilesRequest\x1a\x1d.specsot.v1.ListFilesResponse\x12G\n\x08ReadFile\x12\x1b.specsot.v1.ReadFileRequest\x1a\x1c.specsot.v1.ReadFileResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17specsot/v1/models.proto\x12\nspecsot.v1\x1a\x15specsot/v1/ring.proto\"I\n\x10ListFilesRequest\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x11.specsot.v1.Hello\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\"5\n\tModelFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\x0c\n\x04text\x18\x03 \x01(\x08\"9\n\x11ListFilesResponse\x12$\n\x05\x66iles\x18\x01 \x03(\x0b\x32\x15.specsot.v1.ModelFile\"r\n\x0fReadFileRequest\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x11.specsot.v1.Hello\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\r\n\x05\x62\x65gin\x18\x04 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x05 \x01(\x04\"?\n\x10ReadFileResponse\x12\r\n\x05\x62\x65gin\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\x32\x9b\x01\n\x06Models\x12H\n\tListFiles\x12\x1c.specsot.v1.ListFilesRequest\x1a\x1d.specsot.v1.ListFilesResponse\x12G\n\x08ReadFile\x12\x1b.specsot.v1.ReadFileRequest\x1a\x1c.specsot.v1.ReadFileResponse0\x01\x42\x16Z\x14specsot/v1;specsotv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'specsot.v1.models_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'Z\024specsot/v1;specsotv1'
   _globals['_LISTFILESREQUEST']._serialized_start=62
   _globals['_LISTFILESREQUEST']._serialized_end=135
   _globals['_MODELFILE']._serialized_start=137

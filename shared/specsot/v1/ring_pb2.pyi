@@ -169,7 +169,7 @@ class Opening(_message.Message):
     logprobs: int
     form: _values_pb2.Form
     family: int
-    drafter: _values_pb2.Drafter
+    drafter: _values_pb2.DraftMethod
     trace: str
     window: _values_pb2.Window
     pruning: _values_pb2.Pruning
@@ -177,7 +177,7 @@ class Opening(_message.Message):
     min_tokens: int
     prompt_logprobs: int
     kept: Kept
-    def __init__(self, sequence: _Optional[int] = ..., prompt: _Optional[int] = ..., fork: _Optional[_Union[Fork, _Mapping]] = ..., decodes: bool = ..., drafted: bool = ..., generated: _Optional[int] = ..., sampling: _Optional[_Union[_values_pb2.Sampling, _Mapping]] = ..., seed: _Optional[int] = ..., ordinal: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., limit: _Optional[int] = ..., plan: _Optional[_Union[PlanRules, _Mapping]] = ..., logprobs: _Optional[int] = ..., form: _Optional[_Union[_values_pb2.Form, _Mapping]] = ..., family: _Optional[int] = ..., drafter: _Optional[_Union[_values_pb2.Drafter, str]] = ..., trace: _Optional[str] = ..., window: _Optional[_Union[_values_pb2.Window, _Mapping]] = ..., pruning: _Optional[_Union[_values_pb2.Pruning, _Mapping]] = ..., heads: _Optional[_Iterable[_Union[LayerHeads, _Mapping]]] = ..., min_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., prompt: _Optional[int] = ..., fork: _Optional[_Union[Fork, _Mapping]] = ..., decodes: bool = ..., drafted: bool = ..., generated: _Optional[int] = ..., sampling: _Optional[_Union[_values_pb2.Sampling, _Mapping]] = ..., seed: _Optional[int] = ..., ordinal: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., limit: _Optional[int] = ..., plan: _Optional[_Union[PlanRules, _Mapping]] = ..., logprobs: _Optional[int] = ..., form: _Optional[_Union[_values_pb2.Form, _Mapping]] = ..., family: _Optional[int] = ..., drafter: _Optional[_Union[_values_pb2.DraftMethod, str]] = ..., trace: _Optional[str] = ..., window: _Optional[_Union[_values_pb2.Window, _Mapping]] = ..., pruning: _Optional[_Union[_values_pb2.Pruning, _Mapping]] = ..., heads: _Optional[_Iterable[_Union[LayerHeads, _Mapping]]] = ..., min_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ...) -> None: ...
 
 class Kept(_message.Message):
     __slots__ = ("sequence", "tokens")

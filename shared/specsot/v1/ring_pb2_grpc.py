@@ -146,3 +146,239 @@ class Ring(object):
             timeout,
             metadata,
             _registered_method=True)
+
+
+class WorkerStub(object):
+    """Lets `grpcurl list` say what serves at an address. The calls are those of Ring, which peers use.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Carry = channel.stream_unary(
+                '/specsot.v1.Worker/Carry',
+                request_serializer=specsot_dot_v1_dot_ring__pb2.CarryRequest.SerializeToString,
+                response_deserializer=specsot_dot_v1_dot_ring__pb2.CarryResponse.FromString,
+                _registered_method=True)
+        self.Meet = channel.unary_unary(
+                '/specsot.v1.Worker/Meet',
+                request_serializer=specsot_dot_v1_dot_ring__pb2.MeetRequest.SerializeToString,
+                response_deserializer=specsot_dot_v1_dot_ring__pb2.MeetResponse.FromString,
+                _registered_method=True)
+
+
+class WorkerServicer(object):
+    """Lets `grpcurl list` say what serves at an address. The calls are those of Ring, which peers use.
+    """
+
+    def Carry(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Meet(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_WorkerServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Carry': grpc.stream_unary_rpc_method_handler(
+                    servicer.Carry,
+                    request_deserializer=specsot_dot_v1_dot_ring__pb2.CarryRequest.FromString,
+                    response_serializer=specsot_dot_v1_dot_ring__pb2.CarryResponse.SerializeToString,
+            ),
+            'Meet': grpc.unary_unary_rpc_method_handler(
+                    servicer.Meet,
+                    request_deserializer=specsot_dot_v1_dot_ring__pb2.MeetRequest.FromString,
+                    response_serializer=specsot_dot_v1_dot_ring__pb2.MeetResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'specsot.v1.Worker', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('specsot.v1.Worker', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Worker(object):
+    """Lets `grpcurl list` say what serves at an address. The calls are those of Ring, which peers use.
+    """
+
+    @staticmethod
+    def Carry(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/specsot.v1.Worker/Carry',
+            specsot_dot_v1_dot_ring__pb2.CarryRequest.SerializeToString,
+            specsot_dot_v1_dot_ring__pb2.CarryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Meet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/specsot.v1.Worker/Meet',
+            specsot_dot_v1_dot_ring__pb2.MeetRequest.SerializeToString,
+            specsot_dot_v1_dot_ring__pb2.MeetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class DrafterStub(object):
+    """As Worker, for a drafter.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Carry = channel.stream_unary(
+                '/specsot.v1.Drafter/Carry',
+                request_serializer=specsot_dot_v1_dot_ring__pb2.CarryRequest.SerializeToString,
+                response_deserializer=specsot_dot_v1_dot_ring__pb2.CarryResponse.FromString,
+                _registered_method=True)
+        self.Meet = channel.unary_unary(
+                '/specsot.v1.Drafter/Meet',
+                request_serializer=specsot_dot_v1_dot_ring__pb2.MeetRequest.SerializeToString,
+                response_deserializer=specsot_dot_v1_dot_ring__pb2.MeetResponse.FromString,
+                _registered_method=True)
+
+
+class DrafterServicer(object):
+    """As Worker, for a drafter.
+    """
+
+    def Carry(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Meet(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_DrafterServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Carry': grpc.stream_unary_rpc_method_handler(
+                    servicer.Carry,
+                    request_deserializer=specsot_dot_v1_dot_ring__pb2.CarryRequest.FromString,
+                    response_serializer=specsot_dot_v1_dot_ring__pb2.CarryResponse.SerializeToString,
+            ),
+            'Meet': grpc.unary_unary_rpc_method_handler(
+                    servicer.Meet,
+                    request_deserializer=specsot_dot_v1_dot_ring__pb2.MeetRequest.FromString,
+                    response_serializer=specsot_dot_v1_dot_ring__pb2.MeetResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'specsot.v1.Drafter', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('specsot.v1.Drafter', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Drafter(object):
+    """As Worker, for a drafter.
+    """
+
+    @staticmethod
+    def Carry(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/specsot.v1.Drafter/Carry',
+            specsot_dot_v1_dot_ring__pb2.CarryRequest.SerializeToString,
+            specsot_dot_v1_dot_ring__pb2.CarryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Meet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/specsot.v1.Drafter/Meet',
+            specsot_dot_v1_dot_ring__pb2.MeetRequest.SerializeToString,
+            specsot_dot_v1_dot_ring__pb2.MeetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

@@ -21,14 +21,14 @@ class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     KIND_WORKER: _ClassVar[Kind]
     KIND_DRAFTER: _ClassVar[Kind]
 
-class Drafter(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+class DraftMethod(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    DRAFTER_UNSPECIFIED: _ClassVar[Drafter]
-    DRAFTER_EAGLE: _ClassVar[Drafter]
-    DRAFTER_NONE: _ClassVar[Drafter]
-    DRAFTER_MODEL: _ClassVar[Drafter]
-    DRAFTER_NGRAM: _ClassVar[Drafter]
-    DRAFTER_SUFFIX: _ClassVar[Drafter]
+    DRAFTER_UNSPECIFIED: _ClassVar[DraftMethod]
+    DRAFTER_EAGLE: _ClassVar[DraftMethod]
+    DRAFTER_NONE: _ClassVar[DraftMethod]
+    DRAFTER_MODEL: _ClassVar[DraftMethod]
+    DRAFTER_NGRAM: _ClassVar[DraftMethod]
+    DRAFTER_SUFFIX: _ClassVar[DraftMethod]
 DATA_TYPE_UNSPECIFIED: DataType
 DATA_TYPE_FLOAT32: DataType
 DATA_TYPE_BFLOAT16: DataType
@@ -37,12 +37,12 @@ DATA_TYPE_INT8: DataType
 KIND_UNSPECIFIED: Kind
 KIND_WORKER: Kind
 KIND_DRAFTER: Kind
-DRAFTER_UNSPECIFIED: Drafter
-DRAFTER_EAGLE: Drafter
-DRAFTER_NONE: Drafter
-DRAFTER_MODEL: Drafter
-DRAFTER_NGRAM: Drafter
-DRAFTER_SUFFIX: Drafter
+DRAFTER_UNSPECIFIED: DraftMethod
+DRAFTER_EAGLE: DraftMethod
+DRAFTER_NONE: DraftMethod
+DRAFTER_MODEL: DraftMethod
+DRAFTER_NGRAM: DraftMethod
+DRAFTER_SUFFIX: DraftMethod
 
 class Tensor(_message.Message):
     __slots__ = ("dtype", "shape", "data", "beside")

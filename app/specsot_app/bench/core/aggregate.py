@@ -10,6 +10,9 @@ import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from specsot.core.frames import PromptChunk, Segment
+from specsot.core.pages import Policy
+from specsot.params import Window
 from specsot_app.bench.core.methods import PLAIN, Method, MethodTable
 
 
@@ -20,7 +23,7 @@ class LapSample:
     tokens:    written, those of a plan included. grown: those of them that trees brought.
     laps:      of the base, behind prompts. proposed, accepted: drafted tokens; None: nobody tells.
     held:      bytes that the method held at most: KV pages, and what drafts with its own.
-    evictions: how often a window gave pages back. evicted: rows in them.
+    evictions: how often a window gave pages back. evicted: tokens that have left the window.
     """
 
     seconds: float
@@ -102,6 +105,16 @@ class Perplexities:
 
     own: float | None = None
     reference: float | None = None
+
+
+def committed_by(segment: Segment) -> int:
+    """Tokens of the sequence that are certain when this segment is computed."""
+    return segment.start + len(segment.tokens) if isinstance(segment, PromptChunk) else segment.committed
+
+
+def evicted_by(policy: Policy | None, tokens: int) -> int:
+    """How many of so many tokens have left the window, whether or not their page is free already."""
+    return max(0, tokens - policy.sinks - policy.recent) if isinstance(policy, Window) else 0
 
 
 def name_of(method: Method, tokens: int) -> str:

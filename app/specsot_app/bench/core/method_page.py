@@ -18,7 +18,7 @@ tok/s: mean and standard deviation over runs, prompt included. speedup: over pla
 median (least .. most). TTFT, TPOT: ms. PPL: of what was written, to the base without a window; text: of a
 reference text, read as the method reads. accept %: accepted of proposed drafts, without the bonus token.
 tok/round: tokens that a forward pass of the base brought. MiB: what the method itself holds at most, besides
-the base's weights. evictions, evicted: how often a window gave pages back, and of how many tokens. same: runs
+the base's weights. evicted: tokens that have left the window. same: runs
 that wrote what plain decoding wrote. How each is computed: docs/bench.md."""
 
 
@@ -36,6 +36,7 @@ def same(row: Row) -> str:
     return f"{row['as_plain']}/{row['runs']}"
 
 
+REFERENCE = "PPL text"
 COLUMNS = (
     text("method", "method"),
     Column("tok/s", rate),
@@ -43,11 +44,10 @@ COLUMNS = (
     figure("TTFT", "ttft_ms", 1),
     figure("TPOT", "tpot_ms"),
     figure("PPL", "ppl"),
-    figure("PPL text", "ppl_reference"),
+    figure(REFERENCE, "ppl_reference"),
     figure("accept %", "accept_percent", 1),
     figure("tok/round", "tokens_per_round"),
     figure("MiB", "memory_mib"),
-    figure("evictions", "evictions", 0),
     figure("evicted", "evicted_tokens", 0),
     Column("same", same),
 )
@@ -57,6 +57,12 @@ ADVICE = (
     Column("figure", lambda one: f"{one['figure']:.4g} {one['unit']}"),
     figure("speedup", "speedup"),
 )
+
+
+def columns_of(rows: Sequence[Row]) -> tuple[Column, ...]:
+    """COLUMNS; without the perplexity of a reference text if none was read."""
+    read = any(row.get("ppl_reference") is not None for row in rows)
+    return tuple(column for column in COLUMNS if read or column.heading != REFERENCE)
 
 
 def by_length(rows: Sequence[Row]) -> dict[int, list[Row]]:
@@ -71,13 +77,15 @@ def page_of(title: str, said: str, rows: Sequence[Row], advice: Sequence[Row]) -
     """What was done, a table for every length, what to set for which goal."""
     parts = [f"# {title}", said]
     for tokens, some in by_length(rows).items():
-        parts += [f"## {tokens} tokens", markdown(COLUMNS, some)]
+        parts += [f"## {tokens} tokens", markdown(columns_of(some), some)]
     return "\n\n".join([*parts, NOTES, "## Recommended settings", markdown(ADVICE, advice)]) + "\n"
 
 
 def latex_of(title: str, rows: Sequence[Row]) -> str:
     """The same tables for a paper."""
-    tables = (latex(f"{title}: {tokens} tokens", COLUMNS, some) for tokens, some in by_length(rows).items())
+    tables = (
+        latex(f"{title}: {tokens} tokens", columns_of(some), some) for tokens, some in by_length(rows).items()
+    )
     return "\n\n".join([f"% {title}; needs \\usepackage{{booktabs,graphicx}}", *tables]) + "\n"
 
 

@@ -183,7 +183,7 @@ class ForkPlan:
 
     def __init__(self, ask: Ask, request: str, seed: int, model: str, now: float, tags: ForkTags) -> None:
         self._ask, self._request, self._seed, self._model, self._tags = ask, request, seed, model, tags
-        self._tally, self._offset = RequestTally(now), 0
+        self._tally, self._number = RequestTally(now), 0
         self.context: tuple[int, ...] = ()
         self._solo = self._stretch(ask.limits.new_tokens)
         self._block, self._outlines = dict[int, Stretch](), dict[int, Outline]()
@@ -406,8 +406,8 @@ class ForkPlan:
         return [self._tell(Finished(reason, "".join(self._text), self.context, figures, stop))]
 
     def _tell(self, event: Event) -> Numbered:
-        offset, self._offset = self._offset, self._offset + 1
-        return Numbered(offset, event)
+        number, self._number = self._number, self._number + 1
+        return Numbered(number, event)
 
 
 def _worst(reasons: Iterable[Reason | None]) -> Reason:

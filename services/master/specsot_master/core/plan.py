@@ -84,7 +84,7 @@ class RequestPlan:
         self._told, self._listed = told, told is not None
         self._rules = rules_of(ask, self._listed, most)
         self._tally = RequestTally(now)
-        self._offset = 0
+        self._number = 0
         self._outlook: Outlook | None = None  # where somebody foresees
         whole = ask.finish_within_s
         self.deadline = TimeLimit(now + whole, whole, polishes=ask.polish) if whole else None
@@ -420,5 +420,5 @@ class RequestPlan:
         return [*told, self._tell(events.Finished(reason, text, tokens, figures, *stop))]
 
     def _tell(self, event: events.Event) -> events.Numbered:
-        offset, self._offset = self._offset, self._offset + 1
-        return events.Numbered(offset, event)
+        number, self._number = self._number, self._number + 1
+        return events.Numbered(number, event)

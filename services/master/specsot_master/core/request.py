@@ -109,12 +109,12 @@ class EventBuffer:
             raise self.error
         if offset < self._first:
             raise InvalidRequest(
-                f"resume_offset {offset} is too far back: events from {self._first} on are kept",
-                field="resume_offset",
+                f"resume_from {offset} is too far back: events from {self._first} on are kept",
+                field="resume_from",
             )
         if not 0 <= offset <= self._end:
             raise InvalidRequest(
-                f"resume_offset {offset} is ahead: there are {self._end} events", field="resume_offset"
+                f"resume_from {offset} is ahead: there are {self._end} events", field="resume_from"
             )
         self._cut_off(Cancelled("another call reads on here"))
         self._reader, self._next = reader, offset

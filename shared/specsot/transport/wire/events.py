@@ -123,9 +123,9 @@ def _check_sizes(request: master_pb2.GenerateRequest, positions: int) -> None:
 
 def resumes(request: master_pb2.GenerateRequest) -> bool:
     """It reads on in a request that is known, rather than asking for something. Raises InvalidRequest."""
-    if request.resume_offset and not request.request_id:
-        raise InvalidRequest("resume_offset needs a request_id", field="request_id")
-    return bool(request.request_id) and (request.resume_offset > 0 or not has_words(request))
+    if request.resume_from and not request.request_id:
+        raise InvalidRequest("resume_from needs a request_id", field="request_id")
+    return bool(request.request_id) and (request.resume_from > 0 or not has_words(request))
 
 
 def has_words(request: master_pb2.GenerateRequest) -> bool:
@@ -141,10 +141,10 @@ def encode_event(numbered: events.Numbered) -> master_pb2.GenerateEvent:
         told.offset, told.text, told.lap_tokens = event.offset, event.text, event.lap_tokens
     else:
         message = EVENT.encode(event)
-    message.offset = numbered.offset
+    message.number = numbered.number
     return message
 
 
 def decode_event(message: master_pb2.GenerateEvent) -> events.Numbered:
     """Raises WireError."""
-    return events.Numbered(message.offset, EVENT.decode(message))
+    return events.Numbered(message.number, EVENT.decode(message))

@@ -98,14 +98,17 @@ def repeated(each: Codec, what: str) -> FieldCodec:
 
 
 class Enumeration:
-    """What an enumeration's numbers stand for: DRAFTER_EAGLE of `Drafter` is "eagle"."""
+    """The Python values of an enumeration's numbers: DRAFTER_EAGLE of `DraftMethod` is "eagle".
+
+    The prefix of the names is that of the value 0: DRAFTER_ of DRAFTER_UNSPECIFIED.
+    """
 
     def __init__(
         self, descriptor: EnumDescriptor, value_of: Callable[[str], Any] = str, what: str | None = None
     ) -> None:
         """value_of: makes the value of a name. what: the words of a refusal, if they are not its own name."""
         words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", descriptor.name)
-        prefix = f"{words.replace(' ', '_')}_".upper()
+        prefix = descriptor.values_by_number[0].name.removesuffix("UNSPECIFIED")
         names = {
             name.removeprefix(prefix).lower(): each.number for name, each in descriptor.values_by_name.items()
         }

@@ -29,7 +29,7 @@ from specsot.v1 import ring_pb2, values_pb2
 
 MAX_NODES = 4096  # of one tree: ancestry costs a bit per pair of nodes
 
-DRAFTERS = Enumeration(values_pb2.Drafter.DESCRIPTOR)
+DRAFTERS = Enumeration(values_pb2.DraftMethod.DESCRIPTOR, what="drafter")
 ENDS = Enumeration(ring_pb2.End.DESCRIPTOR, frames.End)
 TRACE = FieldCodec(decode=well_formed)
 STAGE_SECONDS = repeated(checked(check_duration, "a stage's time"), "times of stages")
