@@ -33,7 +33,8 @@ PIECE = 1 << 20  # bytes that are read at once
 SMALL = "the small model answers, which knows a few dozen topics"
 # Here, beside the source, or in the wheel.
 HERE = Path(__file__).resolve()
-PLACES = (Path("models"), HERE.parents[3] / "models", HERE.parents[1] / "models")
+BUNDLED = (HERE.parents[3] / "models", HERE.parents[1] / "models")
+PLACES = (Path("models"), *BUNDLED)
 PIP = ("--no-deps", "--require-hashes", "--no-cache-dir", "--retries=1", "--disable-pip-version-check")
 FORBIDDEN = ("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT")  # pins without hashes, where every pin needs one
 

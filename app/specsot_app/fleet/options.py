@@ -27,7 +27,8 @@ from specsot_app.core.device_map import (
     parse_ranges,
     splits_of,
 )
-from specsot_app.fleet.demo import small_pair
+from specsot_app.fleet.bundled_heads import head_for, head_named
+from specsot_app.fleet.demo import BUNDLED, small_pair
 
 if TYPE_CHECKING:
     from specsot.transport.grpc_client import MasterClient
@@ -254,7 +255,8 @@ def models_of(options: FleetOptions) -> Models:
     if options.drafter in (None, "eagle"):
         options.drafting.shape()
     base = resolve_model(options.model) if options.model else small_pair() / "base"
-    layers, draft = layers_of(options, base), draft_of(options)
+    layers = layers_of(options, base)
+    draft = draft_of(options, base)
     check_head(options, draft)
     places = places_here(options, len(layers))
     if not places:
@@ -282,17 +284,31 @@ def check(options: FleetOptions) -> None:
                 checked(entry, entry.keyword, value)
 
 
-def draft_of(options: FleetOptions) -> Path | None:
-    """The directory of what drafts; the small pair has one. Raises ModelError, InvalidRequest."""
+def draft_of(options: FleetOptions, base: Path) -> Path | None:
+    """The directory of the head or model that drafts for `base`; None if nothing drafts or nothing is needed.
+
+    Without `draft_model`, the head that ships with SpecSoT for this base is used, if there is one.
+    Raises ModelError, InvalidRequest.
+    """
     if options.drafter in MODELLESS:
         return None
     if options.draft_model:
-        return resolve_model(options.draft_model)
+        return _named_head(options) or resolve_model(options.draft_model)
     if options.model is None and options.drafter != "model":
         return small_pair() / "eagle3"
+    if options.drafter in (None, "eagle") and (bundled := head_for(base, BUNDLED)):
+        return bundled
     if options.drafter is None:
         return None
     raise InvalidRequest(f"drafter {options.drafter} needs a draft_model", field="draft_model")
+
+
+def _named_head(options: FleetOptions) -> Path | None:
+    """The bundled head that `draft_model` names; None if it names a path, a Hub repository, or no head."""
+    name = str(options.draft_model)
+    if options.drafter == "model" or "/" in name or Path(name).exists():
+        return None
+    return head_named(name, BUNDLED)
 
 
 def check_head(options: FleetOptions, draft: Path | None) -> None:
