@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from specsot.core.skeleton import Point
 from specsot.events import Reason, TokenLogprobs
 from specsot_master.core.answer import END, AnswerText
+from specsot_master.core.cuts import BRANCH_LOOPS
 from specsot_master.core.limits import BudgetShares
 from specsot_master.core.merged_answer import GAP, MergedAnswer
 from specsot_master.core.text_pieces import TextPiece, TokenSpans
@@ -105,7 +106,7 @@ class PlanBranches:
         self._max_parallel = max_parallel
         self._branches = {
             p.id: PlanBranch(
-                p, budgets[p.id], AnswerText(stops, True, loops, shown), least=least(budgets[p.id])
+                p, budgets[p.id], AnswerText(stops, True, BRANCH_LOOPS if loops else None, shown), least=least(budgets[p.id])
             )
             for p in points
         }

@@ -34,6 +34,7 @@ from specsot_master.core.commands import (
     OpenScore,
     OpenSkeleton,
 )
+from specsot_master.core.cuts import BRANCH_LOOPS, DIRECT_LOOPS, LoopRule
 from specsot_master.core.forecast import Outlook
 from specsot_master.core.guards import plan_of, question_of
 from specsot_master.core.limits import (
@@ -46,7 +47,7 @@ from specsot_master.core.limits import (
     skeleton_limit,
 )
 from specsot_master.core.merged_answer import heading_of
-from specsot_master.core.router import ASKED_FOR, Decision, ScorePrompt, judge_by
+from specsot_master.core.router import ASKED_FOR, Decision, ScorePrompt, ends_loops, judge_by
 from specsot_master.core.stats import OutputTokens, RequestTally
 from specsot_master.core.text_pieces import TextPiece
 from specsot_master.core.time_limit import TimeLimit
@@ -214,13 +215,22 @@ class RequestPlan:
     def _make_solo(self) -> FirstSequence:
         reader = None if self._mode == "direct" else self._make_reader()
         rest = self._ask.limits.new_tokens - self._before
-        return self._begin_text(rest, reader, plan_limit(self._ask))
+        return self._begin_text(rest, reader, plan_limit(self._ask), None if reader else self._direct_loops)
 
     def _begin_text(
-        self, limit: int, reader: PlanReader | ListReader | None = None, plan: int = 0, loops: bool = False
+        self,
+        limit: int,
+        reader: PlanReader | ListReader | None = None,
+        plan: int = 0,
+        loops: LoopRule | None = None,
     ) -> FirstSequence:
         ask, self._stop_token = self._ask, None
         return FirstSequence(ask.stop, limit, reader, plan, loops, ask.min_tokens, self._shown_stops)
+
+    @property
+    def _direct_loops(self) -> LoopRule | None:
+        """When a direct answer ends because it repeats itself."""
+        return DIRECT_LOOPS if ends_loops(self._ask) else None
 
     @property
     def _shown_stops(self) -> tuple[str, ...]:
@@ -309,10 +319,10 @@ class RequestPlan:
         return [self._tell(events.Planned(shares.points, forecast))]
 
     def _answer_instead(self, rest: int, now: float) -> list[Command]:
-        """The plan is no good: a plain answer, which ends where it repeats itself, as a point would."""
+        """The plan is no good: a plain answer."""
         self._before, self._told_direct = self._before + self._solo.written, True
         self._decision = Decision("direct", events.NO_PLAN)
-        self._solo, self._solo_over = self._begin_text(rest, loops=not self._ask.min_tokens), False
+        self._solo, self._solo_over = self._begin_text(rest, loops=self._direct_loops), False
         self._tally.enter("direct", now)
         return [self._tell(events.Planned(())), OpenAnswer(rest)]
 
@@ -368,7 +378,8 @@ class RequestPlan:
         if not wanted or not whole or late or limit < MIN_BRANCH_TOKENS:
             return self._finish(branches.reason, now)
         self._before, self._polished, self._solo_over = self._before + self._solo.written, True, False
-        self._solo = self._begin_text(limit, loops=self._listed and not self._ask.min_tokens)
+        ends_loops = self._listed and not self._ask.min_tokens
+        self._solo = self._begin_text(limit, loops=BRANCH_LOOPS if ends_loops else None)
         self._tally.enter("polish", now)
         return [OpenPolish(branches.bodies, limit)]
 

@@ -67,7 +67,8 @@ WRITE = any_of(
     r"\bcorrect\b|\bschreib\w*\b|\bprogrammier\w*\b|\bescrib\w*\b|\bprograma\b|\bimplementa\b|写|编写",
     "实现|修复",
 )
-CODE = any_of(
+# What only a text with code in it has, or a question about code that is given.
+CODE_GIVEN = any_of(
     r"```|`[^`]+`|^\s*(?:def|class)\s+\w+|^\s*(?:from\s+\w+\s+)?import\s+\w+|\bdef\s+\w+\s*\(",
     r"\#include\s*<|\bselect\b.+\bfrom\s+\w+|\bfunction\s+\w+\s*\(|=>|</?[a-z]+\d?(?:\s[^>]*)?>",
     r"[=!]=|\w\(\w*\)\s*[;{:]|;\s*(?:\n|$|//)|\bprint(?:f|ln)?\(|\bconsole\.log\b",
@@ -76,6 +77,15 @@ CODE = any_of(
     r"\bcompil(?:e|er|ation)\b.{0,20}\berror\b",
     r"\b(?:while|if|elif|for)\b[^\n?.!]{1,40}[<>=][^\n]{0,20}:|\w\s*(?:[-+*/%|&]|<<|>>|:)=\s*\w|\bsegfault|\bsegmentation\s+fault",
     r"\b(?:stack\s+overflow|(?:foreign|primary)\s+key|http\s+request|merge\s+conflict|pull\s+request|environment\s+variable|permission\s+denied|syntax\s+error)\b|\bindex\s+out\s+of\b",
+    r"\b(?:this|these|the\s+following)\s+(?:[\w+#.-]+\s+){0,2}(?:code|function|script|query|program|snippet|class|loop|regex|command|component)s?\b",
+    r"\bdiese[rmns]?\s+(?:[\w-]+\s+)?[\w-]*(?:code|funktion|skript|abfrage|programm|klasse|schleife)\b|\best[ea]\s+(?:código|función|script|consulta|programa|clase|bucle)\b",
+    "(?:这|下面|以下)[^。？！，]{0,8}(?:代码|函数|程序|脚本|查询)",
+    # One program that is described: "a function that ...", "un script que ...".
+    r"\b(?:function|script|program|query|class|method|algorithm|command|regex|funktion|skript|programm|klasse|abfrage|función|"
+    r"programa|consulta|clase)\s+(?:that|which|to|called|named|die|das|der|zum|zur|que|para)\b|(?:函数|程序|脚本)[，,]?(?:来|用来|使|让|可以)",
+)
+# A request for code, or a question that code answers.
+CODE_ASKED = any_of(
     rf"\bdifferences?\s+between\s+[^?.!]{{1,40}}\s+in\s+{LANGUAGES}",
     r"\b(?:merge|sort|reverse|iterate\s+(?:over|through)|traverse|parse|concatenate|flatten|slice|initiali[sz]e|declare|append\s+to)\b[^.?!]{0,30}\b(?:arrays?|strings?|lists?|dict(?:ionar(?:y|ies)|s)?|tuples?|dataframes?|structs?|objects|variables?)\b",
     r"\b(?:install|uninstall|compile|upgrade|configure|deploy|set\s*up|run)\b[^.?!]{0,40}\b(?:on|in|under|via|with)\s+(?:ubuntu|debian|fedora|centos|linux|windows|mac(?:os|\s+os)?|wsl|aws|azure|heroku|homebrew|brew|conda)\b",
@@ -86,13 +96,75 @@ CODE = any_of(
     r"\bpseudo-?code\b|\bsubstring|\bpalindrom|\b(?:for|while)[\s-]loop",
     r"\b(?:an?|the|two|sorted)\s+(?:array|string|integer|list(?!\s+of\s+(?!integers|numbers|strings|ints|lists|tuples|dict))|matrix|div|tuple|pointer|struct)s?\b(?=\s+(?:of|into|in|is|and|that|s|to|with)\b|\s*[?.]?$)",
     r"\b(?:lru\s+)?cache\b|\bcommand\s+line\b|\bone-?liner\b",
-    r"\b(?:this|the\s+following)\s+(?:code|function|script|query|program|snippet)\b",
 )
 
 # A question about a language, not one for a program.
 ABOUT_LANGUAGES = (
     r"\b(?:differences?|compar\w+|versus|vs\.?|(?:dis)?advantages|benefits|drawbacks|pros|history|popular|career|choose|"
     r"learn(?:ing)?|teach(?:ing)?|future|use\s+cases|unterschiede?|diferencias?|区别|优缺点)\b"
+)
+
+# A request for advice, about programs as about anything else, is answered in prose. A sentence begins with a
+# request for it ("Give me tips for ...", "What are common mistakes in ..."), or asks how something becomes
+# better, and not how one thing is done ("How can I make a web page load faster?").
+_BETTER = (
+    r"(?:better|faster|slower|safer|cleaner|smaller|shorter|simpler|easier|quicker|lighter|smoother|clearer|nicer|stronger|"
+    r"(?:more|less)\s+(?!than\b)\w+)\b"
+)
+_GOOD = (
+    r"(?:clean|readable|maintainable|secure|safe|robust|reliable|scalable|accessible|efficient|testable|idiomatic|pythonic|"
+    r"organi[sz]ed|consistent|high-quality|well-\w+|good|better|fast)\b"
+)
+ADVICE = any_of(
+    r"(?:(?:give|share|list|name|suggest|offer|provide|tell|show|recommend|what|which|are|were|is|do|you|have|me|us|some|any|a|an|few|the|"
+    r"of|your|main|most|common|typical|frequent|important|general|good|best|useful|practical|effective|\d+|two|three|four|five|six|seven|eight|"
+    r"nine|ten)\s+){0,8}"
+    r"(?:tips?|advice|(?:best|good|common)\s+practices|guidelines|suggestions|recommendations|strategies|principles|habits|mistakes|pitfalls|"
+    r"(?:good|best|better|effective)\s+ways)\b",
+    rf"(?:how\b|what\s+(?:can|should|could)\b)[^.?!]{{0,40}}\b(?:make|keep|get|write|build|develop)\b[^.?!]{{0,60}}\b{_BETTER}",
+    rf"how\b[^.?!]{{0,30}}\b(?:make|keep|get)\b[^.?!]{{1,60}}\b{_GOOD}\s*[.?!]*$",
+    rf"how\b[^.?!]{{0,30}}\b(?:write|produce|create|build)\s+{_GOOD}",
+    r"(?:how\b|what\s+(?:can|should|could)\b)[^.?!]{0,30}\b(?:improve|speed\s+up|secure|protect|learn|choose|get\s+better|become)\b",
+    r"how\b[^.?!]{0,30}\b(?:organi[sz]e|structure|maintain|document|manage|optimi[sz]e|test|scale)\b[^.?!]{0,30}\b"
+    r"(?:projects?|code|codebases?|apps?|applications?|web\s*sites?|web\s*pages?|sites?|pages?|repositor(?:y|ies)|dependencies)\b",
+    r"(?:(?:gib|nenne?|zeige?|sag|schlage?|empfiehl|was|welche\w*|sind|gibt|hast|du|es|mir|uns|ein|paar|einige|die|der|das|den|gute\w*|"
+    r"beste\w*|häufig\w*|typisch\w*|wichtig\w*|nützlich\w*|\d+|zwei|drei|vier|fünf|sechs|sieben|acht|neun|zehn)\s+){0,7}"
+    r"(?:tipps?|rat|ratschläge|empfehlungen|vorschläge|best\s+practices|regeln|grundsätze|prinzipien|strategien|gewohnheiten|fehler)\b",
+    r"(?:wie\b|was\s+(?:kann|sollte)\b)[^.?!]{0,70}\b(?:(?<!ein\s)(?:schneller|sicherer|besser|lesbarer|sauberer|kürzer|kleiner|einfacher|effizienter|"
+    r"stabiler|zuverlässiger|übersichtlicher|verständlicher)\b|(?:lesbar|sauber|wartbar|übersichtlich|verständlich)\w*|verbesser\w*|beschleunig\w*|"
+    r"absicher\w*|schütz\w*|lern\w*)",
+    r"[¿]?(?:(?:dame|da|danos|enumera|menciona|recomienda|cuáles|son|qué|tienes|me|los|las|unos|unas|algunos|algunas|mejores|principales|buen[oa]s|"
+    r"más|comunes|útiles|\d+|dos|tres|cuatro|cinco|seis|siete|ocho|nueve|diez)\s+){0,7}"
+    r"(?:consejos?|recomendaciones|sugerencias|(?:buenas|mejores)\s+prácticas|errores|estrategias|principios|hábitos|(?:buenas|mejores)\s+(?:formas|maneras))\b",
+    r"[¿]?(?:cómo|qué)\b[^.?!]{0,30}\b(?:hacer|hago|haga|hagamos|lograr|logro|conseguir|escrib\w+|manten\w+|tener)\b[^.?!]{0,60}"
+    r"\b(?:más\s+(?!de\b)\w+|mejor|legible|limpio|segur[oa])\b",
+    r"[¿]?(?:cómo|qué)\b[^.?!]{0,30}\b(?:mejor(?:ar|o|amos)|aceler\w+|proteg\w+|aprend\w+|optimizar\s+(?:un\s+|el\s+|mi\s+|la\s+|una\s+)?(?:sitio|página|web|aplicación|código))\b",
+    r"[^。？！?!]{0,30}(?:建议|技巧|最佳实践|注意事项|好习惯|常见(?:的)?错误|诀窍|窍门)",
+    r"[^。？！?!]{0,12}(?:如何|怎么|怎样)[^。？！?!]{0,30}(?:更[^\s多大]|提高|提升|改善|加快|加速|保护|学习|学好|可读|易读|整洁|高质量|优雅)",
+)
+
+# A request for a text that says the same again and again.
+REPEATING = any_of(
+    r"\brepeat|\b(?:over|again)\s+and\s+(?:over|again)\b|\b(?:\d+|two|three|four|five|six|seven|eight|nine|ten|twenty|fifty|hundred|thousand)\s+times\b",
+    r"\brefrain\b|\bchorus\b|\bsong\b|\blyrics\b|\bchant\b|\bmantra\b|\b\d+\s+copies\b",
+    r"\bwiederhol|\bimmer\s+wieder\b|\d+\s*mal\b|\b(?:zwei|drei|vier|fünf|zehn|zwanzig|hundert)\s?mal\b|\blied\b|\brefrain",
+    r"\brepit|\brepet|\b(?:\d+|dos|tres|cuatro|cinco|diez|veinte|cien)\s+veces\b|\bcanción\b|\bestribillo\b",
+    r"重复|反复|[\d一二三四五六七八九十百]\s*[遍次]|歌",
+)
+
+# What sets things beside each other: a list of its answer names aspects, not what is true of one of them.
+COMPARING = (
+    any_of(
+        r"\bdifferences?\b[^.?!]{0,30}\bbetween\b|\bcomparisons?\s+(?:of|between)\b|\bdiffer(?:s|ing)?\b[^.?!]{0,30}\b(?:from|in)\b",
+        r"\bhow\s+(?:do|does|did)\b[^.?!]*\bdiffer\b|\s(?:vs\.?|versus)\s",
+        r"\bunterschied\w*\b[^.?!]{0,30}\bzwischen\b|\bunterscheide[nt]\b[^.?!]{0,60}\b(?:von|sich)\b|\bsich\b[^.?!]{0,60}\bunterscheide[nt]\b",
+        r"\bdiferencias?\b[^.?!]{0,30}\bentre\b|\bse\s+(?:diferencian?|distinguen?)\b",
+        r"(?:区别|差别|差异|不同|异同)",
+    ),
+    any_of(
+        r"(?:compare|contrast)\b(?!\s+(?:this|it|that|them)\b)|(?:make|write|give|create|provide)\s+(?:me\s+|us\s+)?(?:an?|the)\s+(?:\w+\s+)?comparison\b",
+        r"vergleiche?\b|compara\b|(?:请)?(?:比较|对比)(?!好|多|少|大|小|快|慢|容易|简单|难)",
+    ),
 )
 
 NUMBER = any_of(
