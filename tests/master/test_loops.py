@@ -86,7 +86,7 @@ CLOSING = "This will help you feel more confident and prepared."
         (f"Be early. {LOOP}. " + f"Go on. {LOOP}. " * 9, f"Be early. {LOOP}. Go on."),
         (
             "".join(f"{n}. Step {n} is new. {CLOSING}\n" for n in range(1, 9)),
-            "".join(f"{n}. Step {n} is new. {CLOSING}\n" for n in range(1, 4)) + "4. Step 4 is new.",
+            "".join(f"{n}. Step {n} is new. {CLOSING}\n" for n in range(1, 5)) + "5. Step 5 is new.",
         ),
     ],
     ids=["list lines", "sentences", "a sentence in every item"],
@@ -100,11 +100,11 @@ def test_a_direct_answer_ends_where_it_goes_on_and_on(text: str, cut: str, size:
 @pytest.mark.parametrize(
     "text",
     [
-        "".join(f"{n}. Step {n} is new. {CLOSING}\n" for n in range(1, 4)) + "Good luck.",
+        "".join(f"{n}. Step {n} is new. {CLOSING}\n" for n in range(1, 5)) + "Good luck.",
         "word " * 90,
         f"{LOOP}. {LOOP}. Done.",
     ],
-    ids=["a sentence that ends three items", "a word that was asked for", "a sentence said twice"],
+    ids=["a sentence that ends four items", "a word that was asked for", "a sentence said twice"],
 )
 def test_a_direct_answer_may_say_a_sentence_more_than_once(text: str, size: int) -> None:
     assert shown(text, size, DIRECT_LOOPS) == (text, False)

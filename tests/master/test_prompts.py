@@ -6,6 +6,7 @@ The demo tokenizer speaks for all of them.
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from collections.abc import Callable
 from functools import cache
@@ -21,7 +22,16 @@ from specsot.core.skeleton import PlanRules, Point
 from specsot.errors import InvalidRequest, ModelError
 from specsot.params import Ask, Message
 from specsot_master.core.prompts import shared_length
-from specsot_master.core.wording import FORMS, Form, Language, Wording, append_words, language_of, write_list
+from specsot_master.core.wording import (
+    FORMS,
+    LANGUAGES,
+    Form,
+    Language,
+    Wording,
+    append_words,
+    language_of,
+    write_list,
+)
 from specsot_master.prompts import (
     Conversation,
     ListConversation,
@@ -152,7 +162,7 @@ class TestEveryTemplate:
         conversation = ask_all(prompts, Message("user", "请介绍睡眠的几个阶段。"))
         assert "请介绍睡眠的几个阶段。" in words(text, conversation.prefix)
         assert "编号列表" in words(text, conversation.skeleton.suffix)
-        assert "标题：Deep" in words(text, conversation.branch(POINTS[1], POINTS, [], 60).suffix)
+        assert "标题：“Deep”" in words(text, conversation.branch(POINTS[1], POINTS, [], 60).suffix)
 
     @pytest.mark.parametrize("form", ["outline", "turns"])
     def test_a_branch_sees_all_points_and_differs_from_its_siblings_only_at_its_end(
@@ -166,7 +176,7 @@ class TestEveryTemplate:
         common = shared_length(first, second)
         after = text.encode(text.render([Message("user", "x")]).partition("x")[2])
         title = text.encode(f" {POINTS[0].title}")
-        assert len(first) - common <= len(title) + len(after) + 3
+        assert len(first) - common <= len(title) + len(after) + 8
 
 
 MARKERS = {
@@ -324,13 +334,17 @@ def test_in_turns_the_point_is_asked_for_behind_the_list(speak: Speak) -> None:
     conversation = ask_in("turns", text)
     branch = words(text, conversation.branch(POINTS[1], POINTS, [], 60).tokens)
     plan = words(text, conversation.skeleton.tokens)
-    assert branch.startswith(f"{plan} Light\n2. Deep<|im_end|>\n<|im_start|>user\nNow write the text")
-    assert "Point 2: Deep<|im_end|>" in branch
+    head = plan.removesuffix("<think>\n\n</think>\n\n1.")
+    assert branch.startswith(head)
+    assert "1. Light\n2. Deep<|im_end|>\n<|im_start|>user\nNow write the text" in branch
+    assert 'Point 2: "Deep"<|im_end|>' in branch
 
 
 def test_a_template_without_a_second_question_is_asked_in_one_turn(tmp_path: Path) -> None:
     """Some templates take one exchange."""
-    single = "{% if messages | length > 1 %}{{ raise_exception('one turn') }}{% endif %}{{ messages[0]['content'] }}"
+    single = (
+        "{% if messages | length > 1 %}{{ raise_exception('one turn') }}{% endif %}{{ messages[0].content }}"
+    )
     text, _ = with_template(tmp_path, single)
     branch = words(text, ask_in("turns", text).branch(POINTS[1], POINTS, [], 60).tokens)
     assert "The answer has these points:" in branch
@@ -427,6 +441,63 @@ def test_broken_parts_are_one_clear_line(tmp_path: Path, parts: str) -> None:
     (tmp_path / "specsot.json").write_text(parts, encoding="utf-8")
     with pytest.raises(ModelError, match=r"specsot\.json"):
         Prompts(tmp_path, TEXT)
+
+
+@pytest.mark.parametrize(
+    ("wording", "message"),
+    [
+        ('"turns"', "wording is an object"),
+        ('{"form": "letter"}', "wording.form is question, outline, turns, got 'letter'"),
+        ('{"from": "turns"}', "not 'from'"),
+        ('{"sentences": {"fr": {}}}', "not 'fr'"),
+        ('{"sentences": {"en": {"outlines": ""}}}', "not 'outlines'"),
+        ('{"sentences": {"en": {"outline": "About {title}."}}}', "outline has no {plan}"),
+        ('{"sentences": {"en": {"question": "{title} {count}"}}}', "question has {count}"),
+        ('{"sentences": {"en": {"question": 1}}}', "question is a text"),
+    ],
+)
+def test_a_broken_wording_is_one_clear_line(tmp_path: Path, wording: str, message: str) -> None:
+    (tmp_path / "specsot.json").write_text(f'{{"wording": {wording}}}', encoding="utf-8")
+    with pytest.raises(ModelError, match=re.escape(message)):
+        Prompts(tmp_path, TEXT)
+
+
+def test_a_model_says_in_which_words_it_is_asked(tmp_path: Path) -> None:
+    german = {"question": "Schreibe über {title}."}
+    wording = {"form": "question", "sentences": {"de": german}, "measured": {"question": {"words": 50}}}
+    (tmp_path / "specsot.json").write_text(json.dumps({"wording": wording}), encoding="utf-8")
+    text, prompts = with_template(tmp_path, QWEN)
+    assert prompts.listed, "it says nothing of how plans are written"
+
+    def asked(question: str) -> str:
+        conversation = ask_all(prompts, Message("user", question))
+        return words(text, conversation.branch(POINTS[1], POINTS, [], 60).tokens)
+
+    assert "Wie schläft man?\nSchreibe über Deep." in asked("Wie schläft man?").replace("? ", "?\n")
+    assert 'Tell me about "Deep" in two or three sentences.' in asked(QUESTION)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_no_sentence_makes_a_model_number_its_sentences(form: Form, language: Language) -> None:
+    """Asked for "zwei oder drei Sätze", "dos o tres frases", models write "Erster Satz: ..."."""
+    asked = Wording().sentences[language].ask_for_point(form, POINTS[1], POINTS)
+    assert "Deep" in asked
+    if language != "en":
+        assert not re.search(r"zwei|drei|Sätz|dos o tres|frases|两三|句", asked)
+
+
+def test_a_comparison_is_asked_for_aspects(speak: Speak) -> None:
+    _, prompts = speak(QWEN)
+    for question, asked in (
+        ("Compare tea and coffee.", "only the names of the aspects"),
+        ("Was ist der Unterschied zwischen Wetter und Klima?", "Namen der Merkmale"),
+        ("¿Cuál es la diferencia entre TCP y UDP?", "nombres de los aspectos"),
+        ("比较一下电动汽车和汽油车。", "比较的方面"),
+    ):
+        told = prompts.plan((Message("user", question),), LISTED).told
+        assert told is not None
+        assert asked in told[0]
 
 
 def test_parts_need_a_template_that_puts_turns_behind_each_other(tmp_path: Path) -> None:

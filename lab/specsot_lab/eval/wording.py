@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Any, Final, TextIO, cast
 
-from specsot.core.list_plan import ListReader
 from specsot.core.skeleton import PlanRules, Point
 from specsot.errors import InvalidRequest
+from specsot.events import Numbered, Planned
 from specsot.model.resolving import folder_of_model
 from specsot.params import Ask, Limits, Message, Sampling
 from specsot_app.bench.core.tables import figure, markdown, text
@@ -21,7 +22,7 @@ from specsot_app.fleet.opening import FleetClient, Opener, hear
 from specsot_app.fleet.options import FleetOptions, models_of
 from specsot_app.terminal.show import counting_bar
 from specsot_lab.eval.core.branch_faults import BranchFaults, WrittenPlan, choose_form, measure
-from specsot_master.core.guards import plan_of
+from specsot_master.core.limits import LIST_POINT_TOKENS
 from specsot_master.core.wording import FORMS, Form
 from specsot_master.prompts import PARTS_FILE, ListConversation, Prompts
 from specsot_master.text import Text
@@ -29,7 +30,6 @@ from specsot_master.text import Text
 LEAST_QUESTIONS: Final = 30  # Questions. Fewer do not say which form a model needs. Untuned.
 POINTS: Final = 4  # Points of a plan at most. Untuned.
 WRITTEN: Final = 3  # Points of a plan that are written; shared openings show in three. Bounds the run.
-PLAN_TOKENS: Final = 96  # Tokens of a list of POINTS titles. A bound.
 POINT_TOKENS: Final = 128  # Tokens of a branch; two or three sentences take about 60. A bound.
 ANSWERS: Final = "wordings.jsonl"  # In the output folder: every answer, from which a run is continued.
 
@@ -47,7 +47,27 @@ class Answers:
 
     def __init__(self, fleet: FleetClient, file: Path, at_once: int) -> None:
         self._fleet, self._file, self._places = fleet, file, asyncio.Semaphore(at_once)
-        self._known = {row["prompt"]: row["text"] for row in read_rows(file)}
+        file.parent.mkdir(parents=True, exist_ok=True)
+        rows = read_rows(file)
+        self._known = {row["prompt"]: row["text"] for row in rows if row["prompt"]}
+        self._plans: dict[str, list[str]] = {row["question"]: row["plan"] for row in rows if "plan" in row}
+
+    async def plan(self, question: str) -> tuple[Point, ...]:
+        """Return the points of a planned answer, of which only the plan is written."""
+        if question not in self._plans:
+            ask = Ask(prompt=question, mode="sot", limits=Limits(max_new_tokens=POINTS * LIST_POINT_TOKENS))
+            async with self._places:
+                self._plans[question] = await self._first_plan(ask)
+            self._keep({"prompt": "", "question": question, "plan": self._plans[question]})
+        return tuple(Point(id, 1, title) for id, title in enumerate(self._plans[question], 1))
+
+    async def _first_plan(self, ask: Ask) -> list[str]:
+        """Return the titles of a plan; leaving its events behind cancels the request."""
+        async with aclosing(cast("AsyncGenerator[Numbered]", self._fleet.generate(ask))) as events:
+            async for numbered in events:
+                if isinstance(numbered.event, Planned):
+                    return [point.title for point in numbered.event.points]
+        return []
 
     async def write(self, tokens: Sequence[int], limit: int, **about: Any) -> str:
         """Return the answer to a prompt, from the file if it was answered before."""
@@ -62,10 +82,12 @@ class Answers:
             async with self._places:
                 view = await hear(self._fleet, ask)
             self._known[prompt] = view.finished.text if view.finished else ""
-            row = {"prompt": prompt, **about, "text": self._known[prompt]}
-            with self._file.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            self._keep({"prompt": prompt, **about, "text": self._known[prompt]})
         return self._known[prompt]
+
+    def _keep(self, row: Mapping[str, Any]) -> None:
+        with self._file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
@@ -84,15 +106,8 @@ class Measurement:
         self._rules = PlanRules(direct=False, max_points=POINTS, listed=True)
 
     async def plan(self, question: str) -> PlanToWrite:
-        """Return the points that the product would keep of the model's list."""
-        turns = self._turns(question, self._wording.form)
-        written = await self._answers.write(
-            turns.skeleton.tokens, PLAN_TOKENS, question=question, form="plan", title=""
-        )
-        reader = ListReader(self._rules)
-        reader.feed(written)
-        reader.finish()
-        return PlanToWrite(question, plan_of(reader.points, False, question, POINT_TOKENS, turns.told or ()))
+        """Return the points that the product keeps of the model's list."""
+        return PlanToWrite(question, await self._answers.plan(question))
 
     async def write(self, plan: PlanToWrite, form: Form) -> WrittenPlan:
         """Return the plan with the texts that the model writes in this form."""
@@ -137,7 +152,6 @@ async def evaluate(
     if not asker.listed:
         raise InvalidRequest(f"{base} was taught to plan, so it is asked in no words of ours", "plans")
     questions = read_questions(prompts)
-    output.mkdir(parents=True, exist_ok=True)
     fleet = await opener(wanted)
     try:
         run = Measurement(asker, words, Answers(fleet, output / ANSWERS, at_once))
@@ -155,9 +169,7 @@ async def evaluate(
     return 0
 
 
-async def _measure_forms(
-    run: Measurement, questions: Sequence[str], err: TextIO
-) -> dict[Form, BranchFaults]:
+async def _measure_forms(run: Measurement, questions: Sequence[str], err: TextIO) -> dict[Form, BranchFaults]:
     with counting_bar(err, "plans", len(questions)) as count:
 
         async def planned(question: str) -> PlanToWrite:
@@ -187,6 +199,7 @@ COLUMNS = (
     figure("list inside", "lists"),
     figure("names other points", "other_points"),
     figure("own form", "own_form"),
+    figure("off its title", "off_title"),
     figure("one sentence", "short"),
     figure("faults", "total"),
 )
@@ -196,7 +209,7 @@ def show(found: dict[Form, BranchFaults], out: TextIO) -> Form:
     """Print the table, and return the best form. Raises InvalidRequest if the model wrote no plan."""
     if not any(faults.branches for faults in found.values()):
         raise InvalidRequest("the model wrote no plan of two points to any question", "plans")
-    rows = [{"form": form, **asdict(faults), "total": faults.total} for form, faults in found.items()]
+    rows = [{"form": form, **asdict(faults)} for form, faults in found.items()]
     best = choose_form(found)
     out.write(f"{markdown(COLUMNS, rows)}\n\nthe form with the fewest faults is {best}\n")
     return best

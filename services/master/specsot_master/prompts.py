@@ -157,7 +157,7 @@ class ListConversation:
         return 2 if self._form == "turns" else 1
 
     def _branch_words(self, point: Point, points: Sequence[Point]) -> tuple[str, ...]:
-        """Return what a branch's prompt holds of the plan, text by text: in turns, the list is one of its own."""
+        """Return what a branch's prompt holds of the plan; in turns, the list is a text of its own."""
         words = self._sentences.ask_for_point(self._form, point, points)
         return (write_list(points), words) if self._form == "turns" else (words,)
 

@@ -1,7 +1,7 @@
 """What is wrong with the branches of planned answers, counted: the measures by which a wording is chosen.
 
 Every fault is the share of branches that have it. Words are runs of letters and digits in lower case, and
-single characters in Han script. The measures were fixed before a wording was chosen by them.
+single characters in Han script.
 """
 
 from __future__ import annotations
@@ -18,26 +18,28 @@ OPENING_WORDS = 4  # Words. Two branches that begin with the same ones share an 
 RESTATING_WORDS = 14  # Words of a branch in which the words of the question are looked for. Untuned.
 RESTATED_SHARE = 0.6  # Of the question's words; a branch that says as many of them restates it. Untuned.
 GRAM = 4  # Words of a run that another branch must have in full. Untuned.
+STEM = 5  # Letters of a word that must be the same for "Exercising" to speak of "exercises". Untuned.
 LEAST_TITLE_WORDS = 2  # Of another point's title, before its words count as a mention of that point. Untuned.
 
 _WORD = re.compile(r"[\u3400-\u9fff]|[^\W_\u3400-\u9fff]+")
 # Words that a question shares with any answer, in the languages that the product asks in.
-_STOP = frozenset(
-    (
-        "a an the of to is are was were in and or for on with by it its s that this be can as at from your you how do does what which why "
-        "i me my some good should one explain describe give tell compare between write list "
-        "der die das den dem und ist sind ein eine einen wie welche was warum hat kann ich man mein meine es zu von bei beim im in für mir "
-        "el la los las de del un una y o que qué cuáles cuál son es cómo puedo mi me en para por al se con sus "
-        "的 了 是 有 哪 些 什 么 怎 样 如 何 一 下 和 请 我 吗 在 与"
-    ).split()
+_STOP_LINES = (
+    "a an the of to is are was were in and or for on with by it its s that this be can as at from your you",
+    "how do does what which why i me my some good should one explain describe give tell compare between",
+    "write list der die das den dem und ist sind ein eine einen wie welche was warum hat kann ich man mein",
+    "meine es zu von bei beim im für mir el la los las de del un una y o que qué cuáles cuál son cómo puedo",
+    "mi en para por al se con sus 的 了 是 有 哪 些 什 么 怎 样 如 何 一 下 和 请 我 吗 在 与",
 )
+_STOP = frozenset(word for line in _STOP_LINES for word in line.split())
 _LIST_LINE = re.compile(r"(?m)^\s*(?:\d{1,2}[.)、]|[-*•])\s")
-# A branch that writes of its own form: "Erster Satz:", "Here are two sentences", "dos o tres frases", "第一句".
+# A branch that writes of its own form: "Erster Satz:", "two sentences", "dos o tres frases", "第一句",
+# "Heading: ...".
 _OWN_FORM = re.compile(
     r"\b(?:first|second|third)\s+sentence\b|\b(?:one|two|three)(?:\s+or\s+three)?\s+(?:short\s+)?sentences\b|\bshort\s+paragraph\b|"
     r"\b(?:erste[rs]?|zweite[rs]?|dritte[rs]?)\s+satz\b|\b(?:zwei|drei)\s+(?:kurze\s+)?sätze\b|\bkurze[rn]?\s+absatz\b|"
     r"\b(?:primera|segunda|tercera)\s+(?:frase|oración)\b|\b(?:dos|tres)\s+(?:frases|oraciones)\b|\bpárrafo\s+breve\b|"
-    r"第[一二三]句|[两三]句话|一小段话",
+    r"第[一二三]句|[两三]句话|一小段话|"
+    r"\b(?:heading|überschrift|título|(?:point|punkt|punto)\s+\d+)\s*:|\bhere(?:'s|\s+is)\s+the\s+text\b|(?:标题|要点\s*\d*)\s*：",
     re.IGNORECASE,
 )
 _SENTENCE = re.compile(r"[.!?…][\"')\]*”’]*(?=\s|$)|[。！？]")
@@ -71,14 +73,15 @@ class BranchFaults:
     other_points: float
     # The text speaks of its sentences or numbers them.
     own_form: float
+    # The text has fewer than half of the words of its own title.
+    off_title: float
     # The text has fewer than two sentences, where two or three were asked for.
     short: float
 
-    @property
-    def total(self) -> float:
-        """The faults of a branch on average, by which forms are compared."""
-        shares = (self.shared_openings, self.restated, self.shared_grams, self.lists)
-        return sum(shares) + self.other_points + self.own_form + self.short
+    # Faults of a branch on average, by which forms are compared. A branch that shares its opening and
+    # restates the question starts the answer over once, and one that holds a list of the titles copies the
+    # plan once.
+    total: float
 
 
 def words_of(text: str) -> list[str]:
@@ -90,7 +93,7 @@ def words_of(text: str) -> list[str]:
 def measure(plans: Iterable[WrittenPlan]) -> BranchFaults:
     """Return the faults of all branches of these plans; all are 0 if there are none."""
     rows = [row for plan in plans for row in _rows_of(plan)]
-    runs = sum(row["runs"] for row in rows)
+    shared_grams = sum(row["shared_runs"] for row in rows) / max(sum(row["runs"] for row in rows), 1)
 
     def share(name: str) -> float:
         return fmean(row[name] for row in rows) if rows else 0.0
@@ -100,11 +103,13 @@ def measure(plans: Iterable[WrittenPlan]) -> BranchFaults:
         words=share("words"),
         shared_openings=share("shared_openings"),
         restated=share("restated"),
-        shared_grams=sum(row["shared_runs"] for row in rows) / max(runs, 1),
+        shared_grams=shared_grams,
         lists=share("lists"),
         other_points=share("other_points"),
         own_form=share("own_form"),
+        off_title=share("off_title"),
         short=share("short"),
+        total=share("faults") + shared_grams,
     )
 
 
@@ -125,17 +130,26 @@ def _rows_of(plan: WrittenPlan) -> list[dict[str, float]]:
         elsewhere = set().union(*(other for at, other in enumerate(runs) if at != place))
         others = [title for at, title in enumerate(plan.titles) if at != place]
         said = asked & set(words[:RESTATING_WORDS])
+        shared = bool(words) and openings[tuple(words[:OPENING_WORDS])] > 1
+        restated = bool(asked) and len(said) >= RESTATED_SHARE * len(asked)
+        lists = _LIST_LINE.search(text) is not None
+        named = any(_is_named(title, words) for title in others)
+        own_form = _OWN_FORM.search(text) is not None
+        off_title = not _is_about(plan.titles[place], words)
+        short = len(_SENTENCE.findall(text.strip())) < 2
         rows.append(
             {
                 "words": len(words),
-                "shared_openings": bool(words) and openings[tuple(words[:OPENING_WORDS])] > 1,
-                "restated": bool(asked) and len(said) >= RESTATED_SHARE * len(asked),
+                "shared_openings": shared,
+                "restated": restated,
                 "runs": len(runs[place]),
                 "shared_runs": sum(run in elsewhere for run in runs[place]),
-                "lists": _LIST_LINE.search(text) is not None,
-                "other_points": any(_is_named(title, words) for title in others),
-                "own_form": _OWN_FORM.search(text) is not None,
-                "short": len(_SENTENCE.findall(text.strip())) < 2,
+                "lists": lists,
+                "other_points": named,
+                "own_form": own_form,
+                "off_title": off_title,
+                "short": short,
+                "faults": (shared or restated) + (lists or named) + own_form + off_title + short,
             }
         )
     return rows
@@ -143,6 +157,12 @@ def _rows_of(plan: WrittenPlan) -> list[dict[str, float]]:
 
 def _runs(words: Sequence[str]) -> list[tuple[str, ...]]:
     return [tuple(words[at : at + GRAM]) for at in range(len(words) - GRAM + 1)]
+
+
+def _is_about(title: str, words: Sequence[str]) -> bool:
+    """Whether the words have half of the words of a title, in any form."""
+    wanted = {word[:STEM] for word in words_of(title) if word not in _STOP}
+    return 2 * len(wanted & {word[:STEM] for word in words}) >= len(wanted)
 
 
 def _is_named(title: str, words: Sequence[str]) -> bool:

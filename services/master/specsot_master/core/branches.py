@@ -106,7 +106,10 @@ class PlanBranches:
         self._max_parallel = max_parallel
         self._branches = {
             p.id: PlanBranch(
-                p, budgets[p.id], AnswerText(stops, True, BRANCH_LOOPS if loops else None, shown), least=least(budgets[p.id])
+                p,
+                budgets[p.id],
+                AnswerText(stops, True, BRANCH_LOOPS if loops else None, shown),
+                least=least(budgets[p.id]),
             )
             for p in points
         }

@@ -25,24 +25,28 @@ _PAUSE = re.compile(r"(?:[,;:][\"')\]*”’]*\s|[，；：、])\Z")
 _LEAD = re.compile(r"\W*(?:\d{1,3}[.):、．](?:\W|$)\W*)?")
 _SIGN = re.compile(r"[\W_]+")
 _FENCES = ("```", "~~~")
+
+
 @dataclass(frozen=True, slots=True)
 class LoopRule:
     """When a text repeats itself so much that it is ended.
 
     sentences: times that a sentence comes, wherever, until it is a loop.
+    cycles: times that anything comes in a row until it is a loop: a line, or several in one order.
     words: whether a clause that says one word or phrase again and again is a loop, too.
     """
 
     sentences: int
+    cycles: int
     words: bool
 
 
 # A branch has two or three sentences, so that one that comes a second time is a loop.
-BRANCH_LOOPS = LoopRule(sentences=2, words=True)
+BRANCH_LOOPS = LoopRule(sentences=2, cycles=3, words=True)
 # A direct answer may end several items of a list with the same sentence, and may be asked to count or to say
-# a word often. Of 30 direct answers of Qwen2.5-Coder-1.5B, two sentences end seven and three end five, some of
-# them in the middle of good text; four end the one that loops on.
-DIRECT_LOOPS = LoopRule(sentences=4, words=False)
+# a word often. Of 30 direct answers of Qwen2.5-Coder-1.5B, two sentences end seven and three end five, some
+# of them in the middle of good text; this rule ends the one that loops on.
+DIRECT_LOOPS = LoopRule(sentences=5, cycles=4, words=False)
 
 
 class StopStrings:
@@ -92,11 +96,11 @@ class LoopWatch:
     """Feed it an answer's text; what comes out holds no loop, nor what follows it.
 
     What is compared is letters, without bullet, number, case and punctuation. It is a loop when a sentence
-    of some length comes as often as the rule says; when anything comes a third time in a row, a clause, a
-    line, some of them in the same order; or, where the rule says so, when a clause says a word or phrase
-    again and again. So refrains, rows of tables and
-    short phrases may come again; code between fences is not looked at. What was said before is held back
-    until something new follows it. All this goes by characters, so pieces of any size give the same text.
+    of some length comes as often as the rule says; when anything comes in a row as often as it says; or,
+    where the rule says so, when a clause says a word or phrase again and again. So refrains, rows of tables
+    and short phrases may come again; code between fences is not looked at. What was said before is held
+    back until something new follows it. All this goes by characters, so pieces of any size give the same
+    text.
     """
 
     def __init__(self, rule: LoopRule = BRANCH_LOOPS) -> None:
@@ -189,12 +193,12 @@ class LoopWatch:
         return "" if said else self._release()
 
     def _count_looped(self, letters: str) -> int:
-        """Clauses up to here that come a third time in a row, and so that came a second time."""
+        """Clauses up to here that come in a row too often: all but those of the first time."""
         self._clauses.append(letters)
         for period in range(1, min(len(self._clauses), _LONGEST_PERIOD + 1)):
             same = self._clauses[-1 - period] == letters
             self._matches[period] = count = self._matches[period] + 1 if same else 0
-            if count >= 2 * period and sum(map(len, self._clauses[-count:])) >= _LEAST:
+            if count >= (self._rule.cycles - 1) * period and sum(map(len, self._clauses[-count:])) >= _LEAST:
                 return count
         return 0
 

@@ -319,10 +319,11 @@ class RequestPlan:
         return [self._tell(events.Planned(shares.points, forecast))]
 
     def _answer_instead(self, rest: int, now: float) -> list[Command]:
-        """The plan is no good: a plain answer."""
+        """The plan is no good: a plain answer, which ends where it repeats itself, as a point would."""
         self._before, self._told_direct = self._before + self._solo.written, True
         self._decision = Decision("direct", events.NO_PLAN)
-        self._solo, self._solo_over = self._begin_text(rest, loops=self._direct_loops), False
+        loops = None if self._ask.min_tokens else BRANCH_LOOPS
+        self._solo, self._solo_over = self._begin_text(rest, loops=loops), False
         self._tally.enter("direct", now)
         return [self._tell(events.Planned(())), OpenAnswer(rest)]
 
@@ -394,6 +395,9 @@ class RequestPlan:
     def _abandon(self, reason: events.Reason, now: float) -> list[Command]:
         """Close what lives, finish with what is there: of branches, all that each has written."""
         commands: list[Command] = [] if self._solo_over else [CloseSequence(0)]
+        if self._told_direct and not (self._solo_over or self._score):
+            self._solo.finish()  # text that might have begun a loop
+            commands += self._tell_solo(0)
         if branches := self._branches:
             for id in branches.live:
                 text, branches[id].reason = branches[id].answer.flush(), reason

@@ -73,8 +73,8 @@ def write_list(points: Sequence[Point]) -> str:
 ENGLISH = Sentences(
     plan="Answer with a short numbered list of {points}, each 2 to 6 words.",
     aspects=(
-        "Answer with a short numbered list of {points}: only the names of the aspects in which they are to be "
-        "compared, each 1 to 4 words."
+        "Answer with a short numbered list of {points}: only the names of the aspects in which they are to "
+        "be compared, each 1 to 4 words."
     ),
     at_most="at most {count} points",
     exactly="{count} points",
@@ -82,11 +82,11 @@ ENGLISH = Sentences(
     outline=(
         "The answer has these points:\n{plan}\n\n"
         "Write only the text below one of these headings: two or three sentences about this point alone, "
-        "without an introduction and without the other points.\n\nHeading: {title}"
+        'without an introduction and without the other points.\n\nHeading: "{title}"'
     ),
     turns=(
         "Now write the text for one point of the list, in two or three sentences. "
-        "Say nothing about the other points.\n\nPoint {id}: {title}"
+        'Say nothing about the other points.\n\nPoint {id}: "{title}"'
     ),
     polish=(
         "Write one clear answer from these notes, without headings and without saying anything twice:\n\n"
@@ -107,11 +107,11 @@ GERMAN = Sentences(
     outline=(
         "Die Antwort hat diese Punkte:\n{plan}\n\n"
         "Schreibe nur den Text unter einer dieser Überschriften: einen kurzen Absatz nur zu diesem Punkt, "
-        "ohne Einleitung und ohne die anderen Punkte.\n\nÜberschrift: {title}"
+        "ohne Einleitung und ohne die anderen Punkte.\n\nÜberschrift: „{title}“"
     ),
     turns=(
         "Schreibe nun den Text zu einem Punkt der Liste, als kurzen Absatz. "
-        "Sage nichts zu den anderen Punkten.\n\nPunkt {id}: {title}"
+        "Sage nichts zu den anderen Punkten.\n\nPunkt {id}: „{title}“"
     ),
     polish=(
         "Schreibe aus diesen Notizen eine Antwort am Stück, ohne Überschriften und Wiederholungen:\n\n{text}"
@@ -129,11 +129,11 @@ SPANISH = Sentences(
     outline=(
         "La respuesta tiene estos puntos:\n{plan}\n\n"
         "Escribe solo el texto que va bajo uno de estos títulos: un párrafo breve sobre ese punto, "
-        "sin introducción y sin los demás puntos.\n\nTítulo: {title}"
+        "sin introducción y sin los demás puntos.\n\nTítulo: «{title}»"
     ),
     turns=(
         "Escribe ahora el texto de un punto de la lista, en un párrafo breve. "
-        "No digas nada de los demás puntos.\n\nPunto {id}: {title}"
+        "No digas nada de los demás puntos.\n\nPunto {id}: «{title}»"
     ),
     polish="Escribe con estas notas una respuesta coherente, sin títulos ni repeticiones:\n\n{text}",
 )
@@ -145,9 +145,9 @@ CHINESE = Sentences(
     question="请用一小段话介绍“{title}”。",
     outline=(
         "回答包含以下要点：\n{plan}\n\n"
-        "请只写其中一个标题下的正文：用一小段话只谈这一点，不要写引言，也不要谈其他要点。\n\n标题：{title}"
+        "请只写其中一个标题下的正文：用一小段话只谈这一点，不要写引言，也不要谈其他要点。\n\n标题：“{title}”"
     ),
-    turns="现在请写列表中一个要点的正文，用一小段话，不要谈其他要点。\n\n要点 {id}：{title}",
+    turns="现在请写列表中一个要点的正文，用一小段话，不要谈其他要点。\n\n要点 {id}：“{title}”",
     polish="请把下面的笔记写成一篇连贯的回答，不要标题，不要重复：\n\n{text}",
 )
 DEFAULT_SENTENCES: Mapping[Language, Sentences] = {
