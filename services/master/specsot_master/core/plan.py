@@ -215,7 +215,8 @@ class RequestPlan:
     def _make_solo(self) -> FirstSequence:
         reader = None if self._mode == "direct" else self._make_reader()
         rest = self._ask.limits.new_tokens - self._before
-        return self._begin_text(rest, reader, plan_limit(self._ask), None if reader else self._direct_loops)
+        loops = DIRECT_LOOPS if reader is None and ends_loops(self._ask) else None
+        return self._begin_text(rest, reader, plan_limit(self._ask), loops)
 
     def _begin_text(
         self,
@@ -228,9 +229,9 @@ class RequestPlan:
         return FirstSequence(ask.stop, limit, reader, plan, loops, ask.min_tokens, self._shown_stops)
 
     @property
-    def _direct_loops(self) -> LoopRule | None:
-        """When a direct answer ends because it repeats itself."""
-        return DIRECT_LOOPS if ends_loops(self._ask) else None
+    def _branch_loops(self) -> LoopRule | None:
+        """When a point of a list, or the text that joins the points, ends because it repeats itself."""
+        return BRANCH_LOOPS if self._listed and not self._ask.min_tokens else None
 
     @property
     def _shown_stops(self) -> tuple[str, ...]:
@@ -309,7 +310,7 @@ class RequestPlan:
         cut = reason is events.Reason.LENGTH or len(shares.points) < len(points)
         self._branches = PlanBranches(
             shares,
-            *(self._ask.stop, limits.max_parallel, cut, self._listed and not self._ask.min_tokens),
+            *(self._ask.stop, limits.max_parallel, cut, self._branch_loops),
             least=partial(least_of, self._ask),
             shown=self._shown_stops,
         )
@@ -379,8 +380,7 @@ class RequestPlan:
         if not wanted or not whole or late or limit < MIN_BRANCH_TOKENS:
             return self._finish(branches.reason, now)
         self._before, self._polished, self._solo_over = self._before + self._solo.written, True, False
-        ends_loops = self._listed and not self._ask.min_tokens
-        self._solo = self._begin_text(limit, loops=BRANCH_LOOPS if ends_loops else None)
+        self._solo = self._begin_text(limit, loops=self._branch_loops)
         self._tally.enter("polish", now)
         return [OpenPolish(branches.bodies, limit)]
 
