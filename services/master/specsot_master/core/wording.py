@@ -94,7 +94,7 @@ ENGLISH = Sentences(
     ),
 )
 # "in zwei oder drei Sätzen" and "en dos o tres frases" make models number their sentences ("Erster Satz:",
-# "Hier sind zwei Sätze"), so that German, Spanish and Chinese ask for a short paragraph instead.
+# "Hier sind zwei Sätze"), so that German and Spanish ask for a short paragraph. Chinese bounds the length.
 GERMAN = Sentences(
     plan="Antworte mit einer kurzen nummerierten Liste von {points} mit je 2 bis 6 Wörtern.",
     aspects=(
@@ -142,12 +142,13 @@ CHINESE = Sentences(
     aspects="请用简短的编号列表，只列出要比较的方面的名称，{points}，每点不超过 8 个字。",
     at_most="最多 {count} 点",
     exactly="{count} 点",
-    question="请用一小段话介绍“{title}”。",
+    question="请用不超过 60 个字介绍“{title}”。",
     outline=(
         "回答包含以下要点：\n{plan}\n\n"
-        "请只写其中一个标题下的正文：用一小段话只谈这一点，不要写引言，也不要谈其他要点。\n\n标题：“{title}”"
+        "请只写其中一个标题下的正文：用不超过 60 个字只谈这一点，不要写引言，也不要谈其他要点。\n\n"
+        "标题：“{title}”"
     ),
-    turns="现在请写列表中一个要点的正文，用一小段话，不要谈其他要点。\n\n要点 {id}：“{title}”",
+    turns="现在请写列表中一个要点的正文，不超过 60 个字，不要谈其他要点。\n\n要点 {id}：“{title}”",
     polish="请把下面的笔记写成一篇连贯的回答，不要标题，不要重复：\n\n{text}",
 )
 DEFAULT_SENTENCES: Mapping[Language, Sentences] = {
