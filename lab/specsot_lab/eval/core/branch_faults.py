@@ -18,6 +18,10 @@ OPENING_WORDS = 4  # Words. Two branches that begin with the same ones share an 
 RESTATING_WORDS = 14  # Words of a branch in which the words of the question are looked for. Untuned.
 RESTATED_SHARE = 0.6  # Of the question's words; a branch that says as many of them restates it. Untuned.
 GRAM = 4  # Words of a run that another branch must have in full. Untuned.
+# Faults that a broken branch counts as: it copies the list, speaks of its own form or of another subject, so
+# that nobody would send it, where one that restates the question is only dull. By reading the answers of
+# SmolLM2 and Qwen2.5-Coder-1.5B, with whose order of the forms the sums then agree.
+BROKEN = 2.0
 STEM = 5  # Letters of a word that must be the same for "Exercising" to speak of "exercises". Untuned.
 LEAST_TITLE_WORDS = 2  # Of another point's title, before its words count as a mention of that point. Untuned.
 
@@ -80,7 +84,7 @@ class BranchFaults:
 
     # Faults of a branch on average, by which forms are compared. A branch that shares its opening and
     # restates the question starts the answer over once, and one that holds a list of the titles copies the
-    # plan once.
+    # plan once; faults that break a branch count as BROKEN.
     total: float
 
 
@@ -149,7 +153,7 @@ def _rows_of(plan: WrittenPlan) -> list[dict[str, float]]:
                 "own_form": own_form,
                 "off_title": off_title,
                 "short": short,
-                "faults": (shared or restated) + (lists or named) + own_form + off_title + short,
+                "faults": (shared or restated) + short + BROKEN * ((lists or named) + own_form + off_title),
             }
         )
     return rows
