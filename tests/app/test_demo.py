@@ -13,7 +13,7 @@ from specsot.errors import Unavailable
 from specsot.model.cache import cache_folder
 from specsot_app.fleet import demo, opening
 from specsot_app.fleet.options import FleetOptions, models_of
-from specsot_master.prompts import read_threshold
+from specsot_master.prompts import read_parts, read_threshold
 
 
 class Terminal(io.StringIO):
@@ -48,6 +48,9 @@ def test_what_was_fetched_answers_with_the_head_that_is_shipped(cached: Path) ->
     named = opening.with_demo(FleetOptions(), out)
     assert (named.model, named.draft_model, out.lines) == (cached, demo.head(), [])
     assert read_threshold(cached.parent) is not None
+    parts = read_parts(cached.parent)
+    assert parts is not None
+    assert parts.wording.form == "question", "it copies the list if it sees it"
     assert opening.with_demo(FleetOptions(drafter="none"), out).draft_model is None
     assert opening.with_demo(FleetOptions(draft_model="mine"), out).draft_model == "mine"
 

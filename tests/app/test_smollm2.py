@@ -45,7 +45,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_only_the_pinned_file_is_kept(cache: Path) -> None:
     kept = sorted(path.name for path in (cache / "specsot").iterdir())
-    assert kept == [".fetching.lock", demo.NAME, "router.json"]
+    assert kept == [".fetching.lock", demo.NAME, "router.json", "specsot.json"]
     assert hashlib.sha256((cache / "specsot" / demo.NAME).read_bytes()).hexdigest() == demo.SHA256
 
 

@@ -377,8 +377,7 @@ def test_a_model_directory_says_what_it_was_taught(text: Text, tmp_path: Path) -
         told.write_text(json.dumps({"plan_style": style}))
         assert Prompts(tmp_path, text).style == style
     assert Prompts(tmp_path, text, "list").style == "list", "who serves it decides"
-    with pytest.raises(ModelError, match="with skeleton_turn and branch_turn"):
-        Prompts(tmp_path, text, "markers")
+    assert Prompts(tmp_path, text, "markers").style == "markers", "any model can be told that language"
     told.write_text('{"plan_style": "tags"}')
     with pytest.raises(ModelError, match="has no <Outlines>"):
         Prompts(tmp_path, Text(BASE))

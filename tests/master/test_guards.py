@@ -7,7 +7,7 @@ import pytest
 from specsot.core.list_plan import ListReader
 from specsot.core.skeleton import PlanRules, Point
 from specsot_master.core.guards import keep_points
-from specsot_master.core.prompts import choose_wording
+from specsot_master.core.wording import Wording
 
 QUESTION = "What are the benefits of regular exercise?"
 TOLD = ("Answer with a short numbered list of at most 8 points, each 2 to 6 words.",)
@@ -290,7 +290,7 @@ def test_what_is_kept_of_recorded_plans(question: str, text: str, titles: list[s
     reader = ListReader(PlanRules(direct=False, max_points=8, listed=True))
     reader.feed(text)
     reader.finish()
-    told = (choose_wording(question).ask_for_list(8, exact=False),)
+    told = (Wording().of(question).ask_for_list(8, exact=False),)
     assert [point.title for point in keep_points(reader.points, question, told)] == titles
 
 
@@ -310,7 +310,7 @@ def test_what_is_kept_of_recorded_plans(question: str, text: str, titles: list[s
     ],
 )
 def test_our_words_are_no_points_in_any_order_and_form(question: str, ours: list[str]) -> None:
-    told = (choose_wording(question).ask_for_list(8, exact=False),)
+    told = (Wording().of(question).ask_for_list(8, exact=False),)
     points = [Point(id, 1, title) for id, title in enumerate([*ours, "Muskeln", "Salud"], 1)]
     assert [point.title for point in keep_points(points, question, told)] == ["Muskeln", "Salud"]
 

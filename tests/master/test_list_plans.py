@@ -22,7 +22,7 @@ def titles(play: Play) -> list[str]:
 
 def test_a_list_becomes_points_that_get_equal_shares() -> None:
     play = Play("auto", told=TOLD, max_new_tokens=600)
-    rules = PlanRules(direct=False, max_points=4, listed=True)
+    rules = PlanRules(direct=False, max_points=8, listed=True)
     assert play.of(OpenSkeleton) == [OpenSkeleton(300, rules, True)]
     play.write(0, LIST, lap=7)
     play.end(0)
@@ -76,7 +76,7 @@ def test_with_fewer_than_two_points_the_answer_is_a_plain_one(text: str) -> None
 
 
 def test_a_plain_answer_in_the_place_of_a_plan_ends_where_it_repeats_itself() -> None:
-    """One that was asked for goes on: it is what plain decoding writes."""
+    """One that was asked for goes on a little longer."""
     said = "We think that this is the symmetry of it. " * 3
     play, plain = Play("sot", told=TOLD, max_new_tokens=600), Play("direct", max_new_tokens=600)
     play.write(0, " A\n")
@@ -119,7 +119,7 @@ def test_a_list_that_ran_out_of_tokens_loses_the_title_that_was_cut() -> None:
 
 
 def test_a_list_that_is_complete_is_closed_where_nothing_holds_it() -> None:
-    play = Play("sot", told=TOLD, constraint=False, max_new_tokens=256)
+    play = Play("sot", told=TOLD, constraint=False, max_new_tokens=160)
     play.write(0, " One thing\n2. Two things\nThat is all")
     assert titles(play) == ["One thing", "Two things"]
     assert isinstance(play.said[-2], CloseSequence)

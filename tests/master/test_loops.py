@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from specsot_master.core.cuts import LoopWatch
+from specsot_master.core.cuts import BRANCH_LOOPS, DIRECT_LOOPS, LoopRule, LoopWatch
 
 LOOP = "It also helps you to keep a healthy weight"
 
 
-def shown(text: str, size: int) -> tuple[str, bool]:
-    watch = LoopWatch()
+def shown(text: str, size: int, rule: LoopRule = BRANCH_LOOPS) -> tuple[str, bool]:
+    watch = LoopWatch(rule)
     out = "".join(watch.feed(text[at : at + size]) for at in range(0, len(text), size))
     return out + watch.flush(), watch.repeats
 
@@ -72,3 +72,39 @@ TIMES = "Warm up.\n1. Ten squats\n2. Rest for thirty seconds before you go on\n"
 )
 def test_what_is_no_loop_is_left_alone(text: str, size: int) -> None:
     assert shown(text, size) == (text, False)
+
+
+TIP = "Use meaningful names: choose names that convey their purpose."
+CLOSING = "This will help you feel more confident and prepared."
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize(
+    ("text", "cut"),
+    [
+        ("".join(f"{n}. {TIP}\n" for n in range(6, 15)), f"6. {TIP}"),
+        (f"Be early. {LOOP}. " + f"Go on. {LOOP}. " * 9, f"Be early. {LOOP}. Go on."),
+        (
+            "".join(f"{n}. Step {n} is new. {CLOSING}\n" for n in range(1, 9)),
+            "".join(f"{n}. Step {n} is new. {CLOSING}\n" for n in range(1, 5)) + "5. Step 5 is new.",
+        ),
+    ],
+    ids=["list lines", "sentences", "a sentence in every item"],
+)
+def test_a_direct_answer_ends_where_it_goes_on_and_on(text: str, cut: str, size: int) -> None:
+    found, repeats = shown(text, size, DIRECT_LOOPS)
+    assert (found.rstrip(), repeats) == (cut, True)
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "".join(f"{n}. Step {n} is new. {CLOSING}\n" for n in range(1, 5)) + "Good luck.",
+        "word " * 90,
+        f"{LOOP}. {LOOP}. Done.",
+    ],
+    ids=["a sentence that ends four items", "a word that was asked for", "a sentence said twice"],
+)
+def test_a_direct_answer_may_say_a_sentence_more_than_once(text: str, size: int) -> None:
+    assert shown(text, size, DIRECT_LOOPS) == (text, False)

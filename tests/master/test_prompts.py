@@ -6,6 +6,7 @@ The demo tokenizer speaks for all of them.
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from collections.abc import Callable
 from functools import cache
@@ -20,13 +21,24 @@ from tokenizers import Tokenizer
 from specsot.core.skeleton import PlanRules, Point
 from specsot.errors import InvalidRequest, ModelError
 from specsot.params import Ask, Message
-from specsot_master.core.prompts import CHINESE, ENGLISH, GERMAN, SPANISH, Wording, behind, choose_wording
+from specsot_master.core.prompts import shared_length
+from specsot_master.core.wording import (
+    FORMS,
+    LANGUAGES,
+    Form,
+    Language,
+    Wording,
+    append_words,
+    language_of,
+    write_list,
+)
 from specsot_master.prompts import (
     MARKERS_FILE,
     Conversation,
     ListConversation,
     PartsConversation,
     Prompts,
+    ask_after,
     messages_of,
     render_asked,
 )
@@ -102,17 +114,22 @@ def ask_all(prompts: Prompts, *messages: Message, rules: PlanRules | None = None
     return prompts.plan(messages or (Message("user", QUESTION),), rules or LISTED)
 
 
+def ask_in(form: Form, text: Text, *messages: Message) -> ListConversation:
+    return ListConversation(text, messages or (Message("user", QUESTION),), LISTED, Wording(form))
+
+
 @pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES.keys())
 class TestEveryTemplate:
-    def test_the_prefix_is_what_the_turns_share(self, speak: Speak, template: str) -> None:
-        text, prompts = speak(template)
-        conversation = ask_all(prompts)
+    @pytest.mark.parametrize("form", FORMS)
+    def test_the_prefix_is_what_the_turns_share(self, speak: Speak, template: str, form: Form) -> None:
+        text, _ = speak(template)
+        conversation = ask_in(form, text)
         branch = conversation.branch(POINTS[0], POINTS, [], 80)
         for turn in (conversation.skeleton, branch):
             assert turn.tokens[: turn.shared] == conversation.prefix[: turn.shared]
             assert turn.suffix
             assert turn.shared == len(conversation.prefix)
-        assert QUESTION in words(text, conversation.prefix)
+        assert QUESTION.rstrip(".") in words(text, conversation.prefix)
 
     def test_turns_are_whole_renderings(self, speak: Speak, template: str) -> None:
         text, prompts = speak(template)
@@ -140,14 +157,28 @@ class TestEveryTemplate:
         text, prompts = speak(template)
         messages = (Message("user", "Hi"), Message("assistant", "Hello."), Message("user", QUESTION))
         prefix = words(text, ask_all(prompts, *messages).prefix)
-        assert prefix.index("Hi") < prefix.index("Hello.") < prefix.index(QUESTION)
+        assert prefix.index("Hi") < prefix.index("Hello.") < prefix.index(QUESTION.rstrip("."))
 
     def test_a_question_in_chinese(self, speak: Speak, template: str) -> None:
         text, prompts = speak(template)
         conversation = ask_all(prompts, Message("user", "请介绍睡眠的几个阶段。"))
         assert "请介绍睡眠的几个阶段。" in words(text, conversation.prefix)
         assert "编号列表" in words(text, conversation.skeleton.suffix)
-        assert "介绍“Deep”" in words(text, conversation.branch(POINTS[1], POINTS, [], 60).suffix)
+        assert "标题：“Deep”" in words(text, conversation.branch(POINTS[1], POINTS, [], 60).suffix)
+
+    @pytest.mark.parametrize("form", ["outline", "turns"])
+    def test_a_branch_sees_all_points_and_differs_from_its_siblings_only_at_its_end(
+        self, speak: Speak, template: str, form: Form
+    ) -> None:
+        """So that the plan's branches can share one prefix: what is their own is short."""
+        text, _ = speak(template)
+        conversation = ask_in(form, text)
+        first, second = (conversation.branch(point, POINTS, [], 80).tokens for point in POINTS)
+        assert "1. Light\n2. Deep" in words(text, first)
+        common = shared_length(first, second)
+        after = text.encode(text.render([Message("user", "x")]).partition("x")[2])
+        title = text.encode(f" {POINTS[0].title}")
+        assert len(first) - common <= len(title) + len(after) + 8
 
 
 MARKERS = {
@@ -182,11 +213,12 @@ def taught(name: str) -> tuple[Text, Prompts]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", MARKERS)
 @settings(max_examples=examples(20))
 @given(question=said, answer=said, title=said)
 def test_what_is_tokenised_in_parts_is_what_the_whole_is(
-    name: str, question: str, answer: str, title: str
+    name: str, form: Form, question: str, answer: str, title: str
 ) -> None:
     text, prompts = taught(name)
     talk = (
@@ -195,11 +227,16 @@ def test_what_is_tokenised_in_parts_is_what_the_whole_is(
         Message("user", question + " Why?"),
     )
     point = Point(2, 10, title)
-    conversation = prompts.plan(talk, LISTED)
-    wording = choose_wording(talk[-1].content)
-    whole = text.encode(render_asked(text, talk, wording.branch.format(title=title)))
-    assert conversation.branch(point, [point], [], 10).tokens == whole
-    plan = render_asked(text, talk, wording.ask_for_list(5, exact=False))
+    conversation = ask_in(form, text, *talk)
+    sentences = Wording().of(talk[-1].content)
+    words, plan_words = sentences.ask_for_point(form, point, [point]), sentences.ask_for_list(5, exact=False)
+    if form == "turns":
+        listed = Message("assistant", write_list([point]))
+        whole = text.render((*ask_after(talk, plan_words), listed, Message("user", words)))
+    else:
+        whole = render_asked(text, talk, words, paragraph=form == "outline")
+    assert conversation.branch(point, [point], [], 10).tokens == text.encode(whole)
+    plan = render_asked(text, talk, plan_words)
     assert conversation.skeleton.tokens in (text.encode(plan + "1."), text.encode(plan + " 1."))
     assert conversation.asked == len(prompts.chat(talk))
 
@@ -241,13 +278,14 @@ def test_a_branch_that_spells_a_token_the_model_does_not_have(tmp_path: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", MARKERS)
-def test_a_branch_tokenises_what_is_behind_the_prefix(name: str) -> None:
+def test_a_branch_tokenises_what_is_behind_the_prefix(name: str, form: Form) -> None:
     """Where the family puts an instruction into the last user turn, that is behind it, too."""
     text, _ = taught(name)
     talk = (Message("user", "Hi " * 30_000), Message("assistant", "Hello."), Message("user", QUESTION))
     counted = Counted(text)
-    conversation = ListConversation(counted, talk, LISTED)
+    conversation = ListConversation(counted, talk, LISTED, Wording(form))
     counted.work = 0
     conversation.branch(POINTS[0], POINTS, [], 80)
     assert counted.work < 1000
@@ -275,9 +313,9 @@ def test_a_demo_branch_renders_nothing_anew() -> None:
 def test_whole_renderings_where_nothing_can_be_left_out(tmp_path: Path, template: str) -> None:
     text, prompts = with_template(tmp_path, template)
     conversation = prompts.plan(TALK, LISTED)
-    told = choose_wording(QUESTION).branch.format(title=POINTS[0].title)
+    told = Wording().of(QUESTION).ask_for_point("outline", POINTS[0], POINTS)
     turn = conversation.branch(POINTS[0], POINTS, [], 80)
-    assert turn.tokens == text.encode(render_asked(text, TALK, told))
+    assert turn.tokens == text.encode(render_asked(text, TALK, told, paragraph=True))
     assert turn.tokens[: turn.shared] == conversation.prefix[: turn.shared]
 
 
@@ -288,13 +326,37 @@ def test_the_words_stand_behind_the_question_in_its_own_turn(speak: Speak) -> No
     assert f"{QUESTION} Answer with a short numbered list of at most 5 points" in plan
     assert plan.count("<|im_start|>user") == 1
     branch = words(text, conversation.branch(POINTS[1], POINTS, [], 60).tokens)
+    assert f"{QUESTION}\n\nThe answer has these points:\n1. Light\n2. Deep\n\nWrite only" in branch
+    branch = words(text, ask_in("question", text).branch(POINTS[1], POINTS, [], 60).tokens)
     assert f'{QUESTION} Tell me about "Deep" in two or three sentences.' in branch
 
 
+def test_in_turns_the_point_is_asked_for_behind_the_list(speak: Speak) -> None:
+    text, _ = speak(QWEN)
+    conversation = ask_in("turns", text)
+    branch = words(text, conversation.branch(POINTS[1], POINTS, [], 60).tokens)
+    plan = words(text, conversation.skeleton.tokens)
+    head = plan.removesuffix("<think>\n\n</think>\n\n1.")
+    assert branch.startswith(head)
+    assert "1. Light\n2. Deep<|im_end|>\n<|im_start|>user\nNow write the text" in branch
+    assert 'Point 2: "Deep"<|im_end|>' in branch
+
+
+def test_a_template_without_a_second_question_is_asked_in_one_turn(tmp_path: Path) -> None:
+    """Some templates take one exchange."""
+    single = (
+        "{% if messages | length > 1 %}{{ raise_exception('one turn') }}{% endif %}{{ messages[0].content }}"
+    )
+    text, _ = with_template(tmp_path, single)
+    branch = words(text, ask_in("turns", text).branch(POINTS[1], POINTS, [], 60).tokens)
+    assert "The answer has these points:" in branch
+
+
 def test_a_question_with_a_text_is_not_gone_on_with() -> None:
-    assert behind("Why?", "Say it.") == "Why? Say it."
-    assert behind("Name these\n- a.", "Say it.") == "Name these\n- a.\n\nSay it."
-    assert behind("exercise", "Say it.") == "exercise\n\nSay it."
+    assert append_words("Why?", "Say it.") == "Why? Say it."
+    assert append_words("Why?", "Say it.", paragraph=True) == "Why?\n\nSay it."
+    assert append_words("Name these\n- a.", "Say it.") == "Name these\n- a.\n\nSay it."
+    assert append_words("exercise", "Say it.") == "exercise\n\nSay it."
 
 
 def test_behind_a_turn_that_is_not_the_users_the_words_are_a_turn(speak: Speak) -> None:
@@ -344,52 +406,26 @@ def test_the_words_of_the_model_itself_come_before_ours(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("question", "wording"),
+    ("question", "language"),
     [
-        ("请解释光合作用", CHINESE),
-        ("用 Python 写一个排序算法，并解释复杂度", CHINESE),
-        ("Was sind die Vorteile von Sport?", GERMAN),
-        ("Nenne mir Tipps für ein Vorstellungsgespräch.", GERMAN),
-        ("Wie lerne ich schnell Spanisch?", GERMAN),
-        ("¿Cuáles son los beneficios del ejercicio?", SPANISH),
-        ("Explica las causas de la Revolución Francesa", SPANISH),
-        ("Explain 光合作用 in simple terms, please", ENGLISH),
-        ("What does the German word über mean, and how is it used?", ENGLISH),
-        ("Give me tips for a trip to El Salvador and Los Angeles.", ENGLISH),
-        ("Photosynthesis", ENGLISH),
-        ("光合成について説明してください", ENGLISH),
-        ("12 + 30", ENGLISH),
-        ("", ENGLISH),
+        ("请解释光合作用", "zh"),
+        ("用 Python 写一个排序算法，并解释复杂度", "zh"),
+        ("Was sind die Vorteile von Sport?", "de"),
+        ("Nenne mir Tipps für ein Vorstellungsgespräch.", "de"),
+        ("Wie lerne ich schnell Spanisch?", "de"),
+        ("¿Cuáles son los beneficios del ejercicio?", "es"),
+        ("Explica las causas de la Revolución Francesa", "es"),
+        ("Explain 光合作用 in simple terms, please", "en"),
+        ("What does the German word über mean, and how is it used?", "en"),
+        ("Give me tips for a trip to El Salvador and Los Angeles.", "en"),
+        ("Photosynthesis", "en"),
+        ("光合成について説明してください", "en"),
+        ("12 + 30", "en"),
+        ("", "en"),
     ],
 )
-def test_the_language_follows_the_question(question: str, wording: Wording) -> None:
-    assert choose_wording(question) is wording
-
-
-@pytest.mark.parametrize(
-    ("wording", "plan", "branch"),
-    [
-        (
-            ENGLISH,
-            "Answer with a short numbered list of at most 5 points, each 2 to 6 words.",
-            'Tell me about "Schlaf" in two or three sentences.',
-        ),
-        (CHINESE, "请用简短的编号列表回答，最多 5 点，每点不超过 12 个字。", "请用两三句话介绍“Schlaf”。"),
-        (
-            GERMAN,
-            "Antworte mit einer kurzen nummerierten Liste von höchstens 5 Punkten mit je 2 bis 6 Wörtern.",
-            "Erzähle mir in zwei oder drei Sätzen von „Schlaf“.",
-        ),
-        (
-            SPANISH,
-            "Responde con una lista numerada breve de 5 puntos como máximo, de 2 a 6 palabras cada uno.",
-            "Háblame de «Schlaf» en dos o tres frases.",
-        ),
-    ],
-)
-def test_the_words_of_every_language(wording: Wording, plan: str, branch: str) -> None:
-    assert wording.ask_for_list(5, exact=False) == plan
-    assert wording.branch.format(title="Schlaf") == branch
+def test_the_language_follows_the_question(question: str, language: Language) -> None:
+    assert language_of(question) == language
 
 
 class TestTheDemoModel:
@@ -439,6 +475,63 @@ def test_broken_parts_are_one_clear_line(tmp_path: Path, parts: str) -> None:
     (tmp_path / "specsot.json").write_text(parts, encoding="utf-8")
     with pytest.raises(ModelError, match=r"specsot\.json"):
         Prompts(tmp_path, TEXT)
+
+
+@pytest.mark.parametrize(
+    ("wording", "message"),
+    [
+        ('"turns"', "wording is an object"),
+        ('{"form": "letter"}', "wording.form is question, outline, turns, got 'letter'"),
+        ('{"from": "turns"}', "not 'from'"),
+        ('{"sentences": {"fr": {}}}', "not 'fr'"),
+        ('{"sentences": {"en": {"outlines": ""}}}', "not 'outlines'"),
+        ('{"sentences": {"en": {"outline": "About {title}."}}}', "outline has no {plan}"),
+        ('{"sentences": {"en": {"question": "{title} {count}"}}}', "question has {count}"),
+        ('{"sentences": {"en": {"question": 1}}}', "question is a text"),
+    ],
+)
+def test_a_broken_wording_is_one_clear_line(tmp_path: Path, wording: str, message: str) -> None:
+    (tmp_path / "specsot.json").write_text(f'{{"wording": {wording}}}', encoding="utf-8")
+    with pytest.raises(ModelError, match=re.escape(message)):
+        Prompts(tmp_path, TEXT)
+
+
+def test_a_model_says_in_which_words_it_is_asked(tmp_path: Path) -> None:
+    german = {"question": "Schreibe über {title}."}
+    wording = {"form": "question", "sentences": {"de": german}, "measured": {"question": {"words": 50}}}
+    (tmp_path / "specsot.json").write_text(json.dumps({"wording": wording}), encoding="utf-8")
+    text, prompts = with_template(tmp_path, QWEN)
+    assert prompts.listed, "it says nothing of how plans are written"
+
+    def asked(question: str) -> str:
+        conversation = ask_all(prompts, Message("user", question))
+        return words(text, conversation.branch(POINTS[1], POINTS, [], 60).tokens)
+
+    assert "Wie schläft man?\nSchreibe über Deep." in asked("Wie schläft man?").replace("? ", "?\n")
+    assert 'Tell me about "Deep" in two or three sentences.' in asked(QUESTION)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_no_sentence_makes_a_model_number_its_sentences(form: Form, language: Language) -> None:
+    """Asked for "zwei oder drei Sätze", "dos o tres frases", models write "Erster Satz: ..."."""
+    asked = Wording().sentences[language].ask_for_point(form, POINTS[1], POINTS)
+    assert "Deep" in asked
+    if language != "en":
+        assert not re.search(r"zwei|drei|Sätz|dos o tres|frases|两三|句", asked)
+
+
+def test_a_comparison_is_asked_for_aspects(speak: Speak) -> None:
+    _, prompts = speak(QWEN)
+    for question, asked in (
+        ("Compare tea and coffee.", "only the names of the aspects"),
+        ("Was ist der Unterschied zwischen Wetter und Klima?", "Namen der Merkmale"),
+        ("¿Cuál es la diferencia entre TCP y UDP?", "nombres de los aspectos"),
+        ("比较一下电动汽车和汽油车。", "比较的方面"),
+    ):
+        told = prompts.plan((Message("user", question),), LISTED).told
+        assert told is not None
+        assert asked in told[0]
 
 
 def test_parts_need_a_template_that_puts_turns_behind_each_other(tmp_path: Path) -> None:

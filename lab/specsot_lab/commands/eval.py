@@ -63,6 +63,10 @@ class EvalOptions:
     router: bool = option(
         False, "Measure instead the score from which mode auto plans, and store it beside the model."
     )
+    plans: bool = option(
+        False, "Measure instead in which form of words the model writes the points of plans best."
+    )
+    write: bool = option(False, "With --plans: put the best form into the model's specsot.json.")
     at_once: int = option(
         1,
         "Answers written at once; more than one is faster, but the times are not those of single answers.",
@@ -85,6 +89,7 @@ EXAMPLES = (
     Example("specsot eval --tasks routing --at-once 16", "How often mode auto plans"),
     Example("specsot eval --tasks mt_bench --draft-shapes chain:5,tree:24", "What drafts bring"),
     Example("specsot eval --router --model models/llama --at-once 8", "The threshold of the router's score"),
+    Example("specsot eval --plans --write --model models/llama --at-once 8", "How its points are asked for"),
     Example("specsot eval --master 10.0.0.1:50050 --tasks gsm8k", "A fleet that runs already"),
 )
 
@@ -93,7 +98,7 @@ EXAMPLES = (
 def eval(given: EvalOptions) -> int:
     """Ask a task's prompts directly and with a plan; show quality, speed and where planning pays."""
     from specsot_app.terminal.show import open_with_progress
-    from specsot_lab.eval import other_measures, threshold
+    from specsot_lab.eval import other_measures, threshold, wording
     from specsot_lab.eval.records import Folder, first_fitting
     from specsot_lab.eval.running import MODES, Run, evaluate, warmed
     from specsot_lab.eval.tasks import read_task
@@ -101,6 +106,11 @@ def eval(given: EvalOptions) -> int:
     shown = open_with_progress(sys.stderr), sys.stdout, sys.stderr
     if given.router:
         return run_until_signal(threshold.evaluate(given.fleet, given.prompts, given.at_once, *shown))
+    if given.plans:
+        asked_for = given.fleet, given.prompts, given.output or Path(OUTPUT), given.write, given.at_once
+        return run_until_signal(wording.evaluate(*asked_for, *shown))
+    if given.write:
+        raise InvalidRequest("--write is for what --plans measures", "write")
     names = list(dict.fromkeys(name.strip() for name in given.tasks.split(",")))
     if given.prompts is not None and len(names) != 1:
         raise InvalidRequest("prompts of your own are for one task", field="prompts")

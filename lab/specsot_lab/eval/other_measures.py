@@ -26,7 +26,7 @@ from specsot_lab.eval.core.aspect_table import (
 from specsot_lab.eval.records import Record
 from specsot_lab.eval.running import Asked, Run
 from specsot_lab.eval.tasks import Prompt, read_task
-from specsot_master.core.prompts import ENGLISH
+from specsot_master.core.wording import ENGLISH
 
 SAMPLED = 0.7  # temperature of the sampled answers: they must differ, and still be sense
 SHARE = 4  # a sampled answer may have one in so many of the others' tokens: what matters comes first
@@ -46,8 +46,7 @@ async def aspects(run: Run, samples: int) -> int:
     ]
     rows = measure(questions)
     if rows:
-        ours = (getattr(ENGLISH, field.name) for field in fields(ENGLISH))
-        our_words = [words for words in ours if isinstance(words, str)]  # no title is made of them
+        our_words = [getattr(ENGLISH, field.name) for field in fields(ENGLISH)]  # no title is made of them
         table, plans = by_category(rows), plans_of(questions, our_words)
         run.say(*lines_of(table, plans))
         run.write(

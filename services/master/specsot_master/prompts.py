@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from specsot.core.list_plan import LIST_HEAD
 from specsot.core.skeleton import PlanRules, Point
@@ -20,15 +20,13 @@ from specsot_master.core.prompts import (
     SAMPLE_POINT,
     Conversation,
     PromptTurn,
-    TurnSlot,
-    behind,
-    choose_wording,
-    find_slot,
+    find_slots,
     shared_length,
     shared_text,
     turn_from,
 )
-from specsot_master.core.router import BEGUN, ONE, SEVERAL, ScorePrompt, points_asked
+from specsot_master.core.router import BEGUN, ONE, SEVERAL, ScorePrompt, compares, points_asked
+from specsot_master.core.wording import DEFAULT_FORM, Form, Wording, append_words, read_wording, write_list
 from specsot_master.text import Text
 
 
@@ -36,6 +34,7 @@ class Prompts:
     """All prompts of one model. listed: it plans in numbered lists; tags: it was taught
     to fork by these; else it plans by the parts in its directory.
     threshold: of the router's score, where it was measured for this model.
+    wording: how lists and their points are asked for.
     """
 
     def __init__(self, directory: str | Path, text: Text, style: PlanStyle = "auto") -> None:
@@ -46,6 +45,7 @@ class Prompts:
             raise ModelError(f"{folder}: its tokenizer has no tokens for text")
         if style == "auto" and self._parts:
             style = self._parts.plan_style
+        self.wording = self._parts.wording if self._parts else Wording()
         self.score_words = (self._tokens_behind(SEVERAL), self._tokens_behind(ONE))
         self.threshold = read_threshold(folder) if all(self.score_words) else None
         tags = find_tags(text.encode, text.decode) if style in ("tags", "auto") else None
@@ -93,7 +93,7 @@ class Prompts:
     def plan(self, messages: Sequence[Message], rules: PlanRules) -> Conversation:
         """A planned answer's prompts. Raises TemplateRefused."""
         if self.listed:
-            return ListConversation(self._text, messages, rules)
+            return ListConversation(self._text, messages, rules, self.wording)
         if self._parts and self._parts.branch_turn:
             return PartsConversation(self._text, fill_skeleton(self._parts, rules), messages)
         return MarkersConversation(self._text, messages, rules)
@@ -110,47 +110,78 @@ class ListConversation:
     # What the answer to the planning turn begins with, as a part of the prompt.
     plan_head = LIST_HEAD
 
-    def __init__(self, text: Text, messages: Sequence[Message], rules: PlanRules) -> None:
+    def __init__(
+        self, text: Text, messages: Sequence[Message], rules: PlanRules, wording: Wording | None = None
+    ) -> None:
         """Raises TemplateRefused when the template takes the conversation in no form."""
+        wording = wording or Wording()
+        question = messages[-1].content
         self._text, self._messages = text, tuple(messages)
-        self._wording = choose_wording(messages[-1].content)
-        words = self._ask_for_plan(rules)
-        self.told: tuple[str, ...] | None = (words,)
-        self._place: TurnSlot | None = find_slot(self._render, text.mark)
-        asked, probe = self._place_words(words), self._place_words(self._ask_for(SAMPLE_POINT))
+        self._sentences = wording.of(question)
+        self._list_words = self._ask_for_plan(rules)
+        self.told: tuple[str, ...] | None = (self._list_words,)
+        self._form: Form = wording.form
+        asked = self._render(self._list_words)
+        try:
+            self._slots = find_slots(self._render_branch, text.mark, self._num_places)
+            probe = self._render_branch(*self._branch_words(SAMPLE_POINT, [SAMPLE_POINT]))
+        except TemplateRefused:  # an answer followed by another question
+            self._form = DEFAULT_FORM
+            self._slots = find_slots(self._render_branch, text.mark)
+            probe = self._render_branch(*self._branch_words(SAMPLE_POINT, [SAMPLE_POINT]))
         cut, end = text.cut(asked, shared_text(asked, probe))
         self._head, self._joint = asked[:cut], asked[cut:end]
         self._known = text.encode(self._head) if self._head else ()
         skeleton, branch = self._tokens(head_of_answer(asked, self.plan_head)), self._tokens(probe)
-        self.prefix = skeleton[: shared_length(skeleton, branch, len(self._known))]
+        self.prefix = skeleton[: min(shared_length(skeleton, branch, len(self._known)), len(skeleton) - 1)]
         self.skeleton: PromptTurn = turn_from(self.prefix, skeleton, len(self._known))
         self.answer: PromptTurn = turn_from(self.prefix, text.encode(text.render(self._messages)))
         self.asked = len(self.answer.tokens)
-        self.behind = len(asked) - (len(self._head) if self._place else 0)
+        self.behind = len(probe) - (len(self._head) if self._slots else 0)
 
     def branch(
         self, point: Point, points: Sequence[Point], parents: Sequence[tuple[Point, str]], length: int
     ) -> PromptTurn:
-        rendering = self._place_words(self._ask_for(point))
+        return self._branch_turn(self._branch_words(point, points))
+
+    def _branch_turn(self, words: Sequence[str]) -> PromptTurn:
+        """Return the prompt of a branch from what `_branch_words` returns."""
+        if self._slots:
+            rendering = self._slots.fill(*map(self._text.mark, words))
+        else:
+            rendering = self._render_branch(*words)
         return turn_from(self.prefix, self._tokens(rendering), len(self._known))
 
     def polish(self, text: str) -> PromptTurn:
-        words = self._place_words(self._wording.polish.replace("{text}", text))
-        return turn_from(self.prefix, self._tokens(words), len(self._known))
+        words = self._sentences.polish.replace("{text}", text)
+        return turn_from(self.prefix, self._tokens(self._render(words)), len(self._known))
 
     def _ask_for_plan(self, rules: PlanRules) -> str:
-        exact = points_asked(self._messages[-1].content) == rules.max_points
-        return self._wording.ask_for_list(rules.max_points, exact)
+        """Return the words that follow the question and ask for the plan."""
+        question = self._messages[-1].content
+        exact = points_asked(question) == rules.max_points
+        return self._sentences.ask_for_list(rules.max_points, exact, compares(question))
 
-    def _ask_for(self, point: Point) -> str:
-        return self._wording.branch.format(title=point.title)
+    @property
+    def _num_places(self) -> int:
+        """How many texts `_branch_words` returns."""
+        return 2 if self._form == "turns" else 1
 
-    def _render(self, words: str) -> str:
-        return render_asked(self._text, self._messages, words)
+    def _branch_words(self, point: Point, points: Sequence[Point]) -> tuple[str, ...]:
+        """Return what a branch's prompt holds of the plan; in turns, the list is a text of its own."""
+        words = self._sentences.ask_for_point(self._form, point, points)
+        return (write_list(points), words) if self._form == "turns" else (words,)
 
-    def _place_words(self, words: str) -> str:
-        place = self._place
-        return place.fill(self._text.mark(words)) if place else self._render(words)
+    def _render_branch(self, *words: str) -> str:
+        """Render the prompt of a branch from what `_branch_words` returns."""
+        if self._form == "turns":
+            written, asked = words
+            first = ask_after(self._messages, self._list_words, joined=False)
+            return self._text.render((*first, Message("assistant", written), Message("user", asked)))
+        return self._render(*words, paragraph=self._form == "outline")
+
+    def _render(self, words: str, paragraph: bool = False) -> str:
+        return render_asked(self._text, self._messages, words, paragraph)
 
     def _tokens(self, rendering: str) -> tuple[int, ...]:
         """The text before the cut is known."""
@@ -170,20 +201,19 @@ class MarkersConversation(ListConversation):
 
     def __init__(self, text: Text, messages: Sequence[Message], rules: PlanRules) -> None:
         """Raises TemplateRefused when the template takes the conversation in no form."""
-        super().__init__(text, messages, rules)
+        super().__init__(text, messages, rules, Wording(form="question"))
         self.told = None
 
     def branch(
         self, point: Point, points: Sequence[Point], parents: Sequence[tuple[Point, str]], length: int
     ) -> PromptTurn:
-        rendering = self._place_words(_fill_branch(shipped_parts(), point, points, parents, length))
-        return turn_from(self.prefix, self._tokens(rendering), len(self._known))
+        return self._branch_turn((_fill_branch(shipped_parts(), point, points, parents, length),))
 
     def _ask_for_plan(self, rules: PlanRules) -> str:
         return fill_skeleton(shipped_parts(), rules).skeleton_turn
 
-    def _ask_for(self, point: Point) -> str:
-        return _fill_branch(shipped_parts(), point, [point], [], 1)
+    def _branch_words(self, point: Point, points: Sequence[Point]) -> tuple[str, ...]:
+        return (_fill_branch(shipped_parts(), point, points, [], 1),)
 
 
 def head_of_answer(rendering: str, words: str) -> str:
@@ -191,18 +221,28 @@ def head_of_answer(rendering: str, words: str) -> str:
     return f"{rendering} {words}" if rendering.endswith(":") else rendering + words
 
 
-def render_asked(text: Text, messages: tuple[Message, ...], words: str) -> str:
-    """The conversation, with these words behind its last turn; a turn of their own behind one that is not the
-    user's, unless the template refuses that.
+def ask_after(
+    messages: tuple[Message, ...], words: str, paragraph: bool = False, joined: bool = True
+) -> tuple[Message, ...]:
+    """Return the conversation with these words after its last turn: within a user's turn, and, unless
+    `joined` is set, as a turn of their own after any other.
     """
     last = messages[-1]
-    joined = (*messages[:-1], Message(last.role, behind(last.content, words)))
-    if last.role == "user":
-        return text.render(joined)
+    if last.role != "user" and not joined:
+        return (*messages, Message("user", words))
+    return (*messages[:-1], Message(last.role, append_words(last.content, words, paragraph)))
+
+
+def render_asked(text: Text, messages: tuple[Message, ...], words: str, paragraph: bool = False) -> str:
+    """Render the conversation with these words after its last turn; in a turn of their own after one that is
+    not the user's, unless the template refuses that. paragraph: see `append_words`.
+    """
     try:
-        return text.render((*messages, Message("user", words)))
+        return text.render(ask_after(messages, words, paragraph, joined=False))
     except TemplateRefused:
-        return text.render(joined)
+        if messages[-1].role == "user":
+            raise
+        return text.render(ask_after(messages, words, paragraph))
 
 
 ROUTER_FILE = "router.json"
@@ -229,8 +269,10 @@ class PromptParts:
     """What specsot.json may say. {plan}, {id}, {title}, {length} and {text} are filled in; in skeleton_turn
     {points}, how many points a plan may have, and {tools}, the names that may stand in TOOL.
 
-    plan_style: what the model was taught; the two turns are of markers, and needed for them.
+    plan_style: what the model was taught; "auto": the file says nothing of that.
+    skeleton_turn, branch_turn: turns of the language of markers, which needs both.
     parent_text: how a finished point is quoted after the plan, for a point that builds on it.
+    wording: how the model is asked for lists and their points.
     """
 
     skeleton_turn: str = ""
@@ -240,6 +282,7 @@ class PromptParts:
     plan_line: str = "{id}. {title}\n"
     parent_text: str = "\n{id}. {title}\n{text}\n"
     answer_prefix: str = ""
+    wording: Wording = field(default_factory=Wording)
 
 
 def fill_skeleton(parts: PromptParts, rules: PlanRules) -> PromptParts:
@@ -265,16 +308,25 @@ def read_parts_file(path: Path) -> PromptParts:
     """Raises ModelError."""
     try:
         given = json.loads(path.read_text(encoding="utf-8"))
-        parts = PromptParts(
-            **{field.name: given[field.name] for field in fields(PromptParts) if field.name in given}
-        )
-        if parts.plan_style not in get_args(PlanStyle) or parts.plan_style == "auto":
-            raise ValueError(f"plan_style is list, markers or tags, got {parts.plan_style!r}")
-        if parts.plan_style == "markers" and not (parts.skeleton_turn and parts.branch_turn):
-            raise ValueError("markers need skeleton_turn and branch_turn")
+        parts = _parts_of(given)
         _fill_branch(parts, SAMPLE_POINT, [SAMPLE_POINT], [(SAMPLE_POINT, "")], 1)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise ModelError(f"{path}: {type(error).__name__}: {error}") from error
+    return parts
+
+
+def _parts_of(given: dict[str, Any]) -> PromptParts:
+    """Raises ValueError, TypeError."""
+    known = {field.name: given[field.name] for field in fields(PromptParts) if field.name in given}
+    if "wording" in known:
+        known["wording"] = read_wording(known["wording"])
+        if not known.keys() & {"plan_style", "skeleton_turn", "branch_turn"}:
+            return PromptParts(**known, plan_style="auto")
+    parts = PromptParts(**known)
+    if parts.plan_style not in get_args(PlanStyle) or parts.plan_style == "auto":
+        raise ValueError(f"plan_style is list, markers or tags, got {parts.plan_style!r}")
+    if parts.plan_style == "markers" and not (parts.skeleton_turn and parts.branch_turn):
+        raise ValueError("markers need skeleton_turn and branch_turn")
     return parts
 
 
@@ -289,7 +341,7 @@ class PartsConversation:
         self._messages = _with_system(parts.system, tuple(messages))
         self._opening = text.render(self._messages, answer=False)
         self.prefix = text.encode(self._opening)
-        self._place = find_slot(self._ask, text.mark)
+        self._place = find_slots(self._ask, text.mark)
         self._head = text.encode(self._answer(parts.skeleton_turn) + parts.answer_prefix)
         self.skeleton: PromptTurn = self._turn(parts.skeleton_turn)
         asked = len(self._ask(parts.skeleton_turn))
@@ -303,8 +355,8 @@ class PartsConversation:
         return self._turn(_fill_branch(self._parts, point, points, parents, length))
 
     def polish(self, text: str) -> PromptTurn:
-        wording = choose_wording(self._messages[-1].content)
-        return self._turn(wording.polish.replace("{text}", text))
+        sentences = self._parts.wording.of(self._messages[-1].content)
+        return self._turn(sentences.polish.replace("{text}", text))
 
     def _turn(self, words: str) -> PromptTurn:
         """prefix | turn | head of the answer, each tokenised alone."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable
 from specsot.core.list_plan import LIST_HEAD, ListReader
 from specsot.core.skeleton import PlanReader, Point
 from specsot.events import Reason, TokenLogprobs
-from specsot_master.core.cuts import LoopWatch, StopStrings
+from specsot_master.core.cuts import LoopRule, LoopWatch, StopStrings
 from specsot_master.core.text_pieces import TextPiece, TokenSpans
 
 ANSWER, END = "[ANSWER]", "[END]"
@@ -15,7 +15,7 @@ ANSWER, END = "[ANSWER]", "[END]"
 
 class AnswerText:
     """Cuts at stop strings. `trim`: a branch's body, without a leading [ANSWER] and white space around it.
-    loops: it also ends where it repeats itself. shown: stop strings that are part of it.
+    loops: when it ends because it repeats itself; None: never. shown: stop strings that are part of it.
 
     marked:   it began with [ANSWER].
     skipped:  raw characters left out at the beginning.
@@ -23,9 +23,14 @@ class AnswerText:
     """
 
     def __init__(
-        self, stops: Iterable[str] = (), trim: bool = False, loops: bool = False, shown: Collection[str] = ()
+        self,
+        stops: Iterable[str] = (),
+        trim: bool = False,
+        loops: LoopRule | None = None,
+        shown: Collection[str] = (),
     ) -> None:
-        self._watch, self._loops = StopStrings(stops, shown), LoopWatch() if loops else None
+        self._watch = StopStrings(stops, shown)
+        self._loops = None if loops is None else LoopWatch(loops)
         self._trim, self._begun = trim, not trim
         self._head, self._tail = "", ""
         self.marked = False
@@ -89,7 +94,7 @@ class FirstSequence:
     least:       tokens of a plain answer in which stop strings are not looked for; shown: see AnswerText.
     limit:       tokens of a direct answer, the markers around it included.
     plan_tokens: tokens after which an unfinished plan is taken as it is.
-    loops:       it ends where it repeats itself, too.
+    loops:       as for AnswerText.
     """
 
     def __init__(
@@ -98,7 +103,7 @@ class FirstSequence:
         limit: int,
         reader: PlanReader | ListReader | None,
         plan_tokens: int = 0,
-        loops: bool = False,
+        loops: LoopRule | None = None,
         least: int = 0,
         shown: Collection[str] = (),
     ) -> None:

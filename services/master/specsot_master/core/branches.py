@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from specsot.core.skeleton import Point
 from specsot.events import Reason, TokenLogprobs
 from specsot_master.core.answer import END, AnswerText
+from specsot_master.core.cuts import LoopRule
 from specsot_master.core.limits import BudgetShares
 from specsot_master.core.merged_answer import GAP, MergedAnswer
 from specsot_master.core.text_pieces import TextPiece, TokenSpans
@@ -86,7 +87,7 @@ class PlanBranch:
 
 
 class PlanBranches:
-    """All branches of a plan. cut: a limit has taken something of the plan itself. loops: are cut, too."""
+    """All branches of a plan. cut: a limit has taken something of the plan itself. loops: see AnswerText."""
 
     def __init__(
         self,
@@ -94,7 +95,7 @@ class PlanBranches:
         stops: Iterable[str],
         max_parallel: int,
         cut: bool,
-        loops: bool,
+        loops: LoopRule | None,
         least: Callable[[int], int] = lambda _: 0,
         shown: Collection[str] = (),
     ) -> None:

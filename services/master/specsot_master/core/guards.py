@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations
 
 from specsot.core.skeleton import MAX_TITLE_BYTES, MAX_TITLE_WORDS, Point
 from specsot.params import Ask
-from specsot_master.core.prompts import choose_wording
+from specsot_master.core.wording import Language, language_of
 
 # A title that leaves fewer bytes free was probably cut there; not measured.
 _FREE_BYTES = 6
@@ -33,6 +33,11 @@ _ASKING = frozenset(
     ("what", "which", "who", "is", "are", "was", "were", "discuss", "describe", "explain", "its", "their",
      "welche", "ist", "sind", "qué", "cuál", "cuáles", "es", "son", "su", "sus", *"什么是")
 )  # fmt: skip
+# Endings of words that inflection adds or removes, in addition to a plural s.
+_ENDINGS: Mapping[Language, tuple[str, ...]] = {
+    "de": ("ern", "en", "er", "em", "es", "e"),
+    "es": ("o", "a", "e"),
+}
 _COMMAS = frozenset(",;，、；")
 _ROW = 4  # words from a comma in a row to the next one or to an "and", or back to another comma; not measured
 _FIGURES = re.compile(r"\s*,\s+\d[\d\s.–-]*\w{0,2}$")
@@ -48,7 +53,7 @@ class Stems:
 
     def __init__(self, question: str, told: Iterable[str]) -> None:
         """told: our words, in which a plan was asked for."""
-        self._endings = choose_wording(question).endings
+        self._endings = _ENDINGS.get(language_of(question), ())
         self.question = self._read(_TOKEN, question)
         self.joints = set(map(self._stem, _JOINED))
         self.apart = self._find_apart()

@@ -19,7 +19,7 @@ MAX_STOP_CHARACTERS, MAX_ID_CHARACTERS = 256, 128
 # heading, and two sentences.
 POINT_TOKENS = 64
 # The same for a point of a list, which asks for two or three sentences.
-LIST_POINT_TOKENS = 128
+LIST_POINT_TOKENS = 75
 POLISHED_TOKENS = 4 * POINT_TOKENS  # two points, and as much again
 # Tokens of a branch's text, a sentence; points that would get less are left out; not measured.
 MIN_BRANCH_TOKENS = 24

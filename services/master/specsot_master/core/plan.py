@@ -34,6 +34,7 @@ from specsot_master.core.commands import (
     OpenScore,
     OpenSkeleton,
 )
+from specsot_master.core.cuts import BRANCH_LOOPS, DIRECT_LOOPS, LoopRule
 from specsot_master.core.forecast import Outlook
 from specsot_master.core.guards import plan_of, question_of
 from specsot_master.core.limits import (
@@ -46,7 +47,7 @@ from specsot_master.core.limits import (
     skeleton_limit,
 )
 from specsot_master.core.merged_answer import heading_of
-from specsot_master.core.router import ASKED_FOR, Decision, ScorePrompt, judge_by
+from specsot_master.core.router import ASKED_FOR, Decision, ScorePrompt, ends_loops, judge_by
 from specsot_master.core.stats import OutputTokens, RequestTally
 from specsot_master.core.text_pieces import TextPiece
 from specsot_master.core.time_limit import TimeLimit
@@ -214,13 +215,23 @@ class RequestPlan:
     def _make_solo(self) -> FirstSequence:
         reader = None if self._mode == "direct" else self._make_reader()
         rest = self._ask.limits.new_tokens - self._before
-        return self._begin_text(rest, reader, plan_limit(self._ask))
+        loops = DIRECT_LOOPS if reader is None and ends_loops(self._ask) else None
+        return self._begin_text(rest, reader, plan_limit(self._ask), loops)
 
     def _begin_text(
-        self, limit: int, reader: PlanReader | ListReader | None = None, plan: int = 0, loops: bool = False
+        self,
+        limit: int,
+        reader: PlanReader | ListReader | None = None,
+        plan: int = 0,
+        loops: LoopRule | None = None,
     ) -> FirstSequence:
         ask, self._stop_token = self._ask, None
         return FirstSequence(ask.stop, limit, reader, plan, loops, ask.min_tokens, self._shown_stops)
+
+    @property
+    def _branch_loops(self) -> LoopRule | None:
+        """When a point of a list, or the text that joins the points, ends because it repeats itself."""
+        return BRANCH_LOOPS if self._listed and not self._ask.min_tokens else None
 
     @property
     def _shown_stops(self) -> tuple[str, ...]:
@@ -299,7 +310,7 @@ class RequestPlan:
         cut = reason is events.Reason.LENGTH or len(shares.points) < len(points)
         self._branches = PlanBranches(
             shares,
-            *(self._ask.stop, limits.max_parallel, cut, self._listed and not self._ask.min_tokens),
+            *(self._ask.stop, limits.max_parallel, cut, self._branch_loops),
             least=partial(least_of, self._ask),
             shown=self._shown_stops,
         )
@@ -312,7 +323,8 @@ class RequestPlan:
         """The plan is no good: a plain answer, which ends where it repeats itself, as a point would."""
         self._before, self._told_direct = self._before + self._solo.written, True
         self._decision = Decision("direct", events.NO_PLAN)
-        self._solo, self._solo_over = self._begin_text(rest, loops=not self._ask.min_tokens), False
+        loops = None if self._ask.min_tokens else BRANCH_LOOPS
+        self._solo, self._solo_over = self._begin_text(rest, loops=loops), False
         self._tally.enter("direct", now)
         return [self._tell(events.Planned(())), OpenAnswer(rest)]
 
@@ -368,7 +380,7 @@ class RequestPlan:
         if not wanted or not whole or late or limit < MIN_BRANCH_TOKENS:
             return self._finish(branches.reason, now)
         self._before, self._polished, self._solo_over = self._before + self._solo.written, True, False
-        self._solo = self._begin_text(limit, loops=self._listed and not self._ask.min_tokens)
+        self._solo = self._begin_text(limit, loops=self._branch_loops)
         self._tally.enter("polish", now)
         return [OpenPolish(branches.bodies, limit)]
 
@@ -383,6 +395,9 @@ class RequestPlan:
     def _abandon(self, reason: events.Reason, now: float) -> list[Command]:
         """Close what lives, finish with what is there: of branches, all that each has written."""
         commands: list[Command] = [] if self._solo_over else [CloseSequence(0)]
+        if self._told_direct and not (self._solo_over or self._score):
+            self._solo.finish()  # text that might have begun a loop
+            commands += self._tell_solo(0)
         if branches := self._branches:
             for id in branches.live:
                 text, branches[id].reason = branches[id].answer.flush(), reason

@@ -1,8 +1,7 @@
-"""Turns of a planned request, and the words in which a model that was not taught to plan is asked."""
+"""The turns of a planned request as tokens, and where in a rendering the words of a turn are."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -71,24 +70,43 @@ def turn_from(prefix: Sequence[int], tokens: tuple[int, ...], known: int = 0) ->
 
 
 @dataclass(frozen=True, slots=True)
-class TurnSlot:
-    """Where in a rendering the words of its last turn stand, so that others can be put there: before, words,
-    after.
+class TurnSlots:
+    """Where in a rendering the words of some turns are, so that other words can take their places.
+
+    parts: the rendering without these words, one part more than there are places.
     """
 
-    before: str
-    after: str
+    parts: tuple[str, ...]
 
-    def fill(self, words: str) -> str:
-        return self.before + words + self.after
+    @property
+    def before(self) -> str:
+        """The rendering up to the first place."""
+        return self.parts[0]
+
+    def fill(self, *words: str) -> str:
+        """Return the rendering with these words in its places, in order."""
+        first, *others = self.parts
+        return first + "".join(word + part for word, part in zip(words, others))
 
 
-def find_slot(render: Callable[[str], str], mark: Callable[[str], str]) -> TurnSlot | None:
-    """mark: words as they stand in a rendering. None where they stand there twice, or in other words."""
-    odd, plain = mark(_SLOT_PROBE), "Write."
-    before, found, after = render(_SLOT_PROBE).partition(odd)
-    place = TurnSlot(before, after)
-    return place if found and odd not in after and render(plain) == place.fill(plain) else None
+def find_slots(render: Callable[..., str], mark: Callable[[str], str], count: int = 1) -> TurnSlots | None:
+    """Return the places of the `count` texts that `render` takes.
+
+    mark: returns a text as a rendering contains it. None if the rendering repeats or changes a text, so that
+    every prompt has to be rendered as a whole.
+    """
+    probes = [f"{_SLOT_PROBE} {number}." for number in range(count)]
+    parts: list[str] = []
+    rest = render(*probes)
+    for probe in probes:
+        before, found, rest = rest.partition(mark(probe))
+        if not found:
+            return None
+        parts.append(before)
+    slots = TurnSlots((*parts, rest))
+    repeated = any(mark(probe) in part for probe in probes for part in slots.parts)
+    plain = [f"Write {number}." for number in range(count)]
+    return None if repeated or render(*plain) != slots.fill(*plain) else slots
 
 
 def shared_text(left: str, right: str) -> int:
@@ -97,89 +115,3 @@ def shared_text(left: str, right: str) -> int:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if left[low:middle] == right[low:middle] else (low, middle - 1)
     return low
-
-
-@dataclass(frozen=True, slots=True)
-class Wording:
-    """What is asked for behind a question, as people ask, in one language: a list, a point of it, and the
-    points' texts as one. most: how long the list is; exactly: where the question asks for that number.
-    endings: of the language's words, of which one comes and goes, beside the s of many.
-    """
-
-    plan: str
-    most: str
-    exactly: str
-    branch: str
-    polish: str
-    endings: tuple[str, ...] = ()
-
-    def ask_for_list(self, count: int, exact: bool) -> str:
-        """A list of so many points at most, or of as many as the question asks for."""
-        return self.plan.format(points=(self.exactly if exact else self.most).format(count=count))
-
-
-ENGLISH = Wording(
-    "Answer with a short numbered list of {points}, each 2 to 6 words.",
-    "at most {count} points",
-    "{count} points",
-    'Tell me about "{title}" in two or three sentences.',
-    "Write one clear answer from these notes, without headings and without saying anything twice:\n\n{text}",
-)
-CHINESE = Wording(
-    "请用简短的编号列表回答，{points}，每点不超过 12 个字。",
-    "最多 {count} 点",
-    "{count} 点",
-    "请用两三句话介绍“{title}”。",
-    "请把下面的笔记写成一篇连贯的回答，不要标题，不要重复：\n\n{text}",
-)
-GERMAN = Wording(
-    "Antworte mit einer kurzen nummerierten Liste von {points} mit je 2 bis 6 Wörtern.",
-    "höchstens {count} Punkten",
-    "{count} Punkten",
-    "Erzähle mir in zwei oder drei Sätzen von „{title}“.",
-    "Schreibe aus diesen Notizen eine Antwort am Stück, ohne Überschriften und Wiederholungen:\n\n{text}",
-    ("ern", "en", "er", "em", "es", "e"),
-)
-SPANISH = Wording(
-    "Responde con una lista numerada breve de {points}, de 2 a 6 palabras cada uno.",
-    "{count} puntos como máximo",
-    "{count} puntos",
-    "Háblame de «{title}» en dos o tres frases.",
-    "Escribe con estas notas una respuesta coherente, sin títulos ni repeticiones:\n\n{text}",
-    ("o", "a", "e"),
-)
-
-# Words that a question can hardly do without, none of which is a word of the other languages.
-_GERMAN = re.compile(
-    r"\b(?:der|das|und|ist|sind|ein|eine|einen|wie|welche|warum|wozu|ich|mir|für|über|mit|nicht|bitte|gib|nenne)\b"
-)
-_SPANISH = re.compile(
-    r"[¿¡ñ]|\b(?:el|los|las|una|qué|cómo|cuáles|cuál|por|para|con|del|sobre|dame|explica|explícame|son|es|mi)\b"
-)
-_ENGLISH = re.compile(
-    r"\b(?:the|of|is|are|what|which|how|why|to|and|for|my|me|you|your|with|give|tell|explain|write|list)\b"
-)
-_HAN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff]")
-_KANA = re.compile(r"[\u3040-\u30ff]")
-_LETTER = re.compile(r"[^\W\d_]")
-
-
-def choose_wording(question: str) -> Wording:
-    """Chinese for a question that is mostly Han script (kana makes it Japanese); German or Spanish for one
-    with more of their words than English ones; English otherwise.
-    """
-    letters = len(_LETTER.findall(question))
-    if letters and len(_HAN.findall(question)) * 3 > letters and not _KANA.search(question):
-        return CHINESE
-    text = question.lower()
-    known = {GERMAN: len(_GERMAN.findall(text)), SPANISH: len(_SPANISH.findall(text))}
-    likeliest = max(known, key=lambda wording: known[wording])
-    return likeliest if known[likeliest] > len(_ENGLISH.findall(text)) else ENGLISH
-
-
-def behind(question: str, words: str) -> str:
-    """The question and what we ask behind it: in its last line where that is a sentence of one line, else in
-    a paragraph of its own, lest it be taken for a part of a text that the question brings along.
-    """
-    sentence = question.rstrip().endswith((".", "?", "!", "。", "？", "！")) and "\n" not in question.strip()
-    return question.rstrip() + (" " if sentence else "\n\n") + words

@@ -51,6 +51,7 @@ UNDECIDED = "nothing says that the answer has several points"
 SEVERAL_POINTS = "the answer has several points"
 ONE_CAUSE = "one cause is asked for"
 NO_WORDS = "no words"
+CODE = "code"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +136,19 @@ def _form_of(ask: Ask, messages: Sequence[Message]) -> str | None:
     return None if messages[-1].role == "user" else "the last message is not a question"
 
 
+def ends_loops(ask: Ask) -> bool:
+    """Return whether a direct answer ends where it repeats itself over and over.
+
+    Text is not ended that may have to repeat itself: code, which the question asks for, what a form
+    describes, what continues a prompt in tokens, and what the question wants repeated. Neither is text that
+    has to go on: to its least length, or whatever end tokens come.
+    """
+    if ask.tokens or ask.form is not None or ask.min_tokens or ask.ignore_eos:
+        return False
+    question = ask.prompt if ask.prompt is not None else ask.messages[-1].content if ask.messages else ""
+    return not _holds(router_words.REPEATING, question) and decide_question(question).reason != CODE
+
+
 def decide_question(question: str, later: bool = False) -> Decision:
     """By the words of a question. later: something was answered before it."""
     text = question.strip()
@@ -144,7 +158,7 @@ def decide_question(question: str, later: bool = False) -> Decision:
     asked = _without_thanks(parts)
     reasons: tuple[Callable[[], str | None], ...] = (
         lambda: "a long text is given" if len(text) > LONG_TEXT else None,
-        lambda: "code" if _is_code(text) else None,
+        lambda: CODE if _is_code(text, parts) else None,
         lambda: "arithmetic" if _is_maths(text) else None,
         lambda: "it refers back" if later and _refers_back(text) else None,
         lambda: _form_in(text, parts),
@@ -183,9 +197,24 @@ def _bare(part: str) -> str:
     return part
 
 
-def _is_code(text: str) -> bool:
-    """What only a program has; or the name of a language, unless the question is about languages."""
-    return _holds(router_words.CODE, text) or (
+def compares(question: str) -> bool:
+    """Return whether a question sets things beside each other, as "Compare renting and buying." does."""
+    anywhere, first = router_words.COMPARING
+    parts = (_bare(part) for part in re.split(router_words.SPLIT, question.strip()) if part.strip())
+    return _holds(anywhere, question) or any(_starts(first, part) for part in parts)
+
+
+def _is_code(text: str, parts: Sequence[str]) -> bool:
+    """Return whether code is given, or is what answers the question.
+
+    A program language that is named asks for code, unless the question is about languages. Sentences that ask
+    for advice in prose do not count ("How can I make a web page load faster?").
+    """
+    if _holds(router_words.CODE_GIVEN, text):
+        return True
+    others = [part for part in parts if not _starts(router_words.ADVICE, part)]
+    text = text if len(others) == len(parts) else "\n".join(others)
+    return _holds(router_words.CODE_ASKED, text) or (
         _holds(router_words.PROGRAMMING_LANGUAGES, text) and not _holds(router_words.ABOUT_LANGUAGES, text)
     )
 

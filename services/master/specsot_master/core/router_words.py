@@ -56,8 +56,14 @@ LANGUAGES = languages()
 POLITE = "^" + expression("polite")
 
 PROGRAMMING_LANGUAGES = expression("languages")
-CODE = expression("code")
+CODE_GIVEN = expression("code_given")
+CODE_ASKED = expression("code_asked")
 ABOUT_LANGUAGES = expression("about_languages")
+# A request for advice is answered in prose, about programs as about anything else.
+ADVICE = expression("advice")
+REPEATING = expression("repeating")
+# What sets things beside each other: a list in its answer names aspects, not what is true of one of them.
+COMPARING = expression("comparing"), expression("comparing_first")
 
 NUMBER = expression("number")
 QUANTITY = expression("quantity")

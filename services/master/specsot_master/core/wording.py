@@ -1,0 +1,273 @@
+"""The words in which a model that was not taught to plan is asked for a list, and for the text of one point.
+
+A `Wording` is a property of the model: its form says how a branch is asked, its sentences say so in each
+language. A model's `specsot.json` may choose the form and replace sentences; the defaults are here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from string import Formatter
+from typing import Literal, cast, get_args
+
+from specsot.core.skeleton import Point
+
+# How the text of one point is asked for.
+# question: the question, then the title. The branch does not see the other points.
+# outline: one turn with the question, all points, and the title of the point that is to be written.
+# turns: the list as it was asked for and written, then a turn that asks for the text of one point.
+Form = Literal["question", "outline", "turns"]
+FORMS: tuple[Form, ...] = get_args(Form)
+DEFAULT_FORM: Form = "outline"
+
+Language = Literal["en", "zh", "de", "es"]
+LANGUAGES: tuple[Language, ...] = get_args(Language)
+
+
+@dataclass(frozen=True, slots=True)
+class Sentences:
+    """What a model is asked in one language.
+
+    `{points}` is `at_most` or `exactly`, in which `{count}` is the number of points. `{plan}` is the numbered
+    list, `{id}` and `{title}` are those of one point. In `outline` and `turns`, everything that differs
+    between the branches of a plan is at the end, so that the branches share the longest prompt prefix.
+    """
+
+    # Follows the question and asks for the list.
+    plan: str
+    # Takes the place of `plan` where the question compares things: the points are then aspects.
+    aspects: str
+    at_most: str
+    exactly: str
+    # One sentence for each form; what asks for the text of a point.
+    question: str
+    outline: str
+    turns: str
+    # Asks for the texts of all points as one text, `{text}`.
+    polish: str
+
+    def ask_for_list(self, count: int, exact: bool, compares: bool = False) -> str:
+        """Return the words that ask for a list of `count` points, or of at most as many.
+
+        exact: the question itself asks for `count` points. compares: the question compares things.
+        """
+        points = (self.exactly if exact else self.at_most).format(count=count)
+        return (self.aspects if compares else self.plan).format(points=points)
+
+    def ask_for_point(self, form: Form, point: Point, points: Sequence[Point]) -> str:
+        """Return the words that ask for the text of `point`, of the plan `points`."""
+        words: str = getattr(self, form)
+        return words.format(plan=write_list(points), id=point.id, title=point.title).strip()
+
+
+def write_list(points: Sequence[Point]) -> str:
+    """Return the numbered list of a plan, as the model writes it: "1. Light\\n2. Deep".
+
+    No white space is around it, which some templates take away.
+    """
+    return "\n".join(f"{point.id}. {point.title}" for point in points).strip()
+
+
+ENGLISH = Sentences(
+    plan="Answer with a short numbered list of {points}, each 2 to 6 words.",
+    aspects=(
+        "Answer with a short numbered list of {points}: only the names of the aspects in which they are to "
+        "be compared, each 1 to 4 words."
+    ),
+    at_most="at most {count} points",
+    exactly="{count} points",
+    question='Tell me about "{title}" in two or three sentences.',
+    outline=(
+        "The answer has these points:\n{plan}\n\n"
+        "Write only the text below one of these headings: two or three sentences about this point alone, "
+        'without an introduction and without the other points.\n\nHeading: "{title}"'
+    ),
+    turns=(
+        "Now write the text for one point of the list, in two or three sentences. "
+        'Say nothing about the other points.\n\nPoint {id}: "{title}"'
+    ),
+    polish=(
+        "Write one clear answer from these notes, without headings and without saying anything twice:\n\n"
+        "{text}"
+    ),
+)
+# "in zwei oder drei Sätzen" and "en dos o tres frases" make models number their sentences ("Erster Satz:",
+# "Hier sind zwei Sätze"), so that German and Spanish ask for a short paragraph. Chinese bounds the length.
+GERMAN = Sentences(
+    plan="Antworte mit einer kurzen nummerierten Liste von {points} mit je 2 bis 6 Wörtern.",
+    aspects=(
+        "Antworte mit einer kurzen nummerierten Liste von {points}: nur den Namen der Merkmale, "
+        "die zu vergleichen sind, mit je 1 bis 4 Wörtern."
+    ),
+    at_most="höchstens {count} Punkten",
+    exactly="{count} Punkten",
+    question="Erzähle mir in einem kurzen Absatz von „{title}“.",
+    outline=(
+        "Die Antwort hat diese Punkte:\n{plan}\n\n"
+        "Schreibe nur den Text unter einer dieser Überschriften: einen kurzen Absatz nur zu diesem Punkt, "
+        "ohne Einleitung und ohne die anderen Punkte.\n\nÜberschrift: „{title}“"
+    ),
+    turns=(
+        "Schreibe nun den Text zu einem Punkt der Liste, als kurzen Absatz. "
+        "Sage nichts zu den anderen Punkten.\n\nPunkt {id}: „{title}“"
+    ),
+    polish=(
+        "Schreibe aus diesen Notizen eine Antwort am Stück, ohne Überschriften und Wiederholungen:\n\n{text}"
+    ),
+)
+SPANISH = Sentences(
+    plan="Responde con una lista numerada breve de {points}, de 2 a 6 palabras cada uno.",
+    aspects=(
+        "Responde con una lista numerada breve de {points}: solo los nombres de los aspectos que se deben "
+        "comparar, de 1 a 4 palabras cada uno."
+    ),
+    at_most="{count} puntos como máximo",
+    exactly="{count} puntos",
+    question="Háblame de «{title}» en un párrafo breve.",
+    outline=(
+        "La respuesta tiene estos puntos:\n{plan}\n\n"
+        "Escribe solo el texto que va bajo uno de estos títulos: un párrafo breve sobre ese punto, "
+        "sin introducción y sin los demás puntos.\n\nTítulo: «{title}»"
+    ),
+    turns=(
+        "Escribe ahora el texto de un punto de la lista, en un párrafo breve. "
+        "No digas nada de los demás puntos.\n\nPunto {id}: «{title}»"
+    ),
+    polish="Escribe con estas notas una respuesta coherente, sin títulos ni repeticiones:\n\n{text}",
+)
+CHINESE = Sentences(
+    plan="请用简短的编号列表回答，{points}，每点不超过 12 个字。",
+    aspects="请用简短的编号列表，只列出要比较的方面的名称，{points}，每点不超过 8 个字。",
+    at_most="最多 {count} 点",
+    exactly="{count} 点",
+    question="请用不超过 60 个字介绍“{title}”。",
+    outline=(
+        "回答包含以下要点：\n{plan}\n\n"
+        "请只写其中一个标题下的正文：用不超过 60 个字只谈这一点，不要写引言，也不要谈其他要点。\n\n"
+        "标题：“{title}”"
+    ),
+    turns="现在请写列表中一个要点的正文，不超过 60 个字，不要谈其他要点。\n\n要点 {id}：“{title}”",
+    polish="请把下面的笔记写成一篇连贯的回答，不要标题，不要重复：\n\n{text}",
+)
+DEFAULT_SENTENCES: Mapping[Language, Sentences] = {
+    "en": ENGLISH,
+    "zh": CHINESE,
+    "de": GERMAN,
+    "es": SPANISH,
+}
+
+# What a sentence that a model brings along must hold, and what it may hold.
+_REQUIRED: Mapping[str, tuple[str, ...]] = {
+    "plan": ("points",),
+    "aspects": ("points",),
+    "at_most": ("count",),
+    "exactly": ("count",),
+    "question": ("title",),
+    "outline": ("plan", "title"),
+    "turns": ("title",),
+    "polish": ("text",),
+}
+_ALLOWED: Mapping[str, tuple[str, ...]] = {
+    **_REQUIRED,
+    **dict.fromkeys(FORMS, ("plan", "id", "title")),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """How one model is asked for plans and their points: a form, and the sentences of every language."""
+
+    form: Form = DEFAULT_FORM
+    sentences: Mapping[Language, Sentences] = field(default_factory=lambda: DEFAULT_SENTENCES)
+
+    def of(self, question: str) -> Sentences:
+        """Return the sentences of the question's language, English for languages without any."""
+        return self.sentences[language_of(question)]
+
+
+def read_wording(given: object) -> Wording:
+    """Return the wording of a model's `specsot.json`: `{"form": ..., "sentences": {"en": {"outline": ...}}}`.
+
+    What the value leaves out is the default; "measured" is for readers. Raises ValueError, which names the
+    key, for unknown keys, forms and languages, and for a sentence whose places are missing or unknown.
+    """
+    wanted = _object("wording", given, ("form", "sentences", "measured"))
+    form = wanted.get("form", DEFAULT_FORM)
+    if form not in FORMS:
+        raise ValueError(f"wording.form is {', '.join(FORMS)}, got {form!r}")
+    sentences = dict(DEFAULT_SENTENCES)
+    changed = _object("wording.sentences", wanted.get("sentences", {}), LANGUAGES)
+    for language, texts in changed.items():
+        place = f"wording.sentences.{language}"
+        sentences[cast("Language", language)] = _changed(
+            place, DEFAULT_SENTENCES[cast("Language", language)], texts
+        )
+    return Wording(form, sentences)
+
+
+def _changed(place: str, sentences: Sentences, given: object) -> Sentences:
+    texts = _object(place, given, tuple(one.name for one in fields(Sentences)))
+    for name, text in texts.items():
+        _check_places(f"{place}.{name}", name, text)
+    return replace(sentences, **cast("dict[str, str]", texts))
+
+
+def _check_places(place: str, name: str, text: object) -> None:
+    if not isinstance(text, str):
+        raise ValueError(f"{place} is a text, got {text!r}")
+    found = [part for _, part, _, _ in Formatter().parse(text) if part is not None]
+    if missing := [part for part in _REQUIRED[name] if part not in found]:
+        raise ValueError(f"{place} has no {{{missing[0]}}}")
+    if unknown := [part for part in found if part not in _ALLOWED[name]]:
+        raise ValueError(f"{place} has {{{unknown[0]}}}, which stands for nothing here")
+
+
+def _object(place: str, given: object, keys: Sequence[str]) -> dict[str, object]:
+    if not isinstance(given, dict):
+        raise ValueError(f"{place} is an object, got {given!r}")
+    found = cast("dict[str, object]", dict(cast("dict[str, object]", given)))
+    if unknown := [key for key in found if key not in keys]:
+        raise ValueError(f"{place} has {', '.join(keys)}, not {unknown[0]!r}")
+    return found
+
+
+# Words that a question can hardly do without, none of which is a word of the other languages.
+_GERMAN = re.compile(
+    r"\b(?:der|das|und|ist|sind|ein|eine|einen|wie|welche|warum|wozu|ich|mir|für|über|mit|nicht|bitte|gib|nenne)\b"
+)
+_SPANISH = re.compile(
+    r"[¿¡ñ]|\b(?:el|los|las|una|qué|cómo|cuáles|cuál|por|para|con|del|sobre|dame|explica|explícame|son|es|mi)\b"
+)
+_ENGLISH = re.compile(
+    r"\b(?:the|of|is|are|what|which|how|why|to|and|for|my|me|you|your|with|give|tell|explain|write|list)\b"
+)
+_HAN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff]")
+_KANA = re.compile(r"[\u3040-\u30ff]")
+_LETTER = re.compile(r"[^\W\d_]")
+
+
+def language_of(question: str) -> Language:
+    """Return Chinese for a question that is mostly Han script (kana makes it Japanese), German or Spanish for
+    a question with more of their words than English words, and English otherwise.
+    """
+    letters = len(_LETTER.findall(question))
+    if letters and len(_HAN.findall(question)) * 3 > letters and not _KANA.search(question):
+        return "zh"
+    text = question.lower()
+    german, spanish = len(_GERMAN.findall(text)), len(_SPANISH.findall(text))
+    if max(german, spanish) <= len(_ENGLISH.findall(text)):
+        return "en"
+    return "de" if german >= spanish else "es"
+
+
+def append_words(question: str, words: str, paragraph: bool = False) -> str:
+    """Return the question followed by words of ours.
+
+    The words continue the question's line if the question is one sentence on one line. Otherwise, and if
+    `paragraph` is set, the words are a paragraph of their own, so that the model does not take them for a
+    part of a text that the question brings along.
+    """
+    sentence = question.rstrip().endswith((".", "?", "!", "。", "？", "！")) and "\n" not in question.strip()
+    return question.rstrip() + (" " if sentence and not paragraph else "\n\n") + words
