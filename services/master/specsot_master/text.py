@@ -9,6 +9,7 @@ import json
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -20,7 +21,10 @@ from specsot.model.config import text_fields
 from specsot.model.fields import read_json
 from specsot.params import Message
 from specsot_master.core.sequence import MAX_PENDING_TOKENS, Detokenizer
-from specsot_master.core.tool_calls import ThinkingStyle, ToolDialect, dialect_of, style_of
+from specsot_master.core.thinking_style import ThinkingStyle, style_of
+from specsot_master.core.tool_calls.deriving import PYTHON_TAG, derive, offers_functions
+from specsot_master.core.tool_calls.forms import HERMES, CallForm
+from specsot_master.core.tool_calls.harmony import HARMONY, HARMONY_MARK
 
 PLAIN = (
     "{{ bos_token }}{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n\n{% endfor %}"
@@ -68,12 +72,11 @@ class ChatTemplate:
         return self._render((first, *others), answer, more)
 
     def _render(self, turns: Sequence[Mapping[str, Any]], answer: bool, more: Mapping[str, Any]) -> str:
-        from jinja2 import TemplateError
-
-        told: dict[str, Any] = {**THINKING_OFF, **self._names, **more}
+        names: dict[str, Any] = {**_ABSENT, **THINKING_OFF, **self._names, **more}
+        compiled, messages = self._compiled, [_with_thinking(turn) for turn in turns]
         try:
-            return self._compiled.render(messages=turns, add_generation_prompt=answer, **told)
-        except (TemplateError, TypeError) as error:
+            return compiled.render(messages=messages, add_generation_prompt=answer, **names)
+        except Exception as error:  # A template is a stranger's program: it may raise what Python can raise.
             raise TemplateRefused(f"the model's chat template says: {error}", field="messages") from error
 
     @cached_property
@@ -84,6 +87,16 @@ class ChatTemplate:
             return _environment().from_string(self.source)
         except TemplateError as error:
             raise ModelError(f"the model's chat template does not compile: {error}") from error
+
+
+# Transformers passes these as None where a request has none of them; templates test `tools is not none`.
+_ABSENT: Mapping[str, Any] = {"tools": None, "documents": None}
+
+
+def _with_thinking(turn: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The turn with its reasoning under the name that gpt-oss's template reads, too, as Transformers does."""
+    reasoning = turn.get("reasoning_content")
+    return turn if reasoning is None else {"thinking": reasoning, **turn}
 
 
 def _environment() -> Any:
@@ -105,8 +118,17 @@ def _environment() -> Any:
     def refuse(reason: str) -> str:
         raise TemplateError(reason)
 
-    def write_json(value: Any, indent: int | None = None, **options: Any) -> str:
-        return json.dumps(value, ensure_ascii=False, indent=indent, **options)
+    def write_json(
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | str | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        written = json.dumps(
+            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        )
+        return _ESCAPED_MARK.sub(lambda found: found[1] or BREAK_MARK, written) if ensure_ascii else written
 
     def write_today(shape: str) -> str:
         return datetime.now().strftime(shape)
@@ -121,6 +143,9 @@ def _environment() -> Any:
 
 
 BREAK_MARK = "\ud800"  # half a surrogate pair: neither JSON's text nor a protobuf's can hold it
+# The mark as `ensure_ascii` escapes it. Not found: an escaped backslash before "ud800" (group 1), and the first
+# half of a character such as U+10330, which is escaped as \ud800\udf30.
+_ESCAPED_MARK = re.compile(r"(\\\\)|\\ud800(?!\\ud[c-f])")
 
 
 def _any_of(texts: Iterable[str]) -> str:
@@ -253,7 +278,10 @@ class TokenBytes:
 
 LONG = 8  # characters a position: of longer texts a first part is looked at; most have 3 to 5 a token
 KNOWN_TOKENS = 1 << 16  # tokens whose text alone is kept: some megabytes; most vocabularies have as many
-_SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
+_SPECIAL_NAMES = (
+    *("bos_token", "eos_token", "pad_token", "unk_token"),
+    *("sep_token", "cls_token", "mask_token"),
+)
 
 
 class Text:
@@ -336,17 +364,46 @@ class Text:
         return style_of(self._template.source)
 
     @cached_property
-    def tools(self) -> ToolDialect | None:
-        """How the model writes calls; None: not known here."""
-        return dialect_of(self._template.source)
+    def call_form(self) -> CallForm | None:
+        """How the model writes tool calls. None if its template offers tools, but does not show how."""
+        if not self.has_tools:
+            return HERMES  # Tools are described in Hermes' words then.
+        if HARMONY_MARK in self._template.source:
+            return HARMONY
+        form = derive(self._render_calls)
+        if form and not form.openers and PYTHON_TAG in self._template.source:
+            return replace(form, openers=(PYTHON_TAG,))
+        return form
+
+    @cached_property
+    def writes_special_calls(self) -> bool:
+        """Whether special tokens are a part of the model's calls, so that its text must show them."""
+        form = self.call_form
+        if form is None:
+            return False
+        added = self._tokenizer.get_added_tokens_decoder()
+        return form is HARMONY or any(added[id].content in form.written for id in self.special_ids)
+
+    def _render_calls(
+        self, turns: Sequence[Mapping[str, Any]], functions: Sequence[Mapping[str, Any]], answer: bool
+    ) -> str:
+        """A conversation in which made-up functions are offered and called; see `derive`."""
+        tools = [{"type": "function", "function": one} for one in functions]
+        return self._skip_thinking(self._template.render_turns(turns, answer, tools=tools), answer)
 
     @property
     def reads_effort(self) -> bool:
         return "reasoning_effort" in self._template.source
 
-    @property
+    @cached_property
     def has_tools(self) -> bool:
-        return re.search(r"\btools\b", self._template.source) is not None
+        """Whether the template has a place for the tools that a request offers."""
+        if re.search(r"\btools\b", self._template.source) is None:
+            return False
+        try:
+            return offers_functions(self._render_calls)
+        except TemplateRefused:
+            return True
 
     def render_turns(
         self,
