@@ -143,8 +143,8 @@ def _environment() -> Any:
 
 
 BREAK_MARK = "\ud800"  # half a surrogate pair: neither JSON's text nor a protobuf's can hold it
-# The mark as `ensure_ascii` escapes it. Not found: an escaped backslash before "ud800" (group 1), and the first
-# half of a character such as U+10330, which is escaped as \ud800\udf30.
+# The mark as `ensure_ascii` escapes it. Not found: an escaped backslash before "ud800" (group 1), and the
+# first half of a character such as U+10330, which is escaped as \ud800\udf30.
 _ESCAPED_MARK = re.compile(r"(\\\\)|\\ud800(?!\\ud[c-f])")
 
 

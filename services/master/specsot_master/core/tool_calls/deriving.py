@@ -1,14 +1,14 @@
 """Derives how a model writes calls from its chat template, which shows it by rendering past calls.
 
 Calls of made-up functions are rendered, their names and arguments are found in the text, and what stands
-around them are the marks of the form. A form counts only if reading the rendered calls by it gives the same calls.
+around them are the marks of the form. A form counts only if it reads the rendered calls as the same calls.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, Final, Protocol, cast
@@ -30,7 +30,7 @@ from specsot_master.core.tool_calls.reading import ToolReader
 NAMES: Final = ("qxlookup", "qxupdate")
 KEYS: Final = ("kxalpha", "kxbeta")
 VALUES: Final = ("vxone", "vxtwo")
-IDS: Final = ("callx0001", "callx0002")
+IDS: Final = ("callx0001", "callx0002", "callx0003")
 QUESTION: Final = "uxquestion"
 CONTENT: Final = "cxcontent"
 MAX_CLOSERS: Final = (
@@ -86,6 +86,16 @@ def _instructed_form(render: Render) -> CallForm | None:
     return HERMES if _INSTRUCTION.search(prompt) else None
 
 
+def cut_answers(
+    render: Render, arguments_as_text: bool = False
+) -> Callable[[Sequence[tuple[str, Json]]], str]:
+    """A function that returns the text a model writes if it calls functions with these names and arguments.
+
+    At most as many calls as there are IDS. Raises InvalidRequest if the template refuses the calls.
+    """
+    return _Probe(render, arguments_as_text).answer
+
+
 class _Absent(Exception):
     """A template does not render what was looked for."""
 
@@ -105,6 +115,7 @@ class _Probe:
         self._render, self._as_text = render, as_text
         user = {"role": "user", "content": QUESTION}
         self._user: Json = user
+        self._named: list[str] = []  # The functions that this answer calls.
         self._prompt = _after(render([user], _functions(), True), QUESTION)
         plain = _after(
             render([user, {"role": "assistant", "content": CONTENT}], _functions(), False), QUESTION
@@ -118,7 +129,8 @@ class _Probe:
 
     def answer(self, calls: Sequence[tuple[str, Json]], content: str = "") -> str:
         """The model's answer that calls these functions, as the template repeats it in a conversation."""
-        made = [
+        self._named = [name for name, _ in calls]
+        past_calls = [
             {
                 "id": id,
                 "type": "function",
@@ -126,7 +138,7 @@ class _Probe:
             }
             for id, (name, arguments) in zip(IDS, calls)
         ]
-        turns = [self._user, {"role": "assistant", "content": content, "tool_calls": made}]
+        turns = [self._user, {"role": "assistant", "content": content, "tool_calls": past_calls}]
         text = _after(self._render(turns, _functions(), False), QUESTION)
         return self._without_end(self._without_header(text, content))
 
@@ -145,12 +157,11 @@ class _Probe:
         return text[common:]
 
     def _without_end(self, text: str) -> str:
-        for mark in (one for one in _marks(self._end) if isinstance(one, str) and is_distinctive(one)):
-            place = text.rfind(mark)
-            rest = text[place:] if place >= 0 else CONTENT
-            if not any(name in rest for name in (CONTENT, *NAMES, *KEYS, *VALUES)):
-                text = text[:place]
-        return text.rstrip()
+        """The text up to the first mark with which answers end, as far as no call follows it."""
+        called = max(0, *(text.rfind(one) for one in (CONTENT, *self._named)))
+        marks = (one for one in _marks(self._end) if isinstance(one, str) and is_distinctive(one))
+        places = [text.find(mark, called) for mark in marks]
+        return text[: min((place for place in places if place >= 0), default=len(text))].rstrip()
 
 
 def _after(text: str, mark: str) -> str:

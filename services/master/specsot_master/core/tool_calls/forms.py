@@ -49,7 +49,8 @@ def skip_white(text: str, at: int) -> int:
 
 
 # How arguments are written. "object": name and arguments are members of one JSON object. "named": a JSON
-# object of arguments after the name. "parameters": each argument has marks of its own. "python": a call in Python.
+# object of arguments after the name. "parameters": each argument has marks of its own. "python": a call in
+# Python.
 Layout = Literal["object", "named", "parameters", "python"]
 
 

@@ -429,7 +429,7 @@ class ToolReader:
         return None
 
     def _end_of_value(self, at: int, form: ParameterForm) -> tuple[int, int]:
-        """Where a value ends, and where its end mark ends. A mark inside a value, as in HTML, is a part of it."""
+        """Where a value ends, and where its end mark ends. A mark inside a value, as in HTML, is text."""
         mark = form.end[0]
         assert isinstance(mark, str), "values end with text"
         limit = self._next_call(at)
@@ -446,7 +446,7 @@ class ToolReader:
         return end, end
 
     def _next_call(self, at: int) -> int:
-        """Where the next call begins, as its marks do not stand in values; the end of the text if none does."""
+        """Where the next call begins, as its marks do not stand in values, or where the text ends."""
         first = self._form.openers[self._form.starts[0]] if self._form.starts else ""
         place = self._held.find(first, at) if isinstance(first, str) and first else -1
         return place if place >= 0 else len(self._held)
