@@ -315,8 +315,18 @@ _OPTIONS = '%llguidance {"no_forcing": true}\n'
 # JSON on one line, a space where the model wants one: indented, most tokens are white space;
 # without any space SmolLM2 writes worse values.
 _JSON_STYLE = {"whitespace_pattern": " "}
+_SCHEMA_STYLE = {**_JSON_STYLE, "coerce_one_of": True}  # See `schemas.ONE_OF`.
 _LONGEST_REASON = 300  # characters of a compiler's message that are repeated
 _PLACE = re.compile(r"^(at )?\d+\(\d+\): ")
+CONTRADICTION = (
+    "no text satisfies all of its patterns, such as patternProperties that match declared properties"
+)
+# What the library says in words of its own, and what a caller can act on.
+_IN_WORDS = (
+    (re.compile(r"^NoExtensionBias$"), CONTRADICTION),
+    (re.compile(r"Unimplemented keys: \[(.*)\]"), r"keywords that cannot be enforced: \1"),
+    (re.compile(r"Regex is empty: .*"), "no text satisfies its pattern, format and lengths together"),
+)
 _EXCERPT = re.compile(r"\n\s+\d+ \| ")
 
 
@@ -345,7 +355,7 @@ def lark_of(form: Form) -> str:
         case "json_schema":
             schema = read_schema(form.texts[0])
             rule = "start: %json " + json.dumps(
-                {"x-guidance": _JSON_STYLE, **(schema if isinstance(schema, dict) else {})}
+                {**(schema if isinstance(schema, dict) else {}), "x-guidance": _SCHEMA_STYLE}
             )
         case "regex":
             quoted = json.loads(LLMatcher.grammar_from_regex(form.texts[0]))
@@ -359,6 +369,8 @@ def reason_of(matcher: LLMatcher) -> str:
     """What the library complains about, without its excerpts and places, on one line."""
     told = _EXCERPT.split(matcher.get_error())[0].replace("<non-verbose/>", "")
     line = " ".join(_PLACE.sub("", told).split())
+    for pattern, words in _IN_WORDS:
+        line = pattern.sub(words, line)
     return line if len(line) <= _LONGEST_REASON else line[:_LONGEST_REASON] + "..."
 
 

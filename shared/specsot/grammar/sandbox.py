@@ -14,12 +14,12 @@ from llguidance import LLMatcher
 
 from specsot.core.vocabulary import Vocabulary, describe
 from specsot.errors import InvalidRequest
-from specsot.grammar.answers import STACK, Choices, compile_form, reason_of
+from specsot.grammar.answers import CONTRADICTION, STACK, Choices, compile_form, reason_of
 from specsot.params import Form, refuse
 
 SECONDS = 1.0  # seconds of one core for compiling a form and its first steps; not measured
 _STEPS = 64  # tokens that a trial walks; not measured
-_NOTHING = ("", "NoExtensionBias")  # what the library complains of where no text matches
+_NOTHING = ("", CONTRADICTION)  # What the library complains of where no text matches.
 _MEMORY = 4 << 30  # bytes of address space of a trial, interpreter and libraries included; not measured
 
 

@@ -24,7 +24,18 @@ from specsot_master.http.openai_api import (
     within_context,
 )
 from specsot_master.http.openai_requests import words_in
-from specsot_master.http.openai_schemas import ChatBody, Count, Few, Many, Model, Planning, Words, at_most
+from specsot_master.http.openai_schemas import (
+    FOREIGN_FORMS,
+    ChatBody,
+    Count,
+    Few,
+    Many,
+    Model,
+    Planning,
+    Words,
+    at_most,
+    refuse_foreign_forms,
+)
 from specsot_master.http.schemas import CALLERS, CountedTokens, MessageObject, documented
 
 Json = dict[str, Any]
@@ -102,12 +113,13 @@ def messages_routes(context: HttpContext) -> APIRouter:
     @router.post("/messages", responses=documented(MessageObject, stream=True), openapi_extra=CALLERS)
     async def send(request: Request, body: MessagesBody) -> Response:
         """An answer to a conversation as blocks, whole or as server-sent events."""
-        context.unknown.check(body, _WORDS, _REFUSED)
+        refuse_foreign_forms(body, "output_config.format")
+        context.unknown.check(body, _WORDS, (*_REFUSED, *FOREIGN_FORMS))
         with naming_fields(_WORDS):
             chat = await within_context(chat_of(body, context), context, body.max_tokens)
         call = await chat_call(context, chat, _WORDS)
         head = {"id": f"msg_{call_of(request).id}", "type": "message", "role": "assistant"}
-        writer = MessageWriter(head | {"model": body.model or context.model.name})
+        writer = MessageWriter(head | {"model": body.model or context.model.name} | call.warned)
         return await answer_by(writer, context, request, call, _STYLE if body.stream else None)
 
     @router.post("/messages/count_tokens", responses=documented(CountedTokens))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specsot.errors import InvalidRequest
+from specsot.grammar.schemas import warnings_of
 from specsot.params import Ask, Form, Mode
 from specsot_master.core.openai_responses import ChoiceDelta
 from specsot_master.core.tool_calls.arguments import Json, as_json, read_arguments
@@ -60,6 +61,15 @@ class ToolUse:
     @property
     def is_forced(self) -> bool:
         return self.required or self.named is not None
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What forced calls are not held to."""
+        if not self.is_forced:
+            return ()
+        schemas = {name: schema for name, schema in self.functions.items() if self.named in (None, name)}
+        found = [(name, warning) for name, schema in schemas.items() for warning in warnings_of(schema)]
+        return tuple(f"tools.{name}: {warning}" for name, warning in found)
 
     @property
     def head(self) -> str:

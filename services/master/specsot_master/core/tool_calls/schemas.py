@@ -62,6 +62,8 @@ def moved(schema: Json, root: str) -> Json:
     "#/$defs/Value" -> "#/$defs/arguments0/$defs/Value" if root is "#/$defs/arguments0"; "#" -> root.
     """
     copied = cast(Json, json.loads(json.dumps(schema)))
+    for key in ("$id", "$schema"):  # They name a document, which the schema no longer is.
+        copied.pop(key, None)
     for one in every_schema(copied):
         for key in ("$ref", "$dynamicRef"):
             if isinstance(one.get(key), str) and (one[key] == "#" or one[key].startswith("#/")):
@@ -164,7 +166,7 @@ def _has_type(value: Any, declared: Any) -> bool:
 def _members_fit(value: Json, schema: Json, root: Json, depth: int) -> bool:
     properties = cast(Json, schema["properties"]) if isinstance(schema.get("properties"), dict) else {}
     required = cast("list[Any]", schema["required"]) if isinstance(schema.get("required"), list) else []
-    if any(name not in value for name in required):
+    if any(str(name) not in value for name in required):
         return False
     closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
     if closed and any(name not in properties for name in value):
@@ -182,7 +184,8 @@ def types_of(schema: Any, root: Json, depth: int = 0) -> frozenset[str]:
         return frozenset((declared,))
     if isinstance(declared, list):
         return frozenset(map(str, cast("list[Any]", declared)))
-    values = cast("list[Any]", schema.get("enum") or ([schema["const"]] if "const" in schema else []))
+    listed = schema["enum"] if isinstance(schema.get("enum"), list) else []
+    values = cast("list[Any]", [schema["const"]] if "const" in schema else listed)
     if values:
         return frozenset(_type_of(value) for value in values)
     found: set[str] = set()
