@@ -46,11 +46,12 @@ class JsonRewriter:
 
     stops: markers that cannot be a part of the value, such as "</tool_call>".
     quote: a further string delimiter, such as Gemma's '<|"|>'; strings inside it have no escapes.
-    done: the value is complete.
+    done: the value is complete. is_cut: because the text ended within it.
     """
 
     def __init__(self, stops: Sequence[str] = (), quote: str = "") -> None:
         self.done = False
+        self.is_cut = False
         self._stops = tuple(stop for stop in stops if stop)
         self._quotes = tuple(dict.fromkeys((quote, '"', "'"))) if quote else ('"', "'")
         self._after_strings = ("", ",", ":", "}", "]", *(stop[0] for stop in self._stops if stop in ")"))
@@ -81,6 +82,7 @@ class JsonRewriter:
         while not self.done and self._step():
             pass
         if last and not self.done:
+            self.is_cut = True
             self._finish()
         written = "".join(self._out)
         self._out.clear()

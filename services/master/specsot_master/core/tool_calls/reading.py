@@ -329,7 +329,7 @@ class ToolReader:
             return False
         self._held = self._rewriter.rest
         call = call_in(_value_of(self._written))
-        if call is None:
+        if call is None or (call[1] is None and self._rewriter.is_cut):
             self._state = "content"
             self._say(self._raw + seen[: len(seen) - len(self._held)])
             return True
