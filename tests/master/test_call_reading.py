@@ -132,8 +132,8 @@ def test_an_answer(text: str, content: str, calls: Calls, size: int) -> None:
 
 
 PIECES = st.sampled_from(
-    ["<tool_call>", "</tool_call>", "\n", " ", "{", "}", "```", "`", '"name": "f"', '"arguments": ', '{"a": "1"}', ",",
-     call("1"), BARE, FENCED, "word", "[", "]", '"', "\\"]
+    ["<tool_call>", "</tool_call>", "\n", " ", "{", "}", "```", "`", '"name": "f"', '"arguments": ',
+     '{"a": "1"}', ",", call("1"), BARE, FENCED, "word", "[", "]", '"', "\\"]
 )  # fmt: skip
 LLAMA = CallForm("object", openers=("<|python_tag|>",), arguments_key="parameters")
 
