@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from specsot.params import Message
+from specsot_master.chat_template import ChatTemplate
 from specsot_master.engine.grammar_sandbox import GrammarSandbox
 from specsot_master.http.thinking import MOST_NOTES, conclusion_of
-from specsot_master.text import ChatTemplate, Text
+from specsot_master.text import Text
 from tests.http.house import Served, served
 from tests.master.letters import SAYS
 from tests.master.stage import BASE, turn

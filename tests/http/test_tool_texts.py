@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from specsot_master.text import ChatTemplate, Text
+from specsot_master.chat_template import ChatTemplate
+from specsot_master.text import Text
 from tests.http.house import Served, served
 from tests.http.test_agents import CLAUDES, FLAT, MESSAGES, RESPONSES
 from tests.http.test_tools import CHAT, WEATHER

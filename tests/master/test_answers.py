@@ -23,9 +23,9 @@ from specsot.events import (
     Started,
 )
 from specsot.params import Ask, Form, Limits
+from specsot_master.chat_template import ChatTemplate
 from specsot_master.engine import EngineConfig
 from specsot_master.engine.grammar_sandbox import GrammarSandbox
-from specsot_master.text import ChatTemplate
 from tests.conftest import seeds
 from tests.master.fake_ring import STATE, chance_of
 from tests.master.letters import ANSWER, COUNT, DIRECT, PLAN, SAYS, SOT, finished, openings

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specsot_master.chat_template import ChatTemplate
 from specsot_master.core.tool_calls.deriving import Render, cut_answers, derive
 from specsot_master.core.tool_calls.forms import HERMES, CallForm
 from specsot_master.core.tool_calls.reading import ToolReader
-from specsot_master.text import ChatTemplate
 
 TEMPLATES = Path(__file__).parent / "templates"
 NAMES = {"bos_token": "<s>", "eos_token": "</s>"}

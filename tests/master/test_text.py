@@ -17,8 +17,9 @@ from tokenizers import Tokenizer, decoders, models
 
 from specsot.errors import InvalidRequest, ModelError
 from specsot.params import Message
+from specsot_master.chat_template import ChatTemplate, TemplateRefused
 from specsot_master.core.cuts import StopStrings
-from specsot_master.text import ChatTemplate, Detokenizer, TemplateRefused, Text, TokenBytes, _any_of
+from specsot_master.text import Detokenizer, Text, TokenBytes, _any_of
 from tests.master.stage import BASE, TEXT
 
 SENTENCES = ("Stages of Sleep.", "睡眠分为几个阶段。", "Party 🎉👩‍👩‍👧 naïve ﷽", "  spaces\n\n and\ttabs ")

@@ -13,6 +13,7 @@ from specsot.core.skeleton import PlanRules, Point
 from specsot.errors import ModelError
 from specsot.model.resolving import folder_of_model
 from specsot.params import Ask, Message, PlanStyle
+from specsot_master.chat_template import TemplateRefused
 from specsot_master.core.fork_plan import TAGS, find_tags
 from specsot_master.core.prompts import (
     SAMPLE_POINT,
@@ -27,7 +28,7 @@ from specsot_master.core.prompts import (
     turn_from,
 )
 from specsot_master.core.router import BEGUN, ONE, SEVERAL, ScorePrompt, points_asked
-from specsot_master.text import TemplateRefused, Text
+from specsot_master.text import Text
 
 
 class Prompts:

@@ -30,7 +30,7 @@ from specsot.params import (
     DrafterName,
     Mode,
 )
-from specsot_master.text import THINKING_OFF
+from specsot_master.chat_template import THINKING_OFF
 
 MOST_CHOICES = 128  # answers to one call (`n`), as in OpenAI's API
 

@@ -17,6 +17,7 @@ from typing import get_args
 from specsot.errors import InvalidRequest, TimedOut
 from specsot.events import Finished, MergedText, Numbered, Reason, Started
 from specsot.params import Ask, Message, brief
+from specsot_master.chat_template import THINKING_OFF
 from specsot_master.core.openai_responses import Thought
 from specsot_master.core.thinking_style import ThinkingStyle
 from specsot_master.engine import Caller
@@ -24,7 +25,7 @@ from specsot_master.http.openai_requests import check_ids, limits_of, position_l
 from specsot_master.http.openai_schemas import ChatBody, Effort
 from specsot_master.http.openai_tools import ToolUse, functions_of, render
 from specsot_master.master import RequestCounter
-from specsot_master.text import THINKING_OFF, Text
+from specsot_master.text import Text
 
 # Tokens of thinking by `reasoning_effort`, at most, where the template does not read it; above, as many as
 # the answer may have. Not measured.

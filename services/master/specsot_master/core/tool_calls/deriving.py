@@ -24,6 +24,7 @@ from specsot_master.core.tool_calls.forms import (
     ParameterForm,
     is_distinctive,
 )
+from specsot_master.core.tool_calls.harmony import HARMONY, HARMONY_MARK
 from specsot_master.core.tool_calls.reading import ToolReader
 
 # Names that no template contains. Ids have nine letters and digits, as Mistral's templates want them.
@@ -59,6 +60,28 @@ class Render(Protocol):
     ) -> str: ...
 
 
+def form_of_template(source: str, render: Render) -> CallForm | None:
+    """How a model with this template writes calls; None if the template offers tools and does not show it."""
+    if not offers_functions(source, render):
+        return HERMES  # Tools are described in Hermes' words then.
+    if HARMONY_MARK in source:
+        return HARMONY
+    form = derive(render)
+    if form and not form.openers and PYTHON_TAG in source:
+        return replace(form, openers=(PYTHON_TAG,))
+    return form
+
+
+def offers_functions(source: str, render: Render) -> bool:
+    """Whether the template has a place for the functions that a request offers."""
+    if re.search(r"\btools\b", source) is None:
+        return False
+    try:
+        return NAMES[0] in render([{"role": "user", "content": QUESTION}], _functions(), True)
+    except InvalidRequest:
+        return True
+
+
 def derive(render: Render) -> CallForm | None:
     """The form in which a template renders calls; None if it renders none, or none that can be read back."""
     for as_text in (False, True):
@@ -70,11 +93,6 @@ def derive(render: Render) -> CallForm | None:
         if form is not None and _reads_back(form, probe):
             return replace(form, arguments_as_text=as_text)
     return _instructed_form(render)
-
-
-def offers_functions(render: Render) -> bool:
-    """Whether the rendered prompt names the functions that a request offers. Raises InvalidRequest."""
-    return NAMES[0] in render([{"role": "user", "content": QUESTION}], _functions(), True)
 
 
 def _instructed_form(render: Render) -> CallForm | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Literal
@@ -109,13 +110,13 @@ class CallForm:
         found = (*(one for one in self.closers if is_distinctive(one)), *starts)
         return tuple(dict.fromkeys(one for one in found if isinstance(one, str)))
 
-    @property
-    def written(self) -> str:
-        """All marks, in which a tokenizer looks for its special tokens."""
+    def contains_any(self, tokens: Iterable[str]) -> bool:
+        """Whether one of these special tokens is a part of the marks."""
         parameter = self.parameter
         inner = (*parameter.begin, *parameter.middle, *parameter.end) if parameter else ()
         marks = (*self.openers, *self.middle, *inner, *self.closers, self.quote)
-        return " ".join(one for one in marks if isinstance(one, str))
+        written = [one for one in marks if isinstance(one, str)]
+        return any(token in mark for token in tokens for mark in written)
 
     def forced_head(self, name: str) -> str:
         """The text with which a prompt ends if this function must be called: a call up to its arguments."""

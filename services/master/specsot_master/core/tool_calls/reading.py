@@ -9,16 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from specsot_master.core.tool_calls.arguments import ArgumentStream, Json, JsonRewriter, arguments_of, as_json
-from specsot_master.core.tool_calls.forms import (
-    PLAIN,
-    CallForm,
-    Marks,
-    ParameterForm,
-    Unfinished,
-    match,
-    skip_white,
-)
-from specsot_master.core.tool_calls.schemas import value_of_text
+from specsot_master.core.tool_calls.forms import PLAIN, CallForm, Unfinished, match, skip_white
+from specsot_master.core.tool_calls.marked_arguments import MemberStream, ParameterStream, PythonStream
 from specsot_master.core.tool_calls.tails import ARGUMENT_KEYS, FENCE, NAME_KEYS, CallTail, call_in
 
 
@@ -37,18 +29,12 @@ _HEAD: Final = (
     r"""\{{\s*(?:\{{\s*)?(?:["'](?:tool_call_id|id|type)["']\s*:\s*"[^"\\]*"\s*,\s*)*"""
     r"""["'](?:{names})["']\s*:\s*"(?P<name>(?:[^"\\]|\\.)*)"\s*,\s*["'](?:{keys})["']\s*:\s*(?=\S)"""
 )
-_PYTHON_KEY = re.compile(r"(\w+)\s*=\s*(?=\S)")
-_PYTHON_KEY_BEGUN = re.compile(r"\w+\s*(?:=\s*)?")
-MAX_KEY: Final = 256  # Characters of the name of an argument. Untuned.
 MAX_HEAD: Final = (
     4096  # Characters of an object within which its name and the key of its arguments stand. Untuned.
 )
-_CDATA: Final = ("<![CDATA[", "]]>")
 _SEPARATORS: Final = " \t\r\n,;"
 
-State = Literal[
-    "content", "tail", "object", "arguments", "members", "skipped", "parameters", "python", "after"
-]
+State = Literal["content", "tail", "object", "arguments", "members", "skipped", "after"]
 
 
 class CodeTracker:
@@ -99,12 +85,9 @@ class ToolReader:
         self._object = ""  # That object's text so far.
         self._rewriter = JsonRewriter()
         self._written = ""  # What the rewriter returned so far.
-        self._stream = ArgumentStream()
+        self._stream: ArgumentStream | MemberStream = ArgumentStream()
         self._in_object = False  # The arguments are a member of an object.
         self._closed = False  # A closer followed the last call.
-        self._name = ""  # Of the call whose parameters are read.
-        self._members = 0  # Of its arguments, told so far.
-        self._key: str | None = None  # Of the argument whose Python value is read.
         keys = "|".join(map(re.escape, dict.fromkeys((form.arguments_key, *ARGUMENT_KEYS))))
         names = "|".join(map(re.escape, dict.fromkeys((form.name_key, *NAME_KEYS))))
         self._head = re.compile(_HEAD.format(names=names, keys=keys), re.DOTALL)
@@ -144,10 +127,6 @@ class ToolReader:
                 return self._read_members()
             case "skipped":
                 return self._read_skipped()
-            case "parameters":
-                return self._read_parameter()
-            case "python":
-                return self._read_python()
             case "after":
                 return self._read_after()
 
@@ -273,15 +252,13 @@ class ToolReader:
     def _start(self, name: str, at: int) -> None:
         """A call has begun; its arguments begin at `at`."""
         self._held = self._held[at:]
-        if self._form.layout == "named":
-            self._begin_named(name)
-            return
-        self._add_call(name)
-        self._name, self._members, self._closed = name, 0, False
-        self._state = "parameters"
-        if self._form.layout == "python":
-            self._held = self._held.lstrip().removeprefix("(")
-            self._key, self._state = None, "python"
+        match self._form.layout:
+            case "parameters":
+                self._begin_arguments(name, ParameterStream(self._form, self._functions.get(name, {})))
+            case "python":
+                self._begin_arguments(name, PythonStream())
+            case _:
+                self._begin_json(name)
 
     def _add_call(self, name: str, arguments: str = "") -> None:
         self._out.append(CallDelta(self.calls, name, arguments))
@@ -320,7 +297,7 @@ class ToolReader:
         head = self._head.match(seen) if len(self._object) < MAX_HEAD else None
         if head and head.end() < len(seen):
             self._held = seen[head.end() :]
-            self._begin_named(_text_of(head["name"]))
+            self._begin_json(_text_of(head["name"]))
             self._in_object = True
             return True
         self._written += self._rewriter.feed(self._held, self._last)
@@ -337,9 +314,13 @@ class ToolReader:
         self._closed, self._state = False, "after"
         return True
 
-    def _begin_named(self, name: str) -> None:
+    def _begin_json(self, name: str) -> None:
+        self._begin_arguments(name, ArgumentStream(self._form.stops, self._form.quote))
+
+    def _begin_arguments(self, name: str, stream: ArgumentStream | MemberStream) -> None:
+        """A call has begun, and its arguments follow."""
         self._add_call(name)
-        self._stream = ArgumentStream(self._form.stops, self._form.quote)
+        self._stream = stream
         self._closed = self._in_object = False
         self._state = "arguments"
 
@@ -349,16 +330,14 @@ class ToolReader:
             self._state = "after"
             return True
         self._add_arguments(self._stream.feed(self._held, self._last))
-        if not self._stream.done:
-            self._held = ""
-            return False
-        self._held = self._stream.rest
-        self._state = "members" if self._in_object else "after"
-        return True
+        self._held = self._stream.rest if self._stream.done else ""
+        if self._stream.done:
+            self._state = "members" if self._in_object else "after"
+        return self._stream.done
 
     def _is_empty_call(self) -> bool:
-        """Whether a closer stands where arguments are due."""
-        if self._stream.begun:
+        """Whether something else stands where an object of arguments is due."""
+        if not isinstance(self._stream, ArgumentStream) or self._stream.begun:
             return False
         at = self._skip_white(0)
         return self._held[at : at + 1] not in ("{", "[") and at < len(self._held)
@@ -383,138 +362,6 @@ class ToolReader:
             self._held = ""
             return False
         self._held, self._state = self._rewriter.rest, "after"
-        return True
-
-    # Arguments with marks of their own.
-
-    def _read_parameter(self) -> bool:
-        form = self._form.parameter
-        assert form is not None, "the layout has parameters"
-        begin = match(form.begin, self._held, 0, self._last)
-        found = None if begin is None else self._key_at(begin, form)
-        if found is None:
-            return self._end_object()
-        key, value_at, marks = found
-        value_at = self._after_white(value_at, form.before_value)
-        end, after = self._end_of_value(value_at, form)
-        value = self._held[value_at:end]
-        value = value.removesuffix(form.after_value) if form.after_value else value
-        self._held = self._held[after:]
-        self._add_member(key, self._typed(key, value, marks))
-        return True
-
-    def _after_white(self, at: int, white: str) -> int:
-        if not white:
-            return at
-        if not self._last and white.startswith(self._held[at:]):
-            raise Unfinished
-        return at + len(white) if self._held.startswith(white, at) else at
-
-    def _key_at(self, begin: int, form: ParameterForm) -> tuple[str, int, Marks] | None:
-        """The key, where the value begins, and the marks between them."""
-        first = [marks[0] for marks in form.middles]
-        places = [self._held.find(mark, begin) for mark in first if isinstance(mark, str)]
-        at = min((place for place in places if place >= 0), default=len(self._held))
-        if at - begin > MAX_KEY or "\n" in self._held[begin:at].strip():
-            return None
-        unfinished = at == len(self._held)
-        for marks in form.middles:
-            try:
-                if (value_at := match(marks, self._held, at, self._last)) is not None:
-                    return self._held[begin:at].strip(), value_at, marks
-            except Unfinished:
-                unfinished = True
-        if unfinished and not self._last:
-            raise Unfinished
-        return None
-
-    def _end_of_value(self, at: int, form: ParameterForm) -> tuple[int, int]:
-        """Where a value ends, and where its end mark ends. A mark inside a value, as in HTML, is text."""
-        mark = form.end[0]
-        assert isinstance(mark, str), "values end with text"
-        limit = self._next_call(at)
-        place = self._held.find(mark, at, limit)
-        while place >= 0:
-            after = match(form.end, self._held, place, self._last)
-            if after is not None and self._may_follow_value(after, form):
-                return place, after
-            place = self._held.find(mark, place + 1, limit)
-        if limit == len(self._held) and not self._last:
-            raise Unfinished
-        closers = [self._held.find(closer, at, limit) for closer in self._form.closers]
-        end = min((one for one in closers if one >= 0), default=limit)
-        return end, end
-
-    def _next_call(self, at: int) -> int:
-        """Where the next call begins, as its marks do not stand in values, or where the text ends."""
-        first = self._form.openers[self._form.starts[0]] if self._form.starts else ""
-        place = self._held.find(first, at) if isinstance(first, str) and first else -1
-        return place if place >= 0 else len(self._held)
-
-    def _may_follow_value(self, at: int, form: ParameterForm) -> bool:
-        at = skip_white(self._held, at)
-        if at == len(self._held):
-            self._need(at)
-            return True
-        starts = [(self._form.openers[n],) for n in self._form.starts]
-        unfinished = False
-        for marks in (form.begin, *((one,) for one in self._form.closers), *starts):
-            try:
-                if match(marks, self._held, at, self._last) is not None:
-                    return True
-            except Unfinished:
-                unfinished = True
-        if unfinished:
-            raise Unfinished
-        return False
-
-    def _typed(self, key: str, text: str, marks: Marks) -> Any:
-        form = self._form.parameter
-        if text.startswith(_CDATA[0]) and text.endswith(_CDATA[1]):
-            return text[len(_CDATA[0]) : -len(_CDATA[1])]
-        if form and form.text_middle and marks == form.text_middle:
-            return text
-        return value_of_text(
-            text, key, {} if form and form.text_middle else self._functions.get(self._name, {})
-        )
-
-    def _add_member(self, key: str, value: Any) -> None:
-        """One more member of the arguments' object."""
-        self._add_arguments(f"{', ' if self._members else '{'}{json.dumps(key, ensure_ascii=False)}: ")
-        self._add_arguments(json.dumps(value, ensure_ascii=False))
-        self._members += 1
-
-    def _end_object(self) -> bool:
-        self._add_arguments("}" if self._members else "{}")
-        self._state = "after"
-        return True
-
-    # Calls in Python.
-
-    def _read_python(self) -> bool:
-        if self._key is not None:
-            return self._read_python_value(self._key)
-        at = skip_white(self._held, 0)
-        while self._held[at : at + 1] == ",":
-            at = skip_white(self._held, at + 1)
-        self._need(at)
-        key = _PYTHON_KEY.match(self._held, at)
-        if key:
-            self._key, self._held = key[1], self._held[key.end() :]
-            self._rewriter, self._written = JsonRewriter((")",)), ""
-            return True
-        if not self._last and _PYTHON_KEY_BEGUN.fullmatch(self._held, at):
-            raise Unfinished
-        self._held = self._held[at:].removeprefix(")")
-        return self._end_object()
-
-    def _read_python_value(self, key: str) -> bool:
-        self._written += self._rewriter.feed(self._held, self._last)
-        if not self._rewriter.done:
-            self._held = ""
-            return False
-        self._held, self._key = self._rewriter.rest, None
-        self._add_member(key, _value_of(self._written))
         return True
 
     # After a call.
@@ -583,7 +430,7 @@ class ForcedReader(ToolReader):
         self._muted = True
         self._state = "after"
         if name is not None:
-            self._begin_named(name)
+            self._begin_json(name)
 
 
 def _text_of(written: str) -> str:

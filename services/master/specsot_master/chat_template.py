@@ -1,0 +1,132 @@
+"""A model's chat template: renders a conversation as Transformers would, in a sandbox."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+from specsot.errors import InvalidRequest, ModelError
+from specsot.params import Message
+
+PLAIN = (
+    "{{ bos_token }}{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+# Templates know thinking under either name; those that do not ignore both.
+THINKING_OFF = {"enable_thinking": False, "thinking": False}
+
+
+class TemplateRefused(InvalidRequest):
+    """The template does not take these roles in this order."""
+
+
+class ChatTemplate:
+    """A Jinja chat template with the special tokens it may name (bos_token and so on).
+
+    Compiled on first use, in a sandbox: a template comes with a model from somewhere.
+    """
+
+    def __init__(self, source: str = PLAIN, names: Mapping[str, str] | None = None) -> None:
+        self.source = source
+        self._names = {"bos_token": "", "eos_token": "", **(names or {})}
+
+    def render(self, messages: Sequence[Message], answer: bool = True) -> str:
+        """The whole conversation as text; `answer`: with the head of the assistant's next turn.
+
+        Raises TemplateRefused with the template's own words.
+        """
+        return self.render_turns([{"role": one.role, "content": one.content} for one in messages], answer)
+
+    def render_turns(self, turns: Sequence[Mapping[str, Any]], answer: bool = True, **more: Any) -> str:
+        """Turns with whatever a template may read of them. A system turn that it refuses, as Gemma 2's does,
+        becomes the beginning of the first user turn. Raises TemplateRefused.
+        """
+        try:
+            return self._render(turns, answer, more)
+        except TemplateRefused:
+            if [turn["role"] for turn in turns[:2]] != ["system", "user"]:
+                raise
+        system, first, *others = turns
+        first = {**first, "content": f"{system['content']}\n\n{first['content']}"}
+        return self._render((first, *others), answer, more)
+
+    def _render(self, turns: Sequence[Mapping[str, Any]], answer: bool, more: Mapping[str, Any]) -> str:
+        names: dict[str, Any] = {**_ABSENT, **THINKING_OFF, **self._names, **more}
+        compiled, messages = self._compiled, [_with_thinking(turn) for turn in turns]
+        try:
+            return compiled.render(messages=messages, add_generation_prompt=answer, **names)
+        except Exception as error:  # A template is a stranger's program: it may raise what Python can raise.
+            raise TemplateRefused(f"the model's chat template says: {error}", field="messages") from error
+
+    @cached_property
+    def _compiled(self) -> Any:
+        from jinja2 import TemplateError
+
+        try:
+            return _environment().from_string(self.source)
+        except TemplateError as error:
+            raise ModelError(f"the model's chat template does not compile: {error}") from error
+
+
+# Transformers passes these as None where a request has none of them; templates test `tools is not none`.
+_ABSENT: Mapping[str, Any] = {"tools": None, "documents": None}
+
+
+def _with_thinking(turn: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The turn with its reasoning under the name that gpt-oss's template reads, too, as Transformers does."""
+    reasoning = turn.get("reasoning_content")
+    return turn if reasoning is None else {"thinking": reasoning, **turn}
+
+
+def _environment() -> Any:
+    """Jinja as chat templates expect it: the names and habits that Transformers gives them."""
+    from jinja2 import TemplateError, nodes
+    from jinja2.ext import Extension
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class GenerationTag(Extension):
+        """`{% generation %}` marks what the assistant wrote, for training; here it only renders its body."""
+
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope(body, lineno=line)
+
+    def refuse(reason: str) -> str:
+        raise TemplateError(reason)
+
+    def write_json(
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | str | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        written = json.dumps(
+            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        )
+        return _ESCAPED_MARK.sub(lambda found: found[1] or BREAK_MARK, written) if ensure_ascii else written
+
+    def write_today(shape: str) -> str:
+        return datetime.now().strftime(shape)
+
+    environment: Any = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = write_json
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = write_today
+    return environment
+
+
+BREAK_MARK = "\ud800"  # half a surrogate pair: neither JSON's text nor a protobuf's can hold it
+# The mark as `ensure_ascii` escapes it. Not found: an escaped backslash before "ud800" (group 1), and the
+# first half of a character such as U+10330, which is escaped as \ud800\udf30.
+_ESCAPED_MARK = re.compile(r"(\\\\)|\\ud800(?!\\ud[c-f])")
