@@ -174,3 +174,9 @@ def test_forced_calls_have_no_content() -> None:
         assert read('{"a": "1"}', size, ForcedReader(FUNCTIONS, "f")) == ("", [ONE])
         assert read(two[:12], size, ForcedReader(FUNCTIONS, None)) == ("", [])
         assert read('{"a": "1', size, ForcedReader(FUNCTIONS, "f")) == ("", [ONE])
+
+
+def test_a_model_that_begins_calls_without_end_is_read_in_bounded_time() -> None:
+    """Read anew from each brace, this text would take many minutes."""
+    text = '{"arguments": ' * 20_000 + "end"
+    assert read(text, 4096) == (text, [])

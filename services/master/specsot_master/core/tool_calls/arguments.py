@@ -125,10 +125,10 @@ class JsonRewriter:
 
     def _starts_with(self, marks: Iterable[str]) -> str | Literal[False] | None:
         """The mark that begins here. None if more text decides, False if none does."""
-        ahead = self._text[self._at : self._at + 64]
         undecided = False
         for mark in marks:
-            if self._text.startswith(mark, self._at):
+            ahead = self._text[self._at : self._at + len(mark)]
+            if ahead == mark:
                 return mark
             undecided = undecided or (mark.startswith(ahead) and not self._last)
         return None if undecided else False

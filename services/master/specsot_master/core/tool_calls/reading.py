@@ -34,6 +34,10 @@ MAX_HEAD: Final = (
 )
 _SEPARATORS: Final = " \t\r\n,;"
 
+# Characters that may be read again to look for calls inside what is no call; bounds the time that
+# a model takes that repeats the beginning of a call without end. Untuned.
+MAX_READ_TWICE: Final = 100_000
+
 State = Literal["content", "tail", "object", "arguments", "members", "skipped", "after"]
 
 
@@ -81,6 +85,7 @@ class ToolReader:
         self._after_call = False  # That white space touches a call.
         self._muted = False  # Nothing of this answer is content.
         self._tail: CallTail | None = None
+        self._read_twice = 0  # Characters that seemed to be calls, and were not.
         self._raw = ""  # The marks before the object that is read, which are content if it is no call.
         self._object = ""  # That object's text so far.
         self._rewriter = JsonRewriter()
@@ -191,6 +196,9 @@ class ToolReader:
         self._tail, self._state = None, "content"
         if found is None:
             self._held = tail.text + self._held
+            self._read_twice += len(tail.text)
+            if self._read_twice > MAX_READ_TWICE:
+                return self._say_raw(len(tail.text))
             return self._say_raw(len(FENCE) if self._held.startswith(FENCE) else 1)
         for name, arguments in found:
             self._add_call(name, as_json(arguments))
