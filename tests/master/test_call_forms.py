@@ -152,6 +152,7 @@ def test_several_calls_calls_without_arguments_and_text_before_them(name: str) -
             assert (content, found) == ("I will look.", calls)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DERIVED)
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
