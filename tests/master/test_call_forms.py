@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsot_master.chat_template import ChatTemplate
-from specsot_master.core.tool_calls.deriving import Render, cut_answers, derive
+from specsot_master.core.tool_calls.deriving import Render, cut_answers, derive, form_of_template
 from specsot_master.core.tool_calls.forms import HERMES, CallForm
 from specsot_master.core.tool_calls.reading import ToolReader
 
@@ -183,6 +183,18 @@ def test_a_template_that_renders_no_calls_has_no_form() -> None:
     assert derive(render_of(_TOOLS + _TURNS + _END)) is None
     assert derive(render_of("{{ messages[5].content }}")) is None
     assert derive(render_of("{{ raise_exception('no') }}")) is None
+
+
+XML = "<tool_call>\n<function=f>\n<parameter=p>\nv\n</parameter>\n</function>\n</tool_call>"
+
+
+def test_a_template_that_mentions_a_mark_is_not_taken_for_the_form_that_has_it() -> None:
+    for told in (XML, "<tool_call>{name}\n<arg_key>k</arg_key>\n<arg_value>v</arg_value>\n</tool_call>"):
+        source = (
+            f"{{% if tools %}}{told}{{% endif %}}{{% for m in messages %}}{{{{ m.content }}}}{{% endfor %}}"
+        )
+        assert form_of_template(source, render_of(source)) is None
+    assert form_of_template("{{ messages[0].content }}", render_of("{{ messages[0].content }}")) is HERMES
 
 
 def test_a_template_that_only_asks_for_hermes_calls_has_hermes_form() -> None:

@@ -266,10 +266,10 @@ class Text:
     def reads_effort(self) -> bool:
         return "reasoning_effort" in self._template.source
 
-    @cached_property
+    @property
     def has_tools(self) -> bool:
         """Whether the template has a place for the tools that a request offers."""
-        return offers_functions(self._template.source, self._render_calls)
+        return offers_functions(self._template.source)
 
     def render_turns(
         self,

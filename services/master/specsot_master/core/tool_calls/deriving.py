@@ -62,7 +62,7 @@ class Render(Protocol):
 
 def form_of_template(source: str, render: Render) -> CallForm | None:
     """How a model with this template writes calls; None if the template offers tools and does not show it."""
-    if not offers_functions(source, render):
+    if not offers_functions(source):
         return HERMES  # Tools are described in Hermes' words then.
     if HARMONY_MARK in source:
         return HARMONY
@@ -72,14 +72,9 @@ def form_of_template(source: str, render: Render) -> CallForm | None:
     return form
 
 
-def offers_functions(source: str, render: Render) -> bool:
+def offers_functions(source: str) -> bool:
     """Whether the template has a place for the functions that a request offers."""
-    if re.search(r"\btools\b", source) is None:
-        return False
-    try:
-        return NAMES[0] in render([{"role": "user", "content": QUESTION}], _functions(), True)
-    except InvalidRequest:
-        return True
+    return re.search(r"\btools\b", source) is not None
 
 
 def derive(render: Render) -> CallForm | None:
