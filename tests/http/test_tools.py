@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from specsot_master.core.tool_calls import HARMONY, HERMES, LLAMA, MISTRAL, ToolDialect, dialect_of
+from specsot_master.chat_template import ChatTemplate
+from specsot_master.core.tool_calls.harmony import HARMONY, HarmonyReader
 from specsot_master.engine.grammar_sandbox import GrammarSandbox, measure_with
-from specsot_master.text import ChatTemplate, Text
+from specsot_master.text import Text
 from tests.http.house import CONFIG, Served, served
 from tests.master.stage import BASE, END_OF_TEXT
 
@@ -164,35 +165,21 @@ FINAL = "<|start|>assistant<|channel|>final<|message|>It is <b>sunny</b> <|:<|re
 
 @pytest.mark.parametrize("size", [1, 3, 7, 1000])
 @pytest.mark.parametrize(
-    ("dialect", "text", "content", "calls"),
+    ("text", "content", "calls"),
     [
-        (HERMES, SAYS["like in Paris"], "Let me look.", ["get_weather", "get_time"]),
-        (HERMES, '<tool_call>[{"name": "get_time", "arguments": {"a": "]}"}}]</tool_call> So.', "So.",
-         ["get_time"]),
-        (HERMES, '<tool_call>{"arguments": {}, "name": "get_time"}</tool_call>', "", ["get_time"]),
-        (HERMES, "a < b, <tool_call", "a < b, <tool_call", []),
-        (HERMES, "<tool_call>no JSON</tool_call>", "<tool_call>no JSON</tool_call>", []),
-        (LLAMA, '{"name": "get_time", "parameters": {}}; {"name": "get_time", "parameters": {"a": {}}}', "",
-         ["get_time", "get_time"]),
-        (LLAMA, '<|python_tag|>{"name": "get_time", "parameters": {}}', "", ["get_time"]),
-        (LLAMA, '{"name": "Ada", "age": 36}', '{"name": "Ada", "age": 36}', []),
-        (MISTRAL, '[TOOL_CALLS][{"name": "get_time", "arguments": {}}, {"name": "f", "arguments": {}}]', "",
-         ["get_time", "f"]),
-        (MISTRAL, 'Well. [TOOL_CALLS]get_time[ARGS]{"a": 1}[TOOL_CALLS]get_time[ARGS]{}', "Well.",
-         ["get_time", "get_time"]),
-        (HARMONY, f"{THINKS}{LOOKS}{WEATHER_CALL}{TIME_CALL}", "Let me look.", ["get_weather", "get_time"]),
-        (HARMONY, f"{THINKS}{LOOKS}{FINAL}", "Let me look.\n\nIt is <b>sunny</b> <|:", []),
-        (HARMONY, " to=functions.unknown<|channel|>commentary json<|message|>{}", "", ["unknown"]),
-        (HARMONY, "<|channel|>commentary to=get_time<|message|>{}<|call|>", "", ["get_time"]),
-        (HARMONY, f"<|channel|>commentary to=python<|message|>1+1<|call|>{TIME_CALL}", "", ["get_time"]),
-        (HARMONY, f"{THINKS}<|start|>assistant<|channel|>commentary to=functions.get_", "", []),
-        (HARMONY, f"No header <|{THINKS}", "No header <|", []),
+        (f"{THINKS}{LOOKS}{WEATHER_CALL}{TIME_CALL}", "Let me look.", ["get_weather", "get_time"]),
+        (f"{THINKS}{LOOKS}{FINAL}", "Let me look.\n\nIt is <b>sunny</b> <|:", []),
+        (" to=functions.unknown<|channel|>commentary json<|message|>{}", "", ["unknown"]),
+        ("<|channel|>commentary to=get_time<|message|>{}<|call|>", "", ["get_time"]),
+        (f"<|channel|>commentary to=python<|message|>1+1<|call|>{TIME_CALL}", "", ["get_time"]),
+        (f"{THINKS}<|start|>assistant<|channel|>commentary to=functions.get_", "", []),
+        (f"No header <|{THINKS}", "No header <|", []),
     ],
-)  # fmt: skip
-def test_a_dialect_is_read_the_same_in_pieces_of_any_size(
-    dialect: ToolDialect, text: str, content: str, calls: list[str], size: int
+)
+def test_harmony_is_read_the_same_in_pieces_of_any_size(
+    text: str, content: str, calls: list[str], size: int
 ) -> None:
-    reader = dialect.reader(("get_time", "get_weather"))
+    reader = HarmonyReader(("get_time", "get_weather"))
     told = [reader.feed(text[at : at + size]) for at in range(0, len(text), size)] + [reader.feed("", True)]
     assert "".join(said for said, _ in told) == content
     deltas = [one for _, some in told for one in some]
@@ -201,24 +188,15 @@ def test_a_dialect_is_read_the_same_in_pieces_of_any_size(
         assert isinstance(json.loads("".join(one.arguments for one in deltas if one.index == n)), dict)
 
 
-def test_a_template_says_its_dialect() -> None:
-    assert dialect_of("{% if tools %}<tool_call>") is HERMES
-    assert dialect_of("{% if tools %}<|python_tag|>") is LLAMA
-    assert dialect_of("{% if tools %}[TOOL_CALLS]") is MISTRAL
-    assert dialect_of("{{ messages }}") is HERMES
-    assert dialect_of("{% if tools %}<|channel|>") is HARMONY
-    assert dialect_of("{% if tools %}<calls>") is None
-
-
 @pytest.mark.parametrize("size", [1, 5, 1000])
-def test_harmony_hands_on_what_is_thought_and_arguments_that_a_limit_cut_off(size: int) -> None:
+def test_harmony_tells_thoughts_and_closes_arguments_that_a_limit_cut_off(size: int) -> None:
     text = f"{THINKS}{LOOKS}{THINKS}{WEATHER_CALL.partition('Paris')[0]}"
-    reader, thought, arguments = HARMONY.reader(()), "", ""
+    reader, thought, arguments = HarmonyReader(()), "", ""
     for at in range(0, len(text) + size, size):
         said = reader.feed(text[at : at + size], last=at >= len(text))
         thought += reader.thought
         arguments += "".join(one.arguments for one in said[1])
-    assert (thought, arguments, reader.calls) == ("Where?\n\nWhere?", '{"city": "', 1)
+    assert (thought, arguments, reader.calls) == ("Where?\n\nWhere?", '{"city": ""}', 1)
 
 
 class Harmony(Text):
@@ -255,4 +233,4 @@ async def test_a_forced_call_begins_as_harmony_writes_it() -> None:
     async with served({"like in Paris": "{}"}, text=Harmony()) as house:
         (call,) = (await ask(house, tool_choice=named)).choices[0].message.tool_calls
         assert (call.function.name, call.function.arguments) == ("get_time", "{}")
-        assert house.stage.prompts_seen[-1][1].endswith(f"assistant{HARMONY.head('get_time')}")
+        assert house.stage.prompts_seen[-1][1].endswith(f"assistant{HARMONY.forced_head('get_time')}")

@@ -20,7 +20,9 @@ from specsot.model.fields import read_json
 from specsot.params import Message
 from specsot_master.chat_template import BREAK_MARK, PLAIN, THINKING_OFF, ChatTemplate
 from specsot_master.core.sequence import MAX_PENDING_TOKENS, Detokenizer
-from specsot_master.core.tool_calls import ThinkingStyle, ToolDialect, dialect_of, style_of
+from specsot_master.core.thinking_style import ThinkingStyle, style_of
+from specsot_master.core.tool_calls.deriving import form_of_template, offers_functions
+from specsot_master.core.tool_calls.forms import CallForm
 
 EFFORTS = {"minimal": "low", "xhigh": "high"}  # of OpenAI's words, those that templates have no word for
 Thinking = Literal["never", "asked", "always"]
@@ -242,9 +244,23 @@ class Text:
         return style_of(self._template.source)
 
     @cached_property
-    def tools(self) -> ToolDialect | None:
-        """How the model writes calls; None: not known here."""
-        return dialect_of(self._template.source)
+    def call_form(self) -> CallForm | None:
+        """How the model writes tool calls. None if its template offers tools, but does not show how."""
+        return form_of_template(self._template.source, self._render_calls)
+
+    @cached_property
+    def writes_special_calls(self) -> bool:
+        """Whether special tokens are a part of the model's calls, so that its text must show them."""
+        form = self.call_form
+        added = self._tokenizer.get_added_tokens_decoder()
+        return form is not None and form.contains_any(added[id].content for id in self.special_ids)
+
+    def _render_calls(
+        self, turns: Sequence[Mapping[str, Any]], functions: Sequence[Mapping[str, Any]], answer: bool
+    ) -> str:
+        """A conversation in which made-up functions are offered and called; see `derive`."""
+        tools = [{"type": "function", "function": one} for one in functions]
+        return self._skip_thinking(self._template.render_turns(turns, answer, tools=tools), answer)
 
     @property
     def reads_effort(self) -> bool:
@@ -257,7 +273,8 @@ class Text:
 
     @property
     def has_tools(self) -> bool:
-        return re.search(r"\btools\b", self._template.source) is not None
+        """Whether the template has a place for the tools that a request offers."""
+        return offers_functions(self._template.source)
 
     def render_turns(
         self,

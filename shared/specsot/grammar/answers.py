@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 
 from specsot.core.vocabulary import Spelling, Vocabulary, spelling_of
 from specsot.grammar.paths import PathCheck
+from specsot.grammar.reasons import reason_in
 from specsot.grammar.schemas import read_schema
 from specsot.params import Form, refuse
 
@@ -315,9 +315,7 @@ _OPTIONS = '%llguidance {"no_forcing": true}\n'
 # JSON on one line, a space where the model wants one: indented, most tokens are white space;
 # without any space SmolLM2 writes worse values.
 _JSON_STYLE = {"whitespace_pattern": " "}
-_LONGEST_REASON = 300  # characters of a compiler's message that are repeated
-_PLACE = re.compile(r"^(at )?\d+\(\d+\): ")
-_EXCERPT = re.compile(r"\n\s+\d+ \| ")
+_SCHEMA_STYLE = {**_JSON_STYLE, "coerce_one_of": True}  # See `schemas.ONE_OF`.
 
 
 @functools.lru_cache(maxsize=4)
@@ -333,7 +331,7 @@ def compile_form(vocabulary: Vocabulary, form: Form, stack: int = STACK) -> LLMa
     _run_on_stack(stack, lambda: made.append(LLMatcher(tokenizer, grammar, log_level=0, limits=_limits())))
     matcher = made[0]
     if matcher.is_error():
-        raise refuse(f"{form.kind}: {reason_of(matcher)}")
+        raise refuse(f"{form.kind}: {reason_in(matcher.get_error())}")
     return matcher
 
 
@@ -345,7 +343,7 @@ def lark_of(form: Form) -> str:
         case "json_schema":
             schema = read_schema(form.texts[0])
             rule = "start: %json " + json.dumps(
-                {"x-guidance": _JSON_STYLE, **(schema if isinstance(schema, dict) else {})}
+                {**(schema if isinstance(schema, dict) else {}), "x-guidance": _SCHEMA_STYLE}
             )
         case "regex":
             quoted = json.loads(LLMatcher.grammar_from_regex(form.texts[0]))
@@ -353,13 +351,6 @@ def lark_of(form: Form) -> str:
         case "choice":
             rule = "start: " + " | ".join(map(json.dumps, form.texts))
     return _OPTIONS + rule
-
-
-def reason_of(matcher: LLMatcher) -> str:
-    """What the library complains about, without its excerpts and places, on one line."""
-    told = _EXCERPT.split(matcher.get_error())[0].replace("<non-verbose/>", "")
-    line = " ".join(_PLACE.sub("", told).split())
-    return line if len(line) <= _LONGEST_REASON else line[:_LONGEST_REASON] + "..."
 
 
 class _Words:

@@ -14,12 +14,13 @@ from llguidance import LLMatcher
 
 from specsot.core.vocabulary import Vocabulary, describe
 from specsot.errors import InvalidRequest
-from specsot.grammar.answers import STACK, Choices, compile_form, reason_of
+from specsot.grammar.answers import STACK, Choices, compile_form
+from specsot.grammar.reasons import CONTRADICTION, reason_in
 from specsot.params import Form, refuse
 
 SECONDS = 1.0  # seconds of one core for compiling a form and its first steps; not measured
 _STEPS = 64  # tokens that a trial walks; not measured
-_NOTHING = ("", "NoExtensionBias")  # what the library complains of where no text matches
+_NOTHING = ("", CONTRADICTION)  # What the library complains of where no text matches.
 _MEMORY = 4 << 30  # bytes of address space of a trial, interpreter and libraries included; not measured
 
 
@@ -44,10 +45,10 @@ def try_form(form: Form) -> None:
         Choices(vocabulary, form.texts)  # counted when it is compiled for laps, too
     for step in range(_STEPS):
         allowed = _allowed(matcher, len(vocabulary))
-        if step == 0 and not len(allowed) and reason_of(matcher) in _NOTHING:
+        if step == 0 and not len(allowed) and reason_in(matcher.get_error()) in _NOTHING:
             raise refuse(f"{form.kind} allows no text")
         if matcher.is_error():
-            raise refuse(f"{form.kind}: {reason_of(matcher)}")
+            raise refuse(f"{form.kind}: {reason_in(matcher.get_error())}")
         if _spent() - began > SECONDS:
             raise refuse(f"{form.kind} takes too long to follow")
         if not len(allowed):

@@ -1,4 +1,6 @@
-"""Reads JSON schemas, and closes their objects as OpenAI's strict mode and XGrammar do."""
+"""Reads JSON schemas: closes their objects as OpenAI's strict mode and XGrammar do, and leaves out what a
+grammar cannot express but an answer may violate without harm.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +22,14 @@ _JOINED = ("$ref", "allOf", "anyOf", "dependentSchemas", "if", "oneOf")
 _OPEN = ("additionalProperties", "patternProperties", "unevaluatedProperties")
 
 
+# Formats that a grammar knows. Any other one only describes a value, as JSON Schema says.
+_FORMATS = frozenset(
+    ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid")
+)
+UNIQUE_ITEMS = "uniqueItems is not enforced: an array of the answer may repeat items"
+ONE_OF = "oneOf is read as anyOf: a value of the answer may match several of its schemas"
+
+
 def read_schema(text: str) -> Json | bool:
     """The schema, its objects closed. Raises InvalidRequest for what is no JSON, or allows nothing."""
     try:
@@ -33,8 +43,77 @@ def read_schema(text: str) -> Json | bool:
     if schema is False:
         raise refuse("json_schema allows nothing")
     if isinstance(schema, dict):
+        _relax(cast(Json, schema))
         _close(cast(Json, schema))
     return cast("Json | bool", schema)
+
+
+def warnings_of(schema: Json) -> tuple[str, ...]:
+    """What of a schema its answers are not held to, one sentence each."""
+    found: list[str] = []
+    for one in _every(schema):
+        if one.get("uniqueItems") is True:
+            found.append(UNIQUE_ITEMS)
+        choices = one.get("oneOf")
+        if isinstance(choices, list) and not _exclude_each_other(cast("list[Any]", choices), schema):
+            found.append(ONE_OF)
+    return tuple(dict.fromkeys(found))
+
+
+def _relax(schema: Json) -> None:
+    """Leave out uniqueItems and unknown formats. `oneOf` is read as `anyOf` by an option of the compiler."""
+    for one in _every(schema):
+        one.pop("uniqueItems", None)
+        known = one.get("format")
+        if not isinstance(known, str) or known not in _FORMATS:
+            one.pop("format", None)
+
+
+def _exclude_each_other(choices: list[Any], root: Json) -> bool:
+    """Whether no value matches two of these schemas, as far as their types and constants tell."""
+    schemas = [_resolved(one, root) for one in choices]
+    return all(_are_apart(one, other) for n, one in enumerate(schemas) for other in schemas[:n])
+
+
+def _are_apart(one: Json, other: Json) -> bool:
+    types, others = _types(one), _types(other)
+    if types and others and not types & others and {"integer", "number"} != types | others:
+        return True
+    values, their_values = _values(one), _values(other)
+    if values is not None and their_values is not None:
+        return not any(value in their_values for value in values)
+    properties, theirs = one.get("properties"), other.get("properties")
+    if not (isinstance(properties, dict) and isinstance(theirs, dict)):
+        return False
+    required = _strings(one.get("required")) & _strings(other.get("required"))
+    shared = (name for name in properties if name in theirs and name in required)
+    parts = ((properties[name], theirs[name]) for name in shared)
+    return any(isinstance(a, dict) and isinstance(b, dict) and _are_apart(a, b) for a, b in parts)
+
+
+def _types(schema: Json) -> set[str]:
+    declared = schema.get("type")
+    return {declared} if isinstance(declared, str) else _strings(declared)
+
+
+def _strings(given: Any) -> set[str]:
+    return set(map(str, cast("list[Any]", given))) if isinstance(given, list) else set()
+
+
+def _values(schema: Json) -> list[Any] | None:
+    if "const" in schema:
+        return [schema["const"]]
+    return cast("list[Any]", schema["enum"]) if isinstance(schema.get("enum"), list) else None
+
+
+def _resolved(schema: Any, root: Json) -> Json:
+    """The schema to which one reference within the document leads; {} if it leads nowhere."""
+    here: Any = schema
+    if isinstance(schema, dict) and isinstance(schema.get("$ref"), str):
+        here = root
+        for part in cast(str, schema["$ref"]).split("/")[1:]:
+            here = cast(Json, here).get(part) if isinstance(here, dict) else None
+    return cast(Json, here) if isinstance(here, dict) else {}
 
 
 def _refuse_constant(name: str) -> Any:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from specsot_master.core.response_items import as_chunk
+from specsot_master.core.tool_calls.arguments import read_arguments
 
 Json = dict[str, Any]
 CALL_ID = "toolu_"  # what ids of calls begin with
@@ -93,7 +93,7 @@ class MessageWriter:
             return
         block = self.content[-1]
         if block["type"] == "tool_use":
-            block["input"] = input_of(self._input)
+            block["input"] = read_arguments(self._input)
         if block["type"] == "thinking":  # nobody signs here; clients want to hear of one
             block["signature"] = self.head["id"]
             yield self._delta({"type": "signature_delta", "signature": block["signature"]})
@@ -105,14 +105,6 @@ class MessageWriter:
 
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-
-
-def input_of(written: str) -> Any:
-    """A call's arguments; what a limit cut off is no JSON."""
-    try:
-        return json.loads(written or "{}")
-    except ValueError:
-        return {}
 
 
 def usage_of(usage: Json) -> Json:

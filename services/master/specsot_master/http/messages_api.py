@@ -26,6 +26,7 @@ from specsot_master.http.openai_api import (
 )
 from specsot_master.http.openai_requests import words_in
 from specsot_master.http.openai_schemas import (
+    FOREIGN_FORMS,
     ChatBody,
     Count,
     Few,
@@ -35,6 +36,7 @@ from specsot_master.http.openai_schemas import (
     TokenLimit,
     Words,
     at_most,
+    refuse_foreign_forms,
 )
 from specsot_master.http.schemas import CALLERS, CountedTokens, MessageObject, documented
 
@@ -114,14 +116,15 @@ def messages_routes(context: HttpContext) -> APIRouter:
     @router.post("/messages", responses=documented(MessageObject, stream=True), openapi_extra=CALLERS)
     async def send(request: Request, body: MessagesBody) -> Response:
         """An answer to a conversation as blocks, whole or as server-sent events."""
-        context.unknown.check(body, _WORDS, _REFUSED)
+        refuse_foreign_forms(body, "output_config.format")
+        context.unknown.check(body, _WORDS, (*_REFUSED, *FOREIGN_FORMS))
         wanted = AGENT_TOKENS if body.max_tokens is None else body.max_tokens
         turns, places = turns_of(body)
         with naming_turns(places):
             chat = chat_of(body, turns, context).granting(wanted)
             call = await chat_call(context, chat, _WORDS)
         head = {"id": f"msg_{call_of(request).id}", "type": "message", "role": "assistant"}
-        writer = MessageWriter(head | {"model": body.model or context.model.name})
+        writer = MessageWriter(head | {"model": body.model or context.model.name} | call.warned)
         return await answer_by(writer, context, request, call, _STYLE if body.stream else None)
 
     @router.post("/messages/count_tokens", responses=documented(CountedTokens))

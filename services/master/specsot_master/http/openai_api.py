@@ -53,6 +53,7 @@ from specsot_master.http.openai_requests import (
     completion_asks,
     position_limit_of,
     prompts_of,
+    warnings_in,
     words_in,
     words_of,
     writes_nothing,
@@ -88,7 +89,7 @@ class OpenAICall:
     that may be called. think: what comes before each answer.
 
     words: our fields as the caller knows them. usage: whether a stream ends with what it cost.
-    head: what every object of this call begins with.
+    head: what every object of this call begins with. warnings: what of the request is not done, told once.
     """
 
     asks: tuple[Ask, ...]
@@ -103,6 +104,7 @@ class OpenAICall:
     think: ThinkFirst | None = None
     usage: bool = False
     head: Mapping[str, Any] | None = None
+    warnings: tuple[str, ...] = ()
 
     def generate(self, counter: RequestCounter, http: HttpCall) -> CallEvents:
         if self.think is None:
@@ -118,6 +120,7 @@ class OpenAICall:
         """A chunk for every event that says something, the bill last where it is wanted. usage: counts."""
         usage, bill = usage or UsageCount(), {"usage": None} if self.usage else {}
         head, answers = self._head(self.dialect.chunk), self._tool_answers()
+        warned = self.warned
         offsets = [TextOffsets(self.telling.special) for _ in self.asks]
         with naming_fields(self.words):
             async with aclosing(self._heard(events)) as heard:
@@ -128,7 +131,8 @@ class OpenAICall:
                         if not piece.says_something:
                             continue
                         choice = chunk_of(self.dialect, index, piece, offsets[index])
-                        yield head | {"choices": [choice]} | bill
+                        yield head | {"choices": [choice]} | bill | warned
+                        warned = {}
         if self.usage:
             yield head | {"choices": [], "usage": usage.as_json()}
 
@@ -148,7 +152,13 @@ class OpenAICall:
         ]
         if answers := self._tool_answers():
             choices = [answer.whole(choice) for answer, choice in zip(answers, choices)]
-        return self._head(self.dialect.whole) | {"choices": choices, "usage": usage.as_json()}
+        told = {"choices": choices, "usage": usage.as_json()}
+        return self._head(self.dialect.whole) | told | self.warned
+
+    @property
+    def warned(self) -> dict[str, Any]:
+        """The warnings as a member of a response; nothing if there are none."""
+        return {"warnings": list(self.warnings)} if self.warnings else {}
 
     def _tool_answers(self) -> list[ToolAnswer]:
         return [ToolAnswer(self.tools) for _ in self.asks] if self.tools else []
@@ -227,6 +237,7 @@ def openai_routes(context: HttpContext) -> APIRouter:
         telling = replace(choice_options(body, body.logprobs is not None), special=text.special_ids)
         spell = context.text.spell if body.echo and telling.logprobs else None
         call = OpenAICall(asks, TEXT, telling, words, copies, echoes, spell, writes_nothing(body))
+        call = replace(call, warnings=warnings_in(body))
         return await answer(context, request, body, call)
 
     @router.get("/models", response_model=ModelList)
@@ -262,7 +273,10 @@ async def chat_call(
     with naming_fields(words):
         use, asks, think = await _asks_of(context, body, mode)
     telling = replace(choice_options(asked, bool(body.logprobs)), plan=asked.model != body.model)
-    return OpenAICall(tuple(asks), CHAT, telling, words, body.n or 1, tools=use, think=think)
+    warnings = (*warnings_in(body), *(use.warnings if use else ()))
+    return OpenAICall(
+        tuple(asks), CHAT, telling, words, body.n or 1, tools=use, think=think, warnings=warnings
+    )
 
 
 async def _asks_of(

@@ -9,6 +9,7 @@ from typing import Any
 
 from specsot import params
 from specsot.errors import InvalidRequest
+from specsot.grammar.schemas import warnings_of
 from specsot_master.http.openai_schemas import MOST_CHOICES, Asking, ChatBody, CompletionBody, Planning, Turn
 
 FieldForm = tuple[str, params.FormKind, tuple[str, ...]]  # the caller's field, and what it says
@@ -27,9 +28,14 @@ def forms_in(body: Asking) -> list[FieldForm]:
     """Under the names of OpenAI, of vLLM, and of vLLM before. Raises InvalidRequest."""
     asked, structured = body.response_format, body.structured_outputs
     wishes: list[FieldForm] = []
-    if asked and asked.type == "json_object":
+    if asked and asked.type == "json_object" and asked.plain_schema:
+        schema = {"type": "object", **asked.plain_schema}
+        wishes.append(("response_format", "json_schema", (_written(schema),)))
+    elif asked and asked.type == "json_object":
         wishes.append(("response_format", "json_object", ()))
-    if asked and asked.type == "json_schema":
+    elif asked and asked.type == "json_schema" and asked.plain_schema is not None:
+        wishes.append(("response_format", "json_schema", (_written(asked.plain_schema),)))
+    elif asked and asked.type == "json_schema":
         if asked.json_schema is None:
             raise InvalidRequest("response_format.json_schema must be given", "response_format.json_schema")
         wishes.append(("response_format", "json_schema", (_written(asked.json_schema.json_schema),)))
@@ -38,7 +44,35 @@ def forms_in(body: Asking) -> list[FieldForm]:
         wishes += _named("structured_outputs.", *given)
         if structured.json_object:
             wishes.append(("structured_outputs.json_object", "json_object", ()))
-    return wishes + _named("guided_", body.guided_json, body.guided_regex, body.guided_choice)
+    wishes += _named("guided_", body.guided_json, body.guided_regex, body.guided_choice)
+    return wishes + _forms_of_others(body)
+
+
+def _forms_of_others(body: Asking) -> list[FieldForm]:
+    """Forms under the names of llama.cpp, SGLang and Ollama."""
+    wishes: list[FieldForm] = []
+    if body.json_schema is not None:
+        wishes.append(("json_schema", "json_schema", (_written(body.json_schema),)))
+    if body.regex:
+        wishes.append(("regex", "regex", (body.regex,)))
+    if body.format == "json":
+        wishes.append(("format", "json_object", ()))
+    elif isinstance(body.format, dict):
+        wishes.append(("format", "json_schema", (_written(body.format),)))
+    return wishes
+
+
+def warnings_in(body: Asking) -> tuple[str, ...]:
+    """What the answer's form asks for and its answers are not held to."""
+    found: list[str] = []
+    for field, kind, texts in forms_in(body):
+        try:
+            schema = json.loads(texts[0]) if kind == "json_schema" else None
+        except (ValueError, RecursionError):
+            continue  # Refused where the form is compiled.
+        if isinstance(schema, dict):
+            found += (f"{field}: {warning}" for warning in warnings_of(schema))
+    return tuple(found)
 
 
 def _named(prefix: str, schema: Any, regex: str | None, choice: list[str] | None) -> list[FieldForm]:

@@ -17,6 +17,7 @@ from pydantic import (
     PlainValidator,
     PrivateAttr,
     WithJsonSchema,
+    model_validator,
 )
 
 from specsot.errors import InvalidRequest
@@ -172,8 +173,11 @@ class JsonSchema(Model):
 
 
 class ResponseFormat(Model):
+    """schema: the place where llama.cpp, Together and others have a schema, whichever the type."""
+
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    plain_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
 
 
 class StructuredOutputs(Model):
@@ -187,8 +191,30 @@ class StructuredOutputs(Model):
     choice: Annotated[Many[Words] | None, at_most(MAX_CHOICES)] = None
 
 
+# llama.cpp's and Ollama's names for fields of OpenAI's and vLLM's.
+OTHER_NAMES: Mapping[str, str] = {
+    "n_predict": "max_tokens",
+    "num_predict": "max_tokens",
+    "repeat_penalty": "repetition_penalty",
+}
+NO_LIMIT = -1  # What llama.cpp and Ollama take for a number of tokens without a limit.
+
+
+def _read_other_names(given: Any) -> Any:
+    """The body with these fields under our names, unless it has both: then the other name is refused."""
+    if not isinstance(given, dict):
+        return given
+    body = cast("dict[str, Any]", given)
+    found = {name: body[name] for name in OTHER_NAMES if body.get(name) is not None}
+    moved = {name: value for name, value in found.items() if body.get(OTHER_NAMES[name]) is None}
+    kept = {name: value for name, value in body.items() if name not in moved}
+    return kept | {OTHER_NAMES[name]: value for name, value in moved.items() if value != NO_LIMIT}
+
+
 class Asking(Model):
     """What chat and plain completions have in common."""
+
+    _other_names = model_validator(mode="before")(_read_other_names)
 
     model: Words | None = None
     stream: bool | None = None
@@ -215,6 +241,10 @@ class Asking(Model):
     guided_json: dict[str, Any] | Words | None = None
     guided_regex: Words | None = None
     guided_choice: Annotated[Many[Words] | None, at_most(MAX_CHOICES), Field(examples=[["yes", "no"]])] = None
+    # llama.cpp's, SGLang's and Ollama's names for the same.
+    json_schema: dict[str, Any] | Words | None = None
+    regex: Words | None = None
+    format: Literal["json", ""] | dict[str, Any] | None = None
     user: Words | None = None
     specsot: Annotated[Planning | None, Few] = None
     _granted: int | None = PrivateAttr(None)
@@ -319,6 +349,32 @@ class CompletionBody(Asking):
     echo: bool | None = None
 
 
+# Fields of other servers that say what an answer must look like or how long it may be, with values that say
+# nothing. What to use instead stands in _INSTEAD.
+UNSERVED_FORMS: Mapping[str, tuple[Any, ...]] = {
+    "ebnf": ("",),
+    "grammar": ("",),
+    "guided_grammar": (),
+    "guided_json_object": (False,),
+    **dict.fromkeys(OTHER_NAMES, ()),  # Beside our own names.
+    "prefix": (False, ""),
+    "structural_tag": (),
+}
+# Fields of chat completions that other endpoints have under names of their own.
+FOREIGN_FORMS: Mapping[str, tuple[Any, ...]] = {
+    **UNSERVED_FORMS,
+    **dict.fromkeys(("json_schema", "regex", "response_format", "structured_outputs"), ()),
+    **dict.fromkeys(("guided_choice", "guided_json", "guided_regex"), ()),
+    "format": ("",),
+}
+_INSTEAD: Mapping[str, str] = {
+    "ebnf": "regex or json_schema",
+    "grammar": "regex or json_schema",
+    "guided_grammar": "guided_regex or guided_json",
+    "guided_json_object": "response_format",
+    **OTHER_NAMES,
+}
+
 # What is known, and not served: with what a caller may spell out because it is what happens anyway.
 UNSERVED: Mapping[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
@@ -335,7 +391,6 @@ UNSERVED: Mapping[str, tuple[Any, ...]] = {
     "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "guided_grammar": (),
     "length_penalty": (1, 1.0),
     "logits_processors": ([],),
     "modalities": (["text"],),
@@ -343,13 +398,13 @@ UNSERVED: Mapping[str, tuple[Any, ...]] = {
     "reasoning_effort": ("none",),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
-    "structural_tag": (),
     "suffix": ("",),
     "thinking_token_budget": (0,),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "verbosity": ("medium",),
     "web_search_options": (),
+    **UNSERVED_FORMS,
 }
 
 
@@ -364,4 +419,17 @@ def refuse_unserved(body: BaseModel) -> None:
         value = given.get(name)
         if value is not None and value not in idle and given.get(_SWITCHES.get(name, "")) != "none":
             may = f', or set {_SWITCHES[name]} to "none"' if name in _SWITCHES else ""
-            raise InvalidRequest(f"{name} is not served here: leave it out{may}", field=name)
+            instead = f"use {_INSTEAD[name]}, or " if name in _INSTEAD else ""
+            raise InvalidRequest(f"{name} is not served here: {instead}leave it out{may}", field=name)
+    for n, turn in enumerate(body.messages if isinstance(body, ChatBody) else ()):
+        if (turn.model_extra or {}).get("prefix"):
+            field = f"messages.{n}.prefix"
+            raise InvalidRequest(f"{field} is not served here: leave it out", field)
+
+
+def refuse_foreign_forms(body: BaseModel, instead: str) -> None:
+    """Raises InvalidRequest for a form of chat completions in a body of another API, which has `instead`."""
+    for name, idle in FOREIGN_FORMS.items():
+        value = (body.model_extra or {}).get(name)
+        if value is not None and value not in idle:
+            raise InvalidRequest(f"{name} is not served here: use {instead}, or leave it out", name)

@@ -7,21 +7,20 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specsot.errors import InvalidRequest
+from specsot.grammar.schemas import warnings_of
 from specsot.params import Ask, Form, Mode
 from specsot_master.core.openai_responses import ChoiceDelta
-from specsot_master.core.tool_calls import (
-    CallDelta,
-    ToolDialect,
-    ToolReader,
-    calls_in_words,
-    forced_schema,
-    tools_in_words,
-)
+from specsot_master.core.tool_calls.arguments import Json, as_json, read_arguments
+from specsot_master.core.tool_calls.forms import PLAIN, CallForm
+from specsot_master.core.tool_calls.harmony import HARMONY, HarmonyReader
+from specsot_master.core.tool_calls.hermes_prompt import calls_in_words, tools_in_words
+from specsot_master.core.tool_calls.reading import CallDelta, ForcedReader, ToolReader
+from specsot_master.core.tool_calls.schemas import forced_schema, parameters_of
 from specsot_master.http.openai_requests import (
     check_ids,
     common_fields,
@@ -40,18 +39,42 @@ MOST_CALLS = 16  # calls of an answer that must call: a small model might go on 
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """How one call's answers are read. named: the one function that must be called; required: any must."""
+    """How the answers to one request are read.
 
-    dialect: ToolDialect
-    known: tuple[str, ...]
+    form: how the model writes calls. functions: those that are offered, by name, with the schemas of their
+    arguments. named: the one function that must be called. required: any function must be called.
+    """
+
+    form: CallForm
+    functions: Mapping[str, Json]
     named: str | None = None
     required: bool = False
     parallel: bool = True
 
-    def reader(self) -> ToolReader:
-        if self.named or self.required:
-            return ToolReader(ToolDialect(), self.known, self.required, self.named)
-        return self.dialect.reader(self.known)
+    def reader(self) -> ToolReader | HarmonyReader:
+        if self.is_forced:
+            return ForcedReader(self.functions, self.named)
+        return (
+            HarmonyReader(self.functions) if self.form is HARMONY else ToolReader(self.form, self.functions)
+        )
+
+    @property
+    def is_forced(self) -> bool:
+        return self.required or self.named is not None
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What forced calls are not held to."""
+        if not self.is_forced:
+            return ()
+        schemas = {name: schema for name, schema in self.functions.items() if self.named in (None, name)}
+        found = [(name, warning) for name, schema in schemas.items() for warning in warnings_of(schema)]
+        return tuple(f"tools.{name}: {warning}" for name, warning in found)
+
+    @property
+    def head(self) -> str:
+        """The text with which the prompt ends: of a named function, its call up to the arguments."""
+        return "" if self.named is None else self.form.forced_head(self.named)
 
 
 def uses_tools(body: ChatBody) -> bool:
@@ -70,25 +93,23 @@ def tool_use(body: ChatBody, text: Text) -> ToolUse | None:
         raise InvalidRequest("tool_choice needs tools", "tool_choice")
     if not offers_tools(body):
         return None
-    known, choice, dialect = (
-        tuple(one.function.name for one in body.tools or ()),
-        body.tool_choice,
-        text.tools,
-    )
+    functions = {one["name"]: parameters_of(one) for one in functions_of(body)}
+    choice, form = body.tool_choice, text.call_form
     named = choice.function.name if isinstance(choice, NamedTool) else None
-    if named is not None and named not in known:
+    if named is not None and named not in functions:
         raise InvalidRequest(f"tool_choice: no tool is called {named!r}", "tool_choice")
-    forced = named is not None or choice == "required"
-    if dialect is None and not forced:
+    use = ToolUse(
+        form or PLAIN, functions, named, choice == "required", body.parallel_tool_calls is not False
+    )
+    if form is None and not use.is_forced:
         raise InvalidRequest(
-            "tools: how this model writes calls is not known here (Hermes, Qwen, Llama 3, Mistral, Harmony): "
+            "tools: this model's chat template does not show how the model writes calls: "
             'set tool_choice to "required", to a function, or to "none"',
             "tools",
         )
     if forms := forms_in(body):
         raise InvalidRequest(f"tools: an answer of a form ({forms[0][0]}) calls none", "tools")
-    parallel = body.parallel_tool_calls is not False
-    return ToolUse(dialect or ToolDialect(), known, named, choice == "required", parallel)
+    return use
 
 
 def tool_asks(body: ChatBody, use: ToolUse | None, mode: Mode, text: Text, positions: int) -> list[Ask]:
@@ -99,17 +120,16 @@ def tool_asks(body: ChatBody, use: ToolUse | None, mode: Mode, text: Text, posit
     functions = functions_of(body)
     limits = limits_of(body, body.max_completion_tokens, body.max_tokens)
     rendering = render(body.messages, functions, text)
-    if use and use.named is not None:
-        rendering += use.dialect.head(use.named)
+    rendering += use.head if use else ""
     held = position_limit_of(body, positions)
     text.check_fits(rendering, held)
     tokens = text.encode(rendering)
     check_ids([tokens], held, limits)
     shared |= {"mode": "direct", "logprobs": logprobs_of(body)}
-    if use and (use.named is not None or use.required):
+    if use and use.is_forced:
         schema = forced_schema(functions, use.named, MOST_CALLS if use.parallel else 1)
         shared["form"] = Form("json_schema", (json.dumps(schema),))
-    elif use and use.dialect.special:
+    elif use and text.writes_special_calls:
         shared["skip_special_tokens"] = False
     return copies_of(Ask(tokens=tokens, limits=limits, **shared), body)
 
@@ -128,7 +148,7 @@ def render(
     told = [_told(turn, f"messages.{n}") for n, turn in enumerate(turns)]
     if text.has_tools:
         tools = [{"type": "function", "function": one} for one in functions]
-        return text.render_turns(told, tools, thinks, effort)
+        return text.render_turns(_with_arguments(told, text.call_form), tools, thinks, effort)
     return text.render_turns(_in_words(told, functions), [], thinks, effort)
 
 
@@ -154,7 +174,7 @@ def _told(turn: Turn, field: str) -> dict[str, Any]:
                 "type": "function",
                 "function": {
                     "name": one.function.name,
-                    "arguments": _arguments(one.function.arguments, field),
+                    "arguments": read_arguments(one.function.arguments),
                 },
             }
             for one in turn.tool_calls
@@ -162,12 +182,13 @@ def _told(turn: Turn, field: str) -> dict[str, Any]:
     return told
 
 
-def _arguments(written: str, field: str) -> Any:
-    try:
-        return json.loads(written or "{}")
-    except ValueError:
-        name = f"{field}.tool_calls"
-        raise InvalidRequest(f"{name}: arguments must be JSON", name) from None
+def _with_arguments(turns: list[Json], form: CallForm | None) -> list[Json]:
+    """The turns, with arguments of past calls as text if the template wants them so."""
+    if form is None or not form.arguments_as_text:
+        return turns
+    for call in (call for turn in turns for call in turn.get("tool_calls", ())):
+        call["function"]["arguments"] = as_json(call["function"]["arguments"])
+    return turns
 
 
 def _in_words(told: list[dict[str, Any]], functions: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -194,7 +215,7 @@ class ToolAnswer:
     """One answer as it is told: what it calls, and its content."""
 
     use: ToolUse
-    reader: ToolReader = field(init=False)
+    reader: ToolReader | HarmonyReader = field(init=False)
 
     def __post_init__(self) -> None:
         self.reader = self.use.reader()
@@ -211,8 +232,12 @@ class ToolAnswer:
 
     def whole(self, choice: dict[str, Any]) -> dict[str, Any]:
         content, deltas = self.reader.feed(choice["message"]["content"], last=True)
-        told = map(self._told, deltas)
-        calls = [{name: one[name] for name in ("id", "type", "function")} for one in told]
+        calls: list[dict[str, Any]] = []
+        for one in map(self._told, deltas):
+            if "id" in one:
+                calls.append({name: one[name] for name in ("id", "type", "function")})
+            else:
+                calls[one["index"]]["function"]["arguments"] += one["function"]["arguments"]
         more = {"content": content or None, "tool_calls": calls} if calls else {"content": content}
         if self.reader.thought:
             more["reasoning_content"] = self.reader.thought

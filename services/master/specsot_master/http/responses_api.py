@@ -24,6 +24,7 @@ from specsot_master.http.openai_api import (
     text_in,
 )
 from specsot_master.http.openai_schemas import (
+    FOREIGN_FORMS,
     ChatBody,
     Few,
     Many,
@@ -32,6 +33,7 @@ from specsot_master.http.openai_schemas import (
     TokenLimit,
     Words,
     at_most,
+    refuse_foreign_forms,
 )
 from specsot_master.http.schemas import CALLERS, ResponseObject, documented
 
@@ -104,7 +106,8 @@ def responses_routes(context: HttpContext) -> APIRouter:
                 chat = chat.granting(AGENT_TOKENS)
             call = await chat_call(context, chat, _WORDS)
         spaces = {joined(space, one): (space, one["name"]) for space, one in functions_in(body) if space}
-        writer = ResponseWriter(head_of(body, context, f"resp_{call_of(request).id}"), spaces)
+        head = head_of(body, context, f"resp_{call_of(request).id}") | call.warned
+        writer = ResponseWriter(head, spaces)
         style = EventStyle(named=True, last=b"", fault=lambda error: writer.fail(body_of(error)["error"]))
         return await answer_by(writer, context, request, call, style if body.stream else None)
 
@@ -119,7 +122,8 @@ def chat_of(body: ResponsesBody, turns: list[Json], context: HttpContext) -> Cha
         if (value := given.get(name)) is not None and value not in idle:
             why = ": nothing is kept here, send the whole conversation as input" if "_id" in name else ""
             raise InvalidRequest(f"{name} is not served here{why or ': leave it out'}", name)
-    context.unknown.check(body, _WORDS | _CHAT_WORDS, _IDLE)
+    refuse_foreign_forms(body, "text.format")
+    context.unknown.check(body, _WORDS | _CHAT_WORDS, (*_IDLE, *FOREIGN_FORMS))
     effort = body.reasoning.effort if body.reasoning and context.text.thinking != "never" else None
     told: Json = {
         "model": body.model,

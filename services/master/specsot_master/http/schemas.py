@@ -140,11 +140,14 @@ class TextChoice(Choice):
 
 
 class Answered(BaseModel):
+    """warnings: what of the request the answer is not held to; present only if there is something to tell."""
+
     id: str
     created: int
     model: str
     system_fingerprint: str
     usage: Usage
+    warnings: list[str] | None = None
 
 
 class ChatCompletion(Answered):
@@ -169,6 +172,7 @@ class ResponseObject(BaseModel):
     incomplete_details: dict[str, str] | None
     output: list[dict[str, Any]]
     usage: dict[str, Any]
+    warnings: list[str] | None = None
 
 
 class ClaudeUsage(BaseModel):
@@ -189,6 +193,7 @@ class MessageObject(BaseModel):
     stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
     stop_sequence: str | None
     usage: ClaudeUsage
+    warnings: list[str] | None = None
 
 
 class CountedTokens(BaseModel):

@@ -19,7 +19,7 @@ from specsot.events import Finished, MergedText, Numbered, Reason, Started
 from specsot.params import Ask, Message, brief
 from specsot_master.chat_template import THINKING_OFF
 from specsot_master.core.openai_responses import Thought
-from specsot_master.core.tool_calls import ThinkingStyle
+from specsot_master.core.thinking_style import ThinkingStyle
 from specsot_master.engine import Caller
 from specsot_master.http.openai_requests import check_ids, limits_of, position_limit_of
 from specsot_master.http.openai_schemas import ChatBody, Effort
@@ -96,7 +96,7 @@ def think_first(
     check_ids([prompt], held, limits)
     style = text.style
     assert style is not None, "see wants_thinking"
-    head = style.header if use is None else "" if use.named is None else use.dialect.head(use.named)
+    head = style.header if use is None else use.head
     usual = None if text.reads_effort else MOST_BY_EFFORT.get(effort or "")
     most = body.thinking_token_budget or usual
     return ThinkFirst(prompt, most, text, style, head, body.include_reasoning is not False, forks)

@@ -1,0 +1,491 @@
+"""A call's arguments as models write them, rewritten as JSON that every reader accepts.
+
+Models leave braces out, write raw line breaks and Windows paths into strings, use Python's quotes. All
+endpoints read arguments by this file, so that a client sees the same object whichever endpoint it asks.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any, Final, Literal, cast
+
+Json = dict[str, Any]
+
+# The key of an object that holds what a model wrote where an object of arguments was due, such as a list.
+WRAPPED: Final = "arguments"
+MAX_NUMBER: Final = 300  # Characters. A longer number becomes a string: many readers refuse it. Untuned.
+MAX_DEPTH: Final = 200  # Containers inside each other. Deeper ones are not opened. Untuned; clients recurse.
+
+_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
+_WORDS: Final = {
+    "True": "true",
+    "False": "false",
+    "None": "null",
+    "true": "true",
+    "false": "false",
+    "null": "null",
+}
+_UNICODE = re.compile(r"\\u([0-9a-fA-F]{4})")
+_DRIVE = re.compile(r"[A-Za-z]:")
+_JSON_WHITE: Final = " \t\r\n"
+_CLOSERS: Final = {"{": "}", "[": "]"}
+
+Expected = Literal["value", "key", "colon", "next"]
+
+
+class JsonRewriter:
+    """Feed it the text of one JSON value in pieces of any size; it returns the same value as strict JSON.
+
+    What is strict JSON already comes back unchanged. Outside strings, one of `stops` ends the value, as the
+    end of the text does, and everything open is closed. Inside a string a stop is a part of the string if the
+    string is closed later.
+
+    stops: markers that cannot be a part of the value, such as "</tool_call>".
+    quote: a further string delimiter, such as Gemma's '<|"|>'; strings inside it have no escapes.
+    done: the value is complete. is_cut: because the text ended within it.
+    """
+
+    def __init__(self, stops: Sequence[str] = (), quote: str = "") -> None:
+        self.done = False
+        self.is_cut = False
+        self._stops = tuple(stop for stop in stops if stop)
+        self._quotes = tuple(dict.fromkeys((quote, '"', "'"))) if quote else ('"', "'")
+        self._after_strings = ("", ",", ":", "}", "]", *(stop[0] for stop in self._stops if stop in ")"))
+        self._plain = _plain_text(frozenset(mark[0] for mark in (*self._stops, *self._quotes)))
+        self._text = ""
+        self._at = 0
+        self._last = False
+        self._out: list[str] = []
+        self._stack: list[str] = []  # The openers of the containers that are open.
+        self._expected: Expected = "value"
+        self._pending = ""  # A comma and white space that are written only if another item follows.
+        self._quote = ""  # The delimiter of the string that is open.
+        self._tail = ""  # White space and closing brackets at the end of an open string, not written yet.
+        self._begun_at_drive = (
+            False  # The first backslash of the open string follows a drive, as in "C:\\users".
+        )
+        self._is_path = False  # An escape after it was none, so that no backslash of the string is an escape.
+        self._string = ""  # The first characters of the open string.
+
+    @property
+    def rest(self) -> str:
+        """The text after the value, once it is done."""
+        return self._text[self._at :]
+
+    def feed(self, text: str, last: bool = False) -> str:
+        """Return what is certain now. last: no more text comes, so that the value ends here."""
+        self._text, self._at, self._last = self._text[self._at :] + text, 0, last
+        while not self.done and self._step():
+            pass
+        if last and not self.done:
+            self.is_cut = True
+            self._finish()
+        written = "".join(self._out)
+        self._out.clear()
+        return written
+
+    def _step(self) -> bool:
+        """Read one token. Return False if that takes more text, or the value is done."""
+        if self._quote:
+            return self._read_string()
+        if self._at >= len(self._text):
+            return False
+        found = self._starts_with(self._stops)
+        if found:
+            self._finish()
+        if found is not False:
+            return False
+        quote = self._starts_with(self._quotes)
+        if quote is None:
+            return False
+        one = self._text[self._at]
+        if quote:
+            self._begin_item()
+            self._out.append('"')
+            self._quote = quote
+            self._string, self._begun_at_drive, self._is_path = "", False, False
+            self._at += len(quote)
+        elif not _is_token(one):
+            self._read_white(one)
+        elif one in "{[":
+            self._open(one)
+        elif one in "}]":
+            self._close(one)
+        elif one == ",":
+            self._read_comma()
+        elif one == ":":
+            self._read_colon()
+        else:
+            return self._read_word()
+        return True
+
+    def _starts_with(self, marks: Iterable[str]) -> str | Literal[False] | None:
+        """The mark that begins here. None if more text decides, False if none does."""
+        undecided = False
+        for mark in marks:
+            ahead = self._text[self._at : self._at + len(mark)]
+            if ahead == mark:
+                return mark
+            undecided = undecided or (mark.startswith(ahead) and not self._last)
+        return None if undecided else False
+
+    # Between strings.
+
+    def _read_white(self, one: str) -> None:
+        self._at += 1
+        if one not in _JSON_WHITE:
+            return
+        if self._pending:
+            self._pending += one
+        elif self._stack:
+            self._out.append(one)
+
+    def _begin_item(self) -> None:
+        """Write what has to precede a key or a value that begins here."""
+        if self._expected == "next":
+            self._out.append(self._pending or ", ")
+            self._expected = "key" if self._stack[-1] == "{" else "value"
+        elif self._expected == "colon":
+            self._out.append(": ")
+            self._expected = "value"
+        self._pending = ""
+
+    def _end_item(self) -> None:
+        """A key or a value is complete."""
+        if self._expected == "key":
+            self._expected = "colon"
+        elif self._stack:
+            self._expected = "next"
+        else:
+            self.done = True
+
+    def _open(self, one: str) -> None:
+        self._at += 1
+        if self._expected == "key" or len(self._stack) >= MAX_DEPTH:
+            return  # A brace too many.
+        if self._expected == "next" and self._stack[-1] == "{":
+            return  # No container is a key.
+        self._begin_item()
+        self._out.append(one)
+        self._stack.append(one)
+        self._expected = "key" if one == "{" else "value"
+
+    def _close(self, one: str) -> None:
+        self._at += 1
+        opener = "{" if one == "}" else "["
+        if opener not in self._stack:
+            return  # A bracket too many.
+        while self._close_one() != opener:
+            pass
+
+    def _close_one(self) -> str:
+        if self._expected == "colon":
+            self._out.append(": null")
+        elif self._expected == "value" and self._stack[-1] == "{":
+            self._out.append("null")
+        self._out.append(self._pending.lstrip(","))
+        self._pending = ""
+        opener = self._stack.pop()
+        self._out.append(_CLOSERS[opener])
+        self._expected = "value"
+        self._end_item()
+        return opener
+
+    def _read_comma(self) -> None:
+        self._at += 1
+        if self._expected in ("colon", "value") and self._stack and self._stack[-1] == "{":
+            self._out.append(": null" if self._expected == "colon" else "null")
+            self._expected = "next"
+        if self._expected == "next":
+            self._pending = self._pending or ","
+
+    def _read_colon(self) -> None:
+        self._at += 1
+        if self._expected == "colon":
+            self._out.append(":")
+            self._expected = "value"
+
+    def _read_word(self) -> bool:
+        """A number, a constant, or text without quotes, up to what ends it."""
+        end = self._at + 1
+        while end < len(self._text) and self._is_in_word(self._text[end]):
+            end += 1
+        if end == len(self._text) and not self._last:
+            return False
+        word = self._text[self._at : end]
+        self._at = end
+        self._begin_item()
+        is_key = self._expected == "key"
+        self._out.append(_string(word) if is_key else _scalar(word))
+        self._end_item()
+        return True
+
+    def _is_in_word(self, one: str) -> bool:
+        return _is_token(one) and one not in "{}[]:,\"'" and not any(one == stop[0] for stop in self._stops)
+
+    # Strings.
+
+    def _read_string(self) -> bool:
+        if self._at >= len(self._text):
+            return False
+        plain = self._plain.match(self._text, self._at)
+        if plain and plain.end() > self._at:
+            self._write(plain[0])
+            self._at = plain.end()
+            return True
+        quote = self._starts_with((self._quote,))
+        if quote is None:
+            return False
+        if quote:
+            return self._read_quote()
+        stop = self._starts_with(self._stops)
+        if stop is None:
+            return False
+        if stop:
+            return self._read_stop_in_string(stop)
+        one = self._text[self._at]
+        if one == "\\" and self._quote in "\"'":
+            return self._read_escape()
+        self._at += 1
+        if one in "}]" or one.isspace():
+            self._tail += one
+        else:
+            self._write(one)
+        return True
+
+    def _write(self, text: str) -> None:
+        """Add text to the string that is open."""
+        self._string = (self._string + self._tail + text)[:4]
+        self._out.append(_escaped(self._tail + text))
+        self._tail = ""
+
+    def _write_escape(self, escape: str) -> None:
+        self._string = (self._string + self._tail + "\\")[:4]
+        self._out.append(_escaped(self._tail) + escape)
+        self._tail = ""
+
+    def _read_escape(self) -> bool:
+        """Keep what JSON knows. Any other backslash stands for itself, as in C:\\users."""
+        ahead = self._text[self._at : self._at + 12]
+        if len(ahead) < 2 and not self._last:
+            return False
+        self._begun_at_drive = self._begun_at_drive or bool(_DRIVE.fullmatch(self._string + self._tail))
+        if ahead[1:2] == "u":
+            return self._read_unicode_escape(ahead)
+        if self._is_path and ahead[1:2] in tuple("bfnrt"):
+            self._write_backslash()
+        elif ahead[1:2] in ('"', "\\", "/", "b", "f", "n", "r", "t"):
+            self._write_escape(ahead[:2])
+            self._at += 2
+        elif ahead[1:2] == "'":
+            self._write("'")
+            self._at += 2
+        else:
+            self._write_backslash()
+        return True
+
+    def _write_backslash(self) -> None:
+        """Write a backslash that stands for itself."""
+        self._is_path = self._begun_at_drive
+        self._write_escape("\\\\")
+        self._at += 1
+
+    def _read_unicode_escape(self, ahead: str) -> bool:
+        """Half of a surrogate pair is no character: its six characters become text."""
+        first = _UNICODE.match(ahead)
+        if first is None:
+            if len(ahead) < 6 and not self._last and re.fullmatch(r"\\u[0-9a-fA-F]*", ahead):
+                return False
+            self._write_backslash()
+            return True
+        code = int(first[1], 16)
+        size = 6
+        if 0xD800 <= code < 0xDC00:
+            second = _UNICODE.match(ahead, 6)
+            if second is None and not self._last and re.fullmatch(r"(?:\\(?:u[0-9a-fA-F]*)?)?", ahead[6:]):
+                return False
+            size = 12 if second and 0xDC00 <= int(second[1], 16) < 0xE000 else 0
+        elif 0xDC00 <= code < 0xE000:
+            size = 0
+        self._write_escape(ahead[:size] if size else f"\\\\{ahead[1:6]}")
+        self._at += size or 6
+        return True
+
+    def _read_quote(self) -> bool:
+        """A quote ends the string if what follows can follow a string; else it is a part of the text."""
+        after = self._at + len(self._quote)
+        if self._expected == "key" or self._quote not in "\"'":
+            return self._end_string(after)
+        end = after
+        while end < len(self._text) and self._text[end].isspace():
+            end += 1
+        if end == len(self._text):
+            return self._end_string(after) if self._last else False
+        at, self._at = self._at, end
+        stop = self._starts_with(self._stops)
+        self._at = at
+        if stop is None:
+            return False
+        follows = self._text[end]
+        if stop or follows in ",}]" or (follows in "\"'" and end > after):
+            return self._end_string(after)
+        self._write(self._quote)
+        self._at = after
+        return True
+
+    def _end_string(self, after: int) -> bool:
+        self._out.append(_escaped(self._tail) + '"')
+        self._tail = self._quote = ""
+        self._at = after
+        self._end_item()
+        return True
+
+    def _read_stop_in_string(self, stop: str) -> bool:
+        """Decide by the next quote whether the stop is text or the string lacks its closing quote.
+
+        {"a": "write </tool_call> here"}: the quote ends a string, since a brace follows: text.
+        {"a": "x}}</tool_call><tool_call>{"name": ...: the quote begins a string: the first is not closed.
+        """
+        quote = re.compile(rf"(?<!\\){re.escape(self._quote)}\s*").search(self._text, self._at + len(stop))
+        if not self._last and (quote is None or quote.end() == len(self._text)):
+            return False
+        if quote and self._text[quote.end() : quote.end() + 1] in self._after_strings:
+            self._write(stop)
+            self._at += len(stop)
+            return True
+        self._finish()
+        return False
+
+    def _finish(self) -> None:
+        """End the value here: close everything that is open."""
+        if self._quote:
+            if sum(map(self._tail.count, "}]")) < len(self._stack):
+                self._out.append(_escaped(self._tail))
+            self._out.append('"')
+            self._tail = self._quote = ""
+            self._end_item()
+        while self._stack:
+            self._close_one()
+        if not self.done:
+            self._out.append("null")
+            self.done = True
+
+
+@lru_cache(maxsize=64)
+def _plain_text(special: frozenset[str]) -> re.Pattern[str]:
+    """What may be copied into a string as it is, none of these characters in it."""
+    return re.compile(rf"[^\\\s}}\]\x00-\x1f\x7f\ud800-\udfff{re.escape(''.join(sorted(special)))}]+")
+
+
+def _is_token(one: str) -> bool:
+    return not one.isspace() and one > "\x1f"
+
+
+def _escaped(text: str) -> str:
+    """Text as it stands within a JSON string."""
+    return json.dumps(_without_surrogates(text), ensure_ascii=False)[1:-1] if text else ""
+
+
+def _string(text: str) -> str:
+    return f'"{_escaped(text)}"'
+
+
+def _scalar(word: str) -> str:
+    if word in _WORDS:
+        return _WORDS[word]
+    number = word if _NUMBER.fullmatch(word) and len(word) <= MAX_NUMBER else ""
+    return number if number and math.isfinite(float(number)) else _string(word)
+
+
+class ArgumentStream:
+    """Arguments of one call as they come: what they add to a JSON object that is valid once `done`.
+
+    An object is passed on while it is read. Anything else, such as null, is read to its end and becomes an
+    object by `arguments_of`.
+    """
+
+    def __init__(self, stops: Sequence[str] = (), quote: str = "") -> None:
+        self._rewriter = JsonRewriter(stops, quote)
+        self._before = ""  # White space before the value.
+        self._is_object: bool | None = None
+        self._collected = ""
+
+    @property
+    def begun(self) -> bool:
+        return self._is_object is not None
+
+    @property
+    def done(self) -> bool:
+        return self._rewriter.done
+
+    @property
+    def rest(self) -> str:
+        """The text after the arguments, once they are done."""
+        return self._rewriter.rest
+
+    def feed(self, text: str, last: bool = False) -> str:
+        """Return what is certain now. last: no more text comes."""
+        if self._is_object is None:
+            text = (self._before + text).lstrip()
+            self._before = text
+            if not text and not last:
+                return ""
+            self._is_object = text.startswith("{")
+        written = self._rewriter.feed(text, last)
+        if self._is_object:
+            return written
+        self._collected += written
+        return as_json(arguments_of(json.loads(self._collected))) if self.done else ""
+
+
+def rewritten(text: str) -> tuple[str, str]:
+    """The JSON value with which the text begins, as strict JSON, and the text after it."""
+    rewriter = JsonRewriter()
+    return rewriter.feed(text, last=True), rewriter.rest
+
+
+def arguments_of(value: Any) -> Json:
+    """The arguments that a value stands for: an object, its text, or another value under one key.
+
+    None, "", [] -> {}; [{"a": 1}] -> {"a": 1}; [1, 2] -> {"arguments": [1, 2]}.
+    """
+    if isinstance(value, dict):
+        return cast(Json, value)
+    if value is None or value in ("", []):
+        return {}
+    if isinstance(value, str):
+        return read_arguments(value)
+    if isinstance(value, list):
+        only = cast("list[Any]", value)[0] if len(cast("list[Any]", value)) == 1 else None
+        if isinstance(only, dict):
+            return cast(Json, only)
+    return {WRAPPED: value}
+
+
+def read_arguments(text: str) -> Json:
+    """The arguments that a model or a client wrote, whatever is wrong with them. Nothing is lost: text that
+    is no JSON at all is the one value of the object.
+    """
+    text = text.strip()
+    if not text:
+        return {}
+    written, rest = rewritten(text)
+    if rest.strip() and not text.startswith("{"):
+        return {WRAPPED: _without_surrogates(text)}
+    try:
+        value = json.loads(written)
+    except (ValueError, RecursionError):
+        return {WRAPPED: _without_surrogates(text)}
+    return {WRAPPED: value} if isinstance(value, str) and value == text else arguments_of(value)
+
+
+def _without_surrogates(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def as_json(arguments: Json) -> str:
+    return json.dumps(arguments, ensure_ascii=False)

@@ -1,0 +1,144 @@
+"""How a model writes a call: the marks around name and arguments, and how the arguments are written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, Literal
+
+
+class Hole(Enum):
+    """A place among marks at which every call has another text."""
+
+    NUMBER = "0123456789"  # The ordinal of the call.
+    WORD = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-."  # The id of the call.
+
+
+Mark = str | Hole
+Marks = tuple[Mark, ...]
+
+
+class Unfinished(Exception):
+    """More text decides whether marks match."""
+
+
+def match(marks: Marks, text: str, at: int, last: bool) -> int | None:
+    """Where these marks end if they begin at `at`; white space may stand before each of them. None: no match.
+
+    last: the text is complete. Otherwise raises Unfinished if it ends among the marks.
+    """
+    for mark in marks:
+        if isinstance(mark, Hole):
+            while at < len(text) and text[at] in mark.value:
+                at += 1
+            continue
+        at = skip_white(text, at)
+        if not text.startswith(mark, at):
+            if not last and mark.startswith(text[at:]):
+                raise Unfinished
+            return None
+        at += len(mark)
+    return at
+
+
+def skip_white(text: str, at: int) -> int:
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at
+
+
+# How arguments are written. "object": name and arguments are members of one JSON object. "named": a JSON
+# object of arguments after the name. "parameters": each argument has marks of its own. "python": a call in
+# Python.
+Layout = Literal["object", "named", "parameters", "python"]
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterForm:
+    """One argument: begin KEY middle VALUE end, as in `<parameter=KEY>VALUE</parameter>`."""
+
+    begin: Marks
+    middle: Marks
+    end: Marks
+    # White space that the template writes between the marks and the value.
+    before_value: str = ""
+    after_value: str = ""
+    # The marks between key and value if the value is text, and otherwise; empty if the template does not say.
+    text_middle: Marks = ()
+    other_middles: tuple[Marks, ...] = ()
+
+    @property
+    def middles(self) -> tuple[Marks, ...]:
+        return (self.text_middle, *self.other_middles) if self.text_middle else (self.middle,)
+
+
+@dataclass(frozen=True, slots=True)
+class CallForm:
+    """One call: openers NAME middle ARGUMENTS closers, or for layout "object", openers OBJECT closers.
+
+    openers: `<tool_call>`, `<function=` of Qwen3-Coder. A call begins at any of them that cannot be prose;
+        so openers of a whole section, and those that a model forgets, need no rules of their own.
+    closers: marks after the arguments; the model may write them in any number.
+    quote: a string delimiter besides those of JSON.
+    head: what a prompt ends with if the call is forced: the text before its name and from there to its
+        arguments. Empty if the arguments are not JSON.
+    name_key, arguments_key: the members of an "object".
+    """
+
+    layout: Layout
+    openers: Marks = ()
+    middle: Marks = ()
+    closers: tuple[str, ...] = ()
+    parameter: ParameterForm | None = None
+    quote: str = ""
+    head: tuple[str, str] = ("", "")
+    name_key: str = "name"
+    arguments_key: str = "arguments"
+    arguments_as_text: bool = False  # The template wants the arguments of past calls as the text of JSON.
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """Which openers a call may begin with in the middle of text."""
+        return tuple(n for n, one in enumerate(self.openers) if isinstance(one, str) and is_distinctive(one))
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Marks that end arguments, as no JSON outside a string contains them."""
+        starts = (self.openers[n] for n in self.starts)
+        found = (*(one for one in self.closers if is_distinctive(one)), *starts)
+        return tuple(dict.fromkeys(one for one in found if isinstance(one, str)))
+
+    def contains_any(self, tokens: Iterable[str]) -> bool:
+        """Whether one of these special tokens is a part of the marks."""
+        parameter = self.parameter
+        inner = (*parameter.begin, *parameter.middle, *parameter.end) if parameter else ()
+        marks = (*self.openers, *self.middle, *inner, *self.closers, self.quote)
+        written = [one for one in marks if isinstance(one, str)]
+        return any(token in mark for token in tokens for mark in written)
+
+    def forced_head(self, name: str) -> str:
+        """The text with which a prompt ends if this function must be called: a call up to its arguments."""
+        before, after = self.head
+        return f"{before}{name}{after}" if before or after else _JSON_HEAD.format(json.dumps(name))
+
+
+_JSON_HEAD: Final = '{{"name": {}, "arguments": '
+MIN_DISTINCTIVE: Final = 3  # Characters of a mark that prose does not contain by chance. Untuned.
+
+
+def is_distinctive(mark: str) -> bool:
+    """Whether a mark cannot be the beginning of prose or of JSON."""
+    return len(mark) >= MIN_DISTINCTIVE and not mark[0].isalnum() and not set("{}").intersection(mark[:2])
+
+
+# Hermes' form, in which models are asked to write calls if their template has no place for tools.
+HERMES: Final = CallForm(
+    layout="object",
+    openers=("<tool_call>",),
+    closers=("</tool_call>",),
+    head=('<tool_call>\n{"name": "', '", "arguments": '),
+)
+# Forced calls of any model: JSON without marks.
+PLAIN: Final = CallForm(layout="object")
