@@ -14,6 +14,7 @@ from specsot.members import (
     Broken,
     Configuration,
     Disband,
+    DrafterLost,
     MemberLeaving,
     Progress,
     Range,
@@ -132,6 +133,9 @@ class Fleet:
     def idle_workers(self) -> list[Registration]:
         return [one for one in self.registrations if one.kind == "worker" and one.name not in self._epoch]
 
+    def count_drafters(self) -> int:
+        return sum(one.kind == "drafter" for one in self.registrations)
+
     def ran(self, name: str) -> bool:
         """It was a stage of the newest epoch."""
         return any(stage.name == name for stage in self._epoch.stages)
@@ -169,7 +173,7 @@ class Fleet:
 
     def members(self) -> tuple[MemberInfo, ...]:
         """Everybody who has joined, with the layers each runs now or was started with."""
-        spare = [one.name for one in self.idle_workers] if self.formed else []
+        spare = [one.name for one in self.registrations if one.name not in self._epoch] if self.formed else []
         return member_infos(self.registrations, self._epoch.running, spare)
 
     async def join(self, registration: Registration, downlink: Link) -> None:
@@ -259,8 +263,14 @@ class Fleet:
             self._take_in(members, better if holds and holds > self.user.at_work else None)
 
     def _takers(self, stages: Stages) -> Sequence[Registration]:
-        """Who is in a ring of these stages: where there was one before, no drafter that has no room."""
-        members = self.registrations
+        """Who is in a ring of these stages: where there was one before, no drafter that has no room; and none that
+        failed, where another can draft.
+        """
+        failed = self._epoch.failed
+        able = any(one.kind == "drafter" and one.name not in failed for one in self.registrations)
+        members = [
+            one for one in self.registrations if one.kind == "worker" or not able or one.name not in failed
+        ]
         if self._epoch.stages and self._count_fitting(stages, members) is None:
             return [one for one in members if one.kind == "worker"]
         return members
@@ -344,7 +354,7 @@ class Fleet:
         """A lost stage ends the epoch, a lost drafter does not."""
         log.warning("member lost", name=name, reason=reason)
         self._table.remove(name)
-        self._epoch.remove_drafter(name)
+        self._remove_drafter(name)
         self._epoch.failed.discard(name)
         self._epoch.forget(name)
         for layers in (self._ahead, self._loaded, self._roomless):
@@ -359,6 +369,18 @@ class Fleet:
         return could_form([*self.registrations, *more], self._config, self._epoch.stages, self._epoch.failed)
 
     # --- epochs ---
+
+    def _remove_drafter(self, name: str) -> bool:
+        """Whether it was a drafter of the running ring, which goes on without it."""
+        ring, took_part = self.ring, name in self._epoch
+        removed = self._epoch.remove_drafter(name)
+        if ring and removed and took_part:
+            self._table.send(ring.stages[-1].name, DrafterLost(ring.epoch, name))
+        return removed
+
+    def _drafter_names(self) -> str:
+        """Names of the drafters that take part in the running ring."""
+        return " ".join(place.name for place in self.ring.drafters) if self.ring else ""
 
     def _in_words(self, stages: Stages) -> str:
         return str(expected_throughput(stages, {one.name: one for one in self._table.registrations}))
@@ -380,7 +402,7 @@ class Fleet:
         told = self._epoch.mark_ready(name)
         if told:
             self._table.send_all(told)
-            log.info("the drafter is back", epoch=self._epoch.number, name=name)
+            log.info("a drafter joined the running ring", epoch=self._epoch.number, name=name)
             self._announce()  # somebody may wait for it
         elif name in self._epoch:
             self._announce_if_ready()
@@ -388,9 +410,9 @@ class Fleet:
     def _on_broken(self, name: str, reason: str) -> None:
         """Without its drafter an epoch goes on; this one is not asked again before the next."""
         epoch = self._epoch
-        if epoch.remove_drafter(name):
+        if self._remove_drafter(name):
             epoch.failed.add(name)
-            log.warning("nobody drafts", name=name, reason=reason)
+            log.warning("a drafter left the ring", name=name, reason=reason, drafters=self._drafter_names())
         elif name in epoch:
             if name in epoch.not_ready:
                 epoch.failed.add(name)
@@ -459,7 +481,8 @@ class Fleet:
             self.complaint, self._retry = None, FIRST_RETRY_SECONDS
             self._epoch.failed.clear()
             ranges = " ".join(f"{stage.name}={stage.layers}" for stage in ring.stages)
-            log.info("ring complete", epoch=ring.epoch, stages=ranges, drafter=ring.drafter, pages=ring.pages)
+            drafter = ",".join(place.address for place in ring.drafters) or None
+            log.info("ring complete", epoch=ring.epoch, stages=ranges, drafter=drafter, pages=ring.pages)
             self._announce()
 
     def _announce(self) -> None:

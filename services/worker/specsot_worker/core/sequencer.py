@@ -47,6 +47,8 @@ class SequenceState:
     waiting_since: seconds; None when it waits for no tree.
     forced:    what the constraint wants behind the root: the tree where no better one comes.
     drafter_informed: the drafter hears of what is in flight, so that a tree will come.
+    drafter:   name of the one that sent its last tree; empty: none has sent any.
+    drafter_lost: that one is lost, and no other has sent a tree yet.
     returned_at: when (seconds) its last result came; None before the first.
     root_only: its root is fed without drafts next, whatever comes.
     place:     its family, and itself.
@@ -68,6 +70,8 @@ class SequenceState:
     waiting_since: float | None = None
     forced: tuple[int, ...] = ()
     drafter_informed: bool = True
+    drafter: str = ""
+    drafter_lost: bool = False
     returned_at: float | None = None
     turn: int = 0
     root_only: bool = False
@@ -128,7 +132,7 @@ class SequenceState:
         self.root_only = not outcome.tokens
         self.step, self.in_flight, self.forced = outcome.step + 1, False, outcome.forced
         waits = awaits and self.opening.drafted and self.drafter_informed and not self.root_only
-        self.waiting_since = now if waits else None
+        self.waiting_since = now if waits and not self.drafter_lost else None
         self.returned_at = now
         early, self.early_tree = self.early_tree, None
         if early:
@@ -230,16 +234,18 @@ class Sequencer:
         """
         if drafts.epoch != self._epoch:
             return
-        self._draft_timeout.drafter_spoke()
+        self._draft_timeout.drafter_spoke(drafts.drafter)
         answered = set[float | None]()  # when their results came
         for draft in drafts.drafts:
             if (live := self._sequences.get(draft.sequence)) is None:
                 continue
             since = live.waiting_since
+            live.drafter, live.drafter_lost = drafts.drafter, False
             if not self._valid_ids(draft.tree.tokens) or live.contradicts(draft):
                 self._stop_waiting(live, draft.step)
             elif live.offer_tree(draft.step, draft.tree):
-                self._draft_timeout.record_tree(None if now is None or since is None else now - since)
+                waited = None if now is None or since is None else now - since
+                self._draft_timeout.record_tree(waited, live.drafter)
                 answered.add(since)
         for live in self._sequences.values() if self._draft_timeout.catching_up else ():
             live.waiting_since = None if live.waiting_since in answered else live.waiting_since
@@ -255,11 +261,16 @@ class Sequencer:
         """Its drafter has spoken; waiting longer brings nothing."""
         if step == live.step and live.waiting_since is not None:
             live.waiting_since = None
-            self._draft_timeout.record_miss()
+            self._draft_timeout.record_miss(live.drafter)
 
-    def lose_drafter(self) -> None:
-        """Nobody drafts any more: nothing waits for a tree, until one comes after all."""
-        self._draft_timeout.drafter_left()
+    def lose_drafter(self, drafter: str) -> None:
+        """A drafter is lost: its sequences, and those that nobody has drafted for yet, wait for no tree until one
+        comes. Without any other drafter nothing waits.
+        """
+        self._draft_timeout.drafter_left(drafter)
+        for live in self._sequences.values():
+            if live.drafter in (drafter, ""):
+                live.drafter, live.drafter_lost, live.waiting_since = "", True, None
 
     def rejections(self) -> tuple[Outcome, ...]:
         """Sequences that could not be opened since the last call; for the master."""
@@ -283,9 +294,9 @@ class Sequencer:
         the next result is what to wait for. So it is for those who had lost it when `compose` was asked."""
         if len(self._in_flight) >= self._max_in_flight():
             return None
-        able = (live.waiting_since for live in self._sequences.values() if live.can_decode)
+        able = [(live.waiting_since, live.drafter) for live in self._sequences.values() if live.can_decode]
         untils = self._draft_timeout.family_deadline, self._draft_timeout.deadline
-        due = (until(since) for since in able if since is not None for until in untils)
+        due = (until(since, by) for since, by in able if since is not None for until in untils)
         return min((one for one in due if one > self._composed), default=None)
 
     def _max_in_flight(self) -> int:
@@ -331,7 +342,7 @@ class Sequencer:
             for live in self._sequences.values()
             if live.waiting_since is not None
             and live.can_decode
-            and now < self._draft_timeout.family_deadline(live.waiting_since)
+            and now < self._draft_timeout.family_deadline(live.waiting_since, live.drafter)
         }
 
     def _ready(self, now: float) -> list[SequenceState]:
@@ -363,7 +374,8 @@ class Sequencer:
         return families
 
     def _waits(self, live: SequenceState, now: float) -> bool:
-        return live.waiting_since is not None and now < self._draft_timeout.deadline(live.waiting_since)
+        since = live.waiting_since
+        return since is not None and now < self._draft_timeout.deadline(since, live.drafter)
 
     def _spread(self, members: list[SequenceState], others: int) -> int:
         """Over how many frames a family goes; other requests' frames come first."""
@@ -384,7 +396,7 @@ class Sequencer:
             if (rows := min(share, most)) < 1:
                 continue
             if live.waiting_since is not None and live.tree is None:
-                self._draft_timeout.record_miss()
+                self._draft_timeout.record_miss(live.drafter)
             self._free_behind(sequence, live.committed)
             if min(live.wanted_rows, most) <= share:
                 self._turns += 1
