@@ -362,8 +362,8 @@ class HandOver:
 
 @dataclass(frozen=True, slots=True)
 class Rejoined:
-    """To the last stage: a drafter joins the running epoch at this address, for the first time or after it was
-    lost. It knows nothing of what is being written, and must be told.
+    """To the last stage: a drafter joins the running epoch at this address, for the first time or after it
+    was lost. It knows nothing of what is being written, and must be told.
 
     name: the drafter's. Empty: the master is of an older version, and the address serves as its name.
     """

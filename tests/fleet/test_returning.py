@@ -107,7 +107,9 @@ async def test_several_drafters_are_formed_together_and_one_of_them_sends_the_he
 
 
 async def test_a_replica_with_the_address_of_a_live_member_is_refused_and_changes_nothing() -> None:
-    """As `docker compose up --scale drafter=2` would start it, if both advertised the name of their service."""
+    """As `docker compose up --scale drafter=2` would start it, if both advertised the name of their
+    service.
+    """
     one, other = (
         drafter("x", address="drafter:50052", host=host, began=n + 1) for n, host in enumerate("pq")
     )

@@ -23,6 +23,7 @@ from specsot.service.command import Example, command
 from specsot.service.option_table import Offer, arguments_of, option
 from specsot.service.options import OF_WORKER
 from specsot_app.core.device_map import check_stages, parse_devices, split_ranges
+from specsot_app.fleet.devices import CHOSEN_DEVICE, DEVICE_HELP, announce, choose_for
 from specsot_app.fleet.opening import with_demo
 from specsot_app.fleet.options import FleetOptions, Models, models_of
 from specsot_app.runtime import run_until_signal
@@ -44,7 +45,8 @@ CONDUCT = Offer(
 )
 OF_SERVED = Offer(
     without=("kind", "master", "client", "transport", "comm_mode", "hop_dtype", "plan_style"),
-    help={"stages": "Layer ranges of each ring, one worker each."},
+    defaults=CHOSEN_DEVICE,
+    help={"stages": "Layer ranges of each ring, one worker each.", **DEVICE_HELP},
     unset={"stages": "1; 2 with --share"},
 )
 OF_MASTER = Offer(
@@ -121,9 +123,12 @@ def serve(given: ServeOptions) -> int:
     from specsot_app.fleet.processes import free_port
     from specsot_app.fleet.service_specs import Serving, flags_of, inviting, spread
 
+    fleet, choice = choose_for(with_demo(given.fleet, sys.stderr), given.master.ring.replicas)
     # No devices: some may be elsewhere.
-    wanted = replace(with_demo(given.fleet, sys.stderr), kind="processes", devices=None)
+    wanted = replace(fleet, kind="processes", devices=None)
     models = cut(models_of(wanted), given.layer_splits)
+    if choice:
+        announce(choice, sys.stderr)
     master, ring = given.master, given.master.ring
     places = parse_devices(given.fleet.devices) if given.fleet.devices else ()
     conduct = arguments_of(master, CONDUCT) + flags_of(name=ring.name or None)
@@ -144,7 +149,7 @@ def serve(given: ServeOptions) -> int:
         first_token(master.token_file)  # before anything is started
     stages = len(models.layers) or wanted.stages
     if given.share:
-        serving = inviting(serving, stages, given.fleet.device, master.fleet_listen)
+        serving = inviting(serving, stages, wanted.device, master.fleet_listen)
     else:
         check_stages(stages, places, ring.replicas)
         serving = spread(serving, master.fleet_listen, master.service.insecure)

@@ -133,8 +133,8 @@ class DraftEngine:
 
     @torch.inference_mode()
     def finish(self) -> tuple[Draft, ...]:
-        """A tree for the newest state of every sequence that wants one, or none at all and a rest. Where other
-        drafters are present, roots alone instead of a rest.
+        """A tree for the newest state of every sequence that wants one, or none at all and a rest. Where
+        other drafters are present, roots alone instead of a rest.
         """
         wanted, self._begun = self._begun, {}
         if not wanted:

@@ -14,7 +14,6 @@ from specsot.members import (
     Broken,
     Configuration,
     Disband,
-    DrafterLost,
     MemberLeaving,
     Progress,
     Range,
@@ -33,6 +32,7 @@ from specsot_master.core.epoch import (
     may_join,
     member_infos,
     with_one_gpu,
+    without_failed_drafters,
 )
 from specsot_master.core.inputs import RingLost, RingReady
 from specsot_master.core.placement import (
@@ -132,9 +132,6 @@ class Fleet:
     @property
     def idle_workers(self) -> list[Registration]:
         return [one for one in self.registrations if one.kind == "worker" and one.name not in self._epoch]
-
-    def count_drafters(self) -> int:
-        return sum(one.kind == "drafter" for one in self.registrations)
 
     def ran(self, name: str) -> bool:
         """It was a stage of the newest epoch."""
@@ -263,14 +260,8 @@ class Fleet:
             self._take_in(members, better if holds and holds > self.user.at_work else None)
 
     def _takers(self, stages: Stages) -> Sequence[Registration]:
-        """Who is in a ring of these stages: where there was one before, no drafter that has no room; and none that
-        failed, where another can draft.
-        """
-        failed = self._epoch.failed
-        able = any(one.kind == "drafter" and one.name not in failed for one in self.registrations)
-        members = [
-            one for one in self.registrations if one.kind == "worker" or not able or one.name not in failed
-        ]
+        """Who is in a ring of these stages: where there was one before, no drafter that has no room."""
+        members = without_failed_drafters(self.registrations, self._epoch.failed)
         if self._epoch.stages and self._count_fitting(stages, members) is None:
             return [one for one in members if one.kind == "worker"]
         return members
@@ -354,7 +345,7 @@ class Fleet:
         """A lost stage ends the epoch, a lost drafter does not."""
         log.warning("member lost", name=name, reason=reason)
         self._table.remove(name)
-        self._remove_drafter(name)
+        self._table.send_all(self._epoch.remove_drafter(name) or {})
         self._epoch.failed.discard(name)
         self._epoch.forget(name)
         for layers in (self._ahead, self._loaded, self._roomless):
@@ -369,18 +360,6 @@ class Fleet:
         return could_form([*self.registrations, *more], self._config, self._epoch.stages, self._epoch.failed)
 
     # --- epochs ---
-
-    def _remove_drafter(self, name: str) -> bool:
-        """Whether it was a drafter of the running ring, which goes on without it."""
-        ring, took_part = self.ring, name in self._epoch
-        removed = self._epoch.remove_drafter(name)
-        if ring and removed and took_part:
-            self._table.send(ring.stages[-1].name, DrafterLost(ring.epoch, name))
-        return removed
-
-    def _drafter_names(self) -> str:
-        """Names of the drafters that take part in the running ring."""
-        return " ".join(place.name for place in self.ring.drafters) if self.ring else ""
 
     def _in_words(self, stages: Stages) -> str:
         return str(expected_throughput(stages, {one.name: one for one in self._table.registrations}))
@@ -410,9 +389,10 @@ class Fleet:
     def _on_broken(self, name: str, reason: str) -> None:
         """Without its drafter an epoch goes on; this one is not asked again before the next."""
         epoch = self._epoch
-        if self._remove_drafter(name):
+        if (told := epoch.remove_drafter(name)) is not None:
+            self._table.send_all(told)
             epoch.failed.add(name)
-            log.warning("a drafter left the ring", name=name, reason=reason, drafters=self._drafter_names())
+            log.warning("a drafter left the ring", name=name, reason=reason)
         elif name in epoch:
             if name in epoch.not_ready:
                 epoch.failed.add(name)

@@ -1,7 +1,7 @@
 """Features of committed tokens for the drafters: sent at once or after a rest.
 
-Every sequence belongs to one drafter, which alone is sent its features and asked for its trees. What goes along
-with one lap is bounded, so that a drafter that must hear everything holds no lap up.
+Every sequence belongs to one drafter, which alone is sent its features and asked for its trees. What goes
+along with one lap is bounded, so that a drafter that must hear everything holds no lap up.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class _Receiver:
 
     sent:            by sequence that it drafts for, or from which one of these forks, how many tokens it has;
                      None: it was not even sent that the sequence was opened.
-    unsent_closings: closed sequences of which it was not sent that they closed; by sequence, how many tokens it has.
+    unsent_closings: closed sequences of which it was not sent that they closed; by sequence, how many tokens
+    it has.
     unsent_trees:    trees that were verified while drafting paused.
     """
 
@@ -105,8 +106,8 @@ class FeatureStream:
         return found
 
     def set_drafters(self, drafters: Collection[str]) -> None:
-        """Send to these drafters from now on. A new one knows nothing; sequences of one that is missing now are
-        divided over the others, which are sent all that belongs to these sequences.
+        """Send to these drafters from now on. A new one knows nothing; sequences of one that is missing now
+        are divided over the others, which are sent all that belongs to these sequences.
         """
         self.catch_up()
         kept = self._receivers
@@ -207,8 +208,8 @@ class FeatureStream:
 
     def _assign(self, drafted: _DraftedSequence) -> None:
         """Give a sequence to the drafter that has the fewest; of equals to the one that has the sequence from
-        which it forks. The drafter of a fork must have the source as well: a prefix, which nobody drafts for, is
-        therefore sent to every drafter of its forks.
+        which it forks. The drafter of a fork must have the source as well: a prefix, which nobody drafts
+        for, is therefore sent to every drafter of its forks.
 
         Sequences 1 and 2 of drafters a and b, then 3 as a fork of 2 -> a drafts 1, b drafts 2 and 3.
         """

@@ -19,7 +19,8 @@ from specsot_worker.rounded_rows import RoundedRowsLink
 class RingLinks:
     """Where this stage sends. None: the receiver is this process itself, or does not exist.
 
-    following: the next stage. sequencer: stage 0, for results. drafters: by name, for features. master: results.
+    following: the next stage. sequencer: stage 0, for results. drafters: by name, for features. master:
+    results.
     results: the master as well, where whoever computes can tell it by itself.
     """
 

@@ -354,7 +354,9 @@ class Worker:
                 await self._lose_drafter(active, drafter, str(error))
 
     async def _lose_drafter(self, active: _WorkerEpoch, drafter: str, reason: str) -> None:
-        """Send it nothing more, and tell stage 0. What was lost before, and is not back, is not lost again."""
+        """Send it nothing more, and tell stage 0. What was lost before, and is not back, is not lost
+        again.
+        """
         active.joining_drafters.pop(drafter, None)
         present = active.links.drafters
         if drafter in present:

@@ -256,8 +256,8 @@ class Features:
     wall:   seconds that such a lap takes by the clock, with all that lies between; 0 when not known.
     rested: trees judged since the features before, about which nothing but their tokens is told.
     trace:  the context of the newest frame's lap, for spans; None: it is not traced.
-    must_answer: the drafter answers every request with a tree, if only with its root, and does not pause: other
-            drafters draft for other sequences of the ring, which a pause would stop.
+    must_answer: the drafter answers every request with a tree, if only with its root, and does not pause:
+            other drafters draft for other sequences of the ring, which a pause would stop.
     """
 
     epoch: int

@@ -13,6 +13,7 @@ from specsot.members import (
     PROTOCOL,
     Configuration,
     Curve,
+    DrafterLost,
     DrafterPlace,
     Progress,
     Range,
@@ -147,6 +148,18 @@ def page_rows_of(members: Sequence[Registration], stages: Sequence[Stage], confi
     names = {stage.name for stage in stages}
     on_gpu = any(member.gpus for member in members if member.name in names)
     return config.page_rows or (GPU_PAGE_ROWS if on_gpu else CPU_PAGE_ROWS)
+
+
+def count_drafters(members: Sequence[Registration]) -> int:
+    return sum(member.kind == "drafter" for member in members)
+
+
+def without_failed_drafters(
+    members: Sequence[Registration], failed: Collection[str]
+) -> Sequence[Registration]:
+    """All members but the drafters that failed, where another one can draft."""
+    able = [member for member in members if member.kind == "worker" or member.name not in failed]
+    return able if count_drafters(able) else members
 
 
 def tree_shape_of(drafter: Registration | None, config: RingConfig) -> TreeShape:
@@ -365,16 +378,18 @@ class Epoch:
         self._set_drafters((*self.ring.drafters, own))
         return {told.stages[-1].name: Rejoined(self.number, own.address, name)}
 
-    def remove_drafter(self, name: str) -> bool:
-        """Whether it was a drafter of a running epoch, which goes on without it."""
+    def remove_drafter(self, name: str) -> Mapping[str, DrafterLost] | None:
+        """Go on without a drafter of the running epoch. Returns who is to be told: the last stage, where the
+        drafter took part. None where it was no drafter of a running epoch.
+        """
         if self._joining.pop(name, None):
-            return True
+            return {}
         if not (self.ring and name in self._plan and name not in self.running):
-            return False
+            return None
         remaining = tuple(place for place in self.ring.drafters if place.name != name)
         del self._plan[name]
         self._set_drafters(remaining)
-        return True
+        return {self.stages[-1].name: DrafterLost(self.number, name)}
 
     def rejoin_drafter(
         self, members: Sequence[Registration], config: RingConfig

@@ -238,8 +238,8 @@ class _Backoff:
 class DraftTimeout:
     """`timeout` seconds while a drafter is timely; none for a doubling number of trees after a miss.
 
-    Of several drafters each has its own misses: a slow one costs the sequences of the others nothing. A sequence
-    that none has sent a tree yet has the drafter "".
+    Of several drafters each has its own misses: a slow one costs the sequences of the others nothing. A
+    sequence that none has sent a tree yet has the drafter "".
     """
 
     def __init__(self, timeout: float, present: bool = True) -> None:
@@ -268,12 +268,15 @@ class DraftTimeout:
         """Of the only drafter where there are not several, whatever its name."""
         return self._backoffs.setdefault(drafter if len(self._speaking) > 1 else "", _Backoff())
 
-    def deadline(self, since: float, drafter: str = "") -> float:
-        """Until when a sequence that waits for this drafter since `since` shall go on waiting."""
-        waits = self._present and not (self._backoff_of(drafter).left or self._rest_left)
+    def deadline(self, since: float, drafter: str | None = "") -> float:
+        """Until when a sequence that waits for this drafter since `since` shall go on waiting: not at all for
+        one that is lost.
+        """
+        known = self._present and drafter is not None
+        waits = known and not (self._rest_left or self._backoff_of(drafter).left)
         return since + self._timeout if waits else since
 
-    def family_deadline(self, since: float, drafter: str = "") -> float:
+    def family_deadline(self, since: float, drafter: str | None = "") -> float:
         """Until when the rest of its family shall wait for a sequence that waits since `since`."""
         usual = self._timeout if self._usual_wait is None else SLOW_TREE_FACTOR * self._usual_wait
         return min(self.deadline(since, drafter), since + usual)
@@ -286,9 +289,9 @@ class DraftTimeout:
             usual = waited if self._usual_wait is None else self._usual_wait
             self._usual_wait = usual + WAIT_WEIGHT * (waited - usual)
 
-    def record_miss(self, drafter: str = "") -> None:
+    def record_miss(self, drafter: str | None = "") -> None:
         """A sequence went without the tree of this drafter."""
-        if self._rest_left:
+        if self._rest_left or drafter is None:
             return
         backoff = self._backoff_of(drafter)
         if backoff.left:
