@@ -53,9 +53,9 @@ def choose_for(
     if options.device != AUTO:
         return options, None
     elsewhere = options.master is not None or options.devices
-    if elsewhere or (find is None and find_spec("torch") is None):  # whoever loads the model misses torch,
-        too
-    return replace(options, device="cpu"), None
+    torch_missing = find is None and find_spec("torch") is None  # whoever loads the model says so
+    if elsewhere or torch_missing:
+        return replace(options, device="cpu"), None
     found = (find or find_gpus)()
     need = _needed(options, count or count_memory) if found.gpus else None
     ranges = options.layers.split(",") if isinstance(options.layers, str) else options.layers
