@@ -47,7 +47,7 @@ class FoundGpus:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceChoice:
+class ChosenDevice:
     """device: for torch; "cuda" where any of the GPUs will do, which the master then divides.
 
     reason: one line for the user. notable: the line is of interest to somebody who did not ask for it: a GPU
@@ -61,7 +61,7 @@ class DeviceChoice:
 
 def choose_device(
     found: FoundGpus, need: int | None = None, stages: int = 1, shards: int = 1
-) -> DeviceChoice:
+) -> ChosenDevice:
     """Choose GPUs if the model fits there, and the CPU otherwise.
 
     need: bytes that weights, KV pages and drafter take together. None: unknown, then any GPU is large enough.
@@ -79,16 +79,16 @@ def choose_device(
     each = None if need is None else -(-need // min(stages, len(found.gpus)))
     shared = len(found.gpus) == 1 or stages > 1
     if shared and all(_holds(gpu, each) for gpu in found.gpus):
-        return DeviceChoice("cuda", _used(found.gpus, need))
+        return ChosenDevice("cuda", _used(found.gpus, need))
     if able := [gpu for gpu in found.gpus if _holds(gpu, need)]:
         best = max(able, key=_free)
-        return DeviceChoice(f"cuda:{best.number}", _used([best], need))
+        return ChosenDevice(f"cuda:{best.number}", _used([best], need))
     assert need is not None
     if stages >= len(found.gpus) and need <= sum(map(_free, found.gpus)):
-        return DeviceChoice("cuda", _used(found.gpus, need))
+        return ChosenDevice("cuda", _used(found.gpus, need))
     best = max(found.gpus, key=_free)
     wants = f"the model needs {memory_in_words(need)}"
-    return DeviceChoice("cpu", f"device cpu: {wants}, the most that a GPU has free is {best}")
+    return ChosenDevice("cpu", f"device cpu: {wants}, the most that a GPU has free is {best}")
 
 
 def _holds(gpu: FoundGpu, need: int | None) -> bool:
@@ -104,7 +104,7 @@ def _used(gpus: Sequence[FoundGpu], need: int | None) -> str:
     return f"device {' and '.join(map(str, gpus))}{wants}"
 
 
-def _sharded(gpus: Sequence[FoundGpu], need: int | None, shards: int) -> DeviceChoice:
+def _sharded(gpus: Sequence[FoundGpu], need: int | None, shards: int) -> ChosenDevice:
     """Too few GPUs are no reason to leave out what was asked for: whoever loads the model refuses it."""
     used = gpus[:shards]
     each = None if need is None else -(-need // shards)
@@ -112,12 +112,12 @@ def _sharded(gpus: Sequence[FoundGpu], need: int | None, shards: int) -> DeviceC
     reason = _used(used, need)
     if short and each is not None:
         reason += f"; {memory_in_words(each)} of it on each, for which there is not room on {short[0]}"
-    return DeviceChoice("cuda:0", reason)
+    return ChosenDevice("cuda:0", reason)
 
 
-def _without_gpu(found: FoundGpus) -> DeviceChoice:
+def _without_gpu(found: FoundGpus) -> ChosenDevice:
     if not found.installed:
-        return DeviceChoice("cpu", "device cpu: no NVIDIA GPU is here", notable=False)
+        return ChosenDevice("cpu", "device cpu: no NVIDIA GPU is here", notable=False)
     here = "an NVIDIA GPU is here" if found.installed == 1 else f"{found.installed} NVIDIA GPUs are here"
     if not found.torch_cuda:
         why = f"but torch {found.torch_version} is built for CPUs; {CPU_TORCH_REMEDY}"
@@ -127,7 +127,7 @@ def _without_gpu(found: FoundGpus) -> DeviceChoice:
         why = (
             f"but torch {found.torch_version} cannot use them; its CUDA may need a newer driver (nvidia-smi)"
         )
-    return DeviceChoice("cpu", f"device cpu: {here}, {why}")
+    return ChosenDevice("cpu", f"device cpu: {here}, {why}")
 
 
 def visible_gpus(installed: Sequence[tuple[str, FoundGpu]], visible: str | None) -> tuple[FoundGpu, ...]:

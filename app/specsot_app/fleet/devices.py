@@ -15,7 +15,7 @@ from typing import TextIO
 from specsot.errors import SpecsotError
 from specsot_app.core.device_choice import (
     AUTO,
-    DeviceChoice,
+    ChosenDevice,
     FoundGpu,
     FoundGpus,
     choose_device,
@@ -45,7 +45,7 @@ def choose_for(
     rings: int = 1,
     find: Callable[[], FoundGpus] | None = None,
     count: Callable[[FleetOptions], int] | None = None,
-) -> tuple[FleetOptions, DeviceChoice | None]:
+) -> tuple[FleetOptions, ChosenDevice | None]:
     """Options that name a device, and what was chosen. None where nothing was to choose: for a fleet
     elsewhere, and for one whose device or --devices are given. rings: complete ones. find, count: ask the
     machine, and the model's files.
@@ -65,7 +65,7 @@ def choose_for(
     return replace(options, device=choice.device), choice
 
 
-def announce(choice: DeviceChoice, out: TextIO) -> None:
+def announce(choice: ChosenDevice, out: TextIO) -> None:
     print(f"specsot: {choice.reason}", file=out, flush=True)
 
 
