@@ -98,6 +98,23 @@ async def test_a_second_drafter_joins_the_running_epoch_and_its_loss_leaves_the_
     assert stand.ends == []
 
 
+async def test_a_drafter_that_cannot_take_part_disturbs_neither_ring_nor_the_other_drafter() -> None:
+    stand = await drafting()
+    await stand.join(drafter("e"))
+    stand.fleet.on_message("e", Broken(1, "no room"))
+    stand.at_work = 0
+    stand.fleet.reform()
+    await stand.calm()
+    assert (stand.ends, drafter_of(stand)) == ([], "d:1")
+    await stand.join(replace(drafter("f"), kv_bytes=1 << 10))  # for less than two pages
+    stand.fleet.on_message("a", Broken(1, "out of memory"))
+    stand.fleet.reform()
+    await stand.calm()
+    stand.all_ready(2, "a", "b", "d")
+    assert stand.fleet.ring is not None
+    assert [place.name for place in stand.fleet.ring.drafters] == ["d"]
+
+
 async def test_several_drafters_are_formed_together_and_one_of_them_sends_the_head() -> None:
     stand = await stand_with(drafter("d"), drafter("e"), worker("a"), worker("b"))
     first, second = stand.told("d")[-1], stand.told("e")[-1]
@@ -129,6 +146,7 @@ async def test_another_drafter_waits_until_nobody_is_disturbed() -> None:
     stand.fleet.on_disconnect("d", "killed")
     await stand.join(replace(drafter(), kv_bytes=1 << 17))
     assert stand.told("d") == []
+    assert [one.stands_by for one in stand.fleet.members() if one.name == "d"] == [True], "users see that"
     stand.at_work = 0
     stand.fleet.reform()
     await stand.calm()

@@ -29,10 +29,12 @@ from specsot_master.core.epoch import (
     EpochNumbers,
     check_joining,
     configurations_of,
+    count_drafters,
     may_join,
     member_infos,
     with_one_gpu,
     without_failed_drafters,
+    without_smallest_drafter,
 )
 from specsot_master.core.inputs import RingLost, RingReady
 from specsot_master.core.placement import (
@@ -252,7 +254,7 @@ class Fleet:
         if not epoch.formed:
             self._form()
             return
-        better = better_stages(members, self._config, epoch.stages, epoch.busy)
+        better = better_stages(members, self._config, epoch.stages, epoch.no_reason_to_reform)
         holds = self._count_fitting(better, members) if better else None
         if better and holds is not None and not (self.user.at_work and epoch.ring):
             self._begin_anew(better, "the drafter joined" if better == epoch.stages else "a worker joined")
@@ -262,8 +264,9 @@ class Fleet:
     def _takers(self, stages: Stages) -> Sequence[Registration]:
         """Who is in a ring of these stages: where there was one before, no drafter that has no room."""
         members = without_failed_drafters(self.registrations, self._epoch.failed)
-        if self._epoch.stages and self._count_fitting(stages, members) is None:
-            return [one for one in members if one.kind == "worker"]
+        if self._epoch.stages:
+            while count_drafters(members) and self._count_fitting(stages, members) is None:
+                members = without_smallest_drafter(members)
         return members
 
     def _count_fitting(self, stages: Stages, members: Sequence[Registration]) -> int | None:

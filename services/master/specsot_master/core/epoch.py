@@ -162,6 +162,13 @@ def without_failed_drafters(
     return able if count_drafters(able) else members
 
 
+def without_smallest_drafter(members: Sequence[Registration]) -> Sequence[Registration]:
+    """All members but the drafter that holds the fewest positions."""
+    drafters = [member for member in members if member.kind == "drafter"]
+    smallest = min(drafters, key=lambda one: one.kv_bytes / max(one.row_bytes, 1))
+    return [member for member in members if member is not smallest]
+
+
 def tree_shape_of(drafter: Registration | None, config: RingConfig) -> TreeShape:
     """How large trees may be: as the drafter can make them, or as was wished; whole where either says so."""
     own = drafter.shape if drafter else None
@@ -343,6 +350,13 @@ class Epoch:
     def busy(self) -> Collection[str]:
         return [*self._plan, *self._joining]
 
+    @property
+    def no_reason_to_reform(self) -> Collection[str]:
+        """Members for which another epoch would not be better: those of this one, and drafters that failed in it
+        while others draft.
+        """
+        return [*self.busy, *(self.failed if self.ring and self.ring.drafters else ())]
+
     def begin(
         self, number: int, members: Sequence[Registration], stages: Stages, config: RingConfig
     ) -> Mapping[str, Configuration | StandBy]:
@@ -394,13 +408,16 @@ class Epoch:
     def rejoin_drafter(
         self, members: Sequence[Registration], config: RingConfig
     ) -> Mapping[str, Configuration]:
-        """Drafters may join a running epoch, which they disturb no more than their loss did."""
+        """Drafters may join a running epoch, which they disturb no more than their loss did. One that stands
+        by, as it has less memory than the ring was formed for, does not count against the others.
+        """
         drafters = [one.name for one in members if one.kind == "drafter"]
         orders = dict[str, Configuration]()
         for name in drafters:
-            free = self.ring and name not in self.busy and name not in self.failed
-            told = rejoin_configuration(self.ring, name, members, config) if self.ring and free else None
-            if told:
+            if self.ring is None or name in (*self.busy, *self.failed):
+                continue
+            present = [one for one in members if one.kind == "worker" or one.name in (*self.busy, name)]
+            if told := rejoin_configuration(self.ring, name, present, config):
                 self._joining[name] = told
                 self._ready.discard(name)
                 orders[name] = replace(told, head=None)  # the stages have their taps
