@@ -254,7 +254,7 @@ class Fleet:
         if not epoch.formed:
             self._form()
             return
-        better = better_stages(members, self._config, epoch.stages, epoch.no_reason_to_reform)
+        better = better_stages(members, self._config, epoch.stages, epoch.settled)
         holds = self._count_fitting(better, members) if better else None
         if better and holds is not None and not (self.user.at_work and epoch.ring):
             self._begin_anew(better, "the drafter joined" if better == epoch.stages else "a worker joined")

@@ -351,9 +351,9 @@ class Epoch:
         return [*self._plan, *self._joining]
 
     @property
-    def no_reason_to_reform(self) -> Collection[str]:
-        """Members for which another epoch would not be better: those of this one, and drafters that failed in it
-        while others draft.
+    def settled(self) -> Collection[str]:
+        """Members for which no other epoch would be better: those of this one, and drafters that failed in
+        it while others draft.
         """
         return [*self.busy, *(self.failed if self.ring and self.ring.drafters else ())]
 
