@@ -116,11 +116,6 @@ class FeatureStream:
             if drafted.drafter not in self._receivers:
                 self._assign(drafted)
 
-    def drafter_of(self, sequence: int) -> str | None:
-        """Name of the drafter that a sequence belongs to; None: it has none."""
-        drafted = self._sequences.get(sequence)
-        return drafted.drafter if drafted else None
-
     def advance(
         self, frame: Frame, outcomes: Mapping[int, Outcome], now: float
     ) -> Mapping[str, tuple[Features, ...]]:
