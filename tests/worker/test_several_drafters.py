@@ -19,6 +19,7 @@ class SeveralDrafters(Script):
         super().__init__()
         self.known: dict[str, dict[int, list[int]]] = {}
         self.must_answer = dict[str, bool]()
+        self.fed = dict[str, int]()  # by drafter, the rows that its last lap is said to have had
         self.present(drafters)
 
     def present(self, drafters: tuple[str, ...]) -> None:
@@ -30,6 +31,7 @@ class SeveralDrafters(Script):
             for told in messages:
                 self._learn(self.known[name], told)
             self.must_answer[name] = messages[-1].must_answer
+            self.fed[name] = messages[-1].fed
 
     def _learn(self, known: dict[int, list[int]], told) -> None:  # type: ignore[no-untyped-def]
         for opening in told.openings:
@@ -62,6 +64,16 @@ def test_sequences_are_divided_and_each_is_sent_to_its_drafter_alone() -> None:
     assert {name: sorted(known) for name, known in script.known.items()} == {"a": [3], "b": [2, 4]}
     script.run(script.chunk(5, 5), openings=[Opening(5, 5)])
     assert 5 in script.known["a"], "the drafter with the fewest sequences gets the next one"
+
+
+def test_each_drafter_learns_what_its_own_rows_cost_beside_those_of_the_others() -> None:
+    script = two_each()
+    assert script.fed == {"a": 20, "b": 20}, "of a lap with prompts nothing is learned"
+    script.run(script.grow(1, others=2), script.grow(2), script.grow(3), script.grow(4))
+    assert script.fed == {"a": 4, "b": 2}
+    script.present(("a",))
+    script.run(script.grow(1, others=2), script.grow(2), script.grow(3), script.grow(4))
+    assert script.fed["a"] == 6
 
 
 def test_sequences_of_a_lost_drafter_move_to_the_other_with_all_their_features() -> None:

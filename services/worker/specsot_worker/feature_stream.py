@@ -133,11 +133,23 @@ class FeatureStream:
         messages = {name: self._begin_messages(one, frame, fed) for name, one in self._receivers.items()}
         for sequence in frame.closings:
             self._close(sequence)
-        timing = Features(frame.epoch, frame.number, fed=fed, seconds=computed, wall=wall, trace=frame.trace)
+        timing = Features(frame.epoch, frame.number, seconds=computed, wall=wall, trace=frame.trace)
         ended = {
-            name: self._end_messages(one, messages[name], timing) for name, one in self._receivers.items()
+            name: self._end_messages(one, messages[name], replace(timing, fed=self._fed(one, frame, fed)))
+            for name, one in self._receivers.items()
         }
         return {name: told for name, told in ended.items() if told}
+
+    def _fed(self, receiver: _Receiver, frame: Frame, fed: int) -> int:
+        """Rows of a frame for which one drafter decides, all of them (`fed`) where it is the only one. For
+        each of several drafters a lap takes as long as it does beside the trees of the others, which it
+        cannot change. A frame with prompts counts as a whole, so that no drafter learns from it what its own
+        trees cost.
+        """
+        trees = [one for one in frame.segments if isinstance(one, TreeSegment)]
+        if len(self._receivers) == 1 or len(trees) < len(frame.segments):
+            return fed
+        return sum(rows_of(tree) for tree in trees if tree.sequence in receiver.sent)
 
     def _begin_messages(self, receiver: _Receiver, frame: Frame, fed: int) -> list[Features]:
         """All that one drafter is sent of a frame before the frame's own sequences close."""
