@@ -117,6 +117,7 @@ def serve(given: ServeOptions) -> int:
     With --devices on other machines, prints the commands to run there and waits for them; with --share,
     waits for machines that join with a code.
     """
+    from specsot.transport.grpc_server import check_free
     from specsot.transport.security import first_token
     from specsot_app.core.device_map import address_of
     from specsot_app.fleet.options import hosts_here
@@ -127,8 +128,6 @@ def serve(given: ServeOptions) -> int:
     # No devices: some may be elsewhere.
     wanted = replace(fleet, kind="processes", devices=None)
     models = cut(models_of(wanted), given.layer_splits)
-    if choice:
-        announce(choice, sys.stderr)
     master, ring = given.master, given.master.ring
     places = parse_devices(given.fleet.devices) if given.fleet.devices else ()
     conduct = arguments_of(master, CONDUCT) + flags_of(name=ring.name or None)
@@ -155,6 +154,10 @@ def serve(given: ServeOptions) -> int:
         serving = spread(serving, master.fleet_listen, master.service.insecure)
     if serving.token_file and serving.fleet is None:  # members show none: they have a door of their own
         serving = replace(serving, fleet=address_of(LOOPBACK, free_port()))
+    if given.port:
+        check_free(serving.listens(given.port))  # a refusal is one line, and says nothing of devices
+    if choice:
+        announce(choice, sys.stderr)
     with suppress(KeyboardInterrupt):  # being told to stop is how a fleet ends well
         show = webbrowser.open if given.browser else None
         run_until_signal(keep(wanted, models, given.port, http_port_of(given.http_port), serving, show))
