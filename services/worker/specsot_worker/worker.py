@@ -70,7 +70,9 @@ class _WorkerEpoch:
     deadline: Deadline
     # Names of drafters whose loss is known here.
     lost_drafters: set[str] = field(default_factory=set[str])
-    # Links to drafters that join the running epoch, by name.
+    # Names of drafters that the master has lost, and links by name to drafters that join the running epoch:
+    # what both change waits until no frame is being verified.
+    leaving_drafters: set[str] = field(default_factory=set[str])
     joining_drafters: dict[str, RingLink] = field(default_factory=dict[str, RingLink])
     async_verifier: AsyncVerifier | None = None  # who awaits verdicts, where that is not who computes
 
@@ -233,7 +235,8 @@ class Worker:
             case Rejoined() if active.verifier:
                 self._in_background(self._dial_drafter(active, message))
             case DrafterLost(name=name) if active.verifier:
-                await self._lose_drafter(active, name, "the master says so")
+                active.leaving_drafters.add(name)
+                active.joining_drafters.pop(name, None)
             case Lost():
                 await self._handle_loss(active, message)
             case _:
@@ -253,6 +256,9 @@ class Worker:
 
     async def _between_verdicts(self, active: _WorkerEpoch) -> None:
         """What happens between two verifications: a drafter is back, grammars are compiled."""
+        for name in tuple(active.leaving_drafters):
+            active.leaving_drafters.discard(name)
+            await self._lose_drafter(active, name, "the master lost it")
         if active.joining_drafters:
             self._admit_drafters(active)
         if active.verifier and active.verifier.pending_ready:
@@ -354,10 +360,7 @@ class Worker:
                 await self._lose_drafter(active, drafter, str(error))
 
     async def _lose_drafter(self, active: _WorkerEpoch, drafter: str, reason: str) -> None:
-        """Send it nothing more, and tell stage 0. What was lost before, and is not back, is not lost
-        again.
-        """
-        active.joining_drafters.pop(drafter, None)
+        """Send nothing more to this drafter, and tell stage 0, unless it was lost before."""
         present = active.links.drafters
         if drafter in present:
             self._set_drafters(active, {name: link for name, link in present.items() if name != drafter})
