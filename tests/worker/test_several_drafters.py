@@ -18,6 +18,7 @@ class SeveralDrafters(Script):
     def __init__(self, drafters: tuple[str, ...] = BOTH) -> None:
         super().__init__()
         self.known: dict[str, dict[int, list[int]]] = {}
+        self.opened: dict[str, list[int]] = {name: [] for name in ("a", "b", "c")}
         self.must_answer = dict[str, bool]()
         self.fed = dict[str, int]()  # by drafter, the rows that its last lap is said to have had
         self.present(drafters)
@@ -29,12 +30,14 @@ class SeveralDrafters(Script):
     def run(self, *segments, **more):  # type: ignore[no-untyped-def]
         for name, messages in self.advance(*segments, **more).items():
             for told in messages:
-                self._learn(self.known[name], told)
+                self._learn(name, told)
             self.must_answer[name] = messages[-1].must_answer
             self.fed[name] = messages[-1].fed
 
-    def _learn(self, known: dict[int, list[int]], told) -> None:  # type: ignore[no-untyped-def]
+    def _learn(self, name: str, told) -> None:  # type: ignore[no-untyped-def]
+        known = self.known[name]
         for opening in told.openings:
+            self.opened[name].append(opening.sequence)
             source = known[opening.fork.sequence] if opening.fork else []
             known[opening.sequence] = source[: opening.forked]
         rows = iter(told.rows.tolist() if told.rows is not None else ())
@@ -97,8 +100,13 @@ def test_a_shared_prefix_is_sent_to_every_drafter_of_its_forks() -> None:
     script.run(script.chunk(2, 3), script.chunk(3, 3), openings=branches)
     lengths = {name: {n: len(text) for n, text in known.items()} for name, known in script.known.items()}
     assert lengths == {"a": {1: 6, 2: 9}, "b": {1: 6, 3: 9}}
+    before = list(script.known["b"][1])
+    script.present(("b",))
+    script.run(script.grow(2), script.grow(3))
+    assert script.opened["b"].count(1) == 1, "the drafter of the prefix is lost, but this one has it"
+    assert script.known["b"][1] == before
     script.run(closings=[1, 2, 3])
-    assert script.known == {"a": {}, "b": {}}
+    assert script.known == {"b": {}}
 
 
 def test_a_fork_of_another_drafters_sequence_is_sent_as_one_of_its_own() -> None:

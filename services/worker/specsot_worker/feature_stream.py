@@ -230,7 +230,7 @@ class FeatureStream:
             chain.append(source)
             source = self._source_of(source)
         for one in reversed(chain):
-            sent[one.opening.sequence] = None
+            sent.setdefault(one.opening.sequence, None)  # it may have a prefix of a lost drafter already
 
     def _source_of(self, drafted: _DraftedSequence) -> _DraftedSequence | None:
         fork = drafted.opening.fork
