@@ -9,6 +9,8 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-
 EDIT   := $(PIP) hatchling editables && $(PIP) --no-build-isolation
 SERVE  := --editable '.[model,http]'
 DEVELOP := --editable '.[model,dev]' --editable ./lab
+# Where no NVIDIA driver is, torch comes without CUDA. Run by the recipes that install it, and nowhere else.
+TORCH_INDEX = $$($(PYTHON) tools/torch_index.py)
 TOOLS  := .venv-protos
 QUESTION ?= What are the benefits of regular exercise?
 # Files go side by side (tests/spread.py), the longest first by tests/times.json. The slowest tests are named
@@ -124,11 +126,11 @@ $(BIN)/python:
 
 $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
 	@echo 'installing into $(VENV); pip says nothing meanwhile: 300 MB with a CPU torch, gigabytes with CUDA'
-	$(EDIT) $(SERVE)
+	$(EDIT) $(TORCH_INDEX) $(SERVE)
 	@touch $@
 
 $(VENV)/developed: pyproject.toml lab/pyproject.toml constraints.txt | $(BIN)/python
-	$(EDIT) $(DEVELOP)
+	$(EDIT) $(TORCH_INDEX) $(DEVELOP)
 	@touch $@ $(VENV)/installed
 
 # The generator pins an older protobuf than the services run on, so that the stubs load on both.

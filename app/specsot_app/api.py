@@ -29,6 +29,8 @@ from specsot_app.core.ask import (
     request_with,
     stats_of,
 )
+from specsot_app.core.device_choice import AUTO
+from specsot_app.fleet.devices import with_device
 from specsot_app.fleet.opening import FleetClient, Opener, hear, open_fleet, with_demo
 from specsot_app.fleet.options import ClientOptions, FleetOptions, models_of
 from specsot_app.runtime import BackgroundLoop
@@ -73,7 +75,8 @@ class SpecSoT:
         options: preset ("short", "long", "small": fills in what is not given, here and for every question),
         dtype ("auto", "fp32", "bf16", "fp16"), quantization ("int8", "int4"), kv_cache_dtype ("int8"),
         kv_memory ("4G": for the KV pages of each member), batch_invariant (on GPUs), draft_dtype and
-        draft_quantization (of what drafts), device, stages (how many layer ranges), layers (which:
+        draft_quantization (of what drafts), device ("auto", which is the default: an NVIDIA GPU with room
+        for the model, else the CPU), stages (how many layer ranges), layers (which:
         "0:4,4:8"), devices (of each, as of `specsot serve`: "127.0.0.1#0,127.0.0.1#1"), layout ("packed",
         "batched"), model_format and draft_format
         ("safetensors", "bin": pytorch_model.bin, read for its tensors alone), drafter_rope_theta and
@@ -86,7 +89,7 @@ class SpecSoT:
             if OTHER_NAMES.get(name, (name, same))[0] in OF_REQUESTS_ALONE:
                 raise InvalidRequest(f"{name} is an option of generate, not of from_pretrained", field=name)
         given = translate({"model": model, "draft_model": draft_model} | options)
-        wanted = with_demo(fleet_of(given), sys.stderr)
+        wanted = with_device(with_demo(fleet_of({"device": AUTO} | given), sys.stderr), sys.stderr)
         models_of(wanted)
         return cls(wanted)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from specsot.params import DrafterName
@@ -167,9 +167,14 @@ class Registration:
     hands_over: bool = False
 
     def follows(self, other: Registration) -> bool:
-        """Whether it is of the same process, or of the next one in its place."""
+        """Whether it is of the same process, or of the next one in its place.
+
+        A process on another machine is not the next one as long as the first one's link stands: replicas that
+        all advertise the name of their service look alike otherwise.
+        """
         same = (self.kind, self.name, self.address) == (other.kind, other.name, other.address)
-        return same and 0 < other.began <= self.began
+        moved = bool(self.host and other.host and self.host != other.host)
+        return same and not moved and 0 < other.began <= self.began
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +184,14 @@ class Stage:
     name: str
     address: str
     layers: Range
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterPlace:
+    """A drafter's name, and the address where other members reach it."""
+
+    name: str
+    address: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +207,8 @@ class Configuration:
     head:    what the stages fuse for the drafter, and the taps whose slices travel for that: none to a stage
              that has its own of an earlier epoch. None where nothing is fused; to a drafter: it sends none.
     gpu:     the one of its own that this member is to run on; None: it has none.
+    drafter: the address of the first drafter; None: there is none.
+    drafters: every drafter of the ring, the first one included. A master of an older version leaves it empty.
     """
 
     epoch: int
@@ -214,6 +229,18 @@ class Configuration:
     comm_mode: CommMode = "p2p"
     gpu: str | None = None
     hop_dtype: HopDtype = "auto"
+    drafters: tuple[DrafterPlace, ...] = ()
+
+    @property
+    def drafter_places(self) -> tuple[DrafterPlace, ...]:
+        """Every drafter of the ring. One of which only the address is known has it as its name."""
+        if self.drafters or self.drafter is None:
+            return self.drafters
+        return (DrafterPlace(self.drafter, self.drafter),)
+
+    def with_drafters(self, places: tuple[DrafterPlace, ...]) -> Configuration:
+        """The same configuration with these drafters, in this order."""
+        return replace(self, drafter=places[0].address if places else None, drafters=places)
 
     def tapping(self, layer: int) -> Stage:
         """Who runs this layer and so taps its input; the last stage taps what comes out, too."""
@@ -335,12 +362,25 @@ class HandOver:
 
 @dataclass(frozen=True, slots=True)
 class Rejoined:
-    """To the last stage: the drafter of this epoch, which was lost, is back at this address. It knows nothing
-    of what is being written, and must be told.
+    """To the last stage: a drafter joins the running epoch at this address, for the first time or after it
+    was lost. It knows nothing of what is being written, and must be told.
+
+    name: the drafter's. Empty: the master is of an older version, and the address serves as its name.
     """
 
     epoch: int
     address: str
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterLost:
+    """To the last stage: this drafter of the running epoch is lost, or gave up; its sequences belong to the
+    others from now on.
+    """
+
+    epoch: int
+    name: str
 
 
 @dataclass(frozen=True, slots=True)

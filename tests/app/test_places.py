@@ -41,9 +41,11 @@ def test_what_is_no_place_is_refused(written: str) -> None:
         parse_devices(written)
 
 
-def test_a_gpu_runs_one_stage() -> None:
-    with pytest.raises(InvalidRequest, match="devices name b#1 twice"):
-        parse_devices("a#1,b#1,b#01")
+def test_stages_may_share_a_gpu() -> None:
+    assert [str(place) for place in parse_devices("a#1,b#1,b#01")] == ["a#1", "b#1", "b#1"]
+    wanted = FleetOptions(devices="127.0.0.1#0,127.0.0.1#0", kind="processes", drafter="ngram")
+    _, first, second, drafter = services_of(wanted, models_of(wanted), 50050, Path("folder"))
+    assert [given(one, "--device") for one in (first, second, drafter)] == ["cuda:0"] * 3
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ class Ring:
     def replace_drafter(self, engine: DraftEngine | None) -> None:
         """The drafter is gone; another one, which knows nothing, is in its place, or nobody."""
         self.engine, self._drafts, self._rest = engine, {}, 0
-        self._last.restart_features(engine is not None)
+        self._last.set_drafters(("d",) if engine else ())
 
     def open(self, opening: Opening, tokens: list[int], chunk: int = 512) -> Writer:
         """Prefill a sequence, in chunks; `tokens` without a forked part."""
@@ -156,9 +156,10 @@ class Ring:
         verdict = self._last.verify(self._stage.run(frame))
         for outcome in verdict.result.outcomes:
             self.writers[outcome.sequence].hear(outcome, outcome.step)
-        self.heard += verdict.features
-        if self.engine and verdict.features:
-            for features in verdict.features:
+        messages = next(iter(verdict.features.values()), ())
+        self.heard += messages
+        if self.engine and messages:
+            for features in messages:
                 self.engine.observe(features)
             self._drafts |= {draft.sequence: draft for draft in drafts_of(self.engine)}
             self._rest = self.engine.rest

@@ -287,6 +287,18 @@ def test_a_drafter_that_does_not_pay_says_so_and_draws_nothing(head: DraftHead, 
     assert engine.rest == 0, "nobody asked"
 
 
+def test_beside_other_drafters_it_answers_with_roots_instead_of_a_rest(head: DraftHead, text: Text) -> None:
+    """A rest stops the whole ring's drafts, those of the others included."""
+    engine = make(head, shape=TreeShape(3, 3, 12), curve=STEEP)
+    open_with(engine, opening(1, 10))
+    engine.observe(replace(text.lesson(1, 0, 10, 1, final=True), must_answer=True))
+    (draft,) = drafts_of(engine)
+    assert (draft.sequence, len(draft.tree), engine.rest) == (1, 1, 0)
+    engine.observe(text.lesson(1, 10, 11, 2, final=True))
+    assert drafts_of(engine) == ()
+    assert engine.rest > 0, "it is the only one again"
+
+
 def test_what_comes_behind_a_rest_is_learned_in_one(head: DraftHead, text: Text) -> None:
     """Thirty laps as one lesson: nothing of it counts as accepted, and the text is followed on."""
     engine = eager(head)

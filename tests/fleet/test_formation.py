@@ -30,7 +30,7 @@ def worker(name, layers=None, **more):
 
 
 def drafter(name="d", **more):
-    return worker(name, kind="drafter", head=Head((2, 4, 5), 16), **more)
+    return worker(name, **({"kind": "drafter", "head": Head((2, 4, 5), 16)} | more))
 
 
 @pytest.mark.parametrize(
@@ -38,9 +38,14 @@ def drafter(name="d", **more):
     [
         (worker("w", fingerprint="xyz"), [], "fingerprint xyz, here abc"),
         (worker("w", protocol=9), [], "protocol 9, this master 1"),
-        (worker("w"), [worker("w")], "named w is already here"),
+        (worker("w"), [worker("w", address="v:1")], "named w is already here"),
+        (
+            drafter("d2", address="drafter:50052", host="two"),
+            [drafter("d1", address="drafter:50052", host="one")],
+            r"drafter d1 of host one is already here at drafter:50052: give every process .*--advertise",
+        ),
+        (drafter("d2", head=Head((1,), 16)), [drafter("d1")], "d2 has head Head.*d1 Head.*: all must agree"),
         (worker("master"), [], "a worker cannot be named master"),
-        (drafter("d2"), [drafter("d1")], "a drafter is already here: d1"),
         (worker("w", Range(0, 9)), [], "0:9 do not lie within 0:8"),
         (worker("w", Range(4, 4)), [], "4:4 do not lie within"),
         (worker("w", Range(3, 8)), [worker("v", Range(0, 4))], "3:8 overlap 0:4 of v"),
@@ -56,7 +61,7 @@ def test_who_does_not_belong_is_refused_with_both_values(joining, members, words
     ("joining", "member", "kind"),
     [
         (worker("w"), worker("w"), Occupied),
-        (drafter("d2"), drafter("d1"), Occupied),
+        (drafter("d2", head=None), drafter("d1"), Occupied),
         (worker("w", Range(3, 8)), worker("v", Range(0, 4)), Occupied),
         (worker("w", fingerprint="xyz"), worker("w"), Refused),
         (worker("w"), worker("v", quantization="int8"), Refused),
@@ -96,9 +101,9 @@ def test_workers_of_one_machine_get_different_gpus_and_one_that_brings_its_own_k
 def test_pages_are_what_the_tightest_member_holds():
     members = [worker("a"), worker("b", kv_bytes=256 * 64 * 4 * 3), drafter(kv_bytes=256 * 64 * 9)]
     stages = next_stages(members, WISHES)
-    assert count_pages(members, stages, members[2], WISHES) == 3
+    assert count_pages(members, stages, members[2:], WISHES) == 3
     with pytest.raises(Refused, match="holds 0 pages"):
-        count_pages([worker("a", kv_bytes=1), worker("b")], stages, None, WISHES)
+        count_pages([worker("a", kv_bytes=1), worker("b")], stages, [], WISHES)
 
 
 def test_every_member_hears_the_same_ring_under_its_own_name():
@@ -138,8 +143,8 @@ def test_the_last_stage_keeps_features_in_the_same_memory():
     members = [worker("a"), worker("b", number_bytes=4), drafter()]
     stages = next_stages(members, WISHES)
     assert not isinstance(stages, str)
-    assert count_pages(members, stages, None, WISHES) == (1 << 20) // (4 * 64 * 256)
-    assert count_pages(members, stages, members[2], WISHES) == (1 << 20) // ((4 * 64 + 16 * 4) * 256)
+    assert count_pages(members, stages, [], WISHES) == (1 << 20) // (4 * 64 * 256)
+    assert count_pages(members, stages, members[2:], WISHES) == (1 << 20) // ((4 * 64 + 16 * 4) * 256)
 
 
 def test_pages_are_small_where_a_gpu_computes_and_hold_as_many_rows_as_anywhere():

@@ -98,6 +98,7 @@ class KnowingDrafter:
         self._texts: dict[int, list[int]] = {}
         self._vary = vary
         self._prompts: dict[int, int] = {}
+        self.drafted = 0  # trees that it has sent
 
     @property
     def epoch(self) -> int:
@@ -121,7 +122,7 @@ class KnowingDrafter:
         import torch
 
         hidden = read_config(self._base).hidden
-        for layer in TAPS:
+        for layer in TAPS if configuration.head else ():
             stage = next(s for s in configuration.stages if layer < s.layers.last)
             link = await self._dialer.dial(stage.address, configuration.epoch)
             await link.send(Tap(configuration.epoch, layer, torch.ones(3, hidden)))
@@ -160,7 +161,8 @@ class KnowingDrafter:
             size = read_config(self._base).vocab
             drafts = [one for draft in drafts for one in self._vary(self._rng, draft, size)]
         if drafts and self._link:
-            await self._link.send(Drafts(features.epoch, tuple(drafts)))
+            self.drafted += len(drafts)
+            await self._link.send(Drafts(features.epoch, tuple(drafts), drafter=self._name))
 
     def _tree(self, text: list[int]) -> Tree:
         """The known path with slips, and random siblings."""

@@ -54,6 +54,7 @@ class Setup:
     rows: int = 512
     max_pages: int = 512
     drafter: Callable[..., RingMember] | None = None
+    drafters: int = 1
     links: Links = "local"
     comm_mode: CommMode = "p2p"
     hop_dtype: HopDtype = "auto"
@@ -89,6 +90,7 @@ class Ring:
         self.changed = asyncio.Event()
         self.leaving: dict[str, asyncio.Event] = {}
         self.parts: dict[str, RingMember] = {}
+        self.start: Callable[..., Any]  # (name, maker): one more member joins
         wishes = RingConfig(
             fingerprint=fingerprint(setup.base),
             model_layers=read_config(setup.base).layers,
@@ -141,6 +143,12 @@ class Ring:
 
     def final_rows(self) -> dict[int, int]:
         return {}
+
+    async def has_drafters(self, number: int) -> None:
+        """Wait until so many take part."""
+        while not self.fleet.ready or len(self.fleet.ring.drafters) != number:
+            self.changed.clear()
+            await self.changed.wait()
 
     async def complete(self, drafts: bool) -> None:
         while not self.fleet.ready or (drafts and self.fleet.ring.drafter is None):
@@ -201,14 +209,19 @@ async def ring_of(setup: Setup):
     ring, place = Ring(setup), PLACES[setup.links]()
     threads = [ThreadPoolExecutor(1)]
     tasks = []
-    for name, make in parts_of(setup):
+
+    async def start(name: str, make: Callable[..., RingMember]) -> None:
         inbox, address, dialer = await place.settle(name)
         if setup.links == "direct":  # the thread that sends rows waits for the other end's, once
             threads.append(ThreadPoolExecutor(1))
-        leaving = ring.leaving.setdefault(name, asyncio.Event())
+        leaving = ring.leaving[name] = asyncio.Event()
         part = make(name, address, dialer, threads[-1])
         ring.parts[name] = part
         tasks.append(asyncio.create_task(run_membership(part, inbox, join(ring.fleet, inbox), leaving)))
+
+    ring.start = start
+    for name, make in parts_of(setup):
+        await start(name, make)
     try:
         completing = asyncio.create_task(ring.complete(setup.head is not None or setup.drafter is not None))
         await asyncio.wait([completing, *tasks], return_when=asyncio.FIRST_COMPLETED)
@@ -252,7 +265,8 @@ def parts_of(setup: Setup):
     for n in range(setup.stages):
         yield f"worker-{n}", partial(make_worker, setup)
     if setup.drafter:
-        yield "drafter", setup.drafter
+        for n in range(setup.drafters):
+            yield f"drafter-{n}" if n else "drafter", setup.drafter
     elif setup.head:
         yield "drafter", partial(make_drafter, setup)
 

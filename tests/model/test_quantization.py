@@ -164,9 +164,12 @@ def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModelError, match="int4 weights need a number of inputs that 32 divides, got 56"):
         quantise(normal(8, 56), "int4")
     monkeypatch.setattr(config, "find_spec", {}.get)
-    for kind, device, library in (("int8", "cpu", "numba"), ("int4", "cuda:0", "torchao")):
+    for kind, device, library, extra in (
+        ("int8", "cpu", "numba", "model"),
+        ("int4", "cuda:0", "torchao", "quant"),
+    ):
         with pytest.raises(
-            ModelError, match=rf"{kind} weights need {library}: pip install 'specsot\[quant\]'"
+            ModelError, match=rf"{kind} weights need {library}: pip install 'specsot\[{extra}\]'"
         ):
             check_quantization(kind, device)
     check_quantization("int8", "cuda:0")

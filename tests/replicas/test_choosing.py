@@ -155,9 +155,9 @@ async def test_pinned_ranges_and_drafters_find_the_ring_that_lacks_them():
     assert all(fleet.ready for fleet in stand.fleets)
     with pytest.raises(Refused, match="overlap"):
         await stand.join(worker("more", FIRST))
-    await stand.join(drafter("d"), drafter("e"))
-    with pytest.raises(Refused, match="a drafter is already here"):
-        await stand.join(drafter("f"))
+    await stand.join(*(drafter(name) for name in "defg"))
+    found = [{one for one in names if one in set("defg")} for names in stand.where()]
+    assert found == [{"d", "f"}, {"e", "g"}], "a drafter goes where the fewest are"
 
 
 async def test_gpus_are_spread_over_all_rings():

@@ -33,7 +33,7 @@ def test_stage_0_is_told_what_was_drafted_behind_the_result(drafts: Any, posted:
     """And then the master."""
     said = list[Any]()
     first, master = (SimpleNamespace(post=lambda told, to=to: said.append((to, told))) for to in ("0", "m"))
-    links: Any = RingLinks(None, first, None, master, master)  # type: ignore[arg-type]
+    links: Any = RingLinks(None, first, {}, master, master)  # type: ignore[arg-type]
     verified = VerifiedFrame(RESULT, (), drafts)
     assert reporting(links, lambda: verified)() is verified
     assert said == [*(("0", one) for one in posted), ("m", RESULT)]
@@ -50,7 +50,7 @@ def test_stage_0_is_told_what_was_drafted_behind_the_result(drafts: Any, posted:
 async def test_it_drafts_at_once_unless_other_frames_would_wait(told: Configuration, near: bool) -> None:
     drafter: Any = object()
     link = LocalLink("b", Inbox(), drafter=drafter)
-    assert near_drafter(told, link) is (drafter if near else None)
+    assert near_drafter(told, {"d": link}) is (drafter if near else None)
 
 
 async def test_a_drafter_is_asked_by_its_own_thread_alone() -> None:

@@ -127,7 +127,7 @@ async def test_who_joins_again_tells_of_the_newest_epoch() -> None:
 @pytest.mark.parametrize(
     ("error", "said", "level"),
     [
-        (Occupied("a drafter is already here: d"), "not let in", "warning"),
+        (Occupied("a member named d is already here"), "not let in", "warning"),
         (Unavailable("no answer"), "waiting for the master", "info"),
     ],
 )

@@ -46,14 +46,19 @@ class Last:
 
         near = SimpleNamespace(drafter=None)
         return SimpleNamespace(
-            verify=self.say, pending_ready=False, has_pending=False, take_features_from=take, near=near
+            verify=self.say,
+            pending_ready=False,
+            has_pending=False,
+            take_features_from=take,
+            set_drafters=take,
+            near=near,
         )
 
     def say(self, frame: Frame) -> VerifiedFrame:
         assert self.may_be_said.wait(100)
         if frame.number == self.broken:
             raise Unavailable("its rows never came")
-        return VerifiedFrame(Result(1, frame.number, (), frame.seconds), ())
+        return VerifiedFrame(Result(1, frame.number, (), frame.seconds), {})
 
     async def dial(self, *where: Any) -> Any:
         self.open = True

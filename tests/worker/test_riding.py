@@ -44,7 +44,7 @@ def last_stage() -> tuple[Worker, Recorder]:
     """The last of three, as it stands in an epoch; all it knows of stage 0 is a link."""
     first = Recorder()
     configuration = Configuration(1, "w2", STAGES, 9, 9, 9, drafter="d:1", comm_mode="ring")
-    links = RingLinks(None, first, Recorder(), Recorder())
+    links = RingLinks(None, first, {"d:1": Recorder()}, Recorder())
     part: Any = Worker(SimpleNamespace(name="w2"), None, None)  # type: ignore[arg-type]
     part._active = _WorkerEpoch(configuration, None, links, set(), None, None, Deadline(()))  # type: ignore[arg-type]
     return part, first
@@ -163,7 +163,7 @@ async def test_slices_of_an_earlier_epoch_are_taken_where_no_taps_are_announced(
     stage: Any = SimpleNamespace(tap=tap, capture=lambda: None)
     with ThreadPoolExecutor(1) as compute:
         part: Any = Worker(SimpleNamespace(name="w1"), LocalDialer("w1", Exchange()), compute)  # type: ignore[arg-type]
-        links = RingLinks(None, None, None, Recorder())
+        links = RingLinks(None, None, {}, Recorder())
 
         async def begin(*taps: int) -> set[int]:
             told = Configuration(1, "w1", STAGES, 9, 9, 9, drafter="d:1", head=Head(taps, 16))

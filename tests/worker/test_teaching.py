@@ -10,7 +10,7 @@ from specsot.core.tree import Tree, chain
 from specsot.params import Window
 from specsot_worker.core.pipeline import MAX_ROWS_PER_LAP, LapTimer
 from specsot_worker.feature_store import FeatureRows, FeatureStore
-from specsot_worker.feature_stream import FeatureStream
+from specsot_worker.feature_stream import SOLE_DRAFTER, FeatureStream
 
 WIDTH = 3
 
@@ -38,7 +38,13 @@ class Script:
         self.committed: dict[int, int] = {}
         self.step: dict[int, int] = {}
 
-    def tell(self, *segments, openings=(), closings=(), ends=(), resting=False, accepted=(0,), waking=False):
+    def tell(self, *segments, **more):
+        """What the only drafter is sent."""
+        return self.advance(*segments, **more).get(SOLE_DRAFTER, ())
+
+    def advance(
+        self, *segments, openings=(), closings=(), ends=(), resting=False, accepted=(0,), waking=False
+    ):
         self.lap += 1
         for opening in openings:
             fork = opening.fork
@@ -209,11 +215,11 @@ def test_a_drafter_that_is_back_hears_everything_anew_and_shared_prefixes_once()
     for branch in branches:
         script.committed[branch.sequence] = 6
     hear(script.tell(script.chunk(2, 3), script.chunk(3, 3), openings=branches), known)
-    script.teaching.restart(False)
+    script.teaching.set_drafters(())
     for _ in range(4):
         assert script.tell(script.grow(2), script.grow(3), openings=[]) == ()
     script.tell(script.chunk(4, 3), openings=[Opening(4, 3)])
-    script.teaching.restart()
+    script.teaching.set_drafters((SOLE_DRAFTER,))
     messages = script.tell(script.grow(2), script.grow(3), script.grow(4))
     assert sum(len(lesson.tokens) for told in messages for lesson in told.lessons) == 6 + 2 * (3 + 5) + 3 + 1
     again = hear(messages, {})
@@ -225,10 +231,10 @@ def test_a_drafter_that_is_back_hears_everything_anew_and_shared_prefixes_once()
 
 def test_what_is_told_at_once_is_bounded_and_those_who_lack_least_come_first():
     script = Script()
-    script.teaching.restart(False)
+    script.teaching.set_drafters(())
     script.tell(script.chunk(1, 2500), openings=[Opening(1, 2500)])
     script.tell(script.chunk(2, 4), openings=[Opening(2, 4)])
-    script.teaching.restart()
+    script.teaching.set_drafters((SOLE_DRAFTER,))
     heard, counts = {}, []
     for _ in range(4):
         messages = script.tell(script.grow(1), script.grow(2))
@@ -249,12 +255,12 @@ def test_what_is_not_written_yet_is_forked_inside_a_page():
 
 def test_forks_of_what_is_closed_and_was_never_told_are_told_whole():
     script = Script()
-    script.teaching.restart(False)
+    script.teaching.set_drafters(())
     script.tell(script.chunk(1, 6, final=False), openings=[Opening(1, 6, decodes=False)])
     script.committed[2] = 6
     script.tell(script.chunk(2, 3), openings=[Opening(2, 9, Fork(1, 6))])
     script.tell(closings=[1])
-    script.teaching.restart()
+    script.teaching.set_drafters((SOLE_DRAFTER,))
     (told,) = script.tell(script.grow(2))
     assert [(one.sequence, one.fork) for one in told.openings] == [(2, None)]
     assert told.lessons[0].start == 0
@@ -263,11 +269,11 @@ def test_forks_of_what_is_closed_and_was_never_told_are_told_whole():
 
 def test_who_left_its_features_behind_a_window_is_not_drafted_any_more():
     script = Script()
-    script.teaching.restart(False)
+    script.teaching.set_drafters(())
     script.tell(script.chunk(1, 40), openings=[Opening(1, 40, window=Window(sinks=4, recent=16))])
     for _ in range(30):
         script.tell(script.grow(1))
-    script.teaching.restart()
+    script.teaching.set_drafters((SOLE_DRAFTER,))
     assert [told.lessons for told in script.tell(script.grow(1))] == [()]
     assert script.store.free_pages == 400
 

@@ -14,6 +14,7 @@ from specsot.params import Ask
 from specsot.service.command import Example, command
 from specsot.service.option_table import Offer, option
 from specsot_app.core.ask import AttentionOptions, RequestOptions, SamplingOptions, ask_of, asked
+from specsot_app.fleet.devices import CHOSEN_DEVICE, DEVICE_HELP
 from specsot_app.fleet.opening import Opener, has_drafter, open_fleet, prepared
 from specsot_app.fleet.options import FleetOptions
 
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
     from specsot_app.terminal.show import Streams
 
 TERMINATED = 143  # exit status after SIGTERM: 128 + 15
+
+
+OF_CHAT = Offer(
+    without=("devices", "transport", "comm_mode", "hop_dtype"), defaults=CHOSEN_DEVICE, help=DEVICE_HELP
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +41,7 @@ class ChatOptions:
         default_factory=SamplingOptions
     )
     attention: AttentionOptions = field(default_factory=AttentionOptions)
-    fleet: Annotated[FleetOptions, Offer(without=("devices", "transport", "comm_mode", "hop_dtype"))] = field(
-        default_factory=FleetOptions
-    )
+    fleet: Annotated[FleetOptions, OF_CHAT] = field(default_factory=FleetOptions)
 
 
 EXAMPLES = (

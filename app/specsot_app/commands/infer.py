@@ -7,14 +7,15 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, Annotated, ClassVar, cast
 
 from specsot.errors import InvalidRequest
 from specsot.events import NO_PLAN, Numbered, Reason
 from specsot.params import MAX_FORM_BYTES, Ask, refuse
 from specsot.service.command import Example, command
-from specsot.service.option_table import option
+from specsot.service.option_table import Offer, option
 from specsot_app.core.ask import AttentionOptions, FormOptions, RequestOptions, SamplingOptions, ask_of, asked
+from specsot_app.fleet.devices import CHOSEN_DEVICE, DEVICE_HELP
 from specsot_app.fleet.opening import Opener, has_drafter, open_fleet, prepared
 from specsot_app.fleet.options import FleetOptions
 from specsot_app.runtime import run_until_signal
@@ -48,7 +49,9 @@ class InferOptions:
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     attention: AttentionOptions = field(default_factory=AttentionOptions)
     form: FormOptions = field(default_factory=FormOptions)
-    fleet: FleetOptions = field(default_factory=FleetOptions)
+    fleet: Annotated[FleetOptions, Offer(defaults=CHOSEN_DEVICE, help=DEVICE_HELP)] = field(
+        default_factory=FleetOptions
+    )
 
 
 EXAMPLES = (

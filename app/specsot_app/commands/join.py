@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from specsot.model.cache import state_folder
@@ -23,7 +24,9 @@ class JoinOptions:
     HEADING: ClassVar[str] = "Joining"
 
     code: Annotated[str, Option("What `specsot serve --share` printed.", positional=True)]
-    device: str = option("cpu", "Torch device, such as cpu, cuda or cuda:0.")
+    device: str = option(
+        "auto", "Torch device, such as cpu, cuda or cuda:0; `auto`: an NVIDIA GPU where one is."
+    )
     kv_memory: int | None = option(None, "Memory for KV pages, such as 512M or 4G.", kind=MEMORY, unset="1G")
     advertise: str | None = option(
         None,
@@ -35,7 +38,7 @@ class JoinOptions:
 
 EXAMPLES = (
     Example("specsot join 10.0.0.1:50059/7Qm3...", "On the second machine, with the code of the first"),
-    Example("specsot join --device cuda 10.0.0.1:50059/7Qm3...", "With its GPU"),
+    Example("specsot join --device cpu 10.0.0.1:50059/7Qm3...", "Without its GPU"),
 )
 
 
@@ -45,7 +48,10 @@ def join(given: JoinOptions) -> int:
 
     Certificates come with the code, layers from the other machine; no files have to be copied.
     """
+    from specsot_app.fleet.devices import device_here
+
     require_torch()
+    given = replace(given, device=device_here(given.device, sys.stderr))
     with suppress(KeyboardInterrupt):  # being told to leave is how a member ends well
         run_until_signal(take_part(given))
     return 0

@@ -23,6 +23,7 @@ from specsot.service.command import Example, command
 from specsot.service.option_table import Offer, arguments_of, option
 from specsot.service.options import OF_WORKER, LogLevel
 from specsot_app.core.device_map import check_stages, split_ranges
+from specsot_app.fleet.devices import CHOSEN_DEVICE, DEVICE_HELP, announce, choose_for
 from specsot_app.fleet.opening import with_demo
 from specsot_app.fleet.options import FleetOptions, Models, models_of, places_of
 from specsot_app.runtime import run_until_signal
@@ -52,7 +53,8 @@ CONDUCT = Offer(
 )
 OF_SERVED = Offer(
     without=("kind", "master", "client", "transport", "comm_mode", "hop_dtype", "plan_style"),
-    help={"stages": "Layer ranges of each ring, one worker each."},
+    defaults=CHOSEN_DEVICE,
+    help={"stages": "Layer ranges of each ring, one worker each.", **DEVICE_HELP},
     unset={"stages": "1; 2 with --share"},
 )
 OF_MASTER = Offer(
@@ -133,14 +135,16 @@ def serve(given: ServeOptions) -> int:
     With --devices on other machines, prints the commands to run there and waits for them; with --share,
     waits for machines that join with a code.
     """
+    from specsot.transport.grpc_server import check_free
     from specsot.transport.security import first_token
     from specsot_app.core.device_map import address_of
     from specsot_app.fleet.options import hosts_here
     from specsot_app.fleet.processes import free_port
     from specsot_app.fleet.service_specs import Serving, flags_of, inviting, spread
 
+    fleet, choice = choose_for(with_demo(given.fleet, sys.stderr), given.master.ring.replicas)
     # No devices: some may be elsewhere.
-    wanted = replace(with_demo(given.fleet, sys.stderr), kind="processes", devices=None)
+    wanted = replace(fleet, kind="processes", devices=None)
     models = cut(models_of(wanted), given.layer_splits)
     master, ring = given.master, given.master.ring
     places = places_of(given.fleet)
@@ -163,12 +167,16 @@ def serve(given: ServeOptions) -> int:
         first_token(master.token_file)  # before anything is started
     stages = len(models.layers) or wanted.stages
     if given.share:
-        serving = inviting(serving, stages, given.fleet.device, master.fleet_listen)
+        serving = inviting(serving, stages, wanted.device, master.fleet_listen)
     else:
         check_stages(stages, places, ring.replicas)
         serving = spread(serving, master.fleet_listen, master.service.insecure)
     if serving.token_file and serving.fleet is None:  # members show none: they have a door of their own
         serving = replace(serving, fleet=address_of(LOOPBACK, free_port()))
+    if given.port:
+        check_free(serving.listens(given.port))  # a refusal is one line, and says nothing of devices
+    if choice:
+        announce(choice, sys.stderr)
     with suppress(KeyboardInterrupt):  # being told to stop is how a fleet ends well
         show = webbrowser.open if given.browser else None
         run_until_signal(keep(wanted, models, given.port, http_port_of(given.http_port), serving, show))

@@ -27,7 +27,7 @@ from specsot.model.resolving import describe_model, name_of_model
 from specsot.model.weights import SINGLE, has_files
 from specsot.params import MODELLESS
 from specsot_app.core.device_map import HostDevice, PlannedPlace, check_stages, parse_planned
-from specsot_app.fleet.options import FleetOptions, hosts_here, layers_of
+from specsot_app.fleet.options import FleetOptions, hosts_here, layers_of, models_of
 from specsot_drafter.heads.checkpoint import Checkpoint
 from specsot_drafter.memory import DraftMemory, eagle_memory, model_memory
 from specsot_drafter.proposers.lm import beam_shape, read_small
@@ -142,6 +142,25 @@ def plan_fleet(options: FleetOptions) -> FleetPlan:
         tokens_per_second=_speed(told),
         text_only=config.text_of is not None,
     )
+
+
+def count_on_gpu(options: FleetOptions) -> int:
+    """Bytes of GPU memory for one ring: all layers, KV pages, CUDA graphs, and what drafts. No GPU is asked,
+    so room for graphs is counted as on one that is large enough. Raises ModelError, HeadMismatch,
+    InvalidRequest.
+    """
+    models = models_of(replace(options, device="cpu"))
+    named = replace(
+        options, device="cuda", model=models.base, draft_model=models.draft, drafter=models.drafts
+    )
+    own, config = as_published(named, models.base), read_config(models.base)
+    counted = LayerMemory(
+        own, config, open_shapes(models.base, config, own.model_format == "bin", own.quantization)
+    )
+    draft, whole = _draft_memory(own, counted), Range(0, config.layers)
+    beside = own.page_bytes + draft.weights + draft.graphs if draft else 0
+    width = draft.head.width if draft and draft.head else 0
+    return counted.weights(whole) + own.page_bytes + counted.graphs(True, width, whole) + beside
 
 
 def _places(options: FleetOptions, ranges: int) -> tuple[PlannedPlace, ...]:

@@ -15,6 +15,7 @@ from specsot.members import TreeShape
 from specsot.model.config import read_config
 from specsot.params import Ask
 from specsot_app.fleet import demo
+from specsot_app.fleet.devices import with_device
 from specsot_app.fleet.options import FleetOptions, Models, models_of, public_name, resolved
 
 if TYPE_CHECKING:
@@ -74,8 +75,10 @@ def with_demo(options: FleetOptions, out: TextIO) -> FleetOptions:
 
 
 def prepared(options: FleetOptions, out: TextIO) -> FleetOptions:
-    """The same; what cannot be is told before anything is loaded. Raises ModelError, InvalidRequest."""
-    options = with_demo(options, out)
+    """The same with a device; what cannot be is told before anything is loaded. Raises ModelError,
+    InvalidRequest.
+    """
+    options = with_device(with_demo(options, out), out)
     if options.master is None:
         models_of(options)
     return options

@@ -227,7 +227,7 @@ def _begin(active: _DrafterEpoch, batches: Sequence[Features]) -> int:
 def _finish(active: _DrafterEpoch, rows: int, began: float) -> tuple[Drafts, bool, float]:
     """The same as `_observe_and_draft`."""
     engine = active.engine
-    drafts = Drafts(active.configuration.epoch, engine.finish(), engine.rest)
+    drafts = Drafts(active.configuration.epoch, engine.finish(), engine.rest, active.configuration.you)
     seconds = time.perf_counter() - began
     active.deadline.took(rows, seconds)
     return drafts, bool(drafts.drafts or drafts.rest or engine.awake), seconds

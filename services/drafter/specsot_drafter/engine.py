@@ -66,6 +66,8 @@ class DraftEngine:
         self._growing: list[tuple[Speculator, list[DraftSequence], Growth | None]] = []
         self._growing_seconds = 0.0  # of growing, since the last lap came back
         self._woken = False  # a rest is over, and nothing was said since
+        # True while other drafters draft for other sequences, which a pause of the whole ring would stop.
+        self._must_answer = False
         self.rest, self.awake = 0, False
 
     @property
@@ -78,6 +80,7 @@ class DraftEngine:
         """Apply one frame's openings, lessons and closings. Sequences that were missed are ignored, and so
         are those with tokens that what drafts does not have.
         """
+        self._must_answer = batch.must_answer
         for opening in batch.openings:
             self._open(opening)
         self._record_outcomes(batch)
@@ -120,7 +123,7 @@ class DraftEngine:
         """Launch what can be launched of trees. Returns how many rows must be computed before they grow."""
         self._begun, self._wanted, self.rest = self._wanted, {}, 0
         self.awake, self._woken = self._woken, False
-        if self.awake and not self._begun:
+        if self.awake and not self._begun and not self._must_answer:
             self.rest = min(lane.rest for lane in self.speculators.values())
         self._growing, self._growing_seconds = [], 0.0
         for speculator, texts in self._by_speculator(self._begun):
@@ -130,7 +133,9 @@ class DraftEngine:
 
     @torch.inference_mode()
     def finish(self) -> tuple[Draft, ...]:
-        """A tree for the newest state of every sequence that wants one, or none at all and a rest."""
+        """A tree for the newest state of every sequence that wants one, or none at all and a rest. Where
+        other drafters are present, roots alone instead of a rest.
+        """
         wanted, self._begun = self._begun, {}
         if not wanted:
             self._catch_up()
@@ -138,7 +143,8 @@ class DraftEngine:
         trees = dict[int, Tree]()
         for speculator, texts, growth in self._growing:
             trees |= self._grow(speculator, texts, growth, wanted) if growth else {}
-        if not trees and all(lane.budget.adaptive for lane in self.speculators.values()):
+        adaptive = all(lane.budget.adaptive for lane in self.speculators.values())
+        if not trees and adaptive and not self._must_answer:
             rests = [speculator.rest for speculator, _, _ in self._growing]
             self.rest = min(rests, default=0) or IDLE_REST_LAPS * len(wanted)
             return ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -106,6 +107,7 @@ class DraftLoader:
             name=self._name,
             address=self._address,
             fingerprint=self._fingerprint,
+            host=socket.gethostname(),
             model_layers=config.layers,
             max_positions=config.max_positions,
             kv_bytes=self._options.page_bytes,

@@ -29,9 +29,12 @@ from specsot_master.core.epoch import (
     EpochNumbers,
     check_joining,
     configurations_of,
+    count_drafters,
     may_join,
     member_infos,
     with_one_gpu,
+    without_failed_drafters,
+    without_smallest_drafter,
 )
 from specsot_master.core.inputs import RingLost, RingReady
 from specsot_master.core.placement import (
@@ -169,7 +172,7 @@ class Fleet:
 
     def members(self) -> tuple[MemberInfo, ...]:
         """Everybody who has joined, with the layers each runs now or was started with."""
-        spare = [one.name for one in self.idle_workers] if self.formed else []
+        spare = [one.name for one in self.registrations if one.name not in self._epoch] if self.formed else []
         return member_infos(self.registrations, self._epoch.running, spare)
 
     async def join(self, registration: Registration, downlink: Link) -> None:
@@ -251,7 +254,7 @@ class Fleet:
         if not epoch.formed:
             self._form()
             return
-        better = better_stages(members, self._config, epoch.stages, epoch.busy)
+        better = better_stages(members, self._config, epoch.stages, epoch.settled)
         holds = self._count_fitting(better, members) if better else None
         if better and holds is not None and not (self.user.at_work and epoch.ring):
             self._begin_anew(better, "the drafter joined" if better == epoch.stages else "a worker joined")
@@ -260,9 +263,10 @@ class Fleet:
 
     def _takers(self, stages: Stages) -> Sequence[Registration]:
         """Who is in a ring of these stages: where there was one before, no drafter that has no room."""
-        members = self.registrations
-        if self._epoch.stages and self._count_fitting(stages, members) is None:
-            return [one for one in members if one.kind == "worker"]
+        members = without_failed_drafters(self.registrations, self._epoch.failed)
+        if self._epoch.stages:
+            while count_drafters(members) and self._count_fitting(stages, members) is None:
+                members = without_smallest_drafter(members)
         return members
 
     def _count_fitting(self, stages: Stages, members: Sequence[Registration]) -> int | None:
@@ -344,7 +348,7 @@ class Fleet:
         """A lost stage ends the epoch, a lost drafter does not."""
         log.warning("member lost", name=name, reason=reason)
         self._table.remove(name)
-        self._epoch.remove_drafter(name)
+        self._table.send_all(self._epoch.remove_drafter(name) or {})
         self._epoch.failed.discard(name)
         self._epoch.forget(name)
         for layers in (self._ahead, self._loaded, self._roomless):
@@ -380,7 +384,7 @@ class Fleet:
         told = self._epoch.mark_ready(name)
         if told:
             self._table.send_all(told)
-            log.info("the drafter is back", epoch=self._epoch.number, name=name)
+            log.info("a drafter joined the running ring", epoch=self._epoch.number, name=name)
             self._announce()  # somebody may wait for it
         elif name in self._epoch:
             self._announce_if_ready()
@@ -388,9 +392,10 @@ class Fleet:
     def _on_broken(self, name: str, reason: str) -> None:
         """Without its drafter an epoch goes on; this one is not asked again before the next."""
         epoch = self._epoch
-        if epoch.remove_drafter(name):
+        if (told := epoch.remove_drafter(name)) is not None:
+            self._table.send_all(told)
             epoch.failed.add(name)
-            log.warning("nobody drafts", name=name, reason=reason)
+            log.warning("a drafter left the ring", name=name, reason=reason)
         elif name in epoch:
             if name in epoch.not_ready:
                 epoch.failed.add(name)
@@ -459,7 +464,8 @@ class Fleet:
             self.complaint, self._retry = None, FIRST_RETRY_SECONDS
             self._epoch.failed.clear()
             ranges = " ".join(f"{stage.name}={stage.layers}" for stage in ring.stages)
-            log.info("ring complete", epoch=ring.epoch, stages=ranges, drafter=ring.drafter, pages=ring.pages)
+            drafter = ",".join(place.address for place in ring.drafters) or None
+            log.info("ring complete", epoch=ring.epoch, stages=ranges, drafter=drafter, pages=ring.pages)
             self._announce()
 
     def _announce(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import structlog
 
 from specsot.errors import Refused, SpecsotError
-from specsot.members import Configuration, Disband, HandOver, Registration, Rejoined, StandBy
+from specsot.members import Configuration, Disband, DrafterLost, HandOver, Registration, Rejoined, StandBy
 from specsot.tasks import Failed, start
 from specsot.transport.links import Link
 from specsot_master.core.inputs import RingEvent
@@ -22,7 +22,7 @@ log = structlog.get_logger()
 # Seconds after which who was turned away does not ask any more: it would every 5 s; and how many are known.
 ASKS_AGAIN_SECONDS, MAX_TURNED_AWAY = 15.0, 16
 
-MemberMessage = Configuration | Disband | StandBy | HandOver | Rejoined
+MemberMessage = Configuration | Disband | StandBy | HandOver | Rejoined | DrafterLost
 
 
 class Membership(Protocol):

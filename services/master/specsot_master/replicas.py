@@ -18,7 +18,7 @@ from specsot.errors import InvalidRequest, TooLarge
 from specsot.members import Registration
 from specsot.params import Ask
 from specsot.transport.links import Link
-from specsot_master.core.epoch import with_one_gpu
+from specsot_master.core.epoch import count_drafters, with_one_gpu
 from specsot_master.core.inputs import RequestMoved
 from specsot_master.core.request import RequestState
 from specsot_master.engine import Caller, Engine
@@ -324,11 +324,13 @@ class MemberRouter:
 
     def _choose(self, registration: Registration) -> Fleet:
         """Where it ran before and is missing; else the first where one is missing; else the smallest, where
-        it stands by for all of them.
+        it stands by for all of them. A drafter goes where the fewest are.
         """
         accepting = [fleet for fleet in self._fleets if fleet.accepts(registration)]
-        if not accepting or registration.kind == "drafter":
-            return (accepting or self._fleets)[0]
+        if not accepting:
+            return self._fleets[0]
+        if registration.kind == "drafter":
+            return min(accepting, key=lambda fleet: count_drafters(fleet.registrations))
         short = [fleet for fleet in accepting if fleet.short]
         before = [fleet for fleet in short if fleet.ran(registration.name)]
         return (before or short or sorted(accepting, key=lambda fleet: len(fleet.registrations)))[0]

@@ -83,9 +83,10 @@ class AsyncVerifier:
         """
         with self._side_stream(launched):
             verified = verify(launched.passed) if launched else verify()
-            features = tuple(
-                one if one.rows is None else replace(one, rows=one.rows.cpu()) for one in verified.features
-            )
+            features = {
+                drafter: tuple(one if one.rows is None else replace(one, rows=one.rows.cpu()) for one in told)
+                for drafter, told in verified.features.items()
+            }
             if self._stream:
                 self._stream.synchronize()  # until then it reads what belongs to other streams
             return replace(verified, features=features)

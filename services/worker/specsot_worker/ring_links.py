@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import structlog
 
 from specsot.core.frames import Close, Drafts, Frame, Lease, Open, Result
 from specsot.errors import Refused
-from specsot.members import MASTER, Configuration, Kind, Rejoined, Tap
+from specsot.members import MASTER, Configuration, DrafterLost, Rejoined, Tap
 from specsot.transport.links import Arrival, Dialer, Link, Lost, RingLink
 from specsot_worker.rounded_rows import RoundedRowsLink
 
@@ -18,13 +19,14 @@ from specsot_worker.rounded_rows import RoundedRowsLink
 class RingLinks:
     """Where this stage sends. None: the receiver is this process itself, or does not exist.
 
-    next_stage: receives frames. sequencer: stage 0, for results. drafter: features. master: results.
+    next_stage: receives frames. sequencer: stage 0, for results. drafters: by name, for features.
+    master: results.
     results: the master as well, where whoever computes can tell it by itself.
     """
 
     next_stage: RingLink | None
     sequencer: RingLink | None
-    drafter: RingLink | None
+    drafters: Mapping[str, RingLink]
     master: Link
     results: RingLink | None = None
 
@@ -34,7 +36,7 @@ class RingLinks:
         return self.next_stage or self.sequencer
 
     async def close(self) -> None:
-        links = (self.next_stage, self.sequencer, self.drafter)
+        links = (self.next_stage, self.sequencer, *self.drafters.values())
         await asyncio.gather(*(link.close() for link in links if link is not None))
 
 
@@ -64,7 +66,7 @@ def may_send(configuration: Configuration, arrival: Arrival) -> bool:
             return sender == names[index - 1] or sender not in (*names, MASTER)
         case Lost(peer):
             return sender in (peer, names[-1])
-        case Open() | Close() | Lease() | Rejoined():
+        case Open() | Close() | Lease() | Rejoined() | DrafterLost():
             return sender == MASTER
         case _:
             return True
@@ -75,15 +77,18 @@ async def connect(configuration: Configuration, dialer: Dialer, uplink: Link) ->
     index, stages = stage_index(configuration), configuration.stages
     last = index == len(stages) - 1
 
-    async def dial(address: str | None, kind: Kind = "worker") -> RingLink | None:
-        return await dialer.dial(address, configuration.epoch, kind) if address else None
+    async def dial(address: str | None) -> RingLink | None:
+        return await dialer.dial(address, configuration.epoch) if address else None
 
     following = await dial(None if last else stages[index + 1].address)
     short = following is not None and configuration.hop_dtype == "int8"
     return RingLinks(
         next_stage=RoundedRowsLink(following) if short else following,
         sequencer=await dial(stages[0].address if last and index else None),
-        drafter=await dial(configuration.drafter if last else None, "drafter"),
+        drafters={
+            place.name: await dialer.dial(place.address, configuration.epoch, "drafter")
+            for place in (configuration.drafter_places if last else ())
+        },
         master=uplink,
         results=uplink if isinstance(uplink, RingLink) else None,
     )

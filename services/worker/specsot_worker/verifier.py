@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
@@ -47,12 +47,12 @@ FindGrammar = Callable[[Opening], Grammar | Future[Grammar] | None]
 
 @dataclass(frozen=True, slots=True)
 class VerifiedFrame:
-    """A frame's result for master and stage 0, and what the drafter is told now, in order; or all that it
-    said, where it was told at once: else None.
+    """A frame's result for master and stage 0, and by drafter what it is told now, in order; or all that the
+    only drafter said, where it was told at once: else None.
     """
 
     result: Result
-    features: tuple[Features, ...]
+    features: Mapping[str, tuple[Features, ...]]
     drafts: tuple[Drafts, ...] | None = None
 
 
@@ -104,14 +104,14 @@ class Verifier:
         spent = _add_verify_time(frame, now - began)
         result = _result(spent, tuple(outcomes.values()))
         features = self._features.advance(spent if verifiable is frame else verifiable, outcomes, now)
-        drafts, begun = self.near.draft(features, ahead)
+        drafts, begun = self.near.draft(_for_sole_drafter(features), ahead)
         self.went_on |= begun
         self._forget(frame, outcomes)
-        return VerifiedFrame(result, features if drafts is None else (), drafts)
+        return VerifiedFrame(result, features if drafts is None else {}, drafts)
 
-    def restart_features(self, drafter_present: bool = True) -> None:
-        """Another drafter listens from now on, or nobody."""
-        self._features.restart(drafter_present)
+    def set_drafters(self, drafters: Collection[str]) -> None:
+        """These drafters are present from now on; those that were not before know nothing."""
+        self._features.set_drafters(drafters)
 
     def take_features_from(self, handed: HandedRows) -> None:
         """Of sequences that were in the epoch before."""
@@ -130,10 +130,10 @@ class Verifier:
             self._decoding[sequence].set_grammar(IsolatedGrammar(found.result))
         outcomes = self._outcomes(frame)
         features = self._features.advance(frame, outcomes, time.perf_counter())
-        drafts, _ = self.near.draft(features)
+        drafts, _ = self.near.draft(_for_sole_drafter(features))
         self._forget(frame, outcomes)
         result = Result(frame.epoch, frame.number, tuple(outcomes.values()))
-        return VerifiedFrame(result, features if drafts is None else (), drafts)
+        return VerifiedFrame(result, features if drafts is None else {}, drafts)
 
     def _open(self, opening: Opening) -> None:
         fork = opening.fork
@@ -242,6 +242,11 @@ class Verifier:
             self._tokens.pop(sequence, None)
             self._pending.forget(sequence)
             self._scores.forget(sequence)
+
+
+def _for_sole_drafter(features: Mapping[str, tuple[Features, ...]]) -> tuple[Features, ...]:
+    """What the only drafter is told. A drafter in the verifier's own thread is always the only one."""
+    return next(iter(features.values()), ())
 
 
 def _target_query(segment: Segment, state: DecodeState, row: int) -> TargetQuery:

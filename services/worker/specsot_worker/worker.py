@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import structlog
@@ -18,6 +18,7 @@ from specsot.core.pages import PageTable
 from specsot.errors import SpecsotError, Unavailable
 from specsot.members import (
     Configuration,
+    DrafterLost,
     HandOver,
     KvRows,
     Progress,
@@ -67,8 +68,12 @@ class _WorkerEpoch:
     sequencer: Sequencer | None
     verifier: Verifier | None
     deadline: Deadline
-    drafter_lost: bool = False
-    returning_drafter: RingLink | None = None  # to a drafter that is back
+    # Names of drafters whose loss is known here.
+    lost_drafters: set[str] = field(default_factory=set[str])
+    # Names of drafters that the master has lost, and links by name to drafters that join the running epoch:
+    # what both change waits until no frame is being verified.
+    leaving_drafters: set[str] = field(default_factory=set[str])
+    joining_drafters: dict[str, RingLink] = field(default_factory=dict[str, RingLink])
     async_verifier: AsyncVerifier | None = None  # who awaits verdicts, where that is not who computes
 
 
@@ -140,7 +145,8 @@ class Worker:
         last = index == len(configuration.stages) - 1
         verifier = await self._compute.run(self._loader.make_verifier, stage, configuration) if last else None
         if verifier:
-            verifier.near.drafter = near_drafter(configuration, links.drafter)
+            verifier.near.drafter = near_drafter(configuration, links.drafters)
+            verifier.set_drafters(links.drafters)
             verifier.take_features_from(self._handover.ready)
         self._active = _WorkerEpoch(
             configuration,
@@ -227,7 +233,10 @@ class Worker:
             case Tap():
                 await self._take_tap(active, message)
             case Rejoined() if active.verifier:
-                self._in_background(self._dial_drafter(active, message.address))
+                self._in_background(self._dial_drafter(active, message))
+            case DrafterLost(name=name) if active.verifier:
+                active.leaving_drafters.add(name)
+                active.joining_drafters.pop(name, None)
             case Lost():
                 await self._handle_loss(active, message)
             case _:
@@ -247,8 +256,11 @@ class Worker:
 
     async def _between_verdicts(self, active: _WorkerEpoch) -> None:
         """What happens between two verifications: a drafter is back, grammars are compiled."""
-        if active.returning_drafter:
-            self._readmit_drafter(active, active.returning_drafter)
+        for name in tuple(active.leaving_drafters):
+            active.leaving_drafters.discard(name)
+            await self._lose_drafter(active, name, "the master lost it")
+        if active.joining_drafters:
+            self._admit_drafters(active)
         if active.verifier and active.verifier.pending_ready:
             verify = reporting(active.links, active.verifier.verify_pending)
             await self._announce(active, await (active.async_verifier or self._compute).run(verify))
@@ -338,40 +350,51 @@ class Worker:
         self._observer.returned(result, now)
 
     async def _send_features(self, active: _WorkerEpoch, verified: VerifiedFrame) -> None:
-        """Features to the drafter; a lost drafter stops nobody."""
-        if (link := active.links.drafter) is None:
-            return
-        try:
-            for features in verified.features:
-                await link.send(features)
-        except Unavailable as error:
-            self._restart_features(active, None)
-            await self._handle_loss(active, Lost("drafter", str(error), self.epoch))
+        """Send features to the drafters. A lost drafter stops nobody: its sequences move to another."""
+        links = active.links.drafters
+        for drafter, messages in verified.features.items():
+            try:
+                for features in messages if drafter in links else ():
+                    await links[drafter].send(features)
+            except Unavailable as error:
+                await self._lose_drafter(active, drafter, str(error))
 
-    async def _dial_drafter(self, active: _WorkerEpoch, address: str) -> None:
+    async def _lose_drafter(self, active: _WorkerEpoch, drafter: str, reason: str) -> None:
+        """Send nothing more to this drafter, and tell stage 0, unless it was lost before."""
+        present = active.links.drafters
+        if drafter in present:
+            self._set_drafters(active, {name: link for name, link in present.items() if name != drafter})
+            await self._handle_loss(active, Lost(drafter, reason, self.epoch))
+
+    async def _dial_drafter(self, active: _WorkerEpoch, joining: Rejoined) -> None:
         """While the ring goes on."""
         try:
-            link = await self._dialer.dial(address, active.configuration.epoch, "drafter")
+            link = await self._dialer.dial(joining.address, active.configuration.epoch, "drafter")
         except SpecsotError as error:
-            log.warning("the drafter cannot be reached", at=address, reason=str(error))
+            log.warning("the drafter cannot be reached", at=joining.address, reason=str(error))
             return
         if active is self._active:
-            active.returning_drafter = link
+            active.joining_drafters[joining.name or joining.address] = link
         else:
             await link.close()
 
-    def _readmit_drafter(self, active: _WorkerEpoch, link: RingLink) -> None:
-        """From now on it is sent everything it lacks, bit by bit with every lap."""
-        active.returning_drafter, active.drafter_lost = None, False
-        self._restart_features(active, link)
+    def _admit_drafters(self, active: _WorkerEpoch) -> None:
+        """From now on they are sent what belongs to their sequences, bit by bit with every lap."""
+        joining, active.joining_drafters = active.joining_drafters, {}
+        active.lost_drafters -= joining.keys()
+        present = active.links.drafters
+        self._set_drafters(active, {name: link for name, link in present.items() if name not in joining})
+        self._set_drafters(active, {**active.links.drafters, **joining})
 
-    def _restart_features(self, active: _WorkerEpoch, drafter: RingLink | None) -> None:
+    def _set_drafters(self, active: _WorkerEpoch, drafters: Mapping[str, RingLink]) -> None:
+        """Send features by these links alone; the others are closed."""
         assert active.verifier is not None
-        if active.links.drafter is not None:
-            self._in_background(active.links.drafter.close())
-        active.links = replace(active.links, drafter=drafter)
-        active.verifier.near.drafter = near_drafter(active.configuration, drafter)
-        active.verifier.restart_features(drafter is not None)
+        for name, link in active.links.drafters.items():
+            if drafters.get(name) is not link:
+                self._in_background(link.close())
+        active.links = replace(active.links, drafters=drafters)
+        active.verifier.near.drafter = near_drafter(active.configuration, drafters)
+        active.verifier.set_drafters(drafters)
 
     async def _preload(self, order: StandBy, uplink: Link) -> None:
         """Files are fetched beside the compute thread, which then loads layer by layer: frames, and a
@@ -421,9 +444,10 @@ class Worker:
             raise Unavailable(f"lost {lost.peer}: {lost.reason}")
         if active.missing_taps:
             raise Unavailable(f"lost the drafter before its taps came: {lost.reason}")
-        known, active.drafter_lost = active.drafter_lost, True
+        known = lost.peer in active.lost_drafters
+        active.lost_drafters.add(lost.peer)
         if active.sequencer:
-            active.sequencer.lose_drafter()
+            active.sequencer.lose_drafter(lost.peer)
         elif active.links.sequencer and not known:
             await active.links.sequencer.send(lost)
 
@@ -433,8 +457,11 @@ class Worker:
             await active.links.master.send(Result(self.epoch, 0, rejected))
 
 
-def near_drafter(told: Configuration, link: RingLink | None) -> NearDrafter | None:
-    """Who drafts on the thread that computes here, unless other frames than the next may wait for that."""
+def near_drafter(told: Configuration, links: Mapping[str, RingLink]) -> NearDrafter | None:
+    """The only drafter, if it drafts on the thread that computes here, unless other frames than the next may
+    wait for that.
+    """
+    link = next(iter(links.values())) if len(links) == 1 else None
     return link.drafter if isinstance(link, LocalLink) and 1 in (len(told.stages), told.flight) else None
 
 

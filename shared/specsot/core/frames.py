@@ -256,6 +256,8 @@ class Features:
     wall:   seconds that such a lap takes by the clock, with all that lies between; 0 when not known.
     rested: trees judged since the features before, about which nothing but their tokens is told.
     trace:  the context of the newest frame's lap, for spans; None: it is not traced.
+    must_answer: the drafter answers every request with a tree, if only with its root, and does not pause:
+            other drafters draft for other sequences of the ring, which a pause would stop.
     """
 
     epoch: int
@@ -269,6 +271,7 @@ class Features:
     wall: float = 0.0
     rested: int = 0
     trace: str | None = None
+    must_answer: bool = False
 
 
 @value
@@ -282,14 +285,16 @@ class Draft:
 
 @value
 class Drafts:
-    """What the drafter tells stage 0.
+    """What a drafter tells stage 0.
 
     rest: for how many trees, of any sequences, nothing will be drafted, because it does not pay now.
+    drafter: name of the drafter that sends these. Empty: unknown.
     """
 
     epoch: int
     drafts: tuple[Draft, ...] = ()
     rest: int = 0
+    drafter: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,9 +58,9 @@ def require_torch() -> None:
 def require_quantizer(kind: str | None, device: str) -> None:
     """ModelError where what holds weights in these bits is not installed; imports nothing."""
     on_cpu = device.partition(":")[0] == "cpu"
-    library = "numba" if on_cpu else "torchao"
+    library, extra = ("numba", "model") if on_cpu else ("torchao", "quant")
     if (kind == "int4" or (on_cpu and kind == "int8")) and find_spec(library) is None:
-        raise ModelError(f"{kind} weights need {library}: pip install 'specsot[quant]'")
+        raise ModelError(f"{kind} weights need {library}: pip install 'specsot[{extra}]'")
 
 
 def _held(directory: Path) -> str:

@@ -80,7 +80,7 @@ class JoinRequest(_message.Message):
     def __init__(self, register: _Optional[_Union[Registration, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., broken: _Optional[_Union[Broken, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., result: _Optional[_Union[_ring_pb2.Result, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
-    __slots__ = ("joined", "configure", "disband", "beat", "open", "close", "lease", "stand_by", "rejoined", "leaving", "hand_over")
+    __slots__ = ("joined", "configure", "disband", "beat", "open", "close", "lease", "stand_by", "rejoined", "leaving", "hand_over", "drafter_lost")
     JOINED_FIELD_NUMBER: _ClassVar[int]
     CONFIGURE_FIELD_NUMBER: _ClassVar[int]
     DISBAND_FIELD_NUMBER: _ClassVar[int]
@@ -92,6 +92,7 @@ class JoinResponse(_message.Message):
     REJOINED_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     HAND_OVER_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_LOST_FIELD_NUMBER: _ClassVar[int]
     joined: Joined
     configure: Configuration
     disband: Disband
@@ -103,7 +104,8 @@ class JoinResponse(_message.Message):
     rejoined: Rejoined
     leaving: Leaving
     hand_over: HandOver
-    def __init__(self, joined: _Optional[_Union[Joined, _Mapping]] = ..., configure: _Optional[_Union[Configuration, _Mapping]] = ..., disband: _Optional[_Union[Disband, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., stand_by: _Optional[_Union[StandBy, _Mapping]] = ..., rejoined: _Optional[_Union[Rejoined, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., hand_over: _Optional[_Union[HandOver, _Mapping]] = ...) -> None: ...
+    drafter_lost: DrafterLost
+    def __init__(self, joined: _Optional[_Union[Joined, _Mapping]] = ..., configure: _Optional[_Union[Configuration, _Mapping]] = ..., disband: _Optional[_Union[Disband, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., stand_by: _Optional[_Union[StandBy, _Mapping]] = ..., rejoined: _Optional[_Union[Rejoined, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., hand_over: _Optional[_Union[HandOver, _Mapping]] = ..., drafter_lost: _Optional[_Union[DrafterLost, _Mapping]] = ...) -> None: ...
 
 class Registration(_message.Message):
     __slots__ = ("kind", "name", "address", "fingerprint", "model_layers", "max_positions", "kv_bytes", "row_bytes", "layers", "curve", "head", "protocol", "drafters", "shape", "host", "gpus", "memory", "weights", "rtt", "began", "number_bytes", "quantization", "epoch", "lends", "device", "dtype", "copy_speed", "hands_over")
@@ -254,12 +256,22 @@ class RowsOf(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., first: _Optional[int] = ..., last: _Optional[int] = ...) -> None: ...
 
 class Rejoined(_message.Message):
-    __slots__ = ("epoch", "address")
+    __slots__ = ("epoch", "address", "name")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     address: str
-    def __init__(self, epoch: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
+    name: str
+    def __init__(self, epoch: _Optional[int] = ..., address: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
+class DrafterLost(_message.Message):
+    __slots__ = ("epoch", "name")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    name: str
+    def __init__(self, epoch: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
 
 class Leaving(_message.Message):
     __slots__ = ("reason",)
@@ -294,7 +306,7 @@ class TreeShape(_message.Message):
     def __init__(self, depth: _Optional[int] = ..., top_k: _Optional[int] = ..., nodes: _Optional[int] = ..., fixed: bool = ...) -> None: ...
 
 class Configuration(_message.Message):
-    __slots__ = ("epoch", "you", "stages", "pages", "page_rows", "slots", "rows", "flight", "layout", "drafter", "head", "shape", "draft_timeout", "curve", "transport", "comm_mode", "gpu", "hop_dtype")
+    __slots__ = ("epoch", "you", "stages", "pages", "page_rows", "slots", "rows", "flight", "layout", "drafter", "head", "shape", "draft_timeout", "curve", "transport", "comm_mode", "gpu", "hop_dtype", "drafters")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     YOU_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
@@ -313,6 +325,7 @@ class Configuration(_message.Message):
     COMM_MODE_FIELD_NUMBER: _ClassVar[int]
     GPU_FIELD_NUMBER: _ClassVar[int]
     HOP_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    DRAFTERS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     you: str
     stages: _containers.RepeatedCompositeFieldContainer[Stage]
@@ -331,7 +344,16 @@ class Configuration(_message.Message):
     comm_mode: CommMode
     gpu: str
     hop_dtype: HopDtype
-    def __init__(self, epoch: _Optional[int] = ..., you: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[Stage, _Mapping]]] = ..., pages: _Optional[int] = ..., page_rows: _Optional[int] = ..., slots: _Optional[int] = ..., rows: _Optional[int] = ..., flight: _Optional[int] = ..., layout: _Optional[_Union[Layout, str]] = ..., drafter: _Optional[str] = ..., head: _Optional[_Union[_values_pb2.Head, _Mapping]] = ..., shape: _Optional[_Union[TreeShape, _Mapping]] = ..., draft_timeout: _Optional[float] = ..., curve: _Optional[_Iterable[_Union[_values_pb2.Cost, _Mapping]]] = ..., transport: _Optional[_Union[Transport, str]] = ..., comm_mode: _Optional[_Union[CommMode, str]] = ..., gpu: _Optional[str] = ..., hop_dtype: _Optional[_Union[HopDtype, str]] = ...) -> None: ...
+    drafters: _containers.RepeatedCompositeFieldContainer[DrafterPlace]
+    def __init__(self, epoch: _Optional[int] = ..., you: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[Stage, _Mapping]]] = ..., pages: _Optional[int] = ..., page_rows: _Optional[int] = ..., slots: _Optional[int] = ..., rows: _Optional[int] = ..., flight: _Optional[int] = ..., layout: _Optional[_Union[Layout, str]] = ..., drafter: _Optional[str] = ..., head: _Optional[_Union[_values_pb2.Head, _Mapping]] = ..., shape: _Optional[_Union[TreeShape, _Mapping]] = ..., draft_timeout: _Optional[float] = ..., curve: _Optional[_Iterable[_Union[_values_pb2.Cost, _Mapping]]] = ..., transport: _Optional[_Union[Transport, str]] = ..., comm_mode: _Optional[_Union[CommMode, str]] = ..., gpu: _Optional[str] = ..., hop_dtype: _Optional[_Union[HopDtype, str]] = ..., drafters: _Optional[_Iterable[_Union[DrafterPlace, _Mapping]]] = ...) -> None: ...
+
+class DrafterPlace(_message.Message):
+    __slots__ = ("name", "address")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    address: str
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class Disband(_message.Message):
     __slots__ = ("epoch", "reason")

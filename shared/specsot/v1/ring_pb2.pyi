@@ -322,7 +322,7 @@ class Lesson(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., start: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., bonus: _Optional[int] = ..., step: _Optional[int] = ..., forced: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Features(_message.Message):
-    __slots__ = ("epoch", "number", "openings", "lessons", "closings", "rows", "fed", "seconds", "wall", "rested", "trace")
+    __slots__ = ("epoch", "number", "openings", "lessons", "closings", "rows", "fed", "seconds", "wall", "rested", "trace", "must_answer")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     OPENINGS_FIELD_NUMBER: _ClassVar[int]
@@ -334,6 +334,7 @@ class Features(_message.Message):
     WALL_FIELD_NUMBER: _ClassVar[int]
     RESTED_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
+    MUST_ANSWER_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     number: int
     openings: _containers.RepeatedCompositeFieldContainer[Opening]
@@ -345,7 +346,8 @@ class Features(_message.Message):
     wall: float
     rested: int
     trace: str
-    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., openings: _Optional[_Iterable[_Union[Opening, _Mapping]]] = ..., lessons: _Optional[_Iterable[_Union[Lesson, _Mapping]]] = ..., closings: _Optional[_Iterable[int]] = ..., rows: _Optional[_Union[_values_pb2.Tensor, _Mapping]] = ..., fed: _Optional[int] = ..., seconds: _Optional[float] = ..., wall: _Optional[float] = ..., rested: _Optional[int] = ..., trace: _Optional[str] = ...) -> None: ...
+    must_answer: bool
+    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., openings: _Optional[_Iterable[_Union[Opening, _Mapping]]] = ..., lessons: _Optional[_Iterable[_Union[Lesson, _Mapping]]] = ..., closings: _Optional[_Iterable[int]] = ..., rows: _Optional[_Union[_values_pb2.Tensor, _Mapping]] = ..., fed: _Optional[int] = ..., seconds: _Optional[float] = ..., wall: _Optional[float] = ..., rested: _Optional[int] = ..., trace: _Optional[str] = ..., must_answer: bool = ...) -> None: ...
 
 class Draft(_message.Message):
     __slots__ = ("sequence", "step", "tree")
@@ -358,14 +360,16 @@ class Draft(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., step: _Optional[int] = ..., tree: _Optional[_Union[_values_pb2.Tree, _Mapping]] = ...) -> None: ...
 
 class Drafts(_message.Message):
-    __slots__ = ("epoch", "drafts", "rest")
+    __slots__ = ("epoch", "drafts", "rest", "drafter")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
     REST_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     drafts: _containers.RepeatedCompositeFieldContainer[Draft]
     rest: int
-    def __init__(self, epoch: _Optional[int] = ..., drafts: _Optional[_Iterable[_Union[Draft, _Mapping]]] = ..., rest: _Optional[int] = ...) -> None: ...
+    drafter: str
+    def __init__(self, epoch: _Optional[int] = ..., drafts: _Optional[_Iterable[_Union[Draft, _Mapping]]] = ..., rest: _Optional[int] = ..., drafter: _Optional[str] = ...) -> None: ...
 
 class Tap(_message.Message):
     __slots__ = ("epoch", "layer", "rows", "first_row", "part")

@@ -142,6 +142,7 @@ def features(draw: st.DrawFn) -> fr.Features:
         wall=draw(seconds),
         rested=draw(small),
         trace=draw(traces),
+        must_answer=draw(st.booleans()),
     )
 
 
@@ -150,6 +151,7 @@ drafts = st.builds(
     epoch=big,
     drafts=st.lists(st.builds(fr.Draft, sequence=big, step=small, tree=trees()), max_size=3).map(tuple),
     rest=small,
+    drafter=text,
 )
 taps = st.builds(members.Tap, epoch=big, layer=small, weight=tensors())
 losses = st.builds(Lost, peer=names, reason=text, epoch=big)

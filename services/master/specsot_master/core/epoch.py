@@ -13,6 +13,8 @@ from specsot.members import (
     PROTOCOL,
     Configuration,
     Curve,
+    DrafterLost,
+    DrafterPlace,
     Progress,
     Range,
     Registration,
@@ -48,7 +50,7 @@ def check_joining(joining: Registration, members: Sequence[Registration], config
     members = [member for member in members if not joining.follows(member)]
     _check_identity(joining, members, config)
     if joining.kind == "drafter":
-        _check_drafter(members, config)
+        _check_drafter(joining, members, config)
     else:
         workers = [member for member in members if member.kind == "worker"]
         _check_rounding(joining, workers)
@@ -74,20 +76,19 @@ def configurations_of(
     epoch: int, members: Sequence[Registration], stages: tuple[Stage, ...], config: RingConfig
 ) -> dict[str, Configuration]:
     """Every member's Configuration for a new epoch. Raises Refused where KV memory is too little."""
-    drafter = next((member for member in members if member.kind == "drafter"), None)
-    drafter = drafter if config.drafts else None
+    drafters = [member for member in members if member.kind == "drafter"] if config.drafts else []
+    drafter = drafters[0] if drafters else None
     shape = tree_shape_of(drafter, config)
     ring = Configuration(
         epoch=epoch,
         you="",
         stages=stages,
-        pages=count_pages(members, stages, drafter, config),
+        pages=count_pages(members, stages, drafters, config),
         page_rows=page_rows_of(members, stages, config),
         slots=shape.slots if drafter else 1,
         rows=config.rows,
         flight=config.max_in_flight or (1 if len(stages) == 1 else len(stages) + 1),
         layout=config.layout,
-        drafter=drafter.address if drafter else None,
         head=drafter.head if drafter else None,
         shape=shape,
         draft_timeout=config.draft_timeout,
@@ -95,8 +96,8 @@ def configurations_of(
         transport=config.transport,
         comm_mode=config.comm_mode,
         hop_dtype=config.hop_dtype,
-    )
-    names = [stage.name for stage in stages] + ([drafter.name] if drafter else [])
+    ).with_drafters(tuple(DrafterPlace(one.name, one.address) for one in drafters))
+    names = [member.name for member in (*stages, *drafters)]
     gpus = {member.name: next(iter(member.gpus), None) for member in members}
     return {name: replace(ring, you=name, gpu=gpus[name]) for name in names}
 
@@ -104,34 +105,37 @@ def configurations_of(
 def rejoin_configuration(
     ring: Configuration, name: str, members: Sequence[Registration], config: RingConfig
 ) -> Configuration | None:
-    """What a drafter is told that comes back into a ring that goes on without; None where it must be another
-    ring for this one.
+    """What a drafter is told that joins a ring that goes on meanwhile; None where it must be another ring for
+    this one.
     """
     try:
         formed = configurations_of(ring.epoch, members, ring.stages, config).get(name)
     except Refused:
         return None
-    if formed is None or replace(formed, you=ring.you, gpu=ring.gpu, drafter=ring.drafter) != ring:
+    if formed is None or replace(formed, you=ring.you, gpu=ring.gpu).with_drafters(ring.drafters) != ring:
         return None
     return formed
 
 
 def count_pages(
-    members: Sequence[Registration], stages: Sequence[Stage], drafter: Registration | None, config: RingConfig
+    members: Sequence[Registration],
+    stages: Sequence[Stage],
+    drafters: Sequence[Registration],
+    config: RingConfig,
 ) -> int:
-    """The same number everywhere: what the tightest stage or the drafter can hold. Raises Refused if none.
+    """The same number everywhere: what the tightest stage or drafter can hold. Raises Refused if none.
 
-    The last stage holds the features that it keeps for the drafter in the same memory.
+    The last stage holds the features that it keeps for the drafters in the same memory.
     """
     granted = {member.name: member for member in members}
     row = {stage.name: granted[stage.name].row_bytes * len(stage.layers) for stage in stages}
-    if drafter and drafter.head:
+    head = drafters[0].head if drafters else None
+    if head:
         last = stages[-1].name
-        row[last] += drafter.head.width * granted[last].number_bytes
+        row[last] += head.width * granted[last].number_bytes
     page_rows = page_rows_of(members, stages, config)
     room = [granted[name].kv_bytes // (size * page_rows) for name, size in row.items()]
-    if drafter and drafter.row_bytes:
-        room.append(drafter.kv_bytes // (drafter.row_bytes * page_rows))
+    room += [one.kv_bytes // (one.row_bytes * page_rows) for one in drafters if one.row_bytes]
     most = config.max_pages if config.page_rows else config.max_pages * CPU_PAGE_ROWS // page_rows
     pages = min(*room, most)
     if pages < 2:
@@ -144,6 +148,25 @@ def page_rows_of(members: Sequence[Registration], stages: Sequence[Stage], confi
     names = {stage.name for stage in stages}
     on_gpu = any(member.gpus for member in members if member.name in names)
     return config.page_rows or (GPU_PAGE_ROWS if on_gpu else CPU_PAGE_ROWS)
+
+
+def count_drafters(members: Sequence[Registration]) -> int:
+    return sum(member.kind == "drafter" for member in members)
+
+
+def without_failed_drafters(
+    members: Sequence[Registration], failed: Collection[str]
+) -> Sequence[Registration]:
+    """All members but the drafters that failed, where another one can draft."""
+    able = [member for member in members if member.kind == "worker" or member.name not in failed]
+    return able if count_drafters(able) else members
+
+
+def without_smallest_drafter(members: Sequence[Registration]) -> Sequence[Registration]:
+    """All members but the drafter that holds the fewest positions."""
+    drafters = [member for member in members if member.kind == "drafter"]
+    smallest = min(drafters, key=lambda one: one.kv_bytes / max(one.row_bytes, 1))
+    return [member for member in members if member is not smallest]
 
 
 def tree_shape_of(drafter: Registration | None, config: RingConfig) -> TreeShape:
@@ -172,16 +195,33 @@ def _check_identity(joining: Registration, members: Sequence[Registration], conf
             f"{joining.name} has another model: fingerprint {joining.fingerprint}, here {config.fingerprint}"
         )
     for member in members:
+        if member.address == joining.address:
+            host = f" of host {member.host}" if member.host else ""
+            raise Occupied(
+                f"{member.kind} {member.name}{host} is already here at {member.address}: "
+                "give every process an address of its own (--advertise)"
+            )
         if member.name == joining.name:
             raise Occupied(f"a member named {joining.name} is already here, at {member.address}")
 
 
-def _check_drafter(members: Sequence[Registration], config: RingConfig) -> None:
+def _check_drafter(joining: Registration, members: Sequence[Registration], config: RingConfig) -> None:
+    """Several drafters are one in all that the stages know of them: the head that they fuse features for, how
+    large trees may be, and what a request may ask for.
+    """
     if not config.drafts:
         raise Refused("this ring runs without a drafter (--drafter none)")
-    for member in members:
-        if member.kind == "drafter":
-            raise Occupied(f"a drafter is already here: {member.name} at {member.address}")
+    for member in (one for one in members if one.kind == "drafter"):
+        facts = (
+            ("head", joining.head, member.head),
+            ("tree shape", joining.shape, member.shape),
+            ("ways to draft", joining.drafters, member.drafters),
+        )
+        for fact, own, other in facts:
+            if own != other:
+                raise Occupied(
+                    f"drafter {joining.name} has {fact} {own}, {member.name} {other}: all must agree"
+                )
 
 
 def _check_rounding(joining: Registration, workers: Sequence[Registration]) -> None:
@@ -215,10 +255,11 @@ class TapRecord:
     def lacking(
         self, plan: Mapping[str, Configuration], members: Sequence[Registration]
     ) -> Mapping[str, Configuration]:
-        """The same plan, in which a stage that has all its slices hears of no taps, and the drafter of those
-        that it must send.
+        """The same plan, in which a stage that has all its slices hears of no taps, and the first drafter of
+        those that it must send. The others have the same head, and send none.
         """
-        drafter = next((one for one in members if one.kind == "drafter" and one.name in plan), None)
+        drafters = [one for one in members if one.kind == "drafter" and one.name in plan]
+        drafter = drafters[0] if drafters else None
         if drafter is None or drafter.head is None:
             return plan
         head, ring = drafter.head, plan[drafter.name]
@@ -230,6 +271,7 @@ class TapRecord:
         self.held = {one: taps for one, taps in self.held.items() if one in known or one not in needed}
         lacking = tuple(tap for tap in head.taps if ring.tapping(tap).name not in known)
         told = dict(plan) | {one: replace(plan[one], head=replace(head, taps=())) for one in known}
+        told |= {one.name: replace(ring, you=one.name, gpu=plan[one.name].gpu, head=None) for one in drafters}
         told[drafter.name] = replace(ring, head=replace(head, taps=lacking) if lacking else None)
         return told
 
@@ -253,7 +295,8 @@ class Epoch:
     _plan: dict[str, Configuration] = field(default_factory=dict[str, Configuration])  # empty after its end
     _ready: set[str] = field(default_factory=set[str])
     _progress: dict[str, Progress] = field(default_factory=dict[str, Progress])
-    _returning: tuple[str, Configuration] | None = None  # the drafter, into the running epoch
+    # Drafters that join the running epoch, and are not ready yet, with what they were told.
+    _joining: dict[str, Configuration] = field(default_factory=dict[str, Configuration])
     _taps: TapRecord = field(default_factory=TapRecord)
 
     def __contains__(self, name: str) -> bool:
@@ -305,7 +348,14 @@ class Epoch:
 
     @property
     def busy(self) -> Collection[str]:
-        return [*self._plan, self._returning[0]] if self._returning else self._plan.keys()
+        return [*self._plan, *self._joining]
+
+    @property
+    def settled(self) -> Collection[str]:
+        """Members for which no other epoch would be better: those of this one, and drafters that failed in
+        it while others draft.
+        """
+        return [*self.busy, *(self.failed if self.ring and self.ring.drafters else ())]
 
     def begin(
         self, number: int, members: Sequence[Registration], stages: Stages, config: RingConfig
@@ -324,50 +374,57 @@ class Epoch:
         self._taps.held.pop(name, None)
 
     def end(self) -> list[str]:
-        names, self._plan, self._returning = list(self._plan), {}, None
+        names, self._plan, self._joining = list(self._plan), {}, {}
         return names
 
     def mark_ready(self, name: str) -> Mapping[str, Rejoined]:
-        """It is ready. Where it is the drafter that comes back, whoever has its features tells it what it
-        missed.
+        """It is ready. Where it is a drafter that joins the running epoch, the last stage, which has all
+        features, is to send them to it.
         """
         self._ready.add(name)
         if name in self._plan:
             self._taps.note(self._plan[name])
-        if not self._returning or self._returning[0] != name:
+        told = self._joining.pop(name, None)
+        if told is None or self.ring is None:
             return {}
-        told, self._returning = self._returning[1], None
-        self._draft_at(told.drafter)
+        (own,) = (place for place in told.drafters if place.name == name)
         self._plan[name] = told
-        assert told.drafter is not None
-        return {told.stages[-1].name: Rejoined(self.number, told.drafter)}
+        self._set_drafters((*self.ring.drafters, own))
+        return {told.stages[-1].name: Rejoined(self.number, own.address, name)}
 
-    def remove_drafter(self, name: str) -> bool:
-        """Whether it was the drafter of a running epoch, which goes on without."""
-        if self._returning and self._returning[0] == name:
-            self._returning = None
-            return True
+    def remove_drafter(self, name: str) -> Mapping[str, DrafterLost] | None:
+        """Go on without a drafter of the running epoch. Returns who is to be told: the last stage, where the
+        drafter took part. None where it was no drafter of a running epoch.
+        """
+        if self._joining.pop(name, None):
+            return {}
         if not (self.ring and name in self._plan and name not in self.running):
-            return False
+            return None
+        remaining = tuple(place for place in self.ring.drafters if place.name != name)
         del self._plan[name]
-        self._draft_at(None)
-        return True
+        self._set_drafters(remaining)
+        return {self.stages[-1].name: DrafterLost(self.number, name)}
 
     def rejoin_drafter(
         self, members: Sequence[Registration], config: RingConfig
     ) -> Mapping[str, Configuration]:
-        """A drafter may come back into a running epoch, which it disturbs no more than its loss did."""
-        drafters = (one.name for one in members if one.kind == "drafter")
-        name = next((one for one in drafters if one not in self.busy and one not in self.failed), None)
-        told = rejoin_configuration(self.ring, name, members, config) if self.ring and name else None
-        if not name or not told:
-            return {}
-        self._returning = name, told
-        self._ready.discard(name)
-        return {name: replace(told, head=None)}  # the stages have their taps
+        """Drafters may join a running epoch, which they disturb no more than their loss did. One that stands
+        by, as it has less memory than the ring was formed for, does not count against the others.
+        """
+        drafters = [one.name for one in members if one.kind == "drafter"]
+        orders = dict[str, Configuration]()
+        for name in drafters:
+            if self.ring is None or name in (*self.busy, *self.failed):
+                continue
+            present = [one for one in members if one.kind == "worker" or one.name in (*self.busy, name)]
+            if told := rejoin_configuration(self.ring, name, present, config):
+                self._joining[name] = told
+                self._ready.discard(name)
+                orders[name] = replace(told, head=None)  # the stages have their taps
+        return orders
 
-    def _draft_at(self, address: str | None) -> None:
-        self._plan = {one: replace(plan, drafter=address) for one, plan in self._plan.items()}
+    def _set_drafters(self, places: tuple[DrafterPlace, ...]) -> None:
+        self._plan = {one: plan.with_drafters(places) for one, plan in self._plan.items()}
 
 
 def _in_words(progress: Progress | None) -> str:

@@ -224,13 +224,29 @@ def _interpolate(points: Sequence[tuple[float, float]], rows: float) -> float:
     return low + (high - low) * (rows - first) / (last - first) if last > first else high
 
 
+@dataclass(slots=True)
+class _Backoff:
+    """How long one drafter is not waited for.
+
+    trees: not to be waited for after its next miss. left: of those after its last miss.
+    """
+
+    trees: int = FIRST_BACKOFF_TREES
+    left: int = 0
+
+
 class DraftTimeout:
-    """`timeout` seconds while the drafter is timely; none for a doubling number of trees after a miss."""
+    """`timeout` seconds while a drafter is timely; none for a doubling number of trees after a miss.
+
+    Of several drafters each has its own misses: a slow one costs the sequences of the others nothing. A
+    sequence that none has sent a tree yet has the drafter "".
+    """
 
     def __init__(self, timeout: float, present: bool = True) -> None:
         self._timeout, self._present = timeout, present
-        self._backoff = FIRST_BACKOFF_TREES
-        self._backoff_left = 0
+        # Names of drafters that have sent something, and are not known to be lost.
+        self._speaking = set[str]()
+        self._backoffs = dict[str, _Backoff]()
         self._rest_left = self._unsent_rows = self._waking = self._untold = 0
         self._rest_laps = 0.0
         self.catching_up = False  # a rest is over, and not all of it may have been told
@@ -248,33 +264,41 @@ class DraftTimeout:
         """
         return self._present and self._waking > 0
 
-    def deadline(self, since: float) -> float:
-        """Until when a sequence that waits since `since` shall go on waiting."""
-        return (
-            since + self._timeout if self._present and not (self._backoff_left or self._rest_left) else since
-        )
+    def _backoff_of(self, drafter: str) -> _Backoff:
+        """Of the only drafter where there are not several, whatever its name."""
+        return self._backoffs.setdefault(drafter if len(self._speaking) > 1 else "", _Backoff())
 
-    def family_deadline(self, since: float) -> float:
+    def deadline(self, since: float, drafter: str | None = "") -> float:
+        """Until when a sequence that waits for this drafter since `since` shall go on waiting: not at all for
+        one that is lost.
+        """
+        known = self._present and drafter is not None
+        waits = known and not (self._rest_left or self._backoff_of(drafter).left)
+        return since + self._timeout if waits else since
+
+    def family_deadline(self, since: float, drafter: str | None = "") -> float:
         """Until when the rest of its family shall wait for a sequence that waits since `since`."""
         usual = self._timeout if self._usual_wait is None else SLOW_TREE_FACTOR * self._usual_wait
-        return min(self.deadline(since), since + usual)
+        return min(self.deadline(since, drafter), since + usual)
 
-    def record_tree(self, waited: float | None = None) -> None:
-        """A tree came in time, after so many seconds."""
-        self._backoff, self._backoff_left = FIRST_BACKOFF_TREES, 0
+    def record_tree(self, waited: float | None = None, drafter: str = "") -> None:
+        """A tree of this drafter came in time, after so many seconds."""
+        backoff = self._backoff_of(drafter)
+        backoff.trees, backoff.left = FIRST_BACKOFF_TREES, 0
         if waited is not None:
             usual = waited if self._usual_wait is None else self._usual_wait
             self._usual_wait = usual + WAIT_WEIGHT * (waited - usual)
 
-    def record_miss(self) -> None:
-        """A sequence went without its tree."""
-        if self._rest_left:
+    def record_miss(self, drafter: str | None = "") -> None:
+        """A sequence went without the tree of this drafter."""
+        if self._rest_left or drafter is None:
             return
-        if self._backoff_left:
-            self._backoff_left -= 1
+        backoff = self._backoff_of(drafter)
+        if backoff.left:
+            backoff.left -= 1
             return
-        self._backoff_left = self._backoff
-        self._backoff = min(self._backoff * 2, MAX_BACKOFF_TREES)
+        backoff.left = backoff.trees
+        backoff.trees = min(backoff.trees * 2, MAX_BACKOFF_TREES)
 
     def start_rest(self, trees: int, live: int = 1) -> None:
         """The drafter says that it will draft nothing for so many trees; live: sequences that it drafts for.
@@ -305,16 +329,20 @@ class DraftTimeout:
             unsent, self.catching_up = self._unsent_rows, self._unsent_rows > 0
             self._unsent_rows = max(unsent + min(rows - MAX_ROWS_PER_LAP, 0), 0)
 
-    def drafter_left(self) -> None:
-        """There is no drafter any more."""
-        self._present = False
+    def drafter_left(self, drafter: str = "") -> None:
+        """This drafter is lost. Nobody is waited for if no other one has sent anything."""
+        self._speaking.discard(drafter)
+        self._backoffs.pop(drafter, None)
+        self._present = bool(self._speaking)
 
-    def drafter_spoke(self) -> None:
-        """The drafter speaks: there is one, which is awake, and owes nothing if there was none before."""
+    def drafter_spoke(self, drafter: str = "") -> None:
+        """This drafter speaks: there is one, which is awake, and owes nothing if there was none before."""
         self._waking = self._waking if self._untold else 0
+        self._speaking.add(drafter)
         if not self._present:
-            self._present, self._backoff = True, FIRST_BACKOFF_TREES
-            self._backoff_left = self._rest_left = self._unsent_rows = 0
+            self._present = True
+            self._backoffs.clear()
+            self._rest_left = self._unsent_rows = 0
 
 
 class LapTimer:

@@ -6,11 +6,10 @@ Every change of KV leaves here as part of a frame header, in order. Time is pass
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from specsot.core.frames import (
     Close,
-    Draft,
     Drafts,
     End,
     Frame,
@@ -25,132 +24,13 @@ from specsot.core.frames import (
     TreeSegment,
     rows_of,
 )
-from specsot.core.kv_plan import open_one, policy_of, tree_depth_limit
-from specsot.core.pages import PageTable, Policy, most_held
-from specsot.core.tree import Tree, chain, first_nodes, shallow, single
+from specsot.core.kv_plan import open_one, policy_of
+from specsot.core.pages import PageTable, most_held
 from specsot.errors import SpecsotError
-from specsot_worker.core.pipeline import DraftTimeout, FrameBudget, InFlightFrame, PipelineDepth, place_of
+from specsot_worker.core.pipeline import DraftTimeout, FrameBudget, InFlightFrame, PipelineDepth
+from specsot_worker.core.sequence_state import SequenceState
 
 PREFILL_SHARE = 4  # one row of a frame in so many is for prompts while any waits; not measured
-
-
-@dataclass(slots=True)
-class SequenceState:
-    """A sequence's place in its own life.
-
-    fed:       prompt tokens composed into frames so far, the forked part included.
-    committed: KV rows that will be final once every composed frame has passed.
-    root:      the newest token, not fed yet; None until the prompt has been answered.
-    step:      the tree that comes next (or is in flight); 0 while in the prompt.
-    tree:      the one that is fed next; None: none has come.
-    early_tree: the tree behind the next result, where it came before that result did.
-    waiting_since: seconds; None when it waits for no tree.
-    forced:    what the constraint wants behind the root: the tree where no better one comes.
-    drafter_informed: the drafter hears of what is in flight, so that a tree will come.
-    returned_at: when (seconds) its last result came; None before the first.
-    root_only: its root is fed without drafts next, whatever comes.
-    place:     its family, and itself.
-    turn:      those of lower turns are fed first where rows run short.
-    """
-
-    opening: Opening
-    prompt: tuple[int, ...]
-    lease: int
-    opened: bool = False
-    fed: int = 0
-    committed: int = 0
-    root: int | None = None
-    step: int = 0
-    keep: tuple[int, ...] = ()
-    in_flight: bool = False
-    tree: Tree | None = None
-    early_tree: Tree | None = None
-    waiting_since: float | None = None
-    forced: tuple[int, ...] = ()
-    drafter_informed: bool = True
-    returned_at: float | None = None
-    turn: int = 0
-    root_only: bool = False
-    place: tuple[int, int] = field(init=False)
-    policy: Policy | None = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.place = place_of(self.opening)
-        self.policy = policy_of(self.opening)
-        self.fed = self.committed = self.opening.begun
-
-    @property
-    def prefilled(self) -> bool:
-        return self.fed == self.opening.prompt
-
-    @property
-    def can_decode(self) -> bool:
-        """It has a root, its last result is in, and its lease reaches that far."""
-        return self.root is not None and not self.in_flight and self.committed < self.lease
-
-    @property
-    def wanted_rows(self) -> int:
-        """Nodes of the tree that it would feed now."""
-        return 1 + len(self.forced) if self.tree is None else len(self.tree.tokens)
-
-    def next_chunk(self, rows: int) -> PromptChunk:
-        """Up to `rows` more prompt tokens, but none beyond the next pruning; they count as fed."""
-        start = self.fed
-        if self.opening.pruning:
-            rows = min(rows, tree_depth_limit(self.policy, start) or rows)
-        behind = start - (self.opening.prompt - len(self.prompt))
-        tokens = self.prompt[behind : behind + rows]
-        self.fed = self.committed = start + len(tokens)
-        return PromptChunk(self.opening.sequence, start, tokens, self.prefilled)
-
-    def next_growth(self, rows: int) -> TreeSegment:
-        """The tree that came, or the bonus token and what is forced, cut to `rows` nodes and to where its
-        policy ends it; now in flight."""
-        assert self.root is not None
-        tree = self.tree or (chain((self.root, *self.forced)) if self.forced else single(self.root))
-        levels = tree_depth_limit(self.policy, self.committed) if self.policy else None
-        tree = first_nodes(tree if levels is None else shallow(tree, levels), rows)
-        growth = TreeSegment(self.opening.sequence, self.step, self.committed, self.keep, tree)
-        self.in_flight, self.tree, self.waiting_since, self.root_only = True, None, None, False
-        return growth
-
-    def mark_sent(self, unasked: bool) -> bool:
-        """It goes out now; unasked: no tree is asked for. Returns whether that uses up a tree of a rest."""
-        self.drafter_informed = not unasked
-        return self.opening.drafted and self.in_flight
-
-    def apply_outcome(self, outcome: Outcome, now: float, awaits: bool = True) -> None:
-        """Take the result of the final prompt chunk or of the tree in flight. awaits: a tree may come."""
-        self.committed += len(outcome.accepted)
-        self.keep = outcome.accepted
-        if outcome.tokens:
-            self.root = outcome.tokens[-1]
-        self.root_only = not outcome.tokens
-        self.step, self.in_flight, self.forced = outcome.step + 1, False, outcome.forced
-        waits = awaits and self.opening.drafted and self.drafter_informed and not self.root_only
-        self.waiting_since = now if waits else None
-        self.returned_at = now
-        early, self.early_tree = self.early_tree, None
-        if early:
-            self.offer_tree(self.step, early)
-
-    def contradicts(self, draft: Draft) -> bool:
-        """It is for the tree that comes next, but grows from another token than was written."""
-        return draft.step == self.step and not self.in_flight and draft.tree.tokens[0] != self.root
-
-    def offer_tree(self, step: int, tree: Tree) -> bool:
-        """Take a draft if it is for the tree that comes next, where the first one wins, or behind that.
-
-        Drafts and results come from different members: a draft may overtake the result that it builds on.
-        """
-        if step == self.step + 1:
-            self.early_tree = tree  # its root is not known yet: it is checked when it is used
-            return True
-        timely = not (self.in_flight or self.root_only) and step == self.step and self.tree is None
-        if not timely or tree.tokens[0] != self.root:
-            return False
-        self.tree, self.waiting_since = tree, None
-        return True
 
 
 class Sequencer:
@@ -230,16 +110,18 @@ class Sequencer:
         """
         if drafts.epoch != self._epoch:
             return
-        self._draft_timeout.drafter_spoke()
+        self._draft_timeout.drafter_spoke(drafts.drafter)
         answered = set[float | None]()  # when their results came
         for draft in drafts.drafts:
             if (live := self._sequences.get(draft.sequence)) is None:
                 continue
             since = live.waiting_since
+            live.drafter = drafts.drafter
             if not self._valid_ids(draft.tree.tokens) or live.contradicts(draft):
                 self._stop_waiting(live, draft.step)
             elif live.offer_tree(draft.step, draft.tree):
-                self._draft_timeout.record_tree(None if now is None or since is None else now - since)
+                waited = None if now is None or since is None else now - since
+                self._draft_timeout.record_tree(waited, drafts.drafter)
                 answered.add(since)
         for live in self._sequences.values() if self._draft_timeout.catching_up else ():
             live.waiting_since = None if live.waiting_since in answered else live.waiting_since
@@ -255,11 +137,16 @@ class Sequencer:
         """Its drafter has spoken; waiting longer brings nothing."""
         if step == live.step and live.waiting_since is not None:
             live.waiting_since = None
-            self._draft_timeout.record_miss()
+            self._draft_timeout.record_miss(live.drafter)
 
-    def lose_drafter(self) -> None:
-        """Nobody drafts any more: nothing waits for a tree, until one comes after all."""
-        self._draft_timeout.drafter_left()
+    def lose_drafter(self, drafter: str) -> None:
+        """A drafter is lost: its sequences, and those that nobody has drafted for yet, wait for no tree
+        until one comes. Without any other drafter nothing waits.
+        """
+        self._draft_timeout.drafter_left(drafter)
+        for live in self._sequences.values():
+            if live.drafter in (drafter, ""):
+                live.drafter = None
 
     def rejections(self) -> tuple[Outcome, ...]:
         """Sequences that could not be opened since the last call; for the master."""
@@ -283,9 +170,9 @@ class Sequencer:
         the next result is what to wait for. So it is for those who had lost it when `compose` was asked."""
         if len(self._in_flight) >= self._max_in_flight():
             return None
-        able = (live.waiting_since for live in self._sequences.values() if live.can_decode)
+        able = [(live.waiting_since, live.drafter) for live in self._sequences.values() if live.can_decode]
         untils = self._draft_timeout.family_deadline, self._draft_timeout.deadline
-        due = (until(since) for since in able if since is not None for until in untils)
+        due = (until(since, by) for since, by in able if since is not None for until in untils)
         return min((one for one in due if one > self._composed), default=None)
 
     def _max_in_flight(self) -> int:
@@ -331,7 +218,7 @@ class Sequencer:
             for live in self._sequences.values()
             if live.waiting_since is not None
             and live.can_decode
-            and now < self._draft_timeout.family_deadline(live.waiting_since)
+            and now < self._draft_timeout.family_deadline(live.waiting_since, live.drafter)
         }
 
     def _ready(self, now: float) -> list[SequenceState]:
@@ -363,7 +250,8 @@ class Sequencer:
         return families
 
     def _waits(self, live: SequenceState, now: float) -> bool:
-        return live.waiting_since is not None and now < self._draft_timeout.deadline(live.waiting_since)
+        since = live.waiting_since
+        return since is not None and now < self._draft_timeout.deadline(since, live.drafter)
 
     def _spread(self, members: list[SequenceState], others: int) -> int:
         """Over how many frames a family goes; other requests' frames come first."""
@@ -384,7 +272,7 @@ class Sequencer:
             if (rows := min(share, most)) < 1:
                 continue
             if live.waiting_since is not None and live.tree is None:
-                self._draft_timeout.record_miss()
+                self._draft_timeout.record_miss(live.drafter)
             self._free_behind(sequence, live.committed)
             if min(live.wanted_rows, most) <= share:
                 self._turns += 1

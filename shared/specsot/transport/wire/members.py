@@ -12,6 +12,8 @@ from specsot.members import (
     Configuration,
     Curve,
     Disband,
+    DrafterLost,
+    DrafterPlace,
     HandOver,
     MemberLeaving,
     Progress,
@@ -43,7 +45,17 @@ from specsot.v1 import fleet_pb2, values_pb2
 
 Upward = Registration | Ready | Progress | Broken | MemberLeaving | Beat | Result
 Downward = (
-    Configuration | Disband | StandBy | HandOver | Rejoined | MemberLeaving | Beat | Open | Close | Lease
+    Configuration
+    | Disband
+    | StandBy
+    | HandOver
+    | Rejoined
+    | DrafterLost
+    | MemberLeaving
+    | Beat
+    | Open
+    | Close
+    | Lease
 )
 
 
@@ -96,6 +108,7 @@ register(
         name=checked(check_name, "a stage's name"),
         address=checked(check_name, "a stage's address"),
     ),
+    Schema(DrafterPlace, fleet_pb2.DrafterPlace, name=MEMBER_NAME, address=MEMBER_ADDRESS),
     Schema(
         Configuration,
         fleet_pb2.Configuration,
@@ -114,6 +127,7 @@ register(
     Schema(RowsOf, fleet_pb2.RowsOf, check_rows),
     Schema(HandOver, fleet_pb2.HandOver),
     Schema(Rejoined, fleet_pb2.Rejoined, address=MEMBER_ADDRESS),
+    Schema(DrafterLost, fleet_pb2.DrafterLost, name=MEMBER_NAME),
     Schema(MemberLeaving, fleet_pb2.Leaving),
     Schema(Beat, fleet_pb2.Beat),
     Schema(Open, fleet_pb2.Open, check_open, opening=OPENING),

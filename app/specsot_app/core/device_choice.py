@@ -1,0 +1,162 @@
+"""Decides what `--device auto` means, from what was found of GPUs, and says why in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specsot.core.info import memory_in_words
+
+AUTO = "auto"
+CUDA_INDEX = "https://download.pytorch.org/whl/cu130"
+CPU_TORCH_REMEDY = f"pip install --force-reinstall torch --index-url {CUDA_INDEX} installs one with CUDA"
+
+
+@dataclass(frozen=True, slots=True)
+class FoundGpu:
+    """One NVIDIA GPU that this process may use.
+
+    number: of its torch device: 1 for cuda:1.
+    free: bytes of its memory. None: unknown.
+    """
+
+    number: int
+    name: str
+    free: int | None = None
+
+    def __str__(self) -> str:
+        free = "" if self.free is None else f" ({memory_in_words(self.free)} free)"
+        return f"cuda:{self.number}, {self.name}{free}"
+
+
+@dataclass(frozen=True, slots=True)
+class FoundGpus:
+    """All that was found of NVIDIA GPUs, and of the torch that is to compute on them.
+
+    gpus: those that torch can use, in the order of its numbers.
+    installed: how many the machine has, whether or not this process may use them.
+    torch_version: as torch says it, such as "2.13.0+cpu". torch_cuda: torch was built with CUDA.
+    hidden: CUDA_VISIBLE_DEVICES names none of them.
+    """
+
+    gpus: tuple[FoundGpu, ...] = ()
+    installed: int = 0
+    torch_version: str = ""
+    torch_cuda: bool = False
+    hidden: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenDevice:
+    """device: for torch; "cuda" where any of the GPUs will do, which the master then divides.
+
+    reason: one line for the user. notable: the line is of interest to somebody who did not ask for it: a GPU
+    is there, used or not.
+    """
+
+    device: str
+    reason: str
+    notable: bool = True
+
+
+def choose_device(
+    found: FoundGpus, need: int | None = None, stages: int = 1, shards: int = 1
+) -> ChosenDevice:
+    """Choose GPUs if the model fits there, and the CPU otherwise.
+
+    need: bytes that weights, KV pages and drafter take together. None: unknown, then any GPU is large enough.
+    stages: how many layer ranges the model is split into; each may have a GPU of its own. shards: over how
+    many GPUs each layer is split (--tensor-parallel); then those from the first one on are used.
+
+    Two GPUs with 20 and 70 GiB free: a model of 60 GiB -> cuda:1; the same in 2 stages -> cuda:1, as the
+    first one holds no half; of 30 GiB in 2 stages -> cuda, and each stage gets its own; of 80 GiB in 2
+    stages -> cuda, as the master gives the second one more layers; of 80 GiB in one stage -> cpu.
+    """
+    if not found.gpus:
+        return _without_gpu(found)
+    if shards > 1:
+        return _sharded(found.gpus, need, shards)
+    each = None if need is None else -(-need // min(stages, len(found.gpus)))
+    shared = len(found.gpus) == 1 or stages > 1
+    if shared and all(_holds(gpu, each) for gpu in found.gpus):
+        return ChosenDevice("cuda", _used(found.gpus, need))
+    if able := [gpu for gpu in found.gpus if _holds(gpu, need)]:
+        best = max(able, key=_free)
+        return ChosenDevice(f"cuda:{best.number}", _used([best], need))
+    assert need is not None
+    if stages >= len(found.gpus) and need <= sum(map(_free, found.gpus)):
+        return ChosenDevice("cuda", _used(found.gpus, need))
+    best = max(found.gpus, key=_free)
+    wants = f"the model needs {memory_in_words(need)}"
+    return ChosenDevice("cpu", f"device cpu: {wants}, the most that a GPU has free is {best}")
+
+
+def _holds(gpu: FoundGpu, need: int | None) -> bool:
+    return need is None or gpu.free is None or gpu.free >= need
+
+
+def _free(gpu: FoundGpu) -> int:
+    return gpu.free or 0
+
+
+def _used(gpus: Sequence[FoundGpu], need: int | None) -> str:
+    wants = "" if need is None else f"; {memory_in_words(need)} needed"
+    return f"device {' and '.join(map(str, gpus))}{wants}"
+
+
+def _sharded(gpus: Sequence[FoundGpu], need: int | None, shards: int) -> ChosenDevice:
+    """Too few GPUs are no reason to leave out what was asked for: whoever loads the model refuses it."""
+    used = gpus[:shards]
+    each = None if need is None else -(-need // shards)
+    short = [gpu for gpu in used if not _holds(gpu, each)]
+    reason = _used(used, need)
+    if short and each is not None:
+        reason += f"; {memory_in_words(each)} of it on each, for which there is not room on {short[0]}"
+    return ChosenDevice("cuda:0", reason)
+
+
+def _without_gpu(found: FoundGpus) -> ChosenDevice:
+    if not found.installed:
+        return ChosenDevice("cpu", "device cpu: no NVIDIA GPU is here", notable=False)
+    here = "an NVIDIA GPU is here" if found.installed == 1 else f"{found.installed} NVIDIA GPUs are here"
+    if not found.torch_cuda:
+        why = f"but torch {found.torch_version} is built for CPUs; {CPU_TORCH_REMEDY}"
+    elif found.hidden:
+        why = "but CUDA_VISIBLE_DEVICES hides them all"
+    else:
+        why = (
+            f"but torch {found.torch_version} cannot use them; its CUDA may need a newer driver (nvidia-smi)"
+        )
+    return ChosenDevice("cpu", f"device cpu: {here}, {why}")
+
+
+def visible_gpus(installed: Sequence[tuple[str, FoundGpu]], visible: str | None) -> tuple[FoundGpu, ...]:
+    """Those that CUDA_VISIBLE_DEVICES names, in its order, with the numbers that torch gives them.
+
+    installed: (UUID, GPU), numbered as nvidia-smi does. visible: the variable's value; None: all are
+    visible. As in CUDA, a name that fits none ends the list, and what is no whole GPU has an unknown amount
+    of free memory.
+
+    GPUs 0 and 1, "1,0" -> 1 as cuda:0, 0 as cuda:1; "1,7,0" -> 1 as cuda:0 alone; "" -> none.
+    """
+    if visible is None:
+        return tuple(gpu for _, gpu in installed)
+    found: list[FoundGpu] = []
+    for name in (part.strip() for part in visible.split(",")):
+        number = len(found)
+        gpu = _named(installed, name)
+        if gpu:
+            found.append(FoundGpu(number, gpu.name, gpu.free))
+        elif name.startswith("MIG-"):
+            found.append(FoundGpu(number, "a part of a GPU"))
+        else:
+            break
+    return tuple(found)
+
+
+def _named(installed: Sequence[tuple[str, FoundGpu]], name: str) -> FoundGpu | None:
+    """By its number, or by the beginning of its UUID."""
+    for uuid, gpu in installed:
+        if name == str(gpu.number) or (name.startswith("GPU-") and uuid.startswith(name)):
+            return gpu
+    return None

@@ -1,0 +1,133 @@
+"""Finds the GPUs that torch can use, and chooses the device of a fleet that is started with `--device auto`.
+
+The driver's own library is asked, not CUDA: this process may only start others, and a CUDA context would take
+hundreds of megabytes of each GPU as long as it lives.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import TextIO
+
+from specsot.errors import SpecsotError
+from specsot_app.core.device_choice import (
+    AUTO,
+    ChosenDevice,
+    FoundGpu,
+    FoundGpus,
+    choose_device,
+    visible_gpus,
+)
+from specsot_app.fleet.options import FleetOptions
+
+# What commands offer that start a fleet for a user.
+CHOSEN_DEVICE = {"device": AUTO}
+DEVICE_HELP = {
+    "device": "Torch device, such as cpu, cuda or cuda:0; `auto`: an NVIDIA GPU with room for the model."
+}
+
+
+def with_device(options: FleetOptions, out: TextIO) -> FleetOptions:
+    """Options that name a device. out: gets the line that says which, and why, where a GPU is on this
+    machine.
+    """
+    named, choice = choose_for(options)
+    if choice and choice.notable:
+        announce(choice, out)
+    return named
+
+
+def choose_for(
+    options: FleetOptions,
+    rings: int = 1,
+    find: Callable[[], FoundGpus] | None = None,
+    count: Callable[[FleetOptions], int] | None = None,
+) -> tuple[FleetOptions, ChosenDevice | None]:
+    """Options that name a device, and what was chosen. None where nothing was to choose: for a fleet
+    elsewhere, and for one whose device or --devices are given. rings: complete ones. find, count: ask the
+    machine, and the model's files.
+    """
+    if options.device != AUTO:
+        return options, None
+    elsewhere = options.master is not None or options.devices
+    torch_missing = find is None and find_spec("torch") is None  # whoever loads the model says so
+    if elsewhere or torch_missing:
+        return replace(options, device="cpu"), None
+    found = (find or find_gpus)()
+    need = _needed(options, count or count_memory) if found.gpus else None
+    ranges = options.layers.split(",") if isinstance(options.layers, str) else options.layers
+    stages = options.stages or len(ranges or ()) or 1
+    whole = None if need is None else need * rings
+    choice = choose_device(found, whole, stages * rings, options.tensor_parallel)
+    return replace(options, device=choice.device), choice
+
+
+def announce(choice: ChosenDevice, out: TextIO) -> None:
+    print(f"specsot: {choice.reason}", file=out, flush=True)
+
+
+def device_here(device: str, out: TextIO) -> str:
+    """The same for a machine that runs layers of another one's model, of which it has no files yet."""
+    if device != AUTO:
+        return device
+    choice = choose_device(find_gpus())
+    if choice.notable:
+        announce(choice, out)
+    return choice.device
+
+
+def _needed(options: FleetOptions, count: Callable[[FleetOptions], int]) -> int | None:
+    """None for a model that cannot be read: whoever loads it says so."""
+    try:
+        return count(options)
+    except (SpecsotError, OSError):
+        return None
+
+
+def count_memory(options: FleetOptions) -> int:
+    """Bytes that a GPU needs for all layers, KV pages and what drafts. Raises ModelError, InvalidRequest."""
+    from specsot_app.fleet.fitting import count_on_gpu
+
+    return count_on_gpu(options)
+
+
+def find_gpus() -> FoundGpus:
+    """Ask torch whether it can use GPUs, and the driver which there are."""
+    import torch
+
+    installed = _installed()
+    visible = visible_gpus(installed, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    usable = torch.cuda.device_count() if torch.version.cuda else 0
+    return FoundGpus(
+        gpus=visible[:usable],
+        installed=len(installed),
+        torch_version=str(torch.__version__),
+        torch_cuda=torch.version.cuda is not None,
+        hidden=not visible,
+    )
+
+
+def _installed() -> list[tuple[str, FoundGpu]]:
+    """(UUID, GPU) of all that the driver knows; none without a driver."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return [_read(number) for number in range(pynvml.nvmlDeviceGetCount())]
+    except Exception:  # no library, no driver, no permission: no GPU can be used
+        return []
+
+
+def _read(number: int) -> tuple[str, FoundGpu]:
+    import pynvml
+
+    handle = pynvml.nvmlDeviceGetHandleByIndex(number)
+    uuid, name = (_text(ask(handle)) for ask in (pynvml.nvmlDeviceGetUUID, pynvml.nvmlDeviceGetName))
+    return uuid, FoundGpu(number, name, int(pynvml.nvmlDeviceGetMemoryInfo(handle).free))
+
+
+def _text(said: str | bytes) -> str:
+    return said.decode(errors="replace") if isinstance(said, bytes) else str(said)

@@ -1,0 +1,179 @@
+"""What `--device auto` means on machines with GPUs and without, and the line that says so."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specsot.errors import ModelError
+from specsot_app.core.device_choice import FoundGpu, FoundGpus, choose_device, visible_gpus
+from specsot_app.fleet.devices import announce, choose_for
+from specsot_app.fleet.options import FleetOptions
+
+GIB = 1 << 30
+SMALL, LARGE = FoundGpu(0, "NVIDIA L4", 20 * GIB), FoundGpu(1, "NVIDIA H200", 70 * GIB)
+ONE = FoundGpus((replace(LARGE, number=0),), 1, "2.13.0+cu130", torch_cuda=True)
+TWO = replace(ONE, gpus=(SMALL, LARGE), installed=2)
+NONE = FoundGpus(torch_version="2.13.0+cpu")
+
+
+@pytest.mark.parametrize(
+    ("found", "need", "stages", "device"),
+    [
+        (NONE, None, 1, "cpu"),
+        (ONE, 60 * GIB, 1, "cuda"),
+        (ONE, None, 1, "cuda"),
+        (ONE, 71 * GIB, 1, "cpu"),
+        (ONE, 60 * GIB, 2, "cuda"),
+        (ONE, 71 * GIB, 2, "cpu"),  # both stages would be on the only one
+        (TWO, 10 * GIB, 1, "cuda:1"),  # the one with more free memory
+        (TWO, 60 * GIB, 2, "cuda:1"),  # the first one does not hold half of it
+        (TWO, 30 * GIB, 2, "cuda"),  # the master gives each stage one of its own
+        (TWO, 80 * GIB, 2, "cuda"),  # the master gives the second one more layers
+        (TWO, 80 * GIB, 1, "cpu"),
+        (TWO, 91 * GIB, 2, "cpu"),
+        (replace(TWO, gpus=(SMALL, replace(LARGE, free=None))), 30 * GIB, 1, "cuda:1"),
+    ],
+)
+def test_a_gpu_is_chosen_where_the_model_has_room(
+    found: FoundGpus, need: int | None, stages: int, device: str
+) -> None:
+    assert choose_device(found, need, stages).device == device
+
+
+@pytest.mark.parametrize(
+    ("found", "need", "line"),
+    [
+        (NONE, None, "device cpu: no NVIDIA GPU is here"),
+        (ONE, 4 * GIB, "device cuda:0, NVIDIA H200 (70.0 GiB free); 4.0 GiB needed"),
+        (
+            ONE,
+            80 * GIB,
+            "device cpu: the model needs 80.0 GiB, "
+            "the most that a GPU has free is cuda:0, NVIDIA H200 (70.0 GiB free)",
+        ),
+        (
+            replace(NONE, installed=1),
+            None,
+            "device cpu: an NVIDIA GPU is here, but torch 2.13.0+cpu is built for CPUs; "
+            "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130 "
+            "installs one with CUDA",
+        ),
+        (
+            replace(ONE, gpus=(), hidden=True),
+            None,
+            "device cpu: an NVIDIA GPU is here, but CUDA_VISIBLE_DEVICES hides them all",
+        ),
+        (
+            replace(TWO, gpus=()),
+            None,
+            "device cpu: 2 NVIDIA GPUs are here, but torch 2.13.0+cu130 cannot use them; "
+            "its CUDA may need a newer driver (nvidia-smi)",
+        ),
+    ],
+)
+def test_one_line_says_what_is_chosen_and_why(found: FoundGpus, need: int | None, line: str) -> None:
+    chosen = choose_device(found, need)
+    assert chosen.reason == line
+    assert chosen.notable == (found.installed > 0)
+
+
+def test_a_split_layer_takes_the_first_gpus() -> None:
+    chosen = choose_device(TWO, 30 * GIB, shards=2)
+    assert chosen.device == "cuda:0"
+    assert "and cuda:1" in chosen.reason
+    short = choose_device(TWO, 60 * GIB, shards=2)
+    assert short.device == "cuda:0", "what was asked for is not left out; loading refuses it"
+    assert "30.0 GiB of it on each, for which there is not room on cuda:0" in short.reason
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [
+        (None, ["a", "b"]),
+        ("", []),
+        ("-1", []),
+        ("1,0", ["b", "a"]),
+        ("1,7,0", ["b"]),
+        ("GPU-bbbb", ["b"]),
+        ("MIG-1234,0", ["a part of a GPU", "a"]),
+    ],
+)
+def test_gpus_are_numbered_as_cuda_numbers_the_visible_ones(visible: str | None, names: list[str]) -> None:
+    installed = [("GPU-aaaa-1", FoundGpu(0, "a", GIB)), ("GPU-bbbb-2", FoundGpu(1, "b", GIB))]
+    found = visible_gpus(installed, visible)
+    assert [gpu.name for gpu in found] == names
+    assert [gpu.number for gpu in found] == list(range(len(names)))
+
+
+AUTO = FleetOptions(device="auto")
+
+
+def unasked(*_: object) -> FoundGpus:
+    raise AssertionError("nobody needs to know")
+
+
+def chosen(options: FleetOptions, found: FoundGpus, need: int = GIB, rings: int = 1) -> str:
+    made, choice = choose_for(options, rings, lambda: found, lambda _: need)
+    assert choice
+    assert choice.device == made.device
+    return made.device
+
+
+def test_a_fleet_of_ones_own_takes_the_gpu() -> None:
+    assert chosen(AUTO, ONE) == "cuda"
+    assert chosen(AUTO, NONE) == "cpu"
+    assert chosen(replace(AUTO, layers="0:4,4:8"), TWO, 30 * GIB) == "cuda"
+    assert chosen(AUTO, TWO, 20 * GIB, rings=2) == "cuda", "each ring has a GPU of its own"
+    assert chosen(AUTO, TWO, 50 * GIB, rings=2) == "cpu"
+
+
+def test_the_line_is_printed_with_the_name_of_the_program() -> None:
+    out = io.StringIO()
+    announce(choose_device(NONE), out)
+    assert out.getvalue() == "specsot: device cpu: no NVIDIA GPU is here\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "device"),
+    [
+        (replace(AUTO, device="cuda:3"), "cuda:3"),
+        (replace(AUTO, master="10.0.0.1:50050"), "cpu"),
+        (replace(AUTO, devices="127.0.0.1#0"), "cpu"),
+    ],
+)
+def test_nothing_is_looked_for_where_nothing_is_to_choose(options: FleetOptions, device: str) -> None:
+    made, choice = choose_for(options, find=unasked)
+    assert (made.device, choice) == (device, None)
+
+
+def test_a_model_that_cannot_be_read_is_left_to_who_loads_it() -> None:
+    def broken(_: FleetOptions) -> int:
+        raise ModelError("no such directory")
+
+    made, _ = choose_for(AUTO, find=lambda: ONE, count=broken)
+    assert made.device == "cuda"
+
+
+@pytest.mark.torch
+def test_memory_is_counted_with_kv_pages_and_what_drafts(demo_model: Path) -> None:
+    from specsot_app.fleet.devices import count_memory
+
+    plain = FleetOptions(model=demo_model / "base", drafter="none", kv_memory=1 << 28, dtype="bf16")
+    files = sum(path.stat().st_size for path in (demo_model / "base").glob("*.safetensors"))
+    alone = count_memory(plain)
+    assert 1 << 28 < alone < 4 * files + (1 << 28) + (1 << 30)
+    drafted = count_memory(replace(plain, drafter="eagle", draft_model=demo_model / "eagle3"))
+    assert drafted > alone + (1 << 28), "the drafter has pages of its own"
+
+
+@pytest.mark.torch
+def test_this_machine_can_be_asked() -> None:
+    from specsot_app.fleet.devices import find_gpus
+
+    found = find_gpus()
+    assert len(found.gpus) <= max(found.installed, 1)
+    assert found.torch_version

@@ -1,0 +1,60 @@
+"""Prints pip's options for a torch without CUDA, on a machine that has no NVIDIA driver: else nothing.
+
+`make install` and `make develop` pass them on. PyPI's torch for Linux brings gigabytes of CUDA libraries.
+The index of the builds for CPUs is only named where it can be reached: pip asks it for every package, and
+takes eight seconds for each where it cannot.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+INDEX: Final = "https://download.pytorch.org/whl/cpu"
+TIMEOUT: Final = 3.0  # Seconds. How long the index may take to answer. Untuned.
+CHOSEN = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_NO_INDEX")
+DRIVER = ("proc/driver/nvidia", "dev/nvidia0", "dev/dxg")  # dev/dxg: a GPU under WSL2
+LIBRARY = "libcuda.so.1"
+LIBRARIES = (
+    "usr/lib",
+    "usr/lib64",
+    "usr/lib/x86_64-linux-gnu",
+    "usr/lib/aarch64-linux-gnu",
+    "usr/lib/wsl/lib",
+)
+
+
+def pip_options(
+    environment: Mapping[str, str], platform: str, has_driver: bool, reaches: Callable[[str], bool]
+) -> str:
+    """Options for pip, in one line. Empty where a GPU may be used, where somebody chose an index, and where
+    the index cannot be reached. reaches: whether an address answers; only asked where that matters.
+    """
+    chosen = any(environment.get(name) for name in CHOSEN)
+    if has_driver or chosen or platform != "linux" or not reaches(INDEX):
+        return ""
+    return f"--extra-index-url {INDEX}"
+
+
+def has_nvidia_driver(root: Path, which: Callable[[str], str | None] = shutil.which) -> bool:
+    """Whether an NVIDIA driver is installed. root: of the file system."""
+    library = any((root / folder / LIBRARY).exists() for folder in LIBRARIES)
+    return library or any((root / path).exists() for path in DRIVER) or which("nvidia-smi") is not None
+
+
+def answers(address: str) -> bool:
+    """Whether a server is there that has the index."""
+    try:
+        with urllib.request.urlopen(f"{address}/torch/", timeout=TIMEOUT):
+            return True
+    except OSError:  # no such host, no way to it, no answer, no such page
+        return False
+
+
+if __name__ == "__main__":
+    print(pip_options(os.environ, sys.platform, has_nvidia_driver(Path("/")), answers))
