@@ -11,12 +11,13 @@ timeout and not one per lap; a drafter that rests is not even told of frames.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from specsot.core.cost_curve import UNIT_CURVE, CostCurve
 from specsot.core.frames import Frame, Opening, TreeSegment
 from specsot.members import Curve
 
@@ -84,23 +85,27 @@ class InFlightFrame:
     alone: bool
 
 
-class RowMedians:
-    """A measured quantity by rows: straight lines between medians of what was seen lately, level beyond."""
+class RecentMedians:
+    """Medians of the newest seconds of steps, one for every doubling of their rows."""
 
     def __init__(self) -> None:
         self._bins: dict[int, deque[tuple[int, float]]] = {}
-        self._points: list[tuple[float, float]] = []  # none: they are to be found again
 
     def __bool__(self) -> bool:
         return bool(self._bins)
 
-    def record(self, rows: int, value: float) -> None:
-        self._bins.setdefault(rows.bit_length(), deque(maxlen=RECENT_LAPS)).append((rows, value))
-        self._points = []
+    def record(self, rows: int, seconds: float) -> None:
+        self._bins.setdefault(rows.bit_length(), deque(maxlen=RECENT_LAPS)).append((rows, seconds))
 
-    def at(self, rows: float) -> float:
-        self._points = self._points or sorted(map(_medians, self._bins.values()))
-        return _interpolate(self._points, rows)
+    @property
+    def points(self) -> list[tuple[float, float]]:
+        """(median rows, median seconds) of every bin: a slow step or two, as when a process begins, say
+        nothing about the next.
+        """
+        return [
+            (median(rows for rows, _ in seen), median(seconds for _, seconds in seen))
+            for seen in self._bins.values()
+        ]
 
 
 class PipelineDepth:
@@ -109,11 +114,15 @@ class PipelineDepth:
     def __init__(self, stages: int = 1, curve: Curve = (), overlap: bool = True) -> None:
         """curve: seconds per rows of all stages together, measured beforehand; corrected by every lap.
         overlap: several frames may fly."""
-        self._curve = [(float(rows), seconds) for rows, seconds in sorted(curve)]
+        self._measured = CostCurve(curve) if len(curve) > 1 else UNIT_CURVE
         self._stages, self._overlap = stages, overlap and stages > 1
         self._shares = [1 / stages] * stages
-        self._slowdown = RowMedians()  # measured by expected seconds
-        self._hops = RowMedians()  # seconds of all of them
+        # Seconds of all stages, and of all hops between them.
+        self._computed = RecentMedians()
+        self._hop_times = RecentMedians()
+        # Curves of both; None: they are made anew, because a step came back.
+        self._compute_curve: CostCurve | None = None
+        self._hop_curve: CostCurve | None = None
         self._gap = 0.0
         self.parts = 1
 
@@ -123,9 +132,11 @@ class PipelineDepth:
         if not rows or spent <= 0 or len(seconds) != self._stages:
             return
         self._shares = [old + LAP_WEIGHT * (new / spent - old) for old, new in zip(self._shares, seconds)]
-        self._slowdown.record(rows, spent / self._expected_seconds(rows))
+        self._computed.record(rows, spent)
+        self._compute_curve = None
         if alone:
-            self._hops.record(rows, max(elapsed - spent, 0.0))
+            self._hop_times.record(rows, max(elapsed - spent, 0.0))
+            self._hop_curve = None
 
     def record_gap(self, seconds: float) -> None:
         """So long a family stayed with stage 0 between two of its laps: its trees were on their way."""
@@ -135,7 +146,7 @@ class PipelineDepth:
         """Frames that may fly: as many as fit into a lap without waiting for each other, up to `limit`.
         least: as long as nothing is known.
         """
-        if not self._hops:
+        if not self._hop_times:
             return min(least, limit)
         lap, slowest = self._lap_seconds(1), self._slowest_stage_seconds(1)
         return min(max(round(lap / slowest), 1), limit) if slowest else limit
@@ -191,37 +202,20 @@ class PipelineDepth:
 
     def _compute_seconds(self, rows: float) -> float:
         """All stages, one after the other."""
-        return self._expected_seconds(rows) * (self._slowdown.at(rows) if self._slowdown else 1.0)
+        if self._compute_curve is None:
+            self._compute_curve = self._measured.corrected(self._computed.points)
+        return self._compute_curve.at(rows)
 
     def _slowest_stage_seconds(self, rows: int) -> float:
         return self._compute_seconds(rows) * max(self._shares)
 
     def _hop_seconds(self, rows: int) -> float:
-        return self._hops.at(rows) if self._hops else 0.0
-
-    def _expected_seconds(self, rows: float) -> float:
-        """As it was measured beforehand; beyond that as steep as it was last."""
-        if len(self._curve) < 2:
-            return 1.0
-        (first, low), (last, high) = self._curve[-2:]
-        beyond = max(rows - last, 0.0) * max(high - low, 0.0) / (last - first)
-        return max(_interpolate(self._curve, rows) + beyond, 1e-9)
-
-
-def _medians(seen: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """A slow lap or two, as when a process begins, say nothing about the next."""
-    return median(rows for rows, _ in seen), median(value for _, value in seen)
-
-
-def _interpolate(points: Sequence[tuple[float, float]], rows: float) -> float:
-    """On the straight lines between points (rows ascending); level beyond them."""
-    place = bisect_left(points, (rows,))
-    if place == 0:
-        return points[0][1]
-    if place == len(points):
-        return points[-1][1]
-    (first, low), (last, high) = points[place - 1 : place + 1]
-    return low + (high - low) * (rows - first) / (last - first) if last > first else high
+        if self._hop_curve is None:
+            # Hops of more rows than were ever seen count as those of the most, because a slope of two noisy
+            # points says nothing about far more rows: the last point is repeated at twice its rows.
+            rows_seen, seconds = max(self._hop_times.points, default=(1.0, 0.0))
+            self._hop_curve = CostCurve([*self._hop_times.points, (2 * rows_seen, seconds)])
+        return self._hop_curve.at(rows)
 
 
 class DraftTimeout:
