@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from specsot.core.cost_curve import UNIT_CURVE, CostCurve
+from specsot.core.draft_pause import DraftPause, Event, State
 from specsot.core.frames import Frame, Opening, TreeSegment
 from specsot.members import Curve
 
@@ -40,7 +41,7 @@ MAX_UNSENT_ROWS = 8192  # rows of features that the last stage may have to keep 
 # (--rows). What a drafter lacks beyond that, behind a rest, follows with later laps.
 MAX_ROWS_PER_LAP = 512
 PLAIN_LAPS = 15  # laps without trees of which the median counts; not measured
-MAX_WAKING_LAPS = 32  # laps behind a rest in which nobody waits until a drafter has caught up; not measured
+MAX_CATCH_UP_STEPS = 32  # steps after a pause in which trees are not waited for; not measured
 SLOW_TREE_FACTOR = 4.0  # times the usual wait, after which the rest of a family goes on; not measured
 WAIT_WEIGHT = 0.2  # of one wait in the exponential mean of waits; not measured
 
@@ -219,34 +220,41 @@ class PipelineDepth:
 
 
 class DraftTimeout:
-    """`timeout` seconds while the drafter is timely; none for a doubling number of trees after a miss."""
+    """`timeout` seconds while the drafter is timely; none for a doubling number of trees after a miss, and
+    none while drafting is paused (`specsot.core.draft_pause`).
+    """
 
     def __init__(self, timeout: float, present: bool = True) -> None:
-        self._timeout, self._present = timeout, present
+        self._timeout = timeout
+        self._pause = DraftPause(State.DRAFTING if present else State.ABSENT)
         self._backoff = FIRST_BACKOFF_TREES
         self._backoff_left = 0
-        self._rest_left = self._unsent_rows = self._waking = self._untold = 0
-        self._rest_laps = 0.0
-        self.catching_up = False  # a rest is over, and not all of it may have been told
+        # Rows of features that were not sent during the pause, and rows of sequences that the drafter never
+        # saw: both are sent later, MAX_ROWS_PER_LAP with every step.
+        self._unsent_rows = 0
+        self._missed_rows = 0
+        # Steps for which the drafter may still catch up before its trees are asked for all the same.
+        self._catch_up_steps = 0
+        # True while part of what a pause kept back may not have been sent.
+        self.sends_backlog = False
         self._usual_wait: float | None = None
 
     @property
     def resting(self) -> bool:
-        """Whether the drafter need not hear of what is sent now, because it will not answer."""
-        return self._present and self._rest_left > 0
+        """Whether drafting is paused: the drafter is sent nothing of the next frame, and will not answer."""
+        return self._pause.paused
 
     @property
     def waking(self) -> bool:
-        """Whether the drafter hears of what is sent now, with all that it missed, but did not say yet that it
-        has caught up: until then nobody waits for it.
+        """Whether the drafter catches up: it is sent the next frame's features with all that it missed, and
+        its trees are not waited for.
         """
-        return self._present and self._waking > 0
+        return self._pause.state is State.CATCHING_UP
 
     def deadline(self, since: float) -> float:
         """Until when a sequence that waits since `since` shall go on waiting."""
-        return (
-            since + self._timeout if self._present and not (self._backoff_left or self._rest_left) else since
-        )
+        absent = self._pause.state is State.ABSENT
+        return since if absent or self._backoff_left or self.resting else since + self._timeout
 
     def family_deadline(self, since: float) -> float:
         """Until when the rest of its family shall wait for a sequence that waits since `since`."""
@@ -262,7 +270,7 @@ class DraftTimeout:
 
     def record_miss(self) -> None:
         """A sequence went without its tree."""
-        if self._rest_left:
+        if self.resting:
             return
         if self._backoff_left:
             self._backoff_left -= 1
@@ -271,44 +279,46 @@ class DraftTimeout:
         self._backoff = min(self._backoff * 2, MAX_BACKOFF_TREES)
 
     def start_rest(self, trees: int, live: int = 1) -> None:
-        """The drafter says that it will draft nothing for so many trees; live: sequences that it drafts for.
-
-        Where fewer write later, the rest is as many of their laps: what does not pay for eight may for one.
-        """
-        self._rest_left, self._rest_laps = trees, trees / max(live, 1)
-        self._unsent_rows = self._waking = 0
-        self.catching_up = False
+        """The drafter says that it will draft nothing for so many trees. live: sequences it drafts for."""
+        self._pause = self._pause.begin(trees, live)
+        self._unsent_rows = 0
+        self.sends_backlog = False
 
     def tell_first(self, rows: int) -> None:
-        """A text goes on of which the drafter is told so many rows first, some with every lap."""
-        self._untold += rows
-        self._waking = MAX_WAKING_LAPS
+        """A sequence continues of which the drafter is sent so many rows first, some with every step."""
+        self._missed_rows += rows
+        self._catch_up_steps = MAX_CATCH_UP_STEPS
+        self._pause = self._pause.on(Event.MISSED)
 
     def record_launch(self, trees: int, rows: int, live: int = 1) -> None:
-        """A frame with so many rows, and so many trees of `live` drafted sequences, was launched. What comes
-        behind the last of those that a rest began with may be of another kind: it is over."""
-        if self._rest_left:
+        """A frame with so many rows, and so many trees of `live` drafted sequences, was launched."""
+        if self.resting:
             self._unsent_rows += rows
-            self._rest_laps -= trees / max(live, 1)
-            over = not live or self._rest_laps < 1e-6 or self._unsent_rows >= MAX_UNSENT_ROWS
-            self._rest_left = 0 if over else max(self._rest_left - trees, 0)
-            self._waking = 0 if self._rest_left else MAX_WAKING_LAPS
-        else:
-            self._waking = max(self._waking - 1, 0)
-            self._untold = max(self._untold + min(rows - MAX_ROWS_PER_LAP, 0), 0)
-            unsent, self.catching_up = self._unsent_rows, self._unsent_rows > 0
-            self._unsent_rows = max(unsent + min(rows - MAX_ROWS_PER_LAP, 0), 0)
+            self._pause = self._pause.passed(trees, live)
+            if self._unsent_rows >= MAX_UNSENT_ROWS:
+                self._pause = self._pause.end()
+            self._catch_up_steps = MAX_CATCH_UP_STEPS
+            return
+        self._catch_up_steps = max(self._catch_up_steps - 1, 0)
+        if not self._catch_up_steps:
+            self._pause = self._pause.on(Event.CAUGHT_UP)
+        sent = MAX_ROWS_PER_LAP - rows  # of the backlog, beside this frame's own rows
+        self._missed_rows = max(self._missed_rows - max(sent, 0), 0)
+        self.sends_backlog = self._unsent_rows > 0
+        self._unsent_rows = max(self._unsent_rows - max(sent, 0), 0)
 
     def drafter_left(self) -> None:
         """There is no drafter any more."""
-        self._present = False
+        self._pause = self._pause.on(Event.LEFT)
 
     def drafter_spoke(self) -> None:
-        """The drafter speaks: there is one, which is awake, and owes nothing if there was none before."""
-        self._waking = self._waking if self._untold else 0
-        if not self._present:
-            self._present, self._backoff = True, FIRST_BACKOFF_TREES
-            self._backoff_left = self._rest_left = self._unsent_rows = 0
+        """The drafter speaks: it has caught up with all that it was sent, and owes nothing if it is new."""
+        if self._pause.state is State.ABSENT:
+            self._pause = DraftPause().on(Event.JOINED)
+            self._backoff, self._backoff_left = FIRST_BACKOFF_TREES, 0
+            self._unsent_rows = 0
+        if not self._missed_rows:
+            self._pause = self._pause.on(Event.CAUGHT_UP)
 
 
 class LapTimer:
