@@ -17,7 +17,7 @@ def test_every_state_is_in_the_table_and_every_one_can_be_left_and_reached() -> 
     assert reached == set(State)
 
 
-@pytest.mark.parametrize(("state", "event"), product(State, Event))
+@pytest.mark.parametrize(("state", "event"), [*product(State, Event)])
 def test_no_event_is_an_error_and_a_drafter_that_left_comes_back_by_joining_alone(
     state: State, event: Event
 ) -> None:
