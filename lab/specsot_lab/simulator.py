@@ -28,9 +28,9 @@ from specsot.members import Configuration, Curve, Head, Range, Registration, Tre
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
 from specsot.transport.links import Dialer
+from specsot_drafter.core.control import make_budget
 from specsot_drafter.core.selection import Candidates, KeepGrowing
 from specsot_drafter.core.sequences import DraftSequence
-from specsot_drafter.core.tree_budget import make_budget
 from specsot_drafter.drafter import Drafter
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.proposers import Proposer

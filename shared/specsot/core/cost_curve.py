@@ -21,8 +21,8 @@ class CostCurve:
 
     * Seconds never fall with more tokens: a point that was measured below a smaller one counts as that one.
     * Between two points the curve is a straight line. Below the first point it is level, because a step
-      reads all weights even for one token. After the last point it continues with its last slope, which
-      is level for a single point.
+      reads all weights even for one token. After the last point it continues with its last slope; a single
+      point continues in proportion to its tokens.
     * An empty curve is false, and takes no time.
 
     >>> curve = CostCurve([(1, 2.0), (4, 2.0), (8, 3.0)])
@@ -94,7 +94,9 @@ class CostCurve:
 
 def _last_slope(tokens: Sequence[float], seconds: Sequence[float]) -> float:
     """Return the seconds of one more token after the last point."""
-    return (seconds[-1] - seconds[-2]) / (tokens[-1] - tokens[-2]) if len(tokens) > 1 else 0.0
+    if len(tokens) < 2:
+        return seconds[-1] / tokens[-1] if tokens and tokens[-1] else 0.0
+    return (seconds[-1] - seconds[-2]) / (tokens[-1] - tokens[-2])
 
 
 # A curve for where nothing was measured: one second whatever the tokens, so that only ratios mean anything.
