@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 from tests.conftest import is_full
-from tests.drafter.gate import TRACES, Figures, Trace, figures, known, summary, table
+from tests.drafter.gate import TRACES, Figures, figures, known, summary, table
 
 pytestmark = pytest.mark.slow
 
@@ -18,23 +18,23 @@ CHOSEN = [one for one in TRACES if one.live < 64] if is_full() else [TRACES[plac
 
 
 @cache
-def measured_figures(one: Trace) -> Figures:
-    return figures(one)
+def measured_figures(name: str) -> Figures:
+    return figures(next(one for one in CHOSEN if str(one) == name))
 
 
-@pytest.mark.parametrize(("one",), [(one,) for one in CHOSEN], ids=map(str, CHOSEN))
-def test_no_trace_is_far_behind_the_best_fixed_setting(one: Trace) -> None:
+@pytest.mark.parametrize("name", [*map(str, CHOSEN)])
+def test_no_trace_is_far_behind_the_best_fixed_setting(name: str) -> None:
     """What the gate asks for is 0.97 on average and 0.90 of each; one noisy trace has 0.87."""
-    fixed, _ = known()[str(one)]["fixed"]
-    assert measured_figures(one).all >= 0.86 * fixed
+    fixed, _ = known()[name]["fixed"]
+    assert measured_figures(name).all >= 0.86 * fixed
 
 
-@pytest.mark.parametrize(("one",), [(one,) for one in CHOSEN], ids=map(str, CHOSEN))
-def test_a_head_that_is_never_right_loses_little_and_then_nothing(one: Trace) -> None:
+@pytest.mark.parametrize("name", [*map(str, CHOSEN)])
+def test_a_head_that_is_never_right_loses_little_and_then_nothing(name: str) -> None:
     """Asked: 0.97 of 200 tokens, missed by up to 0.05 where the first step with drafts takes three others;
     and 0.99 once drafting is paused.
     """
-    found = measured_figures(one)
+    found = measured_figures(name)
     assert found.never_right >= 0.92
     assert found.paused >= 0.97
 
