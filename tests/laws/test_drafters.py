@@ -78,7 +78,7 @@ async def test_law_1_a_model_that_is_the_base_is_always_right(models, mode):
     base, _, _ = models
     options = MODES[mode]
     steps = await compare(setup_of(base, base, drafter="model", drafting=options))
-    whole = options.tokens + 1
+    whole = options.depth + 1
     least = 19 // whole + (19 % whole > 0)
     for laps in steps:
         assert len(laps) == least if mode != "pruned" else len(laps) <= 2 * least, (
