@@ -81,7 +81,7 @@ class SpecSoT:
         "batched"), model_format and draft_format
         ("safetensors", "bin": pytorch_model.bin, read for its tensors alone), drafter_rope_theta and
         aux_layers (where the head's config is wrong), drafter ("eagle", "model", "suffix", "ngram", "none"),
-        draft_mode, draft_tokens, draft_breadth, draft_nodes, draft_threshold,
+        draft_mode, draft_depth, draft_breadth, draft_nodes, draft_threshold,
         tuner, blend, draft_past (specsot.drafting.DraftOptions); or the seeds' names for them.
         Raises ModelError (no such directory), InvalidRequest (an option or value that cannot be).
         """

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from specsot.core.cost_curve import CostCurve
 from specsot.core.frames import Frame, Opening, Segment, TreeSegment, tokens_of
 from specsot.core.kv_plan import KvPlan, plan_frame
 from specsot.core.pages import PageTable
@@ -27,10 +28,9 @@ from specsot.members import Configuration, Curve, Head, Range, Registration, Tre
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
 from specsot.transport.links import Dialer
-from specsot_drafter.core.cost_model import RowCurve
+from specsot_drafter.core.control import make_budget
 from specsot_drafter.core.selection import Candidates, KeepGrowing
 from specsot_drafter.core.sequences import DraftSequence
-from specsot_drafter.core.tree_budget import make_budget
 from specsot_drafter.drafter import Drafter
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.proposers import Proposer
@@ -187,10 +187,10 @@ class MockWorker:
         return _registration(self._mock, "worker", self.name, self._address, self._mock.layer)
 
     def make_stage(self, configuration: Configuration, layers: Range) -> StageRunner:
-        mock, layer = self._mock, RowCurve(self._mock.layer)
+        mock, layer = self._mock, CostCurve(self._mock.layer)
 
         def spend(rows: int) -> None:
-            mock.sleep(float(layer.at(rows)) * len(layers))
+            mock.sleep(layer.at(rows) * len(layers))
 
         body = StageModel(mock.voice, spend, mock.width, mock.plan)
         return MockStage(body, layers, configuration.pages, configuration.page_rows)
@@ -240,10 +240,10 @@ class MockDrafter:
         return {layer: torch.zeros(head.width, 1) for layer in head.taps}  # its height alone is read
 
     def make_engine(self, configuration: Configuration) -> DraftEngine:
-        mock, level = self._mock, RowCurve(self._mock.growth)
+        mock, level = self._mock, CostCurve(self._mock.growth)
 
         def spend(rows: int) -> None:
-            mock.sleep(float(level.at(rows)))
+            mock.sleep(level.at(rows))
 
         drafter = OracleDrafter(mock.voice, mock.skill, mock.shape.depth, spend, configuration.pages)
         rule = make_budget("measured", configuration.shape, configuration.curve, mock.growth, drafter.widths)

@@ -8,7 +8,7 @@ from typing import Literal
 from specsot.errors import InvalidRequest
 from specsot.members import TreeShape
 from specsot.params import require_field
-from specsot.service.option_table import POSITIVE, option
+from specsot.service.option_table import POSITIVE, option, same
 
 DraftMode = Literal["linear", "tree", "pruned"]
 TunerName = Literal["measured", "seed", "fixed"]
@@ -16,7 +16,7 @@ TunerName = Literal["measured", "seed", "fixed"]
 DRAFT_MODES: tuple[DraftMode, ...] = ("linear", "tree", "pruned")
 TUNERS: tuple[TunerName, ...] = ("measured", "seed", "fixed")
 # Depth, children per node and nodes that a request may ask for: bounds of memory, not tuned.
-MOST_TOKENS, MOST_BREADTH, MOST_NODES = 64, 64, 1024
+MOST_DEPTH, MOST_BREADTH, MOST_NODES = 64, 64, 1024
 # Of past requests, by default and at most: every tree looks through all of them (the default: 25 us).
 PAST_TOKENS, MOST_PAST = 1 << 16, 1 << 22
 
@@ -27,7 +27,7 @@ class DraftOptions:
 
     mode:      "linear": a chain. "tree": every node that is fed has `breadth` children. "pruned": the same,
                but nothing grows below a node whose probability from the root is less than `threshold`.
-    tokens:    how deep at most: the chain's K.
+    depth:     how deep at most: the chain's K.
     nodes:     of one tree at most, its root left out.
     tuner:     who decides how much of that is drafted. "measured": what pays by measured costs, nothing
                included. "seed": a running mean of acceptance moves the depth, from 5 on between 2 and 10;
@@ -43,23 +43,27 @@ class DraftOptions:
         flag="draft-mode",
         unset="what suits the drafter",
     )
-    tokens: int | None = option(
+    depth: int | None = option(
         None,
-        "Maximum depth of drafts.",
-        flag="draft-tokens",
-        aliases=("num-speculative-tokens",),
+        "Maximum depth of draft trees: tokens on their longest path, without the root.",
+        flag="draft-depth",
+        aliases=("draft-tokens", "num-speculative-tokens"),
         kind=POSITIVE,
+        keywords={"draft_tokens": same},
     )
     breadth: int | None = option(
-        None, "Children of each node of a tree.", flag="draft-breadth", kind=POSITIVE
+        None, "Children of each node of a draft tree.", flag="draft-breadth", kind=POSITIVE
     )
     nodes: int | None = option(
-        None, "Maximum number of nodes in a tree, without its root.", flag="draft-nodes", kind=POSITIVE
+        None, "Maximum number of nodes in a draft tree, without its root.", flag="draft-nodes", kind=POSITIVE
     )
     threshold: float = option(
         0.03, "`pruned`: do not extend nodes that are less likely than this.", flag="draft-threshold"
     )
-    tuner: TunerName = option("measured", "Policy for draft sizes; `seed` and `fixed` are for comparisons.")
+    tuner: TunerName = option(
+        "measured",
+        "`measured`: draft as much as pays off; `fixed`: always the largest tree; `seed`: the seed's rule.",
+    )
     blend: bool = option(
         True, "Add n-grams of the text to other drafters' trees.", words=("no", "yes"), paired=True
     )
@@ -75,7 +79,7 @@ class DraftOptions:
         modes = ", ".join(DRAFT_MODES)
         require_field(self.mode in (None, *DRAFT_MODES), "draft_mode", f"one of {modes}", self.mode)
         require_field(self.tuner in TUNERS, "tuner", f"one of {', '.join(TUNERS)}", self.tuner)
-        _require_count("draft_tokens", self.tokens, MOST_TOKENS)
+        _require_count("draft_depth", self.depth, MOST_DEPTH)
         _require_count("draft_breadth", self.breadth, MOST_BREADTH)
         _require_count("draft_nodes", self.nodes, MOST_NODES)
         held = self.past is None or 0 <= self.past <= MOST_PAST
@@ -91,7 +95,7 @@ class DraftOptions:
             raise InvalidRequest(said, "draft_mode")
         usual, linear = TreeShape(), self.mode == "linear"
         breadth = 1 if linear else self.breadth or usual.top_k
-        depth = usual.depth if self.tokens is None else self.tokens - 1
+        depth = usual.depth if self.depth is None else self.depth - 1
         offered = breadth + depth * breadth**2
         nodes = min(self.nodes or usual.nodes - 1, offered) + 1
         shape = TreeShape(depth, breadth, nodes)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from specsot.params import DrafterName
-from specsot.service.option_table import ABOVE_ZERO, LAYER_NUMBERS, POSITIVE, option
+from specsot.service.option_table import ABOVE_ZERO, LAYER_NUMBERS, POSITIVE, counted, is_word, option
 
 PROTOCOL = 1  # raised when two versions of the services cannot form one ring
 
@@ -43,18 +43,37 @@ class Range:
 class TreeShape:
     """How an EAGLE tree grows: `depth` expansions after the first, `top_k` wide, `nodes` kept.
 
-    nodes counts the root. fixed: this shape for every branch (reference tests); otherwise it is
-    the largest tree the tuner may choose, and nodes are shared out over branches by probability.
+    depth does not count the first level, and nodes counts the root: `--draft-depth 8 --draft-nodes 23` are a
+    depth of 7 and 24 nodes here. fixed: this shape for every branch (reference tests); otherwise it is the
+    largest tree that the draft policy may choose, and nodes are shared out over branches by probability.
+
+    The flags `--depth`, `--width`, `--nodes` and `--tree` of earlier versions count as the fields do.
     """
 
-    depth: int = option(7, "Levels of a draft tree below its first one.", kind=POSITIVE)
-    top_k: int = option(4, "Width of a draft tree.", flag="width", kind=POSITIVE)
-    nodes: int = option(24, "Maximum number of nodes in a draft tree, with its root.", kind=POSITIVE)
+    depth: int = option(
+        7,
+        "Maximum depth of draft trees: tokens on their longest path, without the root.",
+        flag="draft-depth",
+        aliases=("draft-tokens", "num-speculative-tokens"),
+        kind=counted(-1),
+        keywords={"depth": POSITIVE.read},
+    )
+    top_k: int = option(
+        4, "Children of each node of a draft tree.", flag="draft-breadth", aliases=("width",), kind=POSITIVE
+    )
+    nodes: int = option(
+        24,
+        "Maximum number of nodes in a draft tree, without its root.",
+        flag="draft-nodes",
+        kind=counted(1),
+        keywords={"nodes": POSITIVE.read},
+    )
     fixed: bool = option(
         False,
-        "`tuned`: draft as much as pays off; `fixed`: draft the largest tree in every lap.",
-        flag="tree",
-        words=("tuned", "fixed"),
+        "`measured`, `seed`: draft as much as the drafter's policy says; `fixed`: always the largest tree.",
+        flag="tuner",
+        kind=is_word("fixed", "measured", "seed"),
+        keywords={"tree": is_word("fixed", "tuned").read},
     )
 
     @property

@@ -48,7 +48,7 @@ async def test_the_answer_is_the_same_whoever_drafts(demo_model):
         (FleetOptions(dtype="fp32"), (None, "eagle", "ngram", "none")),
         (FleetOptions(dtype="fp32", drafter="ngram"), (None, "ngram", "none")),
         (
-            fleet_of(dict(dtype="fp32", drafter="model", draft_model=base, draft_tokens=3)),
+            fleet_of(dict(dtype="fp32", drafter="model", draft_model=base, draft_depth=3)),
             (None, "model", "ngram"),
         ),
     ):
@@ -90,7 +90,7 @@ async def test_a_drafter_the_fleet_has_not_is_refused_naming_those_it_has():
         ({"drafter": "model"}, "draft_model"),
         ({"drafter": "eagle", "model": "BASE"}, "draft_model"),
         ({"draft_mode": "pruned"}, "draft_mode"),
-        ({"draft_tokens": 0}, "draft_tokens"),
+        ({"draft_depth": 0}, "draft_depth"),
         ({"drafter": "ngram", "draft_threshold": 2.0}, "draft_threshold"),
         ({"tuner": "guess"}, "tuner"),
     ],
@@ -103,7 +103,7 @@ def test_what_cannot_be_is_told_before_anything_is_loaded(demo_model, wrong, fie
 
 
 def test_processes_are_told_what_the_embedded_drafter_is_told(tmp_path, demo_model):
-    sizes = dict(draft_tokens=6, draft_breadth=3, draft_nodes=40, draft_threshold=0.2)
+    sizes = dict(draft_depth=6, draft_breadth=3, draft_nodes=40, draft_threshold=0.2)
     how = dict(drafter="model", draft_mode="pruned", tuner="seed", blend=False, **sizes)
     wanted = fleet_of(dict(draft_model=str(demo_model / "base"), **how))
     assert wanted.drafting == DraftOptions("pruned", 6, 3, 40, 0.2, "seed", False)
@@ -121,7 +121,7 @@ def test_processes_are_told_what_the_embedded_drafter_is_told(tmp_path, demo_mod
         (["--drafter", "model"], "--drafter model needs --draft-model"),
         (["--drafter", "magic", "--draft-model", "x"], "'magic' is not one of"),
         (["--draft-model", "x", "--draft-mode", "pruned"], "draft_mode pruned is for a draft model"),
-        (["--drafter", "ngram", "--draft-tokens", "99"], "draft_tokens must be in 1 .. 64"),
+        (["--drafter", "ngram", "--draft-tokens", "99"], "draft_depth must be in 1 .. 64"),
         (["--drafter", "ngram", "--draft-threshold", "1"], "draft_threshold must be a probability below 1"),
     ],
 )

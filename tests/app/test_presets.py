@@ -30,9 +30,9 @@ def test_a_preset_is_made_of_settings_that_there_are(preset: str) -> None:
 
 
 def test_what_is_given_wins() -> None:
-    given = {"preset": "small", "quantization": "int4", "draft_tokens": None, "model": "m"}
+    given = {"preset": "small", "quantization": "int4", "draft_depth": None, "model": "m"}
     wanted, asked = fleet_of(given), build(InferOptions, filled("small", {"recent": 100}))
-    assert (wanted.quantization, wanted.draft_dtype, wanted.drafting.tokens) == ("int4", "fp16", 3)
+    assert (wanted.quantization, wanted.draft_dtype, wanted.drafting.depth) == ("int4", "fp16", 3)
     assert (asked.attention.sinks, asked.attention.recent) == (4, 100)
     assert build(InferOptions, {}).attention.sinks is None
     with pytest.raises(InvalidRequest, match="preset must be one of short, long, small, got 'tiny'"):
@@ -43,7 +43,7 @@ def test_little_memory_is_what_the_seed_says() -> None:
     """Base int8, head fp16, KV as computed, 4 + 252 rows, K = 3; on a CPU the head's matrices are int8."""
     wanted = fleet_of({"preset": "small"})
     assert (wanted.quantization, wanted.drafter_dtype, wanted.kv_cache_dtype) == ("int8", "fp16", "auto")
-    assert (wanted.drafting.tokens, wanted.drafter_quantization) == (3, "int8")
+    assert (wanted.drafting.depth, wanted.drafter_quantization) == (3, "int8")
     assert replace(wanted, device="cuda").drafter_quantization is None
     assert ask_of("What?", **request_with("small", {})).window == Window(4, 252)
 
@@ -66,7 +66,7 @@ def test_another_policy_wins_over_the_window_of_a_preset(policy: dict[str, Any])
 
 def test_in_python_a_preset_is_for_every_question() -> None:
     model = SpecSoT.from_pretrained(demo="small", preset="long", draft_tokens=7)
-    assert (model._wanted.drafting.tokens, model._ask("What?", {}).window) == (7, Window(4, 1020))
+    assert (model._wanted.drafting.depth, model._ask("What?", {}).window) == (7, Window(4, 1020))
     assert model._ask("What?", {"recent": 64}).window == Window(4, 64)
     with pytest.raises(InvalidRequest, match="preset must be one of"):
         SpecSoT.from_pretrained(demo="small", preset="tiny")

@@ -26,9 +26,9 @@ from tests.models import Shape, write_base
 SMALL = Shape(layers=2, hidden=32, heads=2, kv_heads=1, head_dim=16, inner=48)
 PAGES, PAGE_ROWS = 40, 16
 FORMS = {
-    "linear": DraftOptions("linear", tokens=5),
-    "tree": DraftOptions("tree", tokens=3, breadth=3, nodes=39),
-    "pruned": DraftOptions("pruned", tokens=4, breadth=3, nodes=120, threshold=0.05),
+    "linear": DraftOptions("linear", depth=5),
+    "tree": DraftOptions("tree", depth=3, breadth=3, nodes=39),
+    "pruned": DraftOptions("pruned", depth=4, breadth=3, nodes=120, threshold=0.05),
 }
 
 
@@ -169,11 +169,11 @@ def test_ids_that_the_base_has_not_are_never_drafted(decoder: Decoder) -> None:
 @pytest.mark.parametrize(
     ("options", "widths", "shape"),
     [
-        (DraftOptions("linear", tokens=4), (1, 1, 1), TreeShape(3, 1, 5)),
-        (DraftOptions(tokens=1), (), TreeShape(0, 1, 2)),
-        (DraftOptions("tree", tokens=4, breadth=2, nodes=99), (2, 4, 8), TreeShape(3, 2, 100)),
-        (DraftOptions("tree", tokens=6, breadth=2, nodes=10), (2, 4, 4), TreeShape(3, 2, 11)),
-        (DraftOptions("pruned", tokens=3, breadth=3, nodes=99), (3, 9), TreeShape(2, 3, 100)),
+        (DraftOptions("linear", depth=4), (1, 1, 1), TreeShape(3, 1, 5)),
+        (DraftOptions(depth=1), (), TreeShape(0, 1, 2)),
+        (DraftOptions("tree", depth=4, breadth=2, nodes=99), (2, 4, 8), TreeShape(3, 2, 100)),
+        (DraftOptions("tree", depth=6, breadth=2, nodes=10), (2, 4, 4), TreeShape(3, 2, 11)),
+        (DraftOptions("pruned", depth=3, breadth=3, nodes=99), (3, 9), TreeShape(2, 3, 100)),
     ],
 )
 def test_how_wide_each_level_may_be(options: DraftOptions, widths: tuple[int, ...], shape: TreeShape) -> None:
@@ -186,8 +186,8 @@ def test_how_wide_each_level_may_be(options: DraftOptions, widths: tuple[int, ..
     ("wrong", "field"),
     [
         ({"mode": "bush"}, "draft_mode"),
-        ({"tokens": 0}, "draft_tokens"),
-        ({"tokens": 65}, "draft_tokens"),
+        ({"depth": 0}, "draft_depth"),
+        ({"depth": 65}, "draft_depth"),
         ({"breadth": 0}, "draft_breadth"),
         ({"nodes": 5000}, "draft_nodes"),
         ({"threshold": 1.0}, "draft_threshold"),
@@ -204,8 +204,8 @@ def test_options_that_cannot_be_are_refused_by_name(wrong: dict[str, object], fi
 
 def test_a_heads_trees_as_they_are_asked_for() -> None:
     assert DraftOptions().shape() is None
-    assert DraftOptions("linear", tokens=3).shape() == TreeShape(2, 1, 4)
-    assert DraftOptions(tokens=4, breadth=3, nodes=20).shape() == TreeShape(3, 3, 21)
+    assert DraftOptions("linear", depth=3).shape() == TreeShape(2, 1, 4)
+    assert DraftOptions(depth=4, breadth=3, nodes=20).shape() == TreeShape(3, 3, 21)
     with pytest.raises(InvalidRequest, match="pruned"):
         DraftOptions("pruned").shape()
 

@@ -11,7 +11,7 @@ import torch
 from specsot.core.tree import shape_of
 from specsot.kernels.growing import CandidatePool
 from specsot_drafter.core.selection import Candidates, Floats, best_each, build_trees
-from specsot_drafter.early_growth import MAX_CHOSEN_NODES, ChosenDevice, EarlyGrowth, GrownPool, TreeChooser
+from specsot_drafter.early_growth import MAX_CHOSEN_NODES, DeviceChoice, EarlyGrowth, GrownPool, TreeChooser
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
@@ -58,7 +58,7 @@ def test_a_device_chooses_what_the_host_would(seed: int, k: int, levels: int, no
     early = EarlyGrowth({7: (2, 1), 8: (1, 1), 9: (0, 1)}, 2, lambda: pytest.fail("nobody reads"),
                         on_device(candidates, chooser))  # fmt: skip
     chosen = early.choose((7, 9), nodes, levels, trust)
-    assert isinstance(chosen, ChosenDevice)
+    assert isinstance(chosen, DeviceChoice)
     assert chosen.nodes == nodes
     rows, roots = len(places) * nodes, (5, 6)
     tokens, positions = (torch.zeros(rows + 1, dtype=torch.int32, device=DEVICE) for _ in range(2))

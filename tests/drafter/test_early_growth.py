@@ -30,7 +30,7 @@ from specsot_drafter.core.budget import ROOT_ONLY, UNKNOWN_SECONDS, FixedBudget,
 from specsot_drafter.core.selection import Candidates
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.eagle_kv import DueRows, FollowedSequence
-from specsot_drafter.early_growth import ChosenDevice, EarlyGrowth
+from specsot_drafter.early_growth import DeviceChoice, EarlyGrowth
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.graph_growth import TreeGraphs
 from specsot_drafter.heads import DraftHead
@@ -459,7 +459,7 @@ def test_what_a_device_chose_before_a_rest_is_nobodys_behind_it() -> None:
 
 def test_what_fails_where_a_device_chooses_is_told_when_its_drafter_takes_that() -> None:
     """Not to the worker, whose lap asks for it."""
-    chosen = ChosenDevice((1,), 3, (0,), grown=None, trust=np.zeros(2))  # type: ignore[arg-type]
+    chosen = DeviceChoice((1,), 3, (0,), grown=None, trust=np.zeros(2))  # type: ignore[arg-type]
     chosen.choose(*[torch.zeros(1)] * 3, 9)
     with pytest.raises(AttributeError):
         chosen.take()

@@ -17,14 +17,14 @@ from specsot.members import Curve, TreeShape
 from specsot.model.attention import RowSpan, plan_attention
 from specsot_drafter.core.acceptance import PRIOR_ACCEPTANCE, AcceptanceRates
 from specsot_drafter.core.budget import ROOT_ONLY, TreeOutcome
+from specsot_drafter.core.control import LOOK_STEPS, DraftPolicy
 from specsot_drafter.core.selection import best_each, build_trees
-from specsot_drafter.core.tree_budget import FIRST_REST_LAPS, MeasuredBudget
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.growth import TreeGrowth, TreeRoom
 from specsot_drafter.heads import DraftHead, HeadRows
 from specsot_drafter.heads.loading import load_head
 from specsot_drafter.loader import make_engine
-from tests.drafter.laps import SLOW_HEAD, STEEP
+from tests.drafter.curves import SLOW_HEAD, STEEP
 from tests.drafter.ring import configuration, drafts_of, opening
 from tests.models import Shape, write_base, write_head
 
@@ -72,9 +72,9 @@ def make(head: DraftHead, pages: int = 40, shape: TreeShape = SHAPE, curve: Curv
     return make_engine(head, configuration(shape, pages, PAGE_ROWS, curve=curve), curve=SLOW_HEAD)
 
 
-def tuner_of(engine: DraftEngine) -> MeasuredBudget:
+def tuner_of(engine: DraftEngine) -> DraftPolicy:
     rule = engine.speculators["eagle"].budget
-    assert isinstance(rule, MeasuredBudget)
+    assert isinstance(rule, DraftPolicy)
     return rule
 
 
@@ -275,11 +275,11 @@ def test_a_drafter_that_does_not_pay_says_so_and_draws_nothing(head: DraftHead, 
     for sequence in (1, 2):
         engine.observe(text.lesson(sequence, 0, 10, 1, final=True))
     assert drafts_of(engine) == ()
-    assert engine.rest == 2, "it looks at a plain lap first"
+    assert engine.rest == 2 * LOOK_STEPS, "it looks at a plain lap first"
     engine.observe(replace(text.lesson(1, 10, 11, 2, final=True), fed=2, seconds=1.0, wall=1.0, rested=2))
     engine.observe(text.lesson(2, 10, 11, 2, final=True))
     assert drafts_of(engine) == ()
-    assert engine.rest >= 2 * FIRST_REST_LAPS
+    assert engine.rest > 1
     engine.observe(text.lesson(1, 11, 12, 3, final=True))
     assert drafts_of(engine) == ()
     assert engine.rest > 0, "who is told something nevertheless says it again"
@@ -395,9 +395,9 @@ def test_trees_that_came_too_late_teach_nothing(head: DraftHead, text: Text, sen
     (draft,) = drafts_of(engine)
     assert len(draft.tree) > 2
     lesson = text.lesson(1, 10, 11, 2, final=True)
-    before = costs.plain_lap(1)
+    before = costs.baseline(1)
     engine.observe(replace(lesson, fed=len(draft.tree) if sent else 1, seconds=1.0, wall=9.0))
-    assert sent or costs.plain_lap(1) == before
+    assert sent or costs.baseline(1) == before
     assert (tuner_of(engine).acceptance.by_depth()[0] < PRIOR_ACCEPTANCE) is sent
 
 

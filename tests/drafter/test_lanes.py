@@ -14,18 +14,18 @@ from specsot.members import TreeShape
 from specsot.params import DrafterName
 from specsot_drafter import speculator
 from specsot_drafter.core.budget import ROOT_ONLY, BudgetPolicy, FixedBudget, TreeOutcome
-from specsot_drafter.core.risk_budget import RiskBudget
+from specsot_drafter.core.control import LOOK_STEPS, DraftPolicy
 from specsot_drafter.core.selection import Candidates, KeepGrowing
 from specsot_drafter.core.sequences import DraftSequence
-from specsot_drafter.core.tree_budget import MeasuredBudget
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.proposers import Proposer
 from specsot_drafter.proposers.suffix import SuffixProposer, SuffixShape
 from specsot_drafter.speculator import Speculator
-from tests.drafter.laps import DEMO, QUICK_HEAD, SLOW_HEAD, STEEP
+from tests.drafter.curves import DEMO, QUICK_HEAD, SLOW_HEAD, STEEP
 from tests.drafter.ring import configuration, drafts_of, opening
 
 SHAPE = TreeShape(3, 1, 8)
+WIDTHS = (1, 1, 1)
 
 
 @dataclass
@@ -67,7 +67,7 @@ class Parrot(Proposer):
         return Candidates(tokens, np.tile(scores, shape), np.tile(row, shape), row + 1)
 
 
-def looked(tuner: MeasuredBudget) -> MeasuredBudget:
+def looked(tuner: DraftPolicy) -> DraftPolicy:
     """First laps were plain, and large trees were seen."""
     for live in (1, 2, 4, 8):
         assert tuner.plan_levels(live, 6) == 0
@@ -76,12 +76,12 @@ def looked(tuner: MeasuredBudget) -> MeasuredBudget:
     return tuner
 
 
-def cheap(shape: TreeShape = SHAPE) -> MeasuredBudget:
-    return looked(MeasuredBudget(shape, DEMO, QUICK_HEAD))
+def cheap(shape: TreeShape = SHAPE) -> DraftPolicy:
+    return looked(DraftPolicy(shape, DEMO, QUICK_HEAD, WIDTHS))
 
 
-def dear(shape: TreeShape = SHAPE) -> MeasuredBudget:
-    return MeasuredBudget(shape, STEEP, SLOW_HEAD)
+def dear(shape: TreeShape = SHAPE) -> DraftPolicy:
+    return DraftPolicy(shape, STEEP, SLOW_HEAD, WIDTHS)
 
 
 def ngrams(tokens: int) -> SuffixProposer:
@@ -141,9 +141,9 @@ def test_when_all_rest_the_ring_is_told_for_how_long() -> None:
     teach(engine, 1, [1, 2, 3])
     teach(engine, 2, [1, 2, 3], drafter="model")
     assert drafts_of(engine) == ()
-    assert engine.rest == 1, "each looks at a plain lap first"
+    assert engine.rest == LOOK_STEPS, "each looks at the baseline first"
     lessons = tuple(FeatureBatch(sequence, 2, (3,), 4, 2) for sequence in (1, 2))
-    engine.observe(Features(1, 0, lessons=lessons, fed=2, seconds=1e-3, wall=1e-3, rested=2))
+    engine.observe(Features(1, 0, lessons=lessons, fed=2, seconds=1e-3, wall=1e-3, rested=2 * LOOK_STEPS))
     assert drafts_of(engine) == ()
     before = engine.rest
     assert before >= 32
@@ -189,23 +189,13 @@ def test_a_rest_ends_for_new_texts_but_not_for_one_beside_others(hope: bool) -> 
     assert (engine.rest, budget.rested) == ((0, [9]) if hope else (40, []))
 
 
-def test_of_trials_that_lose_each_leaves_new_texts_half_of_what_it_had() -> None:
-    risk, given = RiskBudget(), list[float]()
-    risk.record(-9.0)
-    for gained in (-2.0, -1.0, 0.0, -0.5, -0.5, 3.0, 0.0):
-        given.append(risk.available(1.0) if risk.begin_texts() else 0.0)
-        risk.record(gained)
-        risk.record(-9.0, laps=0)
-    assert given == [1.0, 0.5, 0.0, 0.0, 0.0, 0.0, 2.0]
-
-
 @pytest.mark.parametrize("rule", [cheap, lambda: FixedBudget(SHAPE)], ids=["tuned", "always"])
 def test_what_the_text_suggests_joins_where_somebody_looks_at_what_pays(rule) -> None:  # type: ignore[no-untyped-def]
     engine = engine_with({"eagle": (Parrot(7), rule())}, blend=ngrams(4))
     teach(engine, 1, [1, 2, 5, 6, 1, 2])
     (tree,) = trees(engine).values()
     below = [tree.tokens[node] for node in range(1, len(tree)) if tree.parents[node] == 0]
-    assert set(below) == ({7, 5} if isinstance(engine.speculators["eagle"].budget, MeasuredBudget) else {7})
+    assert set(below) == ({7, 5} if isinstance(engine.speculators["eagle"].budget, DraftPolicy) else {7})
 
 
 @pytest.mark.parametrize(("least", "joins"), [(0.5, True), (9.0, False)])
@@ -229,23 +219,12 @@ def test_where_trees_grow_early_what_the_text_suggests_joins_if_it_brings_much(
     assert (5 in tree.tokens[1:]) is joins
 
 
-def test_what_the_text_suggests_makes_no_tree_that_was_grown_larger(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of others are no cost of levels."""
-    counted = list[tuple[int, ...]]()
-    monkeypatch.setattr(MeasuredBudget, "record_nodes", lambda _, *told: counted.append(told))
-    engine = engine_with({"eagle": (Parrot(7), cheap())}, blend=ngrams(4))
-    teach(engine, 1, [1, 2, 5, 6, 1, 2])
-    (tree,) = trees(engine).values()
-    assert [nodes for _, _, nodes in counted] == [tree.tokens.count(7)]
-    assert 5 in tree.tokens
-
-
 def test_a_drafter_is_blamed_and_praised_for_its_own_nodes_alone() -> None:
     """The n-gram is always right here, the parrot never."""
     engine = engine_with({"eagle": (Parrot(7), cheap())}, blend=ngrams(4))
     teach(engine, 1, [5, 6] * 4)
     rule, committed = engine.speculators["eagle"].budget, 7
-    assert isinstance(rule, MeasuredBudget)
+    assert isinstance(rule, DraftPolicy)
     for lap in range(12):
         if not (tree := trees(engine).get(1)):
             break
@@ -286,7 +265,7 @@ def test_what_is_forced_hangs_below_every_root() -> None:
 
 
 def test_the_row_budget_is_shared() -> None:
-    tuner = looked(MeasuredBudget(SHAPE, ((1, 1.0), (64, 1.0001)), ((1, 1e-6), (64, 1e-6))))
+    tuner = looked(DraftPolicy(SHAPE, ((1, 1.0), (64, 1.0001)), ((1, 1e-6), (64, 1e-6)), WIDTHS))
     engine = engine_with({"eagle": (Parrot(7), tuner)}, ngrams(4), rows=9)
     for sequence in range(4):
         teach(engine, sequence, [1, 2, 5, 6, 1, 2])

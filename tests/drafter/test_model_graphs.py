@@ -30,9 +30,9 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KIND = torch.float16  # what no library packs on a CPU
 PAGE, HEADS = 4, 2 if DEVICE == "cuda" else 1
 FORMS = {
-    "linear": DraftOptions("linear", tokens=3),
-    "tree": DraftOptions("tree", tokens=3, breadth=2, nodes=4),
-    "pruned": DraftOptions("pruned", tokens=3 if DEVICE == "cuda" else 2, breadth=2, nodes=6, threshold=0.1),
+    "linear": DraftOptions("linear", depth=3),
+    "tree": DraftOptions("tree", depth=3, breadth=2, nodes=4),
+    "pruned": DraftOptions("pruned", depth=3 if DEVICE == "cuda" else 2, breadth=2, nodes=6, threshold=0.1),
 }
 WINDOW = Window(sinks=2, recent=16)
 # On a CPU kernels are interpreted, which takes seconds for every pass.
@@ -93,6 +93,6 @@ def test_a_graph_drafts_what_is_drafted_without(
 
 
 def test_levels_with_too_many_candidates_grow_without() -> None:
-    assert can_capture_beam(beam_shape(DraftOptions(tokens=1)))
-    assert can_capture_beam(beam_shape(DraftOptions("tree", tokens=5, breadth=2)))
-    assert not can_capture_beam(beam_shape(DraftOptions("tree", tokens=5, breadth=5, nodes=500)))
+    assert can_capture_beam(beam_shape(DraftOptions(depth=1)))
+    assert can_capture_beam(beam_shape(DraftOptions("tree", depth=5, breadth=2)))
+    assert not can_capture_beam(beam_shape(DraftOptions("tree", depth=5, breadth=5, nodes=500)))

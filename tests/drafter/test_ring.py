@@ -15,7 +15,7 @@ from specsot_drafter.engine import DraftEngine
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.loading import load_head
 from specsot_drafter.loader import make_engine
-from tests.drafter.laps import QUICK_HEAD
+from tests.drafter.curves import QUICK_HEAD
 from tests.drafter.ring import Ring, Writer, configuration, load_base, opening
 
 # "Explain Photosynthesis." and that a plan shall be written, as the demo model is asked; how plans begin.

@@ -7,9 +7,8 @@ import pytest
 
 from specsot.members import TreeShape
 from specsot_drafter.core.budget import FixedBudget, SeedBudget, TreeOutcome
+from specsot_drafter.core.control import DraftPolicy, make_budget
 from specsot_drafter.core.selection import Candidates
-from specsot_drafter.core.tree_budget import MeasuredBudget, make_budget
-from specsot_drafter.core.whole_budget import WholeBudget
 
 SHAPE = TreeShape(depth=11, top_k=1, nodes=13)
 LAP = ((1, 1e-3), (64, 2e-3))
@@ -59,7 +58,7 @@ def test_always_sends_the_best_nodes_of_every_tree() -> None:
 @pytest.mark.parametrize(
     ("name", "fixed", "kind"),
     [
-        ("measured", False, MeasuredBudget),
+        ("measured", False, DraftPolicy),
         ("measured", True, FixedBudget),
         ("seed", False, SeedBudget),
         ("fixed", False, FixedBudget),
@@ -78,7 +77,7 @@ def test_who_always_sends_all_foresees_it() -> None:
 
 def test_a_tuner_foresees_as_many_nodes_of_each_tree_as_bring_most() -> None:
     """As levels and nodes were chosen together, by what nodes of all texts were worth lately."""
-    rule, few = WholeBudget(TreeShape(3, 2, 12), LAP, ((1, 1e-6), (64, 1e-6)), (2, 2, 2)), 4
+    rule, few = DraftPolicy(TreeShape(3, 2, 12), LAP, ((1, 1e-6), (64, 1e-6)), (2, 2, 2), stepwise=False), 4
     worth = np.array([[0.9, 0.5, 0.8, 0.02, 0.2, 0.01, -np.inf]] * few)
     depths = np.array([1, 1, 2, 2, 3, 3, 4])
     assert (rule.plan_levels(few, 4), rule.rest > 0) == (0, True), "a look at plain laps"

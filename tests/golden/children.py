@@ -25,7 +25,7 @@ LINES = (
     "serve --device cuda --dtype bf16 --quantization int8 --kv-cache-dtype int8 --batch-invariant",
     "serve --kv-memory 256M --model-format bin --draft-format bin",
     "serve --draft-dtype fp16 --draft-quantization int4 --aux-layers 1,2,3 --drafter-rope-theta 500000",
-    "serve --draft-mode linear --draft-tokens 6 --draft-breadth 3 --draft-nodes 30 --draft-threshold 0.2",
+    "serve --draft-mode linear --draft-depth 6 --draft-breadth 3 --draft-nodes 30 --draft-threshold 0.2",
     "serve --tuner fixed --blend",
     "serve --preset short",
     "serve --preset long",

@@ -45,7 +45,8 @@ SEEDS = {  # and for other systems' names
     "world_size": 2, "tensor_parallel_size": 2,
     "layer_splits": "14,28", "task_prompt": "q", "enable_parallel": False,
     "use_semantic_constraint": False, "use_scheduling": True,
-    "num_samples": 3, "comm_mode": "ring", "prompt": "q", "distributed": True, "use_bim_mode": True,
+    "num_samples": 3, "comm_mode": "ring", "draft_tokens": 3,
+    "prompt": "q", "distributed": True, "use_bim_mode": True,
 }  # fmt: skip
 
 

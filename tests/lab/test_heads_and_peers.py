@@ -48,6 +48,16 @@ def test_settings_are_compared_with_plain_decoding_of_the_same_question() -> Non
     assert (tuned["tokens_per_lap"], tuned["wall_least"]) == (2.0, 0.5)
 
 
+def test_with_many_clients_the_policy_is_compared_with_the_best_fixed_setting() -> None:
+    """The baseline is one of them: where drafts do not pay, it is the best."""
+    rows = tuner.rows_together(
+        {1: {"plain": 100.0, "the tuner": 180.0, "tree of 8": 200.0}, 8: {"plain": 400.0, "the tuner": 380.0}}
+    )
+    found = {row["name"]: (row["of_baseline"], row["of_best"]) for row in rows}
+    assert found["1: the tuner"] == (1.8, 0.9)
+    assert found["8: the tuner"] == (0.95, 0.95)
+
+
 def test_ways_are_compared_with_llama_cpp_of_the_same_round() -> None:
     def answers(*seconds: float, **more: object) -> list[PairedAnswer]:
         return [PairedAnswer("", Sample(60, one), **more) for one in seconds]  # type: ignore[arg-type]

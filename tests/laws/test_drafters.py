@@ -67,9 +67,9 @@ async def compare(setup, sampling=GREEDY, count=5, shared=17):
 
 
 MODES = {
-    "linear": DraftOptions("linear", tokens=4, tuner="fixed"),
-    "tree": DraftOptions("tree", tokens=3, breadth=2, nodes=12, tuner="fixed"),
-    "pruned": DraftOptions("pruned", tokens=4, breadth=3, nodes=20, threshold=0.2, tuner="fixed"),
+    "linear": DraftOptions("linear", depth=4, tuner="fixed"),
+    "tree": DraftOptions("tree", depth=3, breadth=2, nodes=12, tuner="fixed"),
+    "pruned": DraftOptions("pruned", depth=4, breadth=3, nodes=20, threshold=0.2, tuner="fixed"),
 }
 
 
@@ -78,7 +78,7 @@ async def test_law_1_a_model_that_is_the_base_is_always_right(models, mode):
     base, _, _ = models
     options = MODES[mode]
     steps = await compare(setup_of(base, base, drafter="model", drafting=options))
-    whole = options.tokens + 1
+    whole = options.depth + 1
     least = 19 // whole + (19 % whole > 0)
     for laps in steps:
         assert len(laps) == least if mode != "pruned" else len(laps) <= 2 * least, (

@@ -140,7 +140,7 @@ def drafter_of(kind: str, models: tuple[Path, Path], known: list[list[int]]):
         return None
 
     def make(name, address, dialer, compute):
-        options = DraftOptions("linear", tokens=4, tuner="fixed") if kind == "model" else DraftOptions()
+        options = DraftOptions("linear", depth=4, tuner="fixed") if kind == "model" else DraftOptions()
         draft = base if kind == "model" else None
         drafts = DraftModelOptions(
             base, dtype="fp32", kv_memory=1 << 26, drafter=kind, draft_model=draft, drafting=options

@@ -14,7 +14,7 @@ import pytest
 from specsot._version import __version__
 from specsot.members import Overrides, Range, TreeShape
 from specsot.service.command import read
-from specsot.service.option_table import POSITIVE, memory, option
+from specsot.service.option_table import POSITIVE, arguments_of, memory, option
 from specsot.service.options import layers, name_of, reachable
 from specsot_drafter.config import read_config as read_drafter
 from specsot_master.config import read_config as read_master
@@ -221,10 +221,38 @@ def test_help_names_the_variables(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_a_master_makes_of_its_flags() -> None:
-    arguments = "--model m --workers 2 --drafter none --nodes 9 --depth 2 --width 3 --branch-layout batched"
-    ring = read_master(arguments.split()).ring
+    arguments = "--model m --workers 2 --drafter none --draft-nodes 8 --draft-depth 3 --draft-breadth 3"
+    ring = read_master([*arguments.split(), "--branch-layout", "batched"]).ring
     assert (ring.workers, ring.drafts, ring.layout) == (2, False, "batched")
     assert ring.shape == TreeShape(depth=2, top_k=3, nodes=9)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--draft-depth 3 --draft-breadth 3 --draft-nodes 8 --tuner fixed",
+        "--draft-tokens 3 --width 3 --nodes 9 --tree fixed",
+        "--num-speculative-tokens 3 --width 3 --draft-nodes 8 --tree fixed",
+        "--depth 2 --draft-breadth 3 --nodes 9 --tuner fixed",
+    ],
+)
+def test_a_tree_has_the_same_size_under_every_name_that_its_flags_ever_had(words: str) -> None:
+    """`--depth` counted the levels below the first one and `--nodes` the root, `--draft-tokens` no root."""
+    assert read_master(["--model", "m", *words.split()]).ring.shape == TreeShape(2, 3, 9, fixed=True)
+    assert not read_master(["--model", "m", "--tuner", "seed"]).ring.shape.fixed
+
+
+def test_a_master_writes_the_size_of_a_tree_as_it_reads_it() -> None:
+    shape = TreeShape(2, 3, 9, fixed=True)
+    words = "--draft-depth 3 --draft-breadth 3 --draft-nodes 8 --tuner fixed"
+    assert arguments_of(shape) == tuple(words.split())
+
+
+@pytest.mark.parametrize("words", [["--draft-depth", "0"], ["--nodes", "x"], ["--tree", "tall"]])
+def test_sizes_that_no_tree_has_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        read_master(["--model", "m", *words])
+    assert words[1] in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

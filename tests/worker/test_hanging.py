@@ -31,7 +31,8 @@ def test_new_work_has_long_and_known_work_eight_times_what_it_should_take() -> N
     deadline.took(64, 4.0)
     assert deadline.seconds(64) == 8 * 4.0
     deadline.took(600, 1.0)
-    assert deadline.seconds(640) == 8 * 40.0, "in proportion beyond what was measured"
+    expected = 4.0 + (640 - 64) * 3.0 / 56
+    assert deadline.seconds(640) == pytest.approx(8 * expected), "as steep as between the last two points"
 
 
 def test_a_slow_machine_has_longer_and_a_hiccup_is_forgotten() -> None:

@@ -8,9 +8,9 @@ from specsot.core.frames import Draft, Drafts, Fork, Outcome, Result, TreeSegmen
 from specsot.core.pages import PageTable
 from specsot.core.tree import chain
 from specsot_worker.core.pipeline import (
+    MAX_CATCH_UP_STEPS,
     MAX_ROWS_PER_LAP,
     MAX_UNSENT_ROWS,
-    MAX_WAKING_LAPS,
     DraftTimeout,
     FrameBudget,
 )
@@ -117,8 +117,8 @@ def test_a_drafter_that_never_says_that_it_is_awake_is_asked_all_the_same():
     sequencer.apply_order(order_of(1, [1, 2], 300))
     first_answer(sequencer)
     sequencer.add_drafts(Drafts(1, (), rest=1))
-    laps = [lap(sequencer) for _ in range(MAX_WAKING_LAPS + 2)]
-    assert laps == [("resting", 1), *[("waking", 1)] * MAX_WAKING_LAPS, ("", 1)]
+    laps = [lap(sequencer) for _ in range(MAX_CATCH_UP_STEPS + 2)]
+    assert laps == [("resting", 1), *[("waking", 1)] * MAX_CATCH_UP_STEPS, ("", 1)]
     assert lap(sequencer) is None
 
 

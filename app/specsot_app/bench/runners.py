@@ -7,7 +7,7 @@ what is idle only holds memory.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -169,7 +169,8 @@ class ModelSet(DraftModelOptions):
 class Runners:
     """Opens what is needed when it is first needed; all of that is closed with it."""
 
-    def __init__(self, models: ModelSet) -> None:
+    def __init__(self, models: ModelSet, rows: int = ROWS) -> None:
+        """rows: of KV that a fleet has pages for."""
         self.models = models = as_published(models, models.base)
         self.config = read_config(models.base)
         self._numbers = resolve_dtype(models.dtype, models.device, models.quantization)
@@ -179,7 +180,7 @@ class Runners:
         self._stack = AsyncExitStack()
         self._threads = Threads()
         self._fleets: dict[tuple[DrafterName, DraftOptions], tuple[EmbeddedFleet, LapRecorder]] = {}
-        memory = ROWS * self._row_bytes(models.base, models.kv_cache_dtype, self._packed)
+        memory = rows * self._row_bytes(models.base, models.kv_cache_dtype, self._packed)
         self._worker = workers.StageLoader(replace(models, kv_memory=memory), "worker-0")
         self._prompts = Prompts(models.base, Text(models.base))
         self._rival: HfBaseline | None = None
@@ -217,6 +218,17 @@ class Runners:
             finished = await finish(fleet, replace(said, window=method.window))
         took, prompt = ledger.seconds, self.prompt(question)
         return Recording(tuple(ledger.moments), finished.tokens, took, method.planned, prompt)
+
+    async def write_together(self, method: Method, questions: Sequence[str], tokens: int) -> float:
+        """Return the seconds until all questions, asked at once, have direct answers of so many tokens."""
+        fleet, _ = await self._fleet_of(method)
+        limits, began = Limits(max_new_tokens=tokens), now()
+        asks = [
+            Ask(tokens=self.prompt(question), mode="direct", limits=limits, seed=0, ignore_eos=True)
+            for question in questions
+        ]
+        await asyncio.gather(*(finish(fleet, ask) for ask in asks))
+        return now() - began
 
     async def _written_elsewhere(
         self, method: Method, question: str, tokens: int, seconds: float | None

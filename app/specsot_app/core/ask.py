@@ -369,10 +369,10 @@ class Settings:
 
 
 PRESETS: Mapping[str, Settings] = {
-    "short": Settings({"draft_tokens": 5}),
-    "long": Settings({"draft_tokens": 4}, {"sinks": 4, "recent": 1020}),
+    "short": Settings({"draft_depth": 5}),
+    "long": Settings({"draft_depth": 4}, {"sinks": 4, "recent": 1020}),
     "small": Settings(
-        {"draft_tokens": 3, "quantization": "int8", "draft_dtype": "fp16"}, {"sinks": 4, "recent": 252}
+        {"draft_depth": 3, "quantization": "int8", "draft_dtype": "fp16"}, {"sinks": 4, "recent": 252}
     ),
 }
 

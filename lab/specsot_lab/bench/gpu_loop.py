@@ -24,7 +24,7 @@ from specsot.model.decoder import Decoder
 from specsot.params import Form, Sampling
 from specsot_app.eagle.generation import EPOCH, LapLoop
 from specsot_drafter.core.budget import BudgetPolicy, FixedBudget
-from specsot_drafter.core.tree_budget import make_budget
+from specsot_drafter.core.control import make_budget
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.proposers.eagle import EagleProposer

@@ -128,7 +128,7 @@ def ablation_of(chains: Sequence[int], windows: Sequence[int]) -> tuple[Contrast
 
 
 def _tree(chain: int, name: str) -> Contrast:
-    chained = Side({"drafting": DraftOptions(mode="linear", tokens=chain, tuner="fixed")})
+    chained = Side({"drafting": DraftOptions(mode="linear", depth=chain, tuner="fixed")})
     what = f"whole EAGLE trees against chains of {chain}"
     return Contrast(name, what, Side({"tree": "fixed"}), chained, exact=True, head=True)
 

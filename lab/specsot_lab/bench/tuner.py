@@ -1,4 +1,4 @@
-"""`specsot bench tuner`: the tuner of draft sizes beside fixed settings, on questions.
+"""`specsot bench tuner`: the draft policy beside fixed settings, on questions.
 
 Every setting has a fleet in this process that shares the base's weights; all of them answer a question in
 turns of reversed order. Seconds of this process's own CPU time stand beside those by the clock, which
@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from specsot.drafting import DraftOptions
 from specsot_app.bench.core.methods import Method
@@ -25,14 +26,15 @@ from specsot_app.runtime import quiet_logs
 
 
 def _chain(tokens: int) -> DraftOptions:
-    return DraftOptions(mode="linear", tokens=tokens, tuner="fixed")
+    return DraftOptions(mode="linear", depth=tokens, tuner="fixed")
 
 
 def _tree(tokens: int, nodes: int) -> DraftOptions:
-    return DraftOptions(mode="tree", tokens=tokens, nodes=nodes, tuner="fixed")
+    return DraftOptions(mode="tree", depth=tokens, nodes=nodes, tuner="fixed")
 
 
 PLAIN, TUNER = "plain", "the tuner"
+PROMPT_ROWS: Final = 512  # Positions. Of a question's prompt at most, for KV of all clients. Untuned.
 METHODS = (
     Method(PLAIN),
     Method(TUNER, "eagle"),
@@ -108,6 +110,65 @@ COLUMNS = (
     figure("of all", "wall_whole", 2),
     figure("tokens/s", "tokens_per_second", 1),
 )
+
+
+async def _together(
+    models: ModelSet, questions: Sequence[str], tokens: int, clients: Sequence[int]
+) -> dict[int, dict[str, float]]:
+    """Tokens per second, by clients and by setting: every setting answers as many questions at once as there
+    are clients, and first of all 16 tokens of each, which are not counted.
+    """
+    rates: dict[int, dict[str, float]] = {count: {} for count in clients}
+    longest = PROMPT_ROWS + tokens
+    async with Runners(models, max(clients) * longest) as runners:
+        for count in clients:
+            asked = [questions[number % len(questions)] for number in range(count)]
+            for method in METHODS:
+                await runners.write_together(method, asked, 16)
+                seconds = await runners.write_together(method, asked, tokens)
+                rates[count][method.name] = count * tokens / seconds
+                print(".", end="", file=sys.stderr, flush=True)
+    return rates
+
+
+def rows_together(rates: Mapping[int, Mapping[str, float]]) -> list[Row]:
+    """By clients and setting: tokens per second, times the baseline, and times the best fixed setting, the
+    baseline included.
+    """
+    rows = list[Row]()
+    for count, found in rates.items():
+        fixed = max(rate for name, rate in found.items() if name != TUNER)
+        rows += [
+            {"name": f"{count}: {name}", "tokens_per_second": rate,
+             "of_baseline": rate / found[PLAIN], "of_best": rate / fixed}
+            for name, rate in found.items()
+        ]  # fmt: skip
+    return rows
+
+
+TOGETHER = (
+    text("clients: setting", "name"),
+    figure("tokens/s", "tokens_per_second", 1),
+    figure("of the baseline", "of_baseline", 2),
+    figure("of the best fixed setting", "of_best", 2),
+)
+
+
+def measure_together(
+    models: ModelSet,
+    questions: Sequence[str],
+    tokens: int,
+    clients: Sequence[int],
+    settings: Row,
+    output: Path | None,
+) -> int:
+    """A table of ratios with so many clients at once; JSON beside it where asked to."""
+    quiet_logs()
+    rows = rows_together(asyncio.run(_together(models, questions, tokens, clients)))
+    told = {"model": models.base, "draft_model": models.head, "dtype": models.dtype,
+            "quantization": models.quantization, "max_new_tokens": tokens} | dict(settings)  # fmt: skip
+    publish("tuner", told, named(rows, "name"), markdown(TOGETHER, rows), output)
+    return 0
 
 
 def measure(

@@ -381,6 +381,9 @@ class TunerBenchOptions:
     first: int = option(0, "Of those, skip so many.", least=0)
     samples: int = option(20, shared(SAMPLES, "samples", "Questions, each answered in every setting."))
     max_new_tokens: int = option(200, LENGTH)
+    clients: tuple[int, ...] = option(
+        (), "Ask so many questions at once, such as 1,8,64, and print ratios to fixed settings.", kind=COUNTS
+    )
     fleet: Annotated[
         FleetOptions, Offer(only=("model", "draft_model", "dtype", "quantization", "device"))
     ] = field(default_factory=FleetOptions)
@@ -389,7 +392,7 @@ class TunerBenchOptions:
 
 @command(TunerBenchOptions, table="bench-tuner")
 def tuner(given: TunerBenchOptions) -> int:
-    """Measure the tuner of draft sizes beside fixed chains and trees, question by question."""
+    """Measure the draft policy beside fixed chains and trees, question by question or --clients at once."""
     place = given.output.place
     from specsot_app.bench.rounds import models_of
     from specsot_lab.bench import tuner as room
@@ -401,6 +404,8 @@ def tuner(given: TunerBenchOptions) -> int:
     left = [prompt.turns[0] for prompt in read_task(given.task)[:: given.every]]
     questions = left[given.first : given.first + given.samples]
     asked = {"task": given.task, "every": given.every, "first": given.first, "samples": given.samples}
+    if given.clients:
+        return room.measure_together(models, questions, given.max_new_tokens, given.clients, asked, place)
     return room.measure(models, questions, given.max_new_tokens, asked, place)
 
 

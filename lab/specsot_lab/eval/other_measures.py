@@ -144,8 +144,8 @@ class DraftShape:
         node as EAGLE-2 has them, the likeliest nodes are kept.
         """
         if self.kind == "chain":
-            return DraftOptions(mode="linear", tokens=self.nodes, nodes=self.nodes, tuner="fixed")
-        return DraftOptions(mode="tree", tokens=8, breadth=10, nodes=self.nodes, tuner="fixed")
+            return DraftOptions(mode="linear", depth=self.nodes, nodes=self.nodes, tuner="fixed")
+        return DraftOptions(mode="tree", depth=8, breadth=10, nodes=self.nodes, tuner="fixed")
 
 
 def shapes_of(told: str) -> list[DraftShape]:

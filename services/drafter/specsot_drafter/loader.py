@@ -35,8 +35,8 @@ from specsot.service.options import DraftModelOptions
 from specsot.transport.pending_rows import use_device
 from specsot_drafter.block_graphs import block_graph_bytes, captured_blocks
 from specsot_drafter.core.budget import BudgetPolicy
+from specsot_drafter.core.control import make_budget
 from specsot_drafter.core.sequences import DraftSequence
-from specsot_drafter.core.tree_budget import make_budget
 from specsot_drafter.eagle_kv import DraftPages, DueRows
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.graph_growth import GraphInput, TreeGraphs, tree_graph_bytes
@@ -324,7 +324,7 @@ class EagleBackend(DraftBackend):
 def head_tree(options: DraftModelOptions) -> TreeShape | None:
     """The largest tree of a draft head, where that differs from what the ring would choose."""
     wanted = options.drafting.shape()
-    if options.draft_model is None or options.drafting.tokens is not None:
+    if options.draft_model is None or options.drafting.depth is not None:
         return wanted
     head = Checkpoint.open(options.draft, options.draft_format == "bin")
     if kind_of(head) == "dflash":
@@ -369,7 +369,7 @@ class SuffixBackend(DraftBackend):
     """With nothing but texts: its own, and past ones where `past` says so."""
 
     def __init__(self, options: DraftModelOptions, past: int = 0) -> None:
-        tokens = options.drafting.tokens or (SUFFIX_TOKENS if past else NGRAM_TOKENS)
+        tokens = options.drafting.depth or (SUFFIX_TOKENS if past else NGRAM_TOKENS)
         nodes = options.drafting.nodes or SUFFIX_NODES
         self._suffixes = (
             SuffixShape(tokens, nodes, SUFFIX_PLACES, 1, past) if past else SuffixShape(tokens, tokens)

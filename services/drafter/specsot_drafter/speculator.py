@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 
+from specsot.core.draft_pause import DraftPause, Event, State
 from specsot.core.frames import FeatureBatch
 from specsot.core.tree import Tree, children
 from specsot.core.verdict import UnreadTrees, UnreadVerdict
@@ -34,16 +35,12 @@ NOBODY = frozenset[int]()
 
 @dataclass(slots=True)
 class Speculator:
-    """rest: for how many more trees nothing will be drafted; 0 while it drafts.
-
-    blend: whose candidates may join its trees. growing_seconds: what growing its last trees took.
-    """
+    """blend: whose candidates may join its trees. growing_seconds: what growing its last trees took."""
 
     proposer: Proposer
     budget: BudgetPolicy
     blend: Proposer | None
     clock: Clock
-    rest: int = 0
     growing_seconds: float = field(default=0.0, init=False)
     _planned: tuple[list[DraftSequence], list[int], int] = field(default=([], [], 0), init=False)
     _levels: int = field(default=0, init=False)  # that grew last
@@ -54,12 +51,15 @@ class Speculator:
     _chosen: ChosenTrees | None = field(default=None, init=False)  # of that, by a device
     _blends: bool = field(default=False, init=False)  # others had candidates for the last trees
     _texts: frozenset[int] = field(default=NOBODY, init=False)  # that wrote when all of them were new
-    _rested: int = field(default=0, init=False)
+    # Whether drafting is paused here, and for how long. It is catching up after a pause until all sequences
+    # that wanted trees before it are heard of again.
+    _pause: DraftPause = field(default=DraftPause(), init=False)
     _many: int = field(default=0, init=False)  # texts that wanted trees, when all were told of
-    _behind: bool = field(default=False, init=False)  # a rest is over, and news of some may be on their way
-    _laps: float = field(
-        default=0.0, init=False
-    )  # of the rest that are left, where fewer write than at first
+
+    @property
+    def rest(self) -> int:
+        """For how many more trees nothing will be drafted; 0 while it drafts."""
+        return self._pause.trees_left
 
     def record_lap(self, trees: Sequence[TreeOutcome], spent: LapSeconds) -> None:
         """A lap came back. Where trees grow behind it already, it is learned from while a device is at the
@@ -92,39 +92,44 @@ class Speculator:
         most, due, others = max(limits, default=0), self._planned[-1], texts - len(sequences)
         levels = self.budget.plan_levels(len(own), most, due, others + len(live) - len(own))
         if not levels and self.budget.adaptive:  # who drafts always drafts again with the next text
-            self.rest = self.budget.rest or IDLE_REST_LAPS * texts
-            self._laps = self.rest / texts
+            self._pause = self._pause.begin(self.budget.rest or IDLE_REST_LAPS * texts, texts)
         if not levels:
             self._early, self._chosen = NOBODY, None
         return levels
 
     def _begin_texts(self, texts: frozenset[int]) -> None:
         """Where none of them was there when others began."""
-        if self._behind or not self._texts.isdisjoint(texts):
+        if self._pause.state is State.CATCHING_UP or not self._texts.isdisjoint(texts):
             return
         self._texts = texts
         self._learn()
-        if self.budget.begin_texts() and self.rest:
-            self.record_rest(0, 1, over=True)
+        if self.budget.begin_texts() and self._pause.paused:
+            self._resume(self._pause.end(), 1)
 
     def _count(self, told: int, drafted: int) -> int:
         """Texts of a lap, where so many want trees: behind a rest some are told of with later laps."""
         known = min(self._many, drafted)
-        self._behind = self._behind and told < known
-        if not self._behind:
-            self._many = told
-        return known if self._behind else told
+        if told >= known:
+            self._pause = self._pause.on(Event.CAUGHT_UP)
+        if self._pause.state is State.CATCHING_UP:
+            return known
+        self._many = told
+        return told
 
-    def record_rest(self, trees: int, live: int, over: bool = False) -> bool:
+    def record_rest(self, trees: int, live: int) -> bool:
         """So many trees went without drafts, `live` of them a lap. Returns whether the rest is over."""
         self._learn()
-        self._rested += trees
-        self._laps -= trees / live
-        self.rest = max(self.rest - trees, 0) if self._laps > 1e-6 and not over else 0
-        if self.rest == 0:
-            self.budget.record_rest(self._rested, live)
-            self._rested, self._behind = 0, True
-        return self.rest == 0
+        pause = self._pause.passed(trees, live)
+        if pause.paused:
+            self._pause = pause
+            return False
+        self._resume(pause, live)
+        return True
+
+    def _resume(self, pause: DraftPause, live: int) -> None:
+        """A pause is over, `pause` says after how many trees."""
+        self.budget.record_rest(pause.passed_trees, live)
+        self._pause = replace(pause, passed_trees=0)
 
     def begin(self, levels: int) -> Growth:
         """Trees of so many levels grow, for those texts that it was planned for and that can have one."""
@@ -182,7 +187,6 @@ class Speculator:
                 whole, chosen = joined, self.budget.select(values, depth, rows - len(live))
         trees = build_trees(whole, [text.tokens[-1] for text in live], chosen)
         mine = chosen[:, : candidates.tokens.shape[1]]
-        self.budget.record_nodes(len(live), depth, int(mine.sum()))
         by_depth = depth_masses(candidates, mine).tolist()
         return {
             text.id: PendingTree(text.committed, tree, depth, mass, 1 + own)

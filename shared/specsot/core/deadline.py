@@ -5,6 +5,7 @@ Measured seconds in, seconds out.
 
 from __future__ import annotations
 
+from specsot.core.cost_curve import CostCurve
 from specsot.members import Curve
 
 TOLERANCE = 8.0  # times the expected seconds; not measured
@@ -19,24 +20,17 @@ class Deadline:
 
     def __init__(self, curve: Curve) -> None:
         """curve: seconds per rows; may promise too much, and may be empty."""
-        self._curve = sorted(curve)
+        self._curve = CostCurve(curve)
         self._worst = 1.0  # measured by expected
         self._known: set[int] = set()
 
     def seconds(self, rows: int) -> float:
         """From when it begins."""
         least = MIN_SECONDS if rows.bit_length() in self._known else FIRST_RUN_SECONDS
-        return max(least, TOLERANCE * self._worst * self._expected(rows))
+        return max(least, TOLERANCE * self._worst * self._curve.at(rows))
 
     def took(self, rows: int, seconds: float) -> None:
         self._known.add(rows.bit_length())
-        expected = self._expected(rows)
+        expected = self._curve.at(rows)
         now = seconds / expected if expected else 1.0
         self._worst = max(now, WORST_DECAY * self._worst, 1.0)
-
-    def _expected(self, rows: int) -> float:
-        """As of the next size that was measured; beyond the last one in proportion."""
-        if not self._curve:
-            return 0.0
-        last, longest = self._curve[-1]
-        return next((time for size, time in self._curve if size >= rows), longest * rows / last)

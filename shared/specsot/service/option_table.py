@@ -301,6 +301,26 @@ def switch(words: tuple[str, str]) -> Kind[bool]:
     return Kind("", lambda text: word.read(text) == words[1], lambda value: words[value], word.choices)
 
 
+def counted(more: int) -> Kind[int]:
+    """A number > 0 whose value counts `more` than what is written.
+
+    `counted(1)` is for a field that counts the root of a tree, where the flag does not: "23" <-> 24.
+    """
+    return Kind(
+        POSITIVE.metavar, lambda text: POSITIVE.read(text) + more, lambda value: POSITIVE.write(value - more)
+    )
+
+
+def is_word(chosen: str, *others: str) -> Kind[bool]:
+    """One of several words; the value is whether it is the first one. False is written as the second."""
+    word = choice_of((*others, chosen))
+    return Kind(
+        "|".join(word.choices),
+        lambda text: word.read(text) == chosen,
+        lambda value: chosen if value else others[0],
+    )
+
+
 def in_words(entry: Entry, text: str) -> str:
     """Files and variables say true and 1, too, where a command line says on or yes."""
     off, on = entry.option.words

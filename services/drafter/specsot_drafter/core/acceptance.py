@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
 from specsot_drafter.core.selection import Floats, Ints
 
-PRIOR_ACCEPTANCE = 0.75  # chance that the next depth is accepted, before anything is known; not measured
-PRIOR_TRIALS = 2.0  # trials that the prior counts for; not measured
-DECAY = 0.97  # what one outcome leaves of those before; not measured
-MAX_TRUST = 1.5  # factor from a head's probability to a chance of acceptance, at most; not measured
-WORTH_WEIGHT = 0.2  # of one lap in the exponential mean of what nodes are worth; not measured
-TRIALS_AFTER_REST = 4.0  # trials that earlier knowledge counts for after a rest; not measured
+PRIOR_ACCEPTANCE: Final = 0.75  # Probability. Of the next depth, before any tree came back. Untuned.
+PRIOR_TRIALS: Final = 2.0  # Trees. How many the prior counts for. Untuned.
+DECAY: Final = 0.97  # Fraction. What one outcome leaves of those before. Untuned.
+# Factor. From a head's probability to a chance of acceptance, at most. Untuned.
+MAX_TRUST: Final = 1.5
+WORTH_WEIGHT: Final = 0.2  # Fraction. Of one step in the mean of what nodes are worth. Untuned.
 
 
 class AcceptanceRates:
@@ -42,14 +43,6 @@ class AcceptanceRates:
         tried = (depths <= deep) & (depths < grown)
         self._counts += [weights @ one for one in (reached & tried, tried, masses, reached & (depths < told))]
 
-    def discount(self) -> None:
-        """What is known is old by now: a short trial shall be able to change it."""
-        self._decay(TRIALS_AFTER_REST / max(float(self._trials[0]), TRIALS_AFTER_REST))
-
-    def expected_tokens(self) -> Floats:
-        """[levels] expected accepted tokens when 1, 2, ... levels are drafted."""
-        return np.cumsum(np.cumprod(self.by_depth()))
-
     def by_depth(self) -> list[float]:
         """[levels] chance that depth d is accepted when depth d - 1 was."""
         if self._chances is not None:
@@ -60,10 +53,6 @@ class AcceptanceRates:
             before = (hits + PRIOR_TRIALS * before) / (trials + PRIOR_TRIALS)
             chances.append(before)
         return chances
-
-    def pessimistic_tokens(self) -> Floats:
-        """[levels] the same as one must fear: hope counts for nothing."""
-        return np.cumsum(np.cumprod(self._hits / (self._trials + PRIOR_TRIALS)))
 
     def trust(self) -> Floats:
         """[levels] factors from the head's cumulative probability to a chance of acceptance.
@@ -112,7 +101,8 @@ class TreeWorth:
             many = min(len(before), len(now))  # of more texts, fewer nodes are fed
             now[:many] = before[:many] + WORTH_WEIGHT * (now[:many] - before[:many])
         if below := self._by_depth[len(found) :]:  # beside the deepest that grew
-            changed = found[-1][0] / max(self._by_depth[len(found) - 1][0], 1e-9)
+            before = self._by_depth[len(found) - 1][0]
+            changed = found[-1][0] / before if before else 1.0
             found += [deeper * changed for deeper in below]
         self._by_depth = found
         self._best = np.zeros((0, 0))

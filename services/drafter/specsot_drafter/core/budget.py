@@ -117,9 +117,6 @@ class BudgetPolicy:
         depths: [n] of each.
         """
 
-    def record_nodes(self, live: int, levels: int, nodes: int) -> None:
-        """So many nodes of `live` trees are sent that were grown for them, not those of others beside."""
-
     def begin_texts(self) -> bool:
         """None of the texts that write was there before; whether a rest ends for them."""
         return False

@@ -64,7 +64,7 @@ def read_small(directory: Path) -> ModelConfig:
 
 def beam_shape(options: DraftOptions) -> BeamShape:
     """A chain of `tokens`; or a tree as deep, in which every node that is fed has `breadth` children."""
-    tokens = options.tokens or DEFAULT_DEPTH
+    tokens = options.depth or DEFAULT_DEPTH
     if options.mode in (None, "linear"):
         return BeamShape(1, (1,) * (tokens - 1), -math.inf, tokens + 1)
     breadth, nodes = options.breadth or DEFAULT_BREADTH, options.nodes or DEFAULT_NODES

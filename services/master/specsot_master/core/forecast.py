@@ -6,11 +6,11 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from math import exp, inf, log, sqrt
 from statistics import NormalDist, median
 from typing import Any, NamedTuple
 
+from specsot.core.cost_curve import CostCurve
 from specsot.core.frames import Result
 from specsot.core.skeleton import Point
 from specsot.events import BranchFinished, Event, Finished, Forecast, Planned, Reason
@@ -65,7 +65,7 @@ class LapCosts:
 
     def __init__(self, curve: Curve = (), kept: Mapping[str, Sequence[float]] | None = None) -> None:
         """kept: what another ring of the same model had measured; slower or faster as the curves are."""
-        self._curve = curve
+        self._curve = CostCurve(curve)
         self._sums = {int(count): self._restored(int(count), *told) for count, told in (kept or {}).items()}
         self._prompts = TurnSums()  # their seconds, and in the place of tokens those of the curve
         self._turns: dict[int, float] = {}  # when each sequence had its last one
@@ -74,7 +74,7 @@ class LapCosts:
     def _restored(
         self, count: int, turns: float, seconds: float, tokens: float, computing: float
     ) -> TurnSums:
-        here, share = self._computing(count), min(1.0, RESTORED / turns)
+        here, share = self._curve.at(count), min(1.0, RESTORED / turns)
         slower = here / computing if here and computing else 1.0
         return TurnSums(turns * share, seconds * share * slower, tokens * share, here or computing)
 
@@ -88,14 +88,14 @@ class LapCosts:
         turns = [outcome for outcome in result.outcomes if outcome.step]
         if result.rows > result.drafted + len(turns) and result.number:
             self._prompted = now
-            self._prompts.add(sum(result.seconds), self._computing(result.rows))
+            self._prompts.add(sum(result.seconds), self._curve.at(result.rows))
         since = next((self._turns[one.sequence] for one in turns if one.sequence in self._turns), None)
         if since is not None and since > self._prompted:
             self._turns = {id: when for id, when in self._turns.items() if when >= since}
             brought = sum(len(one.tokens) for one in turns) / len(turns)
             count = len(self._turns)
             if count not in self._sums:
-                self._sums[count] = TurnSums(computing=self._computing(count))
+                self._sums[count] = TurnSums(computing=self._curve.at(count))
             self._sums[count].add(now - since, brought)
         self._turns |= dict.fromkeys((one.sequence for one in result.outcomes), now)
         for one in result.outcomes:
@@ -107,8 +107,8 @@ class LapCosts:
         known = self._nearest(count)
         if known is None:
             return None
-        sums, shown = self._sums[known], self._computing(known)
-        return sums.seconds / sums.turns * (self._computing(count) / shown if shown else 1.0)
+        sums, shown = self._sums[known], self._curve.at(known)
+        return sums.seconds / sums.turns * (self._curve.at(count) / shown if shown else 1.0)
 
     def tokens(self, count: int) -> float:
         """That a turn brings each of so many sequences."""
@@ -118,22 +118,12 @@ class LapCosts:
     def prompt(self, rows: int) -> float:
         """Seconds for so many tokens of prompts."""
         slower = self._prompts.seconds / self._prompts.tokens if self._prompts.tokens else 1.0
-        return self._computing(rows) * slower if rows > 0 else 0.0
+        return self._curve.at(rows) * slower if rows > 0 else 0.0
 
     def _nearest(self, count: int) -> int | None:
         return (
             count if count in self._sums else min(self._sums, key=lambda one: abs(one - count), default=None)
         )
-
-    def _computing(self, rows: int) -> float:
-        """Straight between the curve's points, and beyond the last; 0 where there is no curve."""
-        curve = self._curve
-        if len(curve) < 2 or rows <= curve[0][0]:
-            return curve[0][1] if curve else 0.0
-        (low, before), (high, behind) = next(
-            ((one, other) for one, other in pairwise(curve) if rows <= other[0]), (curve[-2], curve[-1])
-        )
-        return before + (behind - before) * (rows - low) / (high - low)
 
 
 class Ended(NamedTuple):

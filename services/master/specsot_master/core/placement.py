@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from itertools import accumulate, pairwise, permutations
 
+from specsot.core.cost_curve import CostCurve
 from specsot.core.info import memory_in_words
 from specsot.errors import Refused, Unavailable
-from specsot.members import Curve, Range, Registration, Stage, WeightBytes
+from specsot.members import Range, Registration, Stage, WeightBytes
 from specsot_master.core.ring import RingConfig
 
 # Rows of a page where a GPU computes, and elsewhere; no measurement recorded.
@@ -52,11 +53,6 @@ def expected_throughput(stages: Sequence[Stage], members: Mapping[str, Registrat
     )
 
 
-def seconds_at(curve: Curve, rows: int) -> float:
-    """Of the first point that has as many rows; of the last one; 0 for an empty curve."""
-    return next((seconds for size, seconds in curve if size >= rows), curve[-1][1] if curve else 0.0)
-
-
 def head_cost_in_layers(worker: Registration) -> float:
     """How many layers the model's end costs: as many as it is large, for one row reads every weight once."""
     weights = worker.weights
@@ -82,7 +78,7 @@ def in_ms(seconds: float) -> str:
 
 
 def _seconds(stage: Stage, member: Registration, last: bool) -> float:
-    return seconds_at(member.curve, 1) * (len(stage.layers) + head_cost_in_layers(member) * last)
+    return CostCurve(member.curve).at(1) * (len(stage.layers) + head_cost_in_layers(member) * last)
 
 
 def _hops(ring: Sequence[Registration]) -> float:
@@ -234,7 +230,7 @@ def _share(sites: tuple[WorkerCost, ...], layers: int) -> LayerSplit | None:
 def _measured(worker: Registration, workers: Sequence[Registration], rows: int) -> float:
     """Seconds of one layer; 0 where nobody measured."""
     peers = [one for one in workers if _host(one) == _host(worker) and bool(one.gpus) == bool(worker.gpus)]
-    return min(seconds_at(one.curve, rows) for one in peers)
+    return min(CostCurve(one.curve).at(rows) for one in peers)
 
 
 def _room(worker: Registration, workers: Sequence[Registration]) -> float:

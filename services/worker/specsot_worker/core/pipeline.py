@@ -11,12 +11,14 @@ timeout and not one per lap; a drafter that rests is not even told of frames.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from specsot.core.cost_curve import UNIT_CURVE, CostCurve
+from specsot.core.draft_pause import DraftPause, Event, State
 from specsot.core.frames import Frame, Opening, TreeSegment
 from specsot.members import Curve
 
@@ -39,7 +41,7 @@ MAX_UNSENT_ROWS = 8192  # rows of features that the last stage may have to keep 
 # (--rows). What a drafter lacks beyond that, behind a rest, follows with later laps.
 MAX_ROWS_PER_LAP = 512
 PLAIN_LAPS = 15  # laps without trees of which the median counts; not measured
-MAX_WAKING_LAPS = 32  # laps behind a rest in which nobody waits until a drafter has caught up; not measured
+MAX_CATCH_UP_STEPS = 32  # steps after a pause in which trees are not waited for; not measured
 SLOW_TREE_FACTOR = 4.0  # times the usual wait, after which the rest of a family goes on; not measured
 WAIT_WEIGHT = 0.2  # of one wait in the exponential mean of waits; not measured
 
@@ -84,23 +86,27 @@ class InFlightFrame:
     alone: bool
 
 
-class RowMedians:
-    """A measured quantity by rows: straight lines between medians of what was seen lately, level beyond."""
+class RecentMedians:
+    """Medians of the newest seconds of steps, one for every doubling of their rows."""
 
     def __init__(self) -> None:
         self._bins: dict[int, deque[tuple[int, float]]] = {}
-        self._points: list[tuple[float, float]] = []  # none: they are to be found again
 
     def __bool__(self) -> bool:
         return bool(self._bins)
 
-    def record(self, rows: int, value: float) -> None:
-        self._bins.setdefault(rows.bit_length(), deque(maxlen=RECENT_LAPS)).append((rows, value))
-        self._points = []
+    def record(self, rows: int, seconds: float) -> None:
+        self._bins.setdefault(rows.bit_length(), deque(maxlen=RECENT_LAPS)).append((rows, seconds))
 
-    def at(self, rows: float) -> float:
-        self._points = self._points or sorted(map(_medians, self._bins.values()))
-        return _interpolate(self._points, rows)
+    @property
+    def points(self) -> list[tuple[float, float]]:
+        """(median rows, median seconds) of every bin: a slow step or two, as when a process begins, say
+        nothing about the next.
+        """
+        return [
+            (median(rows for rows, _ in seen), median(seconds for _, seconds in seen))
+            for seen in self._bins.values()
+        ]
 
 
 class PipelineDepth:
@@ -109,11 +115,15 @@ class PipelineDepth:
     def __init__(self, stages: int = 1, curve: Curve = (), overlap: bool = True) -> None:
         """curve: seconds per rows of all stages together, measured beforehand; corrected by every lap.
         overlap: several frames may fly."""
-        self._curve = [(float(rows), seconds) for rows, seconds in sorted(curve)]
+        self._measured = CostCurve(curve) if len(curve) > 1 else UNIT_CURVE
         self._stages, self._overlap = stages, overlap and stages > 1
         self._shares = [1 / stages] * stages
-        self._slowdown = RowMedians()  # measured by expected seconds
-        self._hops = RowMedians()  # seconds of all of them
+        # Seconds of all stages, and of all hops between them.
+        self._computed = RecentMedians()
+        self._hop_times = RecentMedians()
+        # Curves of both; None: they are made anew, because a step came back.
+        self._compute_curve: CostCurve | None = None
+        self._hop_curve: CostCurve | None = None
         self._gap = 0.0
         self.parts = 1
 
@@ -123,9 +133,11 @@ class PipelineDepth:
         if not rows or spent <= 0 or len(seconds) != self._stages:
             return
         self._shares = [old + LAP_WEIGHT * (new / spent - old) for old, new in zip(self._shares, seconds)]
-        self._slowdown.record(rows, spent / self._expected_seconds(rows))
+        self._computed.record(rows, spent)
+        self._compute_curve = None
         if alone:
-            self._hops.record(rows, max(elapsed - spent, 0.0))
+            self._hop_times.record(rows, max(elapsed - spent, 0.0))
+            self._hop_curve = None
 
     def record_gap(self, seconds: float) -> None:
         """So long a family stayed with stage 0 between two of its laps: its trees were on their way."""
@@ -135,7 +147,7 @@ class PipelineDepth:
         """Frames that may fly: as many as fit into a lap without waiting for each other, up to `limit`.
         least: as long as nothing is known.
         """
-        if not self._hops:
+        if not self._hop_times:
             return min(least, limit)
         lap, slowest = self._lap_seconds(1), self._slowest_stage_seconds(1)
         return min(max(round(lap / slowest), 1), limit) if slowest else limit
@@ -191,37 +203,20 @@ class PipelineDepth:
 
     def _compute_seconds(self, rows: float) -> float:
         """All stages, one after the other."""
-        return self._expected_seconds(rows) * (self._slowdown.at(rows) if self._slowdown else 1.0)
+        if self._compute_curve is None:
+            self._compute_curve = self._measured.corrected(self._computed.points)
+        return self._compute_curve.at(rows)
 
     def _slowest_stage_seconds(self, rows: int) -> float:
         return self._compute_seconds(rows) * max(self._shares)
 
     def _hop_seconds(self, rows: int) -> float:
-        return self._hops.at(rows) if self._hops else 0.0
-
-    def _expected_seconds(self, rows: float) -> float:
-        """As it was measured beforehand; beyond that as steep as it was last."""
-        if len(self._curve) < 2:
-            return 1.0
-        (first, low), (last, high) = self._curve[-2:]
-        beyond = max(rows - last, 0.0) * max(high - low, 0.0) / (last - first)
-        return max(_interpolate(self._curve, rows) + beyond, 1e-9)
-
-
-def _medians(seen: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """A slow lap or two, as when a process begins, say nothing about the next."""
-    return median(rows for rows, _ in seen), median(value for _, value in seen)
-
-
-def _interpolate(points: Sequence[tuple[float, float]], rows: float) -> float:
-    """On the straight lines between points (rows ascending); level beyond them."""
-    place = bisect_left(points, (rows,))
-    if place == 0:
-        return points[0][1]
-    if place == len(points):
-        return points[-1][1]
-    (first, low), (last, high) = points[place - 1 : place + 1]
-    return low + (high - low) * (rows - first) / (last - first) if last > first else high
+        if self._hop_curve is None:
+            # Hops of more rows than were ever seen count as those of the most, because a slope of two noisy
+            # points says nothing about far more rows: the last point is repeated at twice its rows.
+            rows_seen, seconds = max(self._hop_times.points, default=(1.0, 0.0))
+            self._hop_curve = CostCurve([*self._hop_times.points, (2 * rows_seen, seconds)])
+        return self._hop_curve.at(rows)
 
 
 @dataclass(slots=True)
@@ -236,44 +231,52 @@ class _Backoff:
 
 
 class DraftTimeout:
-    """`timeout` seconds while a drafter is timely; none for a doubling number of trees after a miss.
+    """How long a sequence waits for a tree: `timeout` seconds while its drafter is timely, no time for a
+    doubling number of trees after a miss, and no time while drafting is paused (`specsot.core.draft_pause`).
 
-    Of several drafters each has its own misses: a slow one costs the sequences of the others nothing. A
-    sequence that none has sent a tree yet has the drafter "".
+    Each of several drafters has its own misses: a slow one costs the sequences of the others nothing. A
+    sequence that has not received a tree from any drafter yet has the drafter "".
     """
 
     def __init__(self, timeout: float, present: bool = True) -> None:
-        self._timeout, self._present = timeout, present
+        self._timeout = timeout
+        self._pause = DraftPause(State.DRAFTING if present else State.ABSENT)
         # Names of drafters that have sent something, and are not known to be lost.
         self._speaking = set[str]()
         self._backoffs = dict[str, _Backoff]()
-        self._rest_left = self._unsent_rows = self._waking = self._untold = 0
-        self._rest_laps = 0.0
-        self.catching_up = False  # a rest is over, and not all of it may have been told
+        # Rows of features that were not sent during the pause, and rows of sequences that the drafter never
+        # saw: both are sent later, MAX_ROWS_PER_LAP with every step.
+        self._unsent_rows = 0
+        self._missed_rows = 0
+        # Steps for which the drafter may still catch up before its trees are asked for all the same.
+        self._catch_up_steps = 0
+        # True while part of what a pause kept back may not have been sent.
+        self.sends_backlog = False
         self._usual_wait: float | None = None
 
     @property
     def resting(self) -> bool:
-        """Whether the drafter need not hear of what is sent now, because it will not answer."""
-        return self._present and self._rest_left > 0
+        """Whether drafting is paused: the drafter is sent nothing of the next frame, and will not answer."""
+        return self._pause.paused
 
     @property
     def waking(self) -> bool:
-        """Whether the drafter hears of what is sent now, with all that it missed, but did not say yet that it
-        has caught up: until then nobody waits for it.
+        """Whether the drafter catches up: it is sent the next frame's features with all that it missed, and
+        its trees are not waited for.
         """
-        return self._present and self._waking > 0
+        return self._pause.state is State.CATCHING_UP
 
     def _backoff_of(self, drafter: str) -> _Backoff:
-        """Of the only drafter where there are not several, whatever its name."""
+        """The misses of this drafter; a drafter that is the only one has the name ""."""
         return self._backoffs.setdefault(drafter if len(self._speaking) > 1 else "", _Backoff())
 
     def deadline(self, since: float, drafter: str | None = "") -> float:
-        """Until when a sequence that waits for this drafter since `since` shall go on waiting: not at all for
-        one that is lost.
+        """Until when a sequence that has waited for `drafter` since `since` waits on.
+
+        drafter: None for a drafter that is lost; its sequences do not wait.
         """
-        known = self._present and drafter is not None
-        waits = known and not (self._rest_left or self._backoff_of(drafter).left)
+        present = self._pause.state is not State.ABSENT and drafter is not None
+        waits = present and not (self.resting or self._backoff_of(drafter or "").left)
         return since + self._timeout if waits else since
 
     def family_deadline(self, since: float, drafter: str | None = "") -> float:
@@ -284,14 +287,15 @@ class DraftTimeout:
     def record_tree(self, waited: float | None = None, drafter: str = "") -> None:
         """A tree of this drafter came in time, after so many seconds."""
         backoff = self._backoff_of(drafter)
-        backoff.trees, backoff.left = FIRST_BACKOFF_TREES, 0
+        backoff.trees = FIRST_BACKOFF_TREES
+        backoff.left = 0
         if waited is not None:
             usual = waited if self._usual_wait is None else self._usual_wait
             self._usual_wait = usual + WAIT_WEIGHT * (waited - usual)
 
     def record_miss(self, drafter: str | None = "") -> None:
-        """A sequence went without the tree of this drafter."""
-        if self._rest_left or drafter is None:
+        """A sequence ran without the tree of this drafter."""
+        if self.resting or drafter is None:
             return
         backoff = self._backoff_of(drafter)
         if backoff.left:
@@ -301,48 +305,50 @@ class DraftTimeout:
         backoff.trees = min(backoff.trees * 2, MAX_BACKOFF_TREES)
 
     def start_rest(self, trees: int, live: int = 1) -> None:
-        """The drafter says that it will draft nothing for so many trees; live: sequences that it drafts for.
-
-        Where fewer write later, the rest is as many of their laps: what does not pay for eight may for one.
-        """
-        self._rest_left, self._rest_laps = trees, trees / max(live, 1)
-        self._unsent_rows = self._waking = 0
-        self.catching_up = False
+        """The drafter says that it will draft nothing for so many trees. live: sequences it drafts for."""
+        self._pause = self._pause.begin(trees, live)
+        self._unsent_rows = 0
+        self.sends_backlog = False
 
     def tell_first(self, rows: int) -> None:
-        """A text goes on of which the drafter is told so many rows first, some with every lap."""
-        self._untold += rows
-        self._waking = MAX_WAKING_LAPS
+        """A sequence continues of which the drafter is sent so many rows first, some with every step."""
+        self._missed_rows += rows
+        self._catch_up_steps = MAX_CATCH_UP_STEPS
+        self._pause = self._pause.on(Event.MISSED)
 
     def record_launch(self, trees: int, rows: int, live: int = 1) -> None:
-        """A frame with so many rows, and so many trees of `live` drafted sequences, was launched. What comes
-        behind the last of those that a rest began with may be of another kind: it is over."""
-        if self._rest_left:
+        """A frame with so many rows, and so many trees of `live` drafted sequences, was launched."""
+        if self.resting:
             self._unsent_rows += rows
-            self._rest_laps -= trees / max(live, 1)
-            over = not live or self._rest_laps < 1e-6 or self._unsent_rows >= MAX_UNSENT_ROWS
-            self._rest_left = 0 if over else max(self._rest_left - trees, 0)
-            self._waking = 0 if self._rest_left else MAX_WAKING_LAPS
-        else:
-            self._waking = max(self._waking - 1, 0)
-            self._untold = max(self._untold + min(rows - MAX_ROWS_PER_LAP, 0), 0)
-            unsent, self.catching_up = self._unsent_rows, self._unsent_rows > 0
-            self._unsent_rows = max(unsent + min(rows - MAX_ROWS_PER_LAP, 0), 0)
+            self._pause = self._pause.passed(trees, live)
+            if self._unsent_rows >= MAX_UNSENT_ROWS:
+                self._pause = self._pause.end()
+            self._catch_up_steps = MAX_CATCH_UP_STEPS
+            return
+        self._catch_up_steps = max(self._catch_up_steps - 1, 0)
+        if not self._catch_up_steps:
+            self._pause = self._pause.on(Event.CAUGHT_UP)
+        sent = MAX_ROWS_PER_LAP - rows  # of the backlog, beside this frame's own rows
+        self._missed_rows = max(self._missed_rows - max(sent, 0), 0)
+        self.sends_backlog = self._unsent_rows > 0
+        self._unsent_rows = max(self._unsent_rows - max(sent, 0), 0)
 
     def drafter_left(self, drafter: str = "") -> None:
-        """This drafter is lost. Nobody is waited for if no other one has sent anything."""
+        """This drafter is lost. Drafting ends if no other drafter has sent anything."""
         self._speaking.discard(drafter)
         self._backoffs.pop(drafter, None)
-        self._present = bool(self._speaking)
+        if not self._speaking:
+            self._pause = self._pause.on(Event.LEFT)
 
     def drafter_spoke(self, drafter: str = "") -> None:
-        """This drafter speaks: there is one, which is awake, and owes nothing if there was none before."""
-        self._waking = self._waking if self._untold else 0
+        """This drafter has caught up with all that it was sent, and owes nothing if there was none before."""
         self._speaking.add(drafter)
-        if not self._present:
-            self._present = True
+        if self._pause.state is State.ABSENT:
+            self._pause = DraftPause().on(Event.JOINED)
             self._backoffs.clear()
-            self._rest_left = self._unsent_rows = 0
+            self._unsent_rows = 0
+        if not self._missed_rows:
+            self._pause = self._pause.on(Event.CAUGHT_UP)
 
 
 class LapTimer:

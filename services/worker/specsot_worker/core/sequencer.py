@@ -123,7 +123,7 @@ class Sequencer:
                 waited = None if now is None or since is None else now - since
                 self._draft_timeout.record_tree(waited, drafts.drafter)
                 answered.add(since)
-        for live in self._sequences.values() if self._draft_timeout.catching_up else ():
+        for live in self._sequences.values() if self._draft_timeout.sends_backlog else ():
             live.waiting_since = None if live.waiting_since in answered else live.waiting_since
         if drafts.rest:
             self._draft_timeout.start_rest(drafts.rest, self._drafted())

@@ -1,0 +1,103 @@
+"""Seconds that a computation takes, by how many tokens it processes: the one reading of a measured curve.
+
+Stages, drafters, forecasts and placement all measure a few sizes and must know the seconds of others.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+
+import numpy as np
+
+from specsot.members import Curve
+
+Point = tuple[float, float]
+
+
+class CostCurve:
+    """Measured points in, seconds out.
+
+    * Seconds never fall with more tokens: a point that was measured below a smaller one counts as that one.
+    * Between two points the curve is a straight line. Below the first point it is level, because a step
+      reads all weights even for one token. After the last point it continues with its last slope; a single
+      point continues in proportion to its tokens.
+    * An empty curve is false, and takes no time.
+
+    >>> curve = CostCurve([(1, 2.0), (4, 2.0), (8, 3.0)])
+    >>> [curve.at(tokens) for tokens in (0.5, 4, 6, 16)]  # level, measured, between, beyond
+    [2.0, 2.0, 2.5, 5.0]
+    """
+
+    def __init__(self, points: Curve | Iterable[Point] = ()) -> None:
+        """points: (tokens, seconds), in any order."""
+        ordered = sorted(points)
+        self._tokens = [float(tokens) for tokens, _ in ordered]
+        self._seconds = list(accumulate((seconds for _, seconds in ordered), max))
+        self._slope = _last_slope(self._tokens, self._seconds)
+
+    def __bool__(self) -> bool:
+        return bool(self._tokens)
+
+    @property
+    def points(self) -> list[Point]:
+        """(tokens, seconds), tokens ascending."""
+        return list(zip(self._tokens, self._seconds))
+
+    def at(self, tokens: float) -> float:
+        """Return the seconds of so many tokens."""
+        if not self._tokens:
+            return 0.0
+        place = bisect_left(self._tokens, tokens)
+        if place == 0:
+            return self._seconds[0]
+        if place == len(self._tokens):
+            return self._seconds[-1] + (tokens - self._tokens[-1]) * self._slope
+        first, last = self._tokens[place - 1], self._tokens[place]
+        low, high = self._seconds[place - 1], self._seconds[place]
+        return low + (high - low) * (tokens - first) / (last - first)
+
+    def at_each(self, tokens: np.ndarray | Sequence[int]) -> np.ndarray:
+        """Return the seconds of each number of tokens: `at`, elementwise, for an array of any shape."""
+        counts = np.asarray(tokens, dtype=float)
+        if not self._tokens:
+            return np.zeros(counts.shape)
+        beyond = np.maximum(counts - self._tokens[-1], 0.0)
+        return np.interp(counts, self._tokens, self._seconds) + beyond * self._slope
+
+    def scaled(self, factor: float) -> CostCurve:
+        """Return the same curve on a machine that takes `factor` times as long."""
+        return CostCurve((tokens, factor * seconds) for tokens, seconds in self.points)
+
+    def corrected(self, observed: Iterable[Point]) -> CostCurve:
+        """Return the curve through `observed` points, with the shape of this one where nothing was observed.
+
+        Every point of this curve is scaled as much as the observed point nearest to it, by the ratio of
+        their tokens.
+
+        >>> CostCurve([(1, 2.0), (8, 3.0)]).corrected([(1, 4.0)]).points  # twice as slow as measured
+        [(1.0, 4.0), (8.0, 6.0)]
+        """
+        seen = {float(tokens): seconds for tokens, seconds in observed}
+        if not seen:
+            return self
+        ratios = {tokens: seconds / self.at(tokens) for tokens, seconds in seen.items() if self.at(tokens)}
+
+        def ratio(tokens: float) -> float:
+            nearest = min(ratios, key=lambda one: max(one, tokens) / max(min(one, tokens), 1.0))
+            return ratios[nearest]
+
+        shape = {tokens: seconds * ratio(tokens) for tokens, seconds in self.points} if ratios else {}
+        return CostCurve((shape | seen).items())
+
+
+def _last_slope(tokens: Sequence[float], seconds: Sequence[float]) -> float:
+    """Return the seconds of one more token after the last point."""
+    if len(tokens) < 2:
+        return seconds[-1] / tokens[-1] if tokens and tokens[-1] else 0.0
+    return (seconds[-1] - seconds[-2]) / (tokens[-1] - tokens[-2])
+
+
+# A curve for where nothing was measured: one second whatever the tokens, so that only ratios mean anything.
+UNIT_CURVE = CostCurve([(1, 1.0), (2, 1.0)])

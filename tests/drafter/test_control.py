@@ -1,0 +1,298 @@
+"""The draft policy: what it may lose, what it learns of costs, and when it pauses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from specsot.members import Curve
+from specsot_drafter.core.acceptance import PRIOR_ACCEPTANCE, AcceptanceRates, TreeWorth
+from specsot_drafter.core.budget import ROOT_ONLY, LapSeconds, TreeOutcome
+from specsot_drafter.core.control import (
+    HELD_STEPS,
+    LOOK_STEPS,
+    POOL,
+    QUANTILE,
+    RAMP,
+    REGRET,
+    REGRET_SHARE,
+    DraftPolicy,
+    RegretBudget,
+    StepCosts,
+)
+from tests.drafter.curves import DEMO, LARGE, QUICK_HEAD, SHAPE, SLOW_HEAD, STEEP
+
+WIDTHS = (SHAPE.top_k,) * SHAPE.depth
+FLAT: Curve = ((1, 1e-3), (64, 1e-3))
+FLAT_LEVEL: Curve = ((1, 1e-5), (64, 1e-5))
+
+
+def policy(step: Curve = LARGE, level: Curve = QUICK_HEAD, stepwise: bool = True) -> DraftPolicy:
+    return DraftPolicy(SHAPE, step, level, WIDTHS, stepwise)
+
+
+def looked(one: DraftPolicy, sequences: int = 1, seconds: float = 7e-3) -> DraftPolicy:
+    """The first steps had no drafts, and took so long."""
+    assert one.plan_levels(sequences, 8) == 0
+    assert one.rest == LOOK_STEPS * sequences
+    one.record_rest(one.rest, sequences)
+    one.record_lap([ROOT_ONLY] * sequences, LapSeconds(seconds, seconds))
+    return one
+
+
+def write(one: DraftPolicy, tokens: int, accepted: Sequence[int], seconds: float, baseline: float) -> float:
+    """One sequence of so many tokens, whose steps with drafts accept so many in turns and take so many
+    seconds. Returns the baseline steps that it lost.
+    """
+    one.begin_texts()
+    written = drafted = 0
+    lost = 0.0
+    while written < tokens:
+        if levels := one.plan_levels(1, SHAPE.depth + 1):
+            right = min(accepted[drafted % len(accepted)], levels)
+            tree = TreeOutcome(levels, 1 + levels, (0.7,) * levels, right)
+            one.record_lap([tree], LapSeconds(seconds, seconds, 0.3 * seconds))
+            lost += seconds / baseline - 1 - right
+            written, drafted = written + 1 + right, drafted + 1
+        else:
+            steps = min(one.rest, tokens - written)
+            one.record_rest(steps, 1)
+            one.record_lap([ROOT_ONLY], LapSeconds(baseline, baseline))
+            written += max(steps, 1)
+    return lost
+
+
+@pytest.mark.parametrize("accepted", [(0,), (0, 0, 1), (1, 0, 2, 0, 0)])
+@pytest.mark.parametrize("stepwise", [True, False])
+def test_no_sequence_loses_more_than_its_budget(accepted: tuple[int, ...], stepwise: bool) -> None:
+    """Beyond what is saved up: twice REGRET at most, and the one step that shows what such steps take."""
+    one = policy(FLAT, FLAT_LEVEL, stepwise)
+    for _ in range(6):
+        assert write(one, 200, accepted, 2.5e-3, 1e-3) <= 2 * REGRET + 1.5
+
+
+def test_a_head_that_is_never_right_loses_the_pool_and_then_next_to_nothing() -> None:
+    one = policy(FLAT, FLAT_LEVEL)
+    lost = [write(one, 200, (0,), 2.5e-3, 1e-3) for _ in range(2 * int(POOL))]
+    assert sum(lost) <= POOL * REGRET + len(lost) * 200 * REGRET_SHARE + 2 * REGRET
+    assert sum(lost[-4:]) <= 0.01 * 4 * 200
+
+
+def test_where_drafts_pay_they_are_drafted_for_every_sequence() -> None:
+    one = policy(FLAT, FLAT_LEVEL)
+    assert sum(write(one, 200, (4, 3, 0), 2.5e-3, 1e-3) for _ in range(3)) < -100
+
+
+def test_drafts_return_after_sequences_that_the_head_could_not_predict() -> None:
+    one = policy(FLAT, FLAT_LEVEL)
+    write(one, 400, (4,), 2.5e-3, 1e-3)
+    for _ in range(3):
+        write(one, 200, (0,), 2.5e-3, 1e-3)
+    assert write(one, 200, (4,), 2.5e-3, 1e-3) < -50
+
+
+def test_what_would_lose_even_if_all_of_it_were_accepted_is_never_tried() -> None:
+    one = looked(policy(STEEP, SLOW_HEAD), seconds=1e-3)
+    for _ in range(20):
+        assert one.plan_levels(1, 8) == 0
+        assert one.rest >= 1 / REGRET_SHARE
+        one.record_rest(one.rest, 1)
+
+
+def test_a_pause_lasts_until_the_next_step_with_drafts_is_paid_for() -> None:
+    budget = RegretBudget()
+    budget.record(-REGRET)
+    steps = budget.steps_until(2.0)
+    budget.record(0.0, steps)
+    assert budget.available == pytest.approx(2.0)
+    assert budget.steps_until(2.0) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_new_sequences_may_lose_what_others_did_not_and_no_more_than_is_in_the_pool() -> None:
+    budget = RegretBudget()
+    budget.record(-REGRET)
+    budget.begin_sequences()
+    assert budget.available == pytest.approx(REGRET, rel=0.01)
+    budget.record(-POOL * REGRET)
+    budget.begin_sequences()
+    assert budget.available < 0
+
+
+def test_catching_up_with_prompts_is_paid_for() -> None:
+    """A drafter of its own size, and a prompt of 20,000 tokens: the pause is as long as that is worth."""
+    one = looked(policy(LARGE, ((1, 1e-3), (64, 8e-3))))
+    assert one.plan_levels(1, 8, due=20_000) == 0
+    assert one.rest > 1000
+
+
+@pytest.mark.parametrize("stepwise", [True, False])
+def test_trees_begin_small_where_growth_can_stop_and_whole_where_it_cannot(stepwise: bool) -> None:
+    """A host-bound step takes as long whatever is drafted, so that one node would show that nothing pays."""
+    one = looked(policy(FLAT, FLAT_LEVEL, stepwise), seconds=1e-3)
+    assert one.plan_levels(1, 8) == 8
+    assert one.foreseen_nodes(1, 8, 100) == (0 if stepwise else max(one.foreseen_nodes(1, 8, 100), 6))
+    worth = np.linspace(0.99, 0.5, 16)[None]
+    assert one.select(worth, 2, 100).sum() == (2 if stepwise else 16)
+
+
+def test_a_choice_is_held_as_long_as_nothing_changes() -> None:
+    one = looked(policy(FLAT, FLAT_LEVEL, stepwise=False), seconds=1e-3)
+    held = list[bool]()
+    for _ in range(40):
+        levels = one.plan_levels(1, 8)
+        held.append(one.holding)
+        tree = TreeOutcome(levels, 1 + levels, (0.7,) * levels, 3)
+        one.record_lap([tree], LapSeconds(2e-3, 2e-3))
+    assert 40 // (HELD_STEPS + 1) <= held.count(False) <= 12
+
+
+def test_of_many_sequences_a_few_are_drafted_for_first() -> None:
+    one = looked(policy(), 64, 9e-3)
+    for few in (RAMP, RAMP**2, 64):
+        assert one.limit_texts(64) == few
+        assert one.plan_levels(few, 6, 0, 64 - few) > 0
+        one.record_lap(
+            [TreeOutcome(1, 2, (0.9,), 1)] * few + [ROOT_ONLY] * (64 - few), LapSeconds(9e-3, 9e-3)
+        )
+
+
+def test_steps_beside_prompts_are_not_looked_at() -> None:
+    one = policy()
+    one.record_lap([TreeOutcome(1, 2, (0.9,), 1)] * 4)
+    assert not one.looks_next(4)
+
+
+def test_nothing_is_planned_for_no_sequence_and_no_level() -> None:
+    one = policy()
+    assert (one.plan_levels(0, 6), one.plan_levels(3, 0), one.rest) == (0, 0, 0)
+
+
+def test_a_frontier_is_fed_where_its_children_bring_more_than_they_take() -> None:
+    likely, unlikely = np.log(np.array([[0.99, 0.01]])), np.log(np.array([[0.02, 0.01]]))
+    one = looked(policy(DEMO, QUICK_HEAD), seconds=3.2e-3)
+    one.plan_levels(1, 8)
+    assert one.pays_deeper(likely, 1) == 1
+    assert one.pays_deeper(unlikely, 1) == 0
+
+
+# --- costs ---
+
+
+def costs(step: Curve = DEMO, level: Curve = QUICK_HEAD) -> StepCosts:
+    return StepCosts(step, level, WIDTHS)
+
+
+def test_a_curve_that_a_busy_start_spoilt_is_scaled_by_the_first_step() -> None:
+    """41 times what steps took, and flat."""
+    seen = costs(((1, 1.3186), (32, 1.3195), (64, 1.56)))
+    seen.record_baseline(1, 32e-3)
+    seen.learn()
+    assert seen.baseline(1) == pytest.approx(32e-3)
+    assert float(seen.drafted(1, 1, 1, 0)) < 40e-3
+
+
+def test_steps_that_take_longer_whatever_their_size_are_no_reason_to_draft_less_deep() -> None:
+    """The host takes 2 ms: one size was seen, and others take that much more, not that many times as much."""
+    seen = costs(FLAT)
+    for _ in range(4):
+        seen.record_baseline(1, 1e-3)
+        seen.record_drafted(1, 1, 2, 3e-3 + 0.3e-3, 0.3e-3)
+    seen.learn()
+    assert float(seen.drafted(1, 1, 1, 20)) == pytest.approx(3.3e-3, rel=0.05)
+
+
+def test_sizes_that_were_seen_cost_what_they_took() -> None:
+    """Rows cost twice what the curve says, from eight on."""
+    seen = costs()
+    for _ in range(5):
+        seen.record_drafted(1, 1, 2, 4e-3, 0.3e-3)
+        seen.record_drafted(1, 1, 9, 9e-3, 0.3e-3)
+    seen.learn()
+    assert float(seen.drafted(1, 1, 1, 1)) == pytest.approx(4e-3, rel=0.1)
+    assert float(seen.drafted(1, 1, 1, 8)) == pytest.approx(9e-3, rel=0.1)
+
+
+def test_steps_that_a_neighbour_slows_down_now_and_then_are_not_what_drafts_cost() -> None:
+    seen = costs()
+    for number in range(40):
+        seen.record_drafted(1, 1, 2, 60e-3 if number % 8 == 7 else 5e-3, 0.3e-3)
+    seen.learn()
+    assert float(seen.drafted(1, 1, 1, 1)) < 6e-3
+
+
+def test_a_baseline_seen_in_a_slow_moment_is_no_longer_than_steps_with_drafts() -> None:
+    seen = costs()
+    seen.record_baseline(1, 30e-3)
+    for _ in range(5):
+        seen.record_drafted(1, 1, 2, 5e-3, 0.3e-3)
+    seen.learn()
+    assert seen.baseline(1) < 6e-3
+
+
+def test_a_pause_forgets_the_slow_steps() -> None:
+    """A minute in which neighbours computed is not believed for as long as nothing is drafted."""
+    seen = costs()
+    for number in range(20):
+        seen.record_drafted(1, 1, 2, 5e-3 if number < 4 else 50e-3, 0.3e-3)
+    seen.forget()
+    assert seen.known == 1 + int(20 * QUANTILE)
+    seen.forget()
+    seen.learn()
+    assert float(seen.drafted(1, 1, 1, 1)) < 6e-3
+
+
+def test_without_any_curve_a_step_costs_the_same_whatever_its_size() -> None:
+    seen = costs((), ())
+    assert seen.baseline(1) == seen.baseline(9) == 1.0
+
+
+# --- acceptance ---
+
+
+def test_acceptance_learns_per_depth_and_forgets() -> None:
+    acceptance = AcceptanceRates(3)
+    for _ in range(200):
+        acceptance.record([(3, (0.9, 0.8, 0.7), 1)])
+    first, second, _ = acceptance.by_depth()
+    assert first > 0.9
+    assert second < 0.2
+    assert acceptance.trust()[1] < 0.2
+    for _ in range(60):
+        acceptance.record([(1, (0.9,), 0)])
+    assert acceptance.by_depth()[0] < 0.3
+
+
+def test_trust_never_rises_with_depth() -> None:
+    acceptance = AcceptanceRates(4)
+    for _ in range(50):
+        acceptance.record([(4, (0.9, 0.01, 0.01, 0.01), 4)])
+    assert np.all(np.diff(acceptance.trust()) <= 0)
+
+
+def test_what_nodes_are_worth_is_known_by_depth_whatever_grew_last() -> None:
+    """A third node of trees of two levels is a sibling, and of three levels one more token: mixed up, neither
+    a third level nor a third node was worth it.
+    """
+    worth, depths = TreeWorth(AcceptanceRates(4)), np.array([1, 1, 2, 2, 3, 3])
+    values = np.array([[0.8, 0.1, 0.6, 0.05, 0.4, 0.02], [0.8, 0.1, 0.05, 0.6, 0.02, 0.4]])
+    worth.record(values, depths)
+    for _ in range(20):
+        worth.record(values[:, :4] / 2, depths[:4])
+    three = worth.best(4, 3)
+    assert three[1] == pytest.approx(np.cumsum([0.4, 0.3, 0.05]), rel=0.02)
+    assert three[2] == pytest.approx(np.cumsum([0.4, 0.3, 0.2]), rel=0.02)
+    assert worth.best(4, 4)[3, 3] - three[2, 2] == pytest.approx(0.2 * PRIOR_ACCEPTANCE, rel=0.02)
+    worth.record(np.full((1, 2), -np.inf), depths[:2])
+    assert worth.best(2, 5)[1, 4] == worth.best(2, 4)[1, 3], "there are no more"
+
+
+def test_trees_cut_short_by_their_texts_ends_say_nothing_of_what_others_are_worth() -> None:
+    """Else eight texts send fewer nodes whenever one of them ends."""
+    alone, beside = TreeWorth(AcceptanceRates(4)), TreeWorth(AcceptanceRates(4))
+    value, depths = np.array([0.8, 0.1, 0.6, 0.05]), np.array([1, 1, 2, 2])
+    barred = np.full(2, -np.inf)
+    alone.record(value[None], depths)
+    beside.record(np.array([[*value[:2], *barred], value, [*barred, *barred]]), depths)
+    assert beside.best(2, 4) == pytest.approx(alone.best(2, 4))

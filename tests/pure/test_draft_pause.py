@@ -1,0 +1,74 @@
+"""Pausing, catching up and resuming: one table for stage 0 and the drafter."""
+
+from __future__ import annotations
+
+import doctest
+from itertools import product
+
+import pytest
+
+from specsot.core import draft_pause
+from specsot.core.draft_pause import TRANSITIONS, DraftPause, Event, State, next_state
+
+
+def test_every_state_is_in_the_table_and_every_one_can_be_left_and_reached() -> None:
+    assert set(TRANSITIONS) == set(State)
+    reached = {after for state, row in TRANSITIONS.items() for after in row.values() if after != state}
+    assert reached == set(State)
+
+
+@pytest.mark.parametrize(("state", "event"), [*product(State, Event)])
+def test_no_event_is_an_error_and_a_drafter_that_left_comes_back_by_joining_alone(
+    state: State, event: Event
+) -> None:
+    after = next_state(state, event)
+    assert after in State
+    if state is State.ABSENT and event is not Event.JOINED:
+        assert after is State.ABSENT
+    if event is Event.LEFT:
+        assert after is State.ABSENT
+
+
+def test_a_pause_goes_through_catching_up() -> None:
+    pause = DraftPause().begin(3, sequences=1)
+    states = list[State]()
+    for _ in range(3):
+        states.append(pause.state)
+        pause = pause.passed(1, sequences=1)
+    assert states == [State.PAUSED] * 3
+    assert pause.state is State.CATCHING_UP
+    assert (pause.trees_left, pause.passed_trees) == (0, 3)
+    assert pause.on(Event.CAUGHT_UP).state is State.DRAFTING
+
+
+def test_a_pause_of_many_sequences_is_as_many_steps_of_few() -> None:
+    """80 trees of eight sequences are ten steps: after four of them and six of one sequence it is over."""
+    pause = DraftPause().begin(80, sequences=8)
+    for _ in range(4):
+        pause = pause.passed(8, sequences=8)
+    for _ in range(6):
+        assert pause.paused
+        pause = pause.passed(1, sequences=1)
+    assert pause.state is State.CATCHING_UP
+
+
+def test_a_pause_ends_with_the_last_drafted_sequence() -> None:
+    pause = DraftPause().begin(80, sequences=2)
+    assert pause.passed(0, sequences=1).paused, "a prompt was read beside the sequence that writes"
+    assert pause.passed(0, sequences=0).state is State.CATCHING_UP
+
+
+def test_what_a_sequence_missed_delays_no_pause_and_is_caught_up_with_after_it() -> None:
+    assert DraftPause().begin(5, 1).on(Event.MISSED).paused
+    assert DraftPause().on(Event.MISSED).state is State.CATCHING_UP
+
+
+def test_a_drafter_that_is_absent_neither_pauses_nor_catches_up() -> None:
+    absent = DraftPause(State.ABSENT)
+    assert absent.begin(9, 1).state is State.ABSENT
+    assert absent.passed(9, 1) == absent
+    assert absent.on(Event.CAUGHT_UP).state is State.ABSENT
+
+
+def test_the_example_of_its_docstring_holds() -> None:
+    assert doctest.testmod(draft_pause).failed == 0
