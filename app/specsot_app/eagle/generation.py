@@ -23,6 +23,7 @@ from specsot_drafter.loader import make_engine
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget
 from specsot_worker.core.sequencer import Sequencer
 from specsot_worker.feature_stream import FeatureStore
+from specsot_worker.penalties import without_tokens
 from specsot_worker.stage import DecoderStage
 from specsot_worker.verifier import Verifier
 
@@ -186,7 +187,8 @@ def open_loop(models: TargetAndDraft, shape: TreeShape, orders: Sequence[Open], 
         configuration = Configuration(EPOCH, "drafter", (), pages, PAGE_ROWS, slots, rows, shape=shape)
         engine = make_engine(models.draft, configuration)
     stage.capture()
-    verifier = Verifier(models.target.logits, _no_grammar, _store_for(models, pages), stage)
+    logits = without_tokens(models.target.logits, models.unnamed)
+    verifier = Verifier(logits, _no_grammar, _store_for(models, pages), stage)
     table, budget = PageTable(pages, PAGE_ROWS), FrameBudget(rows, 1, slots, stage.prompt_rows(rows))
     sequencer = Sequencer(EPOCH, budget, table, DraftTimeout(0.0, models.draft is not None))
     for order in orders:

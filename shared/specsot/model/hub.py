@@ -34,7 +34,7 @@ TEXTS = (
     *("config.json", "generation_config.json", "specsot.json", "kv_heads.json", "router.json"),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model"),
-    *("chat_template.jinja", "chat_template.json"),
+    *("chat_template.jinja", "chat_template.json", "additional_chat_templates/tool_use.jinja"),
     *INDEXES,
 )
 DESCRIBING = ("config.json", "generation_config.json", *INDEXES)  # what a model is, but not what it says
