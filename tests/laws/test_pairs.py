@@ -16,7 +16,7 @@ import pytest
 
 from specsot.drafting import DraftOptions
 from specsot.members import TreeShape
-from specsot.params import MAX_TOKENS, HeadWindows, Pruning, Sampling, Window
+from specsot.params import MAX_TOKENS, HeadImportance, HeadWindows, Pruning, Sampling, Window
 from specsot.service.options import DraftModelOptions
 from specsot_drafter.drafter import Drafter
 from specsot_drafter.loader import DraftLoader
@@ -33,7 +33,7 @@ LIMIT, SHARED = 14, 21  # tokens written; tokens of the forked prefix
 FACTORS = {
     "links": ("local", "grpc", "curve", "ipc", "direct"),
     "drafter": ("none", "head", "knowing", "model", "ngram", "suffix"),
-    "policy": ("full", "window", "pruning", "heads"),
+    "policy": ("full", "window", "pruning", "heads", "importance"),
     "stages": ("1", "2", "3"),
     "sampling": ("greedy", "warm", "penalties"),
     "bits": ("fp32", "int8", "int4"),
@@ -61,6 +61,10 @@ POLICIES = {
     "pruning": {"pruning": Pruning(0.5, 16, 1)},
     "heads": {
         "heads": HeadWindows(tuple(((0, 1 + layer), (4, MAX_TOKENS)) for layer in range(SHALLOW.layers)))
+    },
+    "importance": {
+        "pruning": Pruning(0.8, 16, 0),
+        "importance": HeadImportance(tuple((layer / SHALLOW.layers, 1.0) for layer in range(SHALLOW.layers))),
     },
 }
 NUMBA = find_spec("numba") is not None
