@@ -97,7 +97,11 @@ def test_classes_of_heads_and_what_a_group_keeps() -> None:
 
 def test_importance_is_the_attention_that_pruning_may_take_away() -> None:
     """A KV head has the importance of the query head that reads most of the rows between sinks and newest."""
-    sink, near, far = HeadAttention(0.9, 0.5, 1, 0.2), HeadAttention(0, 1, 1, 0.2), HeadAttention(0.1, 0, 4, 0.7)
+    sink, near, far = (
+        HeadAttention(0.9, 0.5, 1, 0.2),
+        HeadAttention(0, 1, 1, 0.2),
+        HeadAttention(0.1, 0, 4, 0.7),
+    )
     found = [one["importance"] for one in keep_by_head([sink, near, near, far, near, near], 3, None)]
     assert found == [pytest.approx(0.05), pytest.approx(0.9), 0]
 

@@ -87,8 +87,8 @@ def written_with_others(row: dict[str, str]) -> bool:
 # Left to `make test-all`: `ipc`, as `curve` has ZMQ sockets, too; `ngram`, which looks up as `suffix` does.
 LEFT = {"links": "ipc", "drafter": "ngram"}
 USUAL = {name: tuple(one for one in values if LEFT.get(name) != one) for name, values in FACTORS.items()}
-# Pruning by the importance of heads takes the paths of "pruning" and of "heads", so it meets the other settings
-# in two rows of its own: over links that encode openings, and with drafts that are accepted.
+# Pruning by the importance of heads takes the paths of "pruning" and of "heads", so it meets the other
+# settings in two rows of its own: over links that encode openings, and with drafts that are accepted.
 BY_IMPORTANCE: tuple[dict[str, str], ...] = (
     {
         "links": "grpc", "drafter": "knowing", "policy": "importance", "stages": "2", "sampling": "warm",

@@ -16,7 +16,6 @@ from specsot.members import Layout
 from specsot.params import HeadImportance, Pruning
 from tests.worker.writers import PAGE, TEXT, Writer, feed, rows_of, whole, write
 
-
 # Heads that keep half of the rows, three quarters of them, and all.
 IMPORTANCE = HeadImportance(((0.0, 1.0), (0.5, 0.0)))
 
@@ -47,7 +46,9 @@ def dense(decoder, pruning: Pruning, importance: HeadImportance | None = None) -
     def attend(q: torch.Tensor, layer: torch.Tensor, number: int) -> torch.Tensor:
         keys, values = layer.transpose(2, 3).flatten(1, 2)[:, :count]  # [rows, heads, dim]
         heads = [
-            causal if number < pruning.skip_layers else seen_by(one, ratio_of(pruning, importance, number, head))
+            causal
+            if number < pruning.skip_layers
+            else seen_by(one, ratio_of(pruning, importance, number, head))
             for head, one in enumerate(keys.norm(dim=-1).bfloat16().T.tolist())
         ]
         scores = torch.einsum("rhgd,chd->hgrc", q, keys).masked_fill(~torch.stack(heads)[:, None], -math.inf)
@@ -87,7 +88,7 @@ def test_pruning_gives_what_one_dense_mask_gives(decoder, policies: tuple[Prunin
 def test_pruning_by_importance_gives_what_one_dense_mask_gives(
     decoder, policies: tuple[Pruning, Pruning], layout: Layout
 ) -> None:
-    """Each head keeps keep_ratio * (0.5 + 0.5 * importance) of its rows, next to a sequence that is not pruned."""
+    """Each head keeps keep_ratio * (0.5 + 0.5 * importance) of its rows."""
     from specsot_worker.stage import DecoderStage
 
     stage = DecoderStage(decoder, 60, PAGE, layout)

@@ -119,8 +119,8 @@ SINGLE = (
              Side({**PLAIN, "layout": "packed"}, PLANNED), exact=True),
     Contrast("kv-moves", "accepted KV rows moved together, against one by one", Side(stage=DecoderStage),
              Side(stage=RowByRowStage), exact=True, head=True),
-    Contrast("graphs", "forward passes as captured graphs, against kernel by kernel", Side(stage=DecoderStage),
-             Side(stage=UncapturedStage), exact=True, head=True, graphs=True),
+    Contrast("graphs", "captured graphs of forward passes, against kernel by kernel",
+             Side(stage=DecoderStage), Side(stage=UncapturedStage), exact=True, head=True, graphs=True),
     Contrast("int8", "weights of 8 bits", Side({**PLAIN, "quantization": "int8"}), ALONE),
     Contrast("int8-kv", "KV rows of 8 bits", Side({**PLAIN, "kv_cache_dtype": "int8"}), ALONE),
 )  # fmt: skip

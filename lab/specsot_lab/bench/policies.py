@@ -42,8 +42,8 @@ OTHERS: tuple[tuple[str, Policy], ...] = (
 def policies(
     windows: Sequence[int], heads: HeadWindows | None, importance: HeadImportance | None
 ) -> list[tuple[str, Policy]]:
-    """windows: tokens that are seen, sinks included. heads, importance: what was measured for the model's heads,
-    if it was.
+    """windows: tokens that are seen, sinks included. heads, importance: what was measured for the model's
+    heads, if it was.
     """
     found: list[tuple[str, Policy]] = [("full", None)]
     found += [(f"sinks + window {tokens}", sight_of(tokens)) for tokens in windows]

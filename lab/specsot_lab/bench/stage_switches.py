@@ -49,7 +49,9 @@ class SingleThread:
     def __init__(self, models: ModelSet) -> None:
         decoder = load_whole(models)
         given = models.base, decoder.dtype, decoder.device
-        head = load_head(models.head, *given, quantization=models.drafter_quantization) if models.head else None
+        head = (
+            load_head(models.head, *given, quantization=models.drafter_quantization) if models.head else None
+        )
         self._models, self._text = TargetAndDraft(decoder, head), Text(models.base)
         self._prompts = Prompts(models.base, self._text)
 

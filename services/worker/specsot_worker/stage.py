@@ -275,12 +275,14 @@ class DecoderStage:
         slots = pruning.sources, pruning.targets
         sources, targets = (torch.tensor(each, device=self._decoder.device) for each in slots)
         for layer in range(max(pruning.skip - self.layers.first, 0), len(self.layers)):
-            shares = pruning.heads and self._head_rows(pruning.heads, self.layers.first + layer, len(sources))
-            self._kv.keep_least(layer, sources, targets, *(shares or ()))
+            own, counts = None, None
+            if pruning.heads:
+                own, counts = self._head_rows(pruning.heads, self.layers.first + layer, len(sources))
+            self._kv.keep_least(layer, sources, targets, own, counts)
 
     def _head_rows(self, shares: HeadShares, layer: int, sources: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The sources that are rows of each KV head of a layer of the model, bool [sources, kv_heads], and how
-        many each head keeps.
+        """The sources that are rows of each KV head of a layer of the model, bool [sources, kv_heads], and
+        how many each head keeps.
         """
         device = self._decoder.device
         before, after = (torch.tensor(each[layer], device=device) for each in (shares.before, shares.after))

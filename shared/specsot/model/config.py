@@ -396,8 +396,8 @@ def read_heads(directory: Path, config: ModelConfig) -> HeadWindows | None:
 
 
 def read_importance(directory: Path, config: ModelConfig) -> HeadImportance | None:
-    """The importance of each KV head. None if it was not measured, as in files of earlier versions, which have
-    windows alone. Raises ModelError, also for another model's heads.
+    """The importance of each KV head. None if it was not measured, as in files of earlier versions, which
+    have windows alone. Raises ModelError, also for another model's heads.
     """
 
     def importance_of(layers: Any) -> HeadImportance | None:
@@ -437,8 +437,8 @@ def _of_heads(layers: Any, read: Callable[[Any], _Head]) -> tuple[tuple[_Head, .
 def write_heads(
     path: Path, layers: Sequence[Sequence[Mapping[str, Any]]], measured: Mapping[str, Any]
 ) -> None:
-    """layers: of every KV head `sinks`, `recent` (None: all) and `importance`, and whatever else people should
-    know."""
+    """layers: of every KV head `sinks`, `recent` (None: all) and `importance`, and whatever else people
+    should know."""
     lines = ",\n".join(f"    {json.dumps(list(heads))}" for heads in layers)
     path.write_text(f'{{\n  "measured": {json.dumps(dict(measured))},\n  "layers": [\n{lines}\n  ]\n}}\n')
 

@@ -179,8 +179,9 @@ class Intake:
             )
         measured = self._config.importance if ask.pruning else self._config.heads
         if ask.head_aware and measured is None:
+            missing = "no importance" if ask.pruning else "nothing"
             raise InvalidRequest(
-                f"head_aware: {'no importance' if ask.pruning else 'nothing'} was measured of the heads of {model!r} "
+                f"head_aware: {missing} was measured of the heads of {model!r} "
                 "(`specsot bench policies --find-heads` does)",
                 "head_aware",
             )

@@ -96,7 +96,8 @@ def check_opening(message: ring_pb2.Opening) -> None:
     require(rest >= 0, "a fork is longer than its prompt")
     require(not kept or kept < rest, f"{kept} rows are kept of a prompt of {rest} tokens")
     require(
-        not message.importance or message.HasField("pruning"), "heads have an importance, but nothing is pruned"
+        not message.importance or message.HasField("pruning"),
+        "heads have an importance, but nothing is pruned",
     )
     require(message.generated <= message.prompt, "more tokens were generated than the prompt holds")
 
