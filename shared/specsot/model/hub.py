@@ -34,9 +34,11 @@ TEXTS = (
     *("config.json", "generation_config.json", "specsot.json", "kv_heads.json", "router.json"),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model"),
-    *("chat_template.jinja", "chat_template.json", "additional_chat_templates/tool_use.jinja"),
+    *("chat_template.jinja", "chat_template.json"),
     *INDEXES,
 )
+# Templates that only the master reads, so members never lend them to each other.
+NAMED_TEMPLATES = "additional_chat_templates/*.jinja"
 DESCRIBING = ("config.json", "generation_config.json", *INDEXES)  # what a model is, but not what it says
 TOKEN = "a token (hf auth login, or HF_TOKEN)"
 
@@ -104,7 +106,10 @@ def fetch_model(name: HubName) -> Path:
     with told_clearly(name, "config.json"):
         folder = Path(
             snapshot_download(
-                name.repository, revision=name.revision, allow_patterns=list(TEXTS), local_files_only=offline
+                name.repository,
+                revision=name.revision,
+                allow_patterns=[*TEXTS, NAMED_TEMPLATES],
+                local_files_only=offline,
             )
         )
     if any((folder / index).is_file() for index in INDEXES):
