@@ -114,9 +114,9 @@ class SpecSoT:
         options: mode, max_new_tokens, max_branch_tokens, max_parallel, temperature, top_p, top_k, min_p,
         repetition_penalty, presence_penalty, frequency_penalty, logit_bias ({token id: gain}), logprobs
         (how many likeliest tokens to tell), seed, stop, constraint, drafter, tools; sinks and recent, or
-        keep_ratio, prune_every and skip_layers, or head_aware (what is attended to, see Window, Pruning and
-        HeadWindows in `specsot.params`); one of json_schema (text or mapping), json_object, regex and choice
-        (texts) for an answer of that form.
+        keep_ratio, prune_every and skip_layers, or head_aware, or these with it (what is attended to, see
+        Window, Pruning, HeadWindows and HeadPruning in `specsot.params`); one of json_schema (text or
+        mapping), json_object, regex and choice (texts) for an answer of that form.
         Raises InvalidRequest, Overloaded, Unavailable.
 
         `generate(task_prompt=...)`, the seeds' call, returns (output_ids, stats) without await.

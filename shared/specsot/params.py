@@ -227,6 +227,56 @@ class Pruning:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadImportance:
+    """How important the rows that pruning may evict are to each KV head: layers[layer][head], in [0, 1]."""
+
+    layers: tuple[tuple[float, ...], ...]
+
+    def __post_init__(self) -> None:
+        widths = {len(heads) for heads in self.layers}
+        require_field(
+            len(widths) == 1 and 0 not in widths, "importance", "as many heads in every layer, some", widths
+        )
+        for importance in (one for heads in self.layers for one in heads):
+            _require_number(lambda one: 0 <= one <= 1, "importance", "in [0, 1]", importance)
+
+
+HeadCounts = tuple[tuple[int, ...], ...]  # [layers][KV heads]: a number of rows
+
+
+@dataclass(frozen=True, slots=True)
+class HeadPruning(Pruning):
+    """Pruning by the norm of keys in which every KV head keeps a share of its own: a head of importance i
+    keeps keep_ratio * (0.5 + 0.5 * i) of its rows, rounded up.
+
+    importance: of the model's KV heads by layer, see `HeadImportance`.
+    """
+
+    importance: tuple[tuple[float, ...], ...] = ()
+
+    def kept_by_head(self, kept: HeadCounts | None, fresh: int) -> HeadCounts:
+        """How many rows every head keeps of the `kept` rows that the pruning before left it (None if there
+        was none) and of `fresh` rows since.
+
+        >>> HeadPruning(1.0, 16, 0, ((0.0, 1.0),)).kept_by_head(((8, 16),), 16)
+        ((12, 32),)
+        """
+        before = kept or self.none_kept
+        return tuple(
+            tuple(
+                math.ceil(self.keep_ratio * (0.5 + 0.5 * importance) * (rows + fresh))
+                for importance, rows in zip(importances, counts)
+            )
+            for importances, counts in zip(self.importance, before)
+        )
+
+    @property
+    def none_kept(self) -> HeadCounts:
+        """What every head has kept before the first pruning: nothing."""
+        return tuple((0,) * len(heads) for heads in self.importance)
+
+
+@dataclass(frozen=True, slots=True)
 class HeadWindows:
     """What of its text a token attends to head by head: (sinks, recent) of each layer's KV heads, true
     positions throughout."""
@@ -266,8 +316,9 @@ class Ask:
     window: what every token of it attends to; None: all before it. Behind one, answers may be longer than the
             model's context.
     pruning: how its keys are pruned; None: not at all.
-    head_aware: every head attends to what was measured for the model's heads. At most one of these three;
-            with the last two `mode` is "direct".
+    head_aware: every head attends to what was measured for the model's heads; with `pruning`, every head
+            keeps a share of its rows by its measured importance (`HeadPruning`). A window excludes both; with
+            either of them `mode` is "direct".
     finish_within_s: seconds from its arrival in which it ends, at the end of a sentence; not resumable then.
     polish: a last turn writes what the branches wrote anew, as one text; where there is a plan.
     min_tokens: no end token, no stop string before so many; branches have their shares, a plan has none.
@@ -371,8 +422,10 @@ class Ask:
 
     def _check_policy(self) -> None:
         given = [name for name in ("window", "pruning", "head_aware") if getattr(self, name)]
-        if len(given) > 1:
-            raise InvalidRequest(f"{' and '.join(given)} are given; a request has one of them", given[-1])
+        if len(given) > 1 and "window" in given:
+            raise InvalidRequest(
+                f"{' and '.join(given)} are given; only pruning and head_aware go together", given[-1]
+            )
         if given and given != ["window"] and self.mode != "direct":
             raise InvalidRequest(
                 f"{given[0]} needs mode direct, got {self.mode}: branches fork their prefix, and a sequence "

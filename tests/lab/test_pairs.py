@@ -8,12 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from specsot.core.frames import Frame
+from specsot.core.kv_plan import KvPlan
+from specsot.model.kv import Moves
 from specsot_app.bench.rounds import models_of
 from specsot_app.cli import main
 from specsot_app.fleet.demo import questions_of
 from specsot_app.fleet.options import FleetOptions
 from specsot_lab.bench.pairs import DEMO, PairOptions, ablation_of, measure, page_of
+from specsot_lab.bench.stage_switches import RowByRowStage, SingleThread
 from specsot_master.core.limits import check_plan
+from specsot_worker.stage import DecoderStage
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 
@@ -45,6 +50,31 @@ def test_rows_on_the_demo_model_and_files_beside_the_json(tmp_path: Path) -> Non
     assert [(row.get("skipped"), row.get("same"), row.get("pairs")) for row in rows] == [(None, 1, 1)] * 2
     assert file.with_suffix(".md").read_text() == page_of(rows) + "\n"
     assert file.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_no_option_switches_off_is_compared_in_one_thread(tmp_path: Path) -> None:
+    """Accepted rows that are moved one by one give the same text; a CPU has no graphs to compare with."""
+    file = tmp_path / "ablation.json"
+    assert measure(options_of("ablation", "kv-moves", "graphs", lengths=(40,)), file) == 0
+    moves, graphs = json.loads(file.read_text())["rows"]
+    assert (moves.get("skipped"), moves["same"], moves["tokens"]) == (None, 1, [40, 40])
+    assert "graphs are captured on GPUs alone" in graphs["skipped"]
+
+
+def test_a_stage_that_moves_row_by_row_leaves_the_rows_of_one_that_moves_all() -> None:
+    """Over trees whose accepted nodes are not their first ones."""
+    models = options_of("ablation").models
+    loop, moves = SingleThread(models), list[tuple[int, int]]()
+
+    class Counting(RowByRowStage):
+        def _change_pages(self, frame: Frame, arrangement: KvPlan) -> Moves:
+            moves.extend(arrangement.moves)
+            return super()._change_pages(frame, arrangement)
+
+    wanted, _, _ = loop.write("What are the benefits of exercise?", 60, DecoderStage)
+    found, _, _ = loop.write("What are the benefits of exercise?", 60, Counting)
+    assert found == wanted
+    assert len(moves) > 3
 
 
 @pytest.mark.full

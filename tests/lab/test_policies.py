@@ -10,7 +10,7 @@ import torch
 
 from specsot.errors import InvalidRequest
 from specsot.model.decoder import Decoder
-from specsot.params import MAX_TOKENS, HeadWindows, Pruning, Window
+from specsot.params import MAX_TOKENS, HeadPruning, HeadWindows, Pruning, Window
 from specsot.service.options import ModelOptions
 from specsot_app.bench.perplexity import Policy, losses
 from specsot_app.reference_model import load_whole
@@ -70,6 +70,9 @@ def test_rows_that_the_last_token_sees(decoder) -> None:
     assert rows_seen(config, 300, Pruning(0.5, 100, 0)) == 75 + 100  # 50, then 75 were left
     assert rows_seen(config, 300, Pruning(0.5, 100, 1)) == (300 + 175) / 2
     assert rows_seen(config, 300, HeadWindows((((4, 95), (0, MAX_TOKENS)),) * 2)) == 200
+    shares = ((0.0, 1.0), (0.0, 1.0))  # the first head keeps half of its rows, the second all
+    assert rows_seen(config, 300, HeadPruning(1.0, 100, 0, shares)) == (175 + 300) / 2
+    assert rows_seen(config, 300, HeadPruning(1.0, 100, 1, shares)) == (300 + (175 + 300) / 2) / 2
 
 
 def test_what_cannot_be_scored_is_refused(decoder, tmp_path: Path) -> None:
@@ -90,6 +93,17 @@ def test_classes_of_heads_and_what_a_group_keeps() -> None:
     kept = [(one["sinks"], one["recent"]) for one in keep_by_head(heads, 3, None)]
     assert kept == [(4, 8), (4, 64), (0, None)]
     assert keep_by_head(heads, 3, 256)[2]["recent"] == 256
+
+
+def test_importance_is_the_attention_that_pruning_may_take_away() -> None:
+    """A KV head has the importance of the query head that reads most of the rows between sinks and newest."""
+    sink, near, far = (
+        HeadAttention(0.9, 0.5, 1, 0.2),
+        HeadAttention(0, 1, 1, 0.2),
+        HeadAttention(0.1, 0, 4, 0.7),
+    )
+    found = [one["importance"] for one in keep_by_head([sink, near, near, far, near, near], 3, None)]
+    assert found == [pytest.approx(0.05), pytest.approx(0.9), 0]
 
 
 def test_heads_of_a_model_without_weights_look_at_all_alike(decoder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from specsot.drafting import DraftOptions
 from specsot.members import TreeShape
-from specsot.params import MAX_TOKENS, HeadWindows, Pruning, Sampling, Window
+from specsot.params import MAX_TOKENS, HeadImportance, HeadWindows, Pruning, Sampling, Window
 from specsot.service.options import DraftModelOptions
 from specsot_drafter.drafter import Drafter
 from specsot_drafter.loader import DraftLoader
@@ -62,6 +62,10 @@ POLICIES = {
     "heads": {
         "heads": HeadWindows(tuple(((0, 1 + layer), (4, MAX_TOKENS)) for layer in range(SHALLOW.layers)))
     },
+    "importance": {
+        "pruning": Pruning(0.8, 16, 0),
+        "importance": HeadImportance(tuple((layer / SHALLOW.layers, 1.0) for layer in range(SHALLOW.layers))),
+    },
 }
 NUMBA = find_spec("numba") is not None
 WRITTEN = "policy", "bits", "sampling"  # what decides what is written
@@ -83,6 +87,18 @@ def written_with_others(row: dict[str, str]) -> bool:
 # Left to `make test-all`: `ipc`, as `curve` has ZMQ sockets, too; `ngram`, which looks up as `suffix` does.
 LEFT = {"links": "ipc", "drafter": "ngram"}
 USUAL = {name: tuple(one for one in values if LEFT.get(name) != one) for name, values in FACTORS.items()}
+# Pruning by the importance of heads takes the paths of "pruning" and of "heads", so it meets the other
+# settings in two rows of its own: over links that encode openings, and with drafts that are accepted.
+BY_IMPORTANCE: tuple[dict[str, str], ...] = (
+    {
+        "links": "grpc", "drafter": "knowing", "policy": "importance", "stages": "2", "sampling": "warm",
+        "bits": "fp32", "shape": "deep", "layout": "packed", "mode": "ring", "prefix": "own",
+    },
+    {
+        "links": "local", "drafter": "head", "policy": "importance", "stages": "3", "sampling": "greedy",
+        "bits": "fp32", "shape": "small", "layout": "batched", "mode": "p2p", "prefix": "own",
+    },
+)  # fmt: skip
 ROWS, GRID = cover(USUAL, written_with_others), cover(FACTORS, allowed)
 
 
@@ -151,13 +167,19 @@ def drafter_of(kind: str, models: tuple[Path, Path], known: list[list[int]]):
 
 
 async def test_every_policy_matters(plainly: Plainly) -> None:
-    for policy, sampling in (("window", "penalties"), ("pruning", "warm"), ("heads", "greedy")):
+    matter = ("window", "penalties"), ("pruning", "warm"), ("heads", "greedy"), ("importance", "greedy")
+    for policy, sampling in matter:
         row = {"bits": "fp32", "sampling": sampling}
         assert await plainly.texts(row | {"policy": policy}) != await plainly.texts(row | {"policy": "full"})
 
 
+ALL_ROWS = *ROWS, *BY_IMPORTANCE, *GRID
+
+
 @pytest.mark.parametrize(
-    "row", some((*ROWS, *GRID), *range(len(ROWS))), ids=["-".join(row.values()) for row in (*ROWS, *GRID)]
+    "row",
+    some(ALL_ROWS, *range(len(ROWS) + len(BY_IMPORTANCE))),
+    ids=["-".join(row.values()) for row in ALL_ROWS],
 )
 async def test_law_1_every_two_settings(models, plainly: Plainly, row: dict[str, str]) -> None:
     base, head = models

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from specsot.core.frames import Open
+from specsot.core.kv_plan import policy_of
 from specsot.core.pages import most_held
 from specsot.errors import InvalidRequest, ModelError
-from specsot.model.config import read_heads, write_heads
-from specsot.params import MAX_TOKENS, Ask, HeadWindows, Limits, Pruning, Window
+from specsot.model.config import read_heads, read_importance, write_heads
+from specsot.params import (
+    MAX_TOKENS,
+    Ask,
+    HeadImportance,
+    HeadPruning,
+    HeadWindows,
+    Limits,
+    Pruning,
+    Window,
+)
 from specsot_app.core.ask import ask_of
 from specsot_master.core.admission import answer_prefix, grant_answer, own_pages
 from specsot_master.core.ring import EngineConfig, RingState
@@ -34,9 +45,28 @@ def test_who_plans_is_refused_with_the_reason(mode: str, policy: dict[str, objec
     assert refused.value.field == "mode"
 
 
-def test_a_request_has_one_policy() -> None:
-    with pytest.raises(InvalidRequest, match="window and pruning are given"):
-        Ask(prompt="Why?", mode="direct", window=Window(), pruning=Pruning())
+@pytest.mark.parametrize("other", [{"pruning": Pruning()}, {"head_aware": True}], ids=str)
+def test_a_window_goes_with_no_other_policy(other: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match=f"window and {next(iter(other))} are given"):
+        Ask(prompt="Why?", mode="direct", window=Window(), **other)
+
+
+async def test_heads_prune_by_importance_where_both_are_asked_for() -> None:
+    importance = HeadImportance(((0.0, 1.0),))
+    config = EngineConfig(model="demo", heads=HeadWindows((((4, 64),) * 2,)), importance=importance)
+    stage = Stage(SAYS, config=config)
+    asked = replace(DIRECT, pruning=Pruning(0.7, 32, 1), head_aware=True)
+    await stage.answer(asked)
+    opened = [order.opening for order in stage.ring.orders if isinstance(order, Open)][-1]
+    assert (opened.pruning, opened.importance, opened.heads) == (asked.pruning, importance, None)
+    assert policy_of(opened) == HeadPruning(0.7, 32, 1, importance.layers)
+
+
+async def test_pruning_by_an_importance_that_was_not_measured_is_refused() -> None:
+    stage = Stage(SAYS, config=EngineConfig(model="demo", heads=HeadWindows((((4, 64),),))))
+    with pytest.raises(InvalidRequest, match="no importance was measured of the heads") as refused:
+        await stage.answer(replace(DIRECT, pruning=Pruning(), head_aware=True))
+    assert refused.value.field == "head_aware"
 
 
 @pytest.mark.parametrize(
@@ -114,6 +144,14 @@ def test_heads_are_read_as_they_were_written(tmp_path) -> None:  # type: ignore[
     write_heads(base / "kv_heads.json", [heads, heads], {"tokens": 9})
     pairs = (0, MAX_TOKENS), (4, 64)
     assert read_heads(base, config) == HeadWindows((pairs, pairs))
+    assert read_importance(base, config) is None
+    measured = [{**head, "importance": 0.25} for head in heads]
+    write_heads(base / "kv_heads.json", [measured, measured], {"tokens": 9})
+    assert read_importance(base, config) == HeadImportance(((0.25, 0.25),) * 2)
+    for broken in ([measured, heads], [measured, [{**head, "importance": 1.5} for head in heads]]):
+        write_heads(base / "kv_heads.json", broken, {})
+        with pytest.raises(ModelError, match="importance"):
+            read_importance(base, config)
     write_heads(base / "kv_heads.json", [heads], {})
     with pytest.raises(ModelError, match="1 layers of 2 KV heads"):
         read_heads(base, config)

@@ -201,10 +201,61 @@ def test_a_template_may_be_in_a_json_file(tmp_path: Path) -> None:
     assert Text(folder).render([Message("user", "Hi")]) == "json Hi"
 
 
-def test_of_named_templates_the_default_counts(tmp_path: Path) -> None:
-    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
-    folder = directory(tmp_path, tokenizer_config={"chat_template": named})
-    assert Text(folder).render([Message("user", "Hi")]) == "plain"
+NAMED_TEMPLATES = {
+    "default": "plain {{ messages[0]['content'] }}",
+    "tool_use": "<tool_call> {{ tools[0]['function']['name'] }} {{ messages[0]['content'] }}",
+}
+CLOCK = {"type": "function", "function": {"name": "clock"}}
+
+
+def with_named_templates(folder: Path, kept_as: str, named: dict[str, str]) -> Path:
+    """The demo's tokenizer with templates kept as one of the forms that Transformers reads."""
+    shutil.copy(BASE / "tokenizer.json", folder)
+    if kept_as == "files":
+        (folder / "additional_chat_templates").mkdir()
+        for name, template in named.items():
+            default = name == "default"
+            file = "chat_template.jinja" if default else f"additional_chat_templates/{name}.jinja"
+            (folder / file).write_text(template, encoding="utf-8")
+        return folder
+    listed = [{"name": name, "template": template} for name, template in named.items()]
+    config = {"chat_template": listed if kept_as == "list" else named}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("kept_as", ["list", "dict", "files"])
+def test_a_template_named_tool_use_renders_requests_with_tools(tmp_path: Path, kept_as: str) -> None:
+    text = Text(with_named_templates(tmp_path, kept_as, NAMED_TEMPLATES))
+    turns = [{"role": "user", "content": "Hi"}]
+    assert text.render([Message("user", "Hi")]) == text.render_turns(turns, ()) == "plain Hi"
+    assert text.render_turns(turns, (CLOCK,)) == "<tool_call> clock Hi"
+    assert text.has_tools
+
+
+@pytest.mark.parametrize("kept_as", ["list", "dict", "files"])
+def test_named_templates_without_tool_use_render_every_request_by_the_default(
+    tmp_path: Path, kept_as: str
+) -> None:
+    named = {"default": NAMED_TEMPLATES["default"], "rag": "{{ documents }}"}
+    text = Text(with_named_templates(tmp_path, kept_as, named))
+    assert text.render_turns([{"role": "user", "content": "Hi"}], (CLOCK,)) == "plain Hi"
+    assert not text.has_tools
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tools", [(), (CLOCK,)], ids=["plain", "tools"])
+@pytest.mark.parametrize("kept_as", ["list", "dict", "files"])
+def test_transformers_picks_the_same_of_several_templates(
+    tmp_path: Path, kept_as: str, tools: tuple[dict[str, Any], ...]
+) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    folder = with_named_templates(tmp_path, kept_as, NAMED_TEMPLATES)
+    turns = [{"role": "user", "content": "Hi"}]
+    theirs: Any = PreTrainedTokenizerFast.from_pretrained(folder)
+    wanted = theirs.apply_chat_template(turns, tools=list(tools) or None, tokenize=False)
+    assert Text(folder).render_turns(turns, tools) == wanted
 
 
 def test_without_a_template_there_is_a_plain_form(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from specsot.errors import ModelError, WireError
 from specsot.model.kv import KVPages, as_numbers, round_rows, untouched_zeros
+from specsot.model.tensor_parallel import SplitPages
 
 
 @pytest.fixture
@@ -130,3 +131,26 @@ def test_pages_take_no_memory_before_they_are_used() -> None:
 def test_pages_that_the_system_does_not_reserve_are_refused_in_a_line() -> None:
     with pytest.raises(ModelError, match=r"pages: Cannot allocate memory; --kv-memory sets less$"):
         untouched_zeros((1 << 60,), torch.int8, "cpu")
+
+
+def test_heads_that_are_split_over_devices_keep_the_rows_that_they_keep_together() -> None:
+    """Each head keeps its own number of its own rows: the first 2 of rows 0, 2 and 3, the second 3 of 4."""
+    rows = (
+        torch.ones(4, 2, 2, 4)
+        * torch.tensor([[3.0, 1.0], [0.5, 4.0], [1.0, 2.0], [2.0, 3.0]])[:, None, :, None]
+    )
+    own = torch.tensor([[True, True], [False, True], [True, True], [True, True]])
+    counts = torch.tensor([2, 3])
+    whole = KVPages(1, 1, 8, 2, 4, torch.float32, "cpu")
+    parts = [KVPages(1, 1, 8, 1, 4, torch.float32, "cpu") for _ in range(2)]
+    whole.write(0, torch.arange(4), rows)
+    for head, part in enumerate(parts):
+        part.write(0, torch.arange(4), rows[:, :, head : head + 1])
+    for kv in (whole, SplitPages(parts)):
+        kv.keep_least(0, torch.arange(4), torch.arange(3), own, counts)
+    kept = whole.layers[0][0, 0, :, :, 0]  # [heads, rows]
+    assert kept[0, :2].tolist() == [1.0, 2.0]
+    assert kept[1, :3].tolist() == [1.0, 2.0, 3.0]
+    for head, part in enumerate(parts):
+        count = int(counts[head])
+        assert torch.equal(part.layers[0][0, 0, 0, :count], whole.layers[0][0, 0, head, :count])

@@ -13,11 +13,19 @@ from specsot.core.frames import Opening
 from specsot.core.pages import most_held
 from specsot.errors import NotFound
 from specsot.members import Layout
-from specsot.params import Pruning
+from specsot.params import HeadImportance, Pruning
 from tests.worker.writers import PAGE, TEXT, Writer, feed, rows_of, whole, write
 
+# Heads that keep half of the rows, three quarters of them, and all.
+IMPORTANCE = HeadImportance(((0.0, 1.0), (0.5, 0.0)))
 
-def dense(decoder, pruning: Pruning) -> torch.Tensor:
+
+def ratio_of(pruning: Pruning, importance: HeadImportance | None, layer: int, head: int) -> float:
+    """The share of its rows that a head keeps."""
+    return pruning.keep_ratio * (0.5 + 0.5 * importance.layers[layer][head] if importance else 1)
+
+
+def dense(decoder, pruning: Pruning, importance: HeadImportance | None = None) -> torch.Tensor:
     """Hidden rows [text, H] of the whole text at once, each head's rows behind a mask of its own."""
     from specsot.model.attention import AttentionPlan
 
@@ -25,23 +33,28 @@ def dense(decoder, pruning: Pruning) -> torch.Tensor:
     at = torch.arange(count)
     causal = at[None] <= at[:, None]
 
-    def seen_by(norms: list[float]) -> torch.Tensor:
+    def seen_by(norms: list[float], ratio: float) -> torch.Tensor:
         """What one head's rows see: by their block what was left of those before it, and the block."""
         seen, left = causal.clone(), list[int]()
         for start in range(every, count, every):
             order = sorted((*left, *range(start - every, start)), key=lambda row: (norms[row], -row))
-            left = order[: math.ceil(pruning.keep_ratio * len(order))]
+            left = order[: math.ceil(ratio * len(order))]
             seen[start:, :start] = False
             seen[start:, left] = True
         return seen
 
-    def attend(q: torch.Tensor, layer: torch.Tensor, skipped: bool) -> torch.Tensor:
+    def attend(q: torch.Tensor, layer: torch.Tensor, number: int) -> torch.Tensor:
         keys, values = layer.transpose(2, 3).flatten(1, 2)[:, :count]  # [rows, heads, dim]
-        heads = [causal if skipped else seen_by(one) for one in keys.norm(dim=-1).bfloat16().T.tolist()]
+        heads = [
+            causal
+            if number < pruning.skip_layers
+            else seen_by(one, ratio_of(pruning, importance, number, head))
+            for head, one in enumerate(keys.norm(dim=-1).bfloat16().T.tolist())
+        ]
         scores = torch.einsum("rhgd,chd->hgrc", q, keys).masked_fill(~torch.stack(heads)[:, None], -math.inf)
         return torch.einsum("hgrc,chd->rhgd", scores.softmax(-1), values).flatten(1)
 
-    kernels = [partial(attend, skipped=layer < pruning.skip_layers) for layer in range(2)]
+    kernels = [partial(attend, number=layer) for layer in range(2)]
     plans = [AttentionPlan((), (), None, None, kernel) for kernel in kernels]
     return whole(decoder, plans)
 
@@ -69,6 +82,41 @@ def test_pruning_gives_what_one_dense_mask_gives(decoder, policies: tuple[Prunin
     for writer, policy in zip(writers, policies):
         torch.testing.assert_close(rows_of(writer), dense(decoder, policy), atol=1e-4, rtol=1e-4)
     assert not torch.allclose(rows_of(writers[0]), rows_of(writers[1]), atol=1e-2)
+
+
+@pytest.mark.parametrize(("policies", "layout"), CASES, ids=["packed", "batched"])
+def test_pruning_by_importance_gives_what_one_dense_mask_gives(
+    decoder, policies: tuple[Pruning, Pruning], layout: Layout
+) -> None:
+    """Each head keeps keep_ratio * (0.5 + 0.5 * importance) of its rows."""
+    from specsot_worker.stage import DecoderStage
+
+    stage = DecoderStage(decoder, 60, PAGE, layout)
+    writers = [writer_of(number, policy) for number, policy in enumerate(policies, 1)]
+    openings = tuple(
+        Opening(writer.sequence, 60, pruning=policy, importance=IMPORTANCE)
+        for writer, policy in zip(writers, policies)
+    )
+    feed(writers, stage, 60, openings)
+    for writer, policy in zip(writers, policies):
+        found = rows_of(writer)
+        torch.testing.assert_close(found, dense(decoder, policy, IMPORTANCE), atol=1e-4, rtol=1e-4)
+        if policy.skip_layers < 2:
+            assert not torch.allclose(found, dense(decoder, policy), atol=1e-2)
+
+
+def test_pages_after_the_rows_of_the_head_that_keeps_most_are_freed(decoder) -> None:
+    from specsot_worker.stage import DecoderStage
+
+    pruning, importance = Pruning(1.0, 32, 0), HeadImportance(((0.0, 0.2), (0.1, 0.0)))
+    stage, writer = DecoderStage(decoder, 16, PAGE), writer_of(1, pruning)
+    write([writer], stage, 20, 1, (Opening(1, 20, pruning=pruning, importance=importance),))
+    held = []
+    while writer.fed < len(TEXT):
+        write([writer], stage, 20, writer.step + 30)
+        held.append(stage.table.count - stage.table.free)
+    assert max(held) < len(TEXT) // PAGE
+    torch.testing.assert_close(rows_of(writer), dense(decoder, pruning, importance), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("skip", [0, 1])

@@ -12,7 +12,7 @@ from specsot.core.frames import Frame, Opening, PromptChunk
 from specsot.errors import InvalidRequest
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
-from specsot.params import HeadWindows, Pruning, Window
+from specsot.params import HeadImportance, HeadPruning, HeadWindows, Pruning, Window
 from specsot_app.bench.core.aggregate import Perplexities, Runs
 from specsot_app.bench.core.aggregate import perplexity as perplexity_of
 from specsot_app.bench.runners import ModelSet
@@ -65,6 +65,9 @@ def _logits(decoder: Decoder, tokens: Sequence[int], policy: Policy) -> Iterator
 def _named(policy: Policy) -> dict[str, Any]:
     """A policy as an opening has it."""
     match policy:
+        case HeadPruning():
+            pruning = Pruning(policy.keep_ratio, policy.prune_every, policy.skip_layers)
+            return {"pruning": pruning, "importance": HeadImportance(policy.importance)}
         case Pruning():
             return {"pruning": policy}
         case HeadWindows():

@@ -132,7 +132,8 @@ class AttentionOptions:
         None, "Pruning: keep all rows in this many first layers. [2 with the others]"
     )
     head_aware: bool | None = option(
-        None, "Use the window measured for each attention head (see bench policies)."
+        None,
+        "Use the window measured for each attention head (see bench policies); with pruning, the importance.",
     )
 
 

@@ -15,6 +15,7 @@ from specsot.errors import ModelError
 from specsot.kernels import TreeStatistics
 from specsot.kernels.contract import summarize
 from specsot.members import Configuration, TreeShape
+from specsot.model.decoder import Decoder
 from specsot_app.bench.core.pairing import Comparison, Sample, turns
 from specsot_app.core.eagle_inputs import EagleConfig
 from specsot_app.eagle.models import TargetAndDraft
@@ -23,6 +24,7 @@ from specsot_drafter.loader import make_engine
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget
 from specsot_worker.core.sequencer import Sequencer
 from specsot_worker.feature_stream import FeatureStore
+from specsot_worker.penalties import without_tokens
 from specsot_worker.stage import DecoderStage
 from specsot_worker.verifier import Verifier
 
@@ -171,7 +173,16 @@ class LapLoop:
         return (Drafts(EPOCH, drafts, engine.rest),) if said else ()
 
 
-def open_loop(models: TargetAndDraft, shape: TreeShape, orders: Sequence[Open], rows: int = ROWS) -> LapLoop:
+StageMaker = Callable[[Decoder, int, int], DecoderStage]  # of a decoder, pages, and rows of a page
+
+
+def open_loop(
+    models: TargetAndDraft,
+    shape: TreeShape,
+    orders: Sequence[Open],
+    rows: int = ROWS,
+    make_stage: StageMaker = DecoderStage,
+) -> LapLoop:
     """A batch of sequences, all opened at once; each may be fed up to its lease.
 
     rows: of a frame at least; the trees of all sequences always fit into one.
@@ -179,14 +190,15 @@ def open_loop(models: TargetAndDraft, shape: TreeShape, orders: Sequence[Open], 
     slots = shape.slots if models.draft else 1
     pages = sum(-(-(order.lease + slots) // PAGE_ROWS) for order in orders)
     rows = max(rows, len(orders) * shape.nodes)
-    stage, engine = DecoderStage(models.target, pages, PAGE_ROWS), None
+    stage, engine = make_stage(models.target, pages, PAGE_ROWS), None
     if models.draft is not None:
         for layer, weight in models.draft.tap_slices().items():
             stage.tap(layer, weight)
         configuration = Configuration(EPOCH, "drafter", (), pages, PAGE_ROWS, slots, rows, shape=shape)
         engine = make_engine(models.draft, configuration)
     stage.capture()
-    verifier = Verifier(models.target.logits, _no_grammar, _store_for(models, pages), stage)
+    logits = without_tokens(models.target.logits, models.unnamed)
+    verifier = Verifier(logits, _no_grammar, _store_for(models, pages), stage)
     table, budget = PageTable(pages, PAGE_ROWS), FrameBudget(rows, 1, slots, stage.prompt_rows(rows))
     sequencer = Sequencer(EPOCH, budget, table, DraftTimeout(0.0, models.draft is not None))
     for order in orders:
@@ -241,10 +253,10 @@ class Generation:
         prompts: Prompts,
         wish: GenerationLimits,
         clock: Callable[[], float] = time.perf_counter,
+        make_stage: StageMaker = DecoderStage,
     ) -> None:
-        self._ring = open_loop(
-            models, config.shape, orders_of(prompts, config, wish, models.draft is not None)
-        )
+        orders = orders_of(prompts, config, wish, models.draft is not None)
+        self._ring = open_loop(models, config.shape, orders, make_stage=make_stage)
         self._texts = [_WrittenSequence() for _ in prompts]
         self._steps, self._seed, self._clock = config.num_steps, wish.seed, clock
         self._proposed = self._laps = 0

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specsot.core.vocabulary import unnamed_ids
 from specsot.errors import HeadMismatch, InvalidRequest, ModelError
 from specsot.members import AS_PUBLISHED, Overrides, Range
 from specsot.model.config import ModelConfig, make_config
@@ -23,10 +24,15 @@ from specsot_drafter.heads.loading import fit_head
 
 @dataclass(frozen=True, slots=True)
 class TargetAndDraft:
-    """A target with all its layers, and its draft; None: plain decoding."""
+    """A target with all its layers, and its draft; None: plain decoding.
+
+    unnamed: ids of the target that its tokenizer does not know, which are never written. Only a directory
+        has a tokenizer, so a target that was loaded elsewhere has none of these.
+    """
 
     target: Decoder
     draft: DraftHead | None
+    unnamed: tuple[int, ...] = ()
 
     @property
     def plain(self) -> TargetAndDraft:
@@ -49,7 +55,8 @@ class LoadOptions:
 def load_models(draft: Any, target: Any, reading: LoadOptions) -> TargetAndDraft:
     """Raises ModelError and HeadMismatch for what cannot be used, InvalidRequest for what is no model."""
     loaded = _target(target, reading)
-    return TargetAndDraft(loaded, _draft(draft, loaded, reading))
+    unnamed = unnamed_ids(Path(target), loaded.config.vocab) if isinstance(target, str | Path) else ()
+    return TargetAndDraft(loaded, _draft(draft, loaded, reading), unnamed)
 
 
 def _target(target: Any, reading: LoadOptions) -> Decoder:

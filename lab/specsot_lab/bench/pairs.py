@@ -34,9 +34,11 @@ from specsot_app.fleet.opening import FleetClient, finish, open_fleet
 from specsot_app.fleet.options import FleetOptions
 from specsot_app.runtime import quiet_logs, run_until_signal
 from specsot_app.terminal.show import counting_bar
+from specsot_lab.bench.stage_switches import RowByRowStage, SingleThread, UncapturedStage
 from specsot_master.core.limits import POINT_TOKENS
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
+from specsot_worker.stage import DecoderStage
 
 Settings = Mapping[str, Any]
 
@@ -47,12 +49,14 @@ OFF_TOPIC = "Write a long letter to my landlord about a broken window."
 @dataclass(frozen=True, slots=True)
 class Side:
     """fleet: settings of the fleet; rival: none is opened, Transformers generates. asked: of every request,
-    which is a direct answer unless it says otherwise.
+    which is a direct answer unless it says otherwise. stage: set if no fleet is opened, but a loop in one
+    thread writes with stages of this kind.
     """
 
     fleet: Settings = field(default_factory=dict[str, Any])
     asked: Settings = field(default_factory=dict[str, Any])
     rival: bool = False
+    stage: type[DecoderStage] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,8 @@ class Contrast:
 
     exact: both sides must write the same text in fp32. head: it needs an EAGLE head. as_long: the second side
     writes as many tokens as the first one did. aim: of the ratio; branches_aim: of another row, where the
-    first side counts by its branches' phase alone. branches: both do.
+    first side counts by its branches' phase alone. branches: both do. graphs: it needs a device that captures
+    graphs.
     """
 
     name: str
@@ -74,6 +79,7 @@ class Contrast:
     aim: float | None = None
     branches_aim: float | None = None
     branches: bool = False
+    graphs: bool = False
 
     @property
     def bounded(self) -> bool:
@@ -111,6 +117,10 @@ SINGLE = (
              Side(PLAIN, {**PLANNED, "max_parallel": 1})),
     Contrast("batched", "branches as a batch against packed rows", Side(PLAIN, PLANNED),
              Side({**PLAIN, "layout": "packed"}, PLANNED), exact=True),
+    Contrast("kv-moves", "accepted KV rows moved together, against one by one", Side(stage=DecoderStage),
+             Side(stage=RowByRowStage), exact=True, head=True),
+    Contrast("graphs", "captured graphs of forward passes, against kernel by kernel",
+             Side(stage=DecoderStage), Side(stage=UncapturedStage), exact=True, head=True, graphs=True),
     Contrast("int8", "weights of 8 bits", Side({**PLAIN, "quantization": "int8"}), ALONE),
     Contrast("int8-kv", "KV rows of 8 bits", Side({**PLAIN, "kv_cache_dtype": "int8"}), ALONE),
 )  # fmt: skip
@@ -248,6 +258,8 @@ async def measured(
     }
     if contrast.head and options.models.head is None:
         return [{**named, "skipped": "needs --draft-model, an EAGLE head"}]
+    if contrast.graphs and torch.device(options.models.device).type == "cpu":
+        return [{**named, "skipped": "needs --device cuda: graphs are captured on GPUs alone"}]
     try:
         pairs = await _answers(contrast, tokens, options, step)
     except SpecsotError as error:
@@ -311,7 +323,11 @@ async def _opened(contrast: Contrast, options: PairOptions, stack: AsyncExitStac
     """What writes on each side; a fleet serves both where they want the same one."""
     fleets: dict[str, FleetClient] = {}
     runs: list[Run] = []
+    loop = SingleThread(options.models) if contrast.a.stage else None
     for side in (contrast.a, contrast.b):
+        if loop and side.stage:
+            runs.append(_loop_writer(loop, side.stage, options))
+            continue
         if side.rival:
             runs.append(_rival(options, stack))
             continue
@@ -330,6 +346,17 @@ def _writer(fleet: FleetClient, side: Side, options: PairOptions) -> Run:
         phase = told.phases.get("branches")
         branches = None if phase is None else Sample(told.merged_tokens, phase)
         return PairedAnswer(finished.text, Sample(told.merged_tokens, seconds), branches)
+
+    return write
+
+
+def _loop_writer(loop: SingleThread, stage: type[DecoderStage], options: PairOptions) -> Run:
+    """What writes in one thread with stages of this kind."""
+
+    async def write(pair: int, tokens: int) -> PairedAnswer:
+        question = options.questions[pair % len(options.questions)]
+        text, written, seconds = await asyncio.to_thread(loop.write, question, tokens, stage)
+        return PairedAnswer(text, Sample(written, seconds))
 
     return write
 

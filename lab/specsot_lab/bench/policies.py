@@ -15,10 +15,10 @@ from torch import Tensor
 
 from specsot.errors import InvalidRequest
 from specsot.model.attention import AttentionPlan
-from specsot.model.config import HEADS_FILE, ModelConfig, read_heads, write_heads
+from specsot.model.config import HEADS_FILE, ModelConfig, read_heads, read_importance, write_heads
 from specsot.model.decoder import Decoder
 from specsot.model.resolving import folder_of_model
-from specsot.params import HeadWindows, Pruning, Window
+from specsot.params import HeadCounts, HeadImportance, HeadPruning, HeadWindows, Pruning, Window
 from specsot.service.options import ModelOptions
 from specsot_app.bench.core.methods import sight_of
 from specsot_app.bench.core.tables import Column, figure, markdown, text
@@ -39,10 +39,21 @@ OTHERS: tuple[tuple[str, Policy], ...] = (
 )
 
 
-def policies(windows: Sequence[int], heads: HeadWindows | None) -> list[tuple[str, Policy]]:
-    """windows: tokens that are seen, sinks included. heads: what each head keeps, where that was measured."""
-    seen = [(f"sinks + window {tokens}", sight_of(tokens)) for tokens in windows]
-    return [("full", None), *seen, *OTHERS, *([("head-aware", heads)] if heads else [])]
+def policies(
+    windows: Sequence[int], heads: HeadWindows | None, importance: HeadImportance | None
+) -> list[tuple[str, Policy]]:
+    """windows: tokens that are seen, sinks included. heads, importance: what was measured for the model's
+    heads, if it was.
+    """
+    found: list[tuple[str, Policy]] = [("full", None)]
+    found += [(f"sinks + window {tokens}", sight_of(tokens)) for tokens in windows]
+    found += OTHERS
+    if heads is not None:
+        found.append(("head-aware windows", heads))
+    if importance is not None:
+        pruning = HeadPruning(1.0, 64, 0, importance.layers)
+        found.append(("L2 norm, 0.5 + 0.5 importance of each head, every 64", pruning))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +89,12 @@ class ReadingOptions:
 def measure(readings: Sequence[ReadingOptions], output: Path | None, windows: Sequence[int] = WINDOWS) -> int:
     """A table for each length of pieces; JSON and Markdown where asked to."""
     rows, pages, heads = list[Row](), list[str](), None
+    folder = folder_of_model(readings[0].weights.base)
     for reading in readings:
         decoder, pieces = reading.load()
-        heads = read_heads(folder_of_model(reading.weights.base), decoder.config)
-        found = [
-            {**row, "length": reading.length} for row in _rows(decoder, pieces, policies(windows, heads))
-        ]
+        heads, importance = read_heads(folder, decoder.config), read_importance(folder, decoder.config)
+        kept = policies(windows, heads, importance)
+        found = [{**row, "length": reading.length} for row in _rows(decoder, pieces, kept)]
         pages.append(page_of(found, len(pieces), reading.length))
         rows += named(found, "name", "length") if len(readings) > 1 else found
     settings = {**readings[0].settings, "length": [reading.length for reading in readings]}
@@ -139,6 +150,7 @@ HEAD_COLUMNS = (
     Column("its query heads", lambda row: ", ".join(row["classes"]), text=True),
     figure("sinks", "sinks", 0),
     Column("recent", lambda row: "all" if row["recent"] is None else str(row["recent"])),
+    figure("importance", "importance"),
 )
 
 SINKS, LOCAL, SKIPPED = 4, 8, 64  # tokens; rows before the last of these have too little to look at
@@ -161,6 +173,13 @@ class HeadAttention:
     local: float
     entropy: float
     even: float
+
+    @property
+    def importance(self) -> float:
+        """The share of its attention that goes to neither the sinks nor the newest tokens. These are the rows
+        that pruning may evict, so a head that reads them much keeps more of them.
+        """
+        return (1 - self.sink) * (1 - self.local)
 
     @property
     def kind(self) -> str:
@@ -188,13 +207,21 @@ def measure_heads(decoder: Decoder, texts: Iterable[Sequence[int]]) -> list[list
 def keep_by_head(
     looks: Sequence[HeadAttention], kv_heads: int, gathering: int | None
 ) -> list[dict[str, Any]]:
-    """What each KV head of a layer keeps, as `write_heads` wants it, with the classes of its group.
+    """What each KV head of a layer keeps, as `write_heads` wants it, with the classes of its group and the
+    importance of the query head in it that has the largest.
 
     gathering: how many recent tokens heads of that class keep beside the sinks; None: all.
     """
-    group = len(looks) // kv_heads
-    kinds = [[one.kind for one in looks[at : at + group]] for at in range(0, len(looks), group)]
-    return [{"classes": each} | _keep(each, gathering) for each in kinds]
+    size = len(looks) // kv_heads
+    groups = [looks[at : at + size] for at in range(0, len(looks), size)]
+    return [_kept_of(group, gathering) for group in groups]
+
+
+def _kept_of(group: Sequence[HeadAttention], gathering: int | None) -> dict[str, Any]:
+    """What the KV head of a group of query heads keeps."""
+    classes = [one.kind for one in group]
+    importance = min(max(max(one.importance for one in group), 0.0), 1.0)  # sums of bf16 may miss by a bit
+    return {"classes": classes, "importance": round(importance, 4)} | _keep(classes, gathering)
 
 
 def _keep(kinds: Sequence[str], gathering: int | None) -> dict[str, Any]:
@@ -242,6 +269,8 @@ def rows_seen(config: ModelConfig, length: int, policy: Policy) -> float:
     match policy:
         case Window(sinks, recent):
             return min(sinks + recent + 1, length)
+        case HeadPruning():
+            return _rows_seen_by_head(config, length, policy)
         case Pruning():
             left = 0
             for _ in range(0, length - policy.prune_every, policy.prune_every):
@@ -253,3 +282,14 @@ def rows_seen(config: ModelConfig, length: int, policy: Policy) -> float:
             return sum(seen) / len(seen)
         case None:
             return length
+
+
+def _rows_seen_by_head(config: ModelConfig, length: int, policy: HeadPruning) -> float:
+    """The same where every head keeps a share of its own."""
+    every, skip = policy.prune_every, min(policy.skip_layers, config.layers)
+    kept: HeadCounts = policy.none_kept
+    for _ in range(0, length - every, every):
+        kept = policy.kept_by_head(kept, every)
+    fresh = (length - 1) % every + 1
+    seen = [rows + fresh for heads in kept[skip:] for rows in heads] + [length] * (skip * config.kv_heads)
+    return sum(seen) / len(seen)

@@ -31,8 +31,12 @@ class ChatTemplate:
     Compiled on first use, in a sandbox: a template comes with a model from somewhere.
     """
 
-    def __init__(self, source: str = PLAIN, names: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, source: str = PLAIN, names: Mapping[str, str] | None = None, tool_source: str | None = None
+    ) -> None:
+        """tool_source: the template that renders conversations with tools; None if `source` renders them."""
         self.source = source
+        self.tool_source = source if tool_source is None else tool_source
         self._names = {"bos_token": "", "eos_token": "", **(names or {})}
 
     def render(self, messages: Sequence[Message], answer: bool = True) -> str:
@@ -44,7 +48,8 @@ class ChatTemplate:
 
     def render_turns(self, turns: Sequence[Mapping[str, Any]], answer: bool = True, **more: Any) -> str:
         """Turns with whatever a template may read of them. A system turn that it refuses, as Gemma 2's does,
-        becomes the beginning of the first user turn. Raises TemplateRefused.
+        becomes the beginning of the first user turn. With `tools`, the template for tools renders the turns.
+        Raises TemplateRefused.
         """
         try:
             return self._render(turns, answer, more)
@@ -57,7 +62,8 @@ class ChatTemplate:
 
     def _render(self, turns: Sequence[Mapping[str, Any]], answer: bool, more: Mapping[str, Any]) -> str:
         names: dict[str, Any] = {**_ABSENT, **THINKING_OFF, **self._names, **more}
-        compiled, messages = self._compiled, [_with_thinking(turn) for turn in turns]
+        compiled = self._compiled_for_tools if more.get("tools") else self._compiled
+        messages = [_with_thinking(turn) for turn in turns]
         try:
             return compiled.render(messages=messages, add_generation_prompt=answer, **names)
         except Exception as error:  # A template is a stranger's program: it may raise what Python can raise.
@@ -65,12 +71,11 @@ class ChatTemplate:
 
     @cached_property
     def _compiled(self) -> Any:
-        from jinja2 import TemplateError
+        return _compile(self.source)
 
-        try:
-            return _environment().from_string(self.source)
-        except TemplateError as error:
-            raise ModelError(f"the model's chat template does not compile: {error}") from error
+    @cached_property
+    def _compiled_for_tools(self) -> Any:
+        return self._compiled if self.tool_source == self.source else _compile(self.tool_source)
 
 
 # Transformers passes these as None where a request has none of them; templates test `tools is not none`.
@@ -81,6 +86,16 @@ def _with_thinking(turn: Mapping[str, Any]) -> Mapping[str, Any]:
     """The turn with its reasoning under the name that gpt-oss's template reads, too, as Transformers does."""
     reasoning = turn.get("reasoning_content")
     return turn if reasoning is None else {"thinking": reasoning, **turn}
+
+
+def _compile(source: str) -> Any:
+    """The template as Jinja's object. Raises ModelError if the source is no template."""
+    from jinja2 import TemplateError
+
+    try:
+        return _environment().from_string(source)
+    except TemplateError as error:
+        raise ModelError(f"the model's chat template does not compile: {error}") from error
 
 
 def _environment() -> Any:

@@ -14,7 +14,7 @@ import structlog
 from specsot.core.info import Info, MemberInfo, ModelInfo, Rebalanced
 from specsot.errors import InvalidRequest, Unavailable
 from specsot.events import Event, Numbered
-from specsot.model.config import read_config, read_heads
+from specsot.model.config import read_config, read_heads, read_importance
 from specsot.model.fingerprint import fingerprint
 from specsot.model.resolving import folder_of_model, name_of_model
 from specsot.params import Ask
@@ -252,9 +252,10 @@ def _describe(base: Path, ring: RingOptions, style: str, has_template: bool) -> 
 
 def _engine_config(base: Path, ring: RingOptions, model: ModelInfo) -> EngineConfig:
     config = read_config(base)
-    heads = read_heads(folder_of_model(base), config)
+    folder = folder_of_model(base)
+    heads, importance = read_heads(folder, config), read_importance(folder, config)
     known = replace(ring.conduct, model=model.name, vocabulary=config.vocab, heads=heads)
-    return replace(known, recurrent=config.delta is not None)
+    return replace(known, importance=importance, recurrent=config.delta is not None)
 
 
 def _ring_config(ring: RingOptions, model: ModelInfo) -> RingConfig:

@@ -180,7 +180,8 @@ class Text:
         config = _read_json(folder / "tokenizer_config.json")
         names = _special_names(config)
         self._tokenizer = _load_tokenizer(folder)
-        self._template = ChatTemplate(_find_template(folder, config), names)
+        templates = _find_templates(folder, config)
+        self._template = ChatTemplate(templates.get("default", PLAIN), names, templates.get("tool_use"))
         self.spell = TokenBytes(self._tokenizer)
         self._decode_known = lru_cache(KNOWN_TOKENS)(self._tokenizer.decode)
         self.end_ids = tuple(sorted(_find_end_ids(folder, self._tokenizer, names)))
@@ -246,7 +247,7 @@ class Text:
     @cached_property
     def call_form(self) -> CallForm | None:
         """How the model writes tool calls. None if its template offers tools, but does not show how."""
-        return form_of_template(self._template.source, self._render_calls)
+        return form_of_template(self._template.tool_source, self._render_calls)
 
     @cached_property
     def writes_special_calls(self) -> bool:
@@ -274,7 +275,7 @@ class Text:
     @property
     def has_tools(self) -> bool:
         """Whether the template has a place for the tools that a request offers."""
-        return offers_functions(self._template.source)
+        return offers_functions(self._template.tool_source)
 
     def render_turns(
         self,
@@ -401,16 +402,22 @@ def _special_names(config: dict[str, Any]) -> dict[str, str]:
     return {name: value for name, value in plain.items() if isinstance(value, str)}
 
 
-def _find_template(folder: Path, config: dict[str, Any]) -> str:
-    """A file of its own, a string, or one of several named ones; a plain form when there is none."""
+def _find_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+    """The model's chat templates by name. A model with one template has only "default"; a template named
+    "tool_use" renders requests with tools, as in Transformers. Empty if the model has no template.
+
+    Templates in files of their own replace those of the configuration.
+    """
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
-    template = _read_json(folder / "chat_template.json").get("chat_template", config.get("chat_template"))
-    if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template}
-        template = named.get("default")
-    return template if isinstance(template, str) else PLAIN
+        others = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+        files = {"default": path, **{file.stem: file for file in others}}
+        return {name: file.read_text(encoding="utf-8") for name, file in files.items()}
+    found = _read_json(folder / "chat_template.json").get("chat_template", config.get("chat_template"))
+    if isinstance(found, list):
+        found = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
+    named = found if isinstance(found, dict) else {"default": found}
+    return {name: template for name, template in named.items() if isinstance(template, str)}
 
 
 def _find_end_ids(folder: Path, tokenizer: Any, names: dict[str, str]) -> set[int]:

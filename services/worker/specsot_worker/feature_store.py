@@ -59,7 +59,9 @@ class FeatureStore:
 
     def open(self, opening: Opening) -> None:
         """Raises NotFound for a fork of what is not here, Overloaded."""
-        copy = open_one(self._table, replace(opening, window=window_of(opening), pruning=None))
+        copy = open_one(
+            self._table, replace(opening, window=window_of(opening), pruning=None, importance=None)
+        )
         if copy is not None:
             self._write()
             size = self._table.page_rows

@@ -10,7 +10,7 @@ import torch
 
 from specsot.core.frames import Frame, Payload, TreeSegment, tokens_of
 from specsot.core.kv_plan import KvPlan, PolicySpan, plan_frame
-from specsot.core.pages import PageTable, RowPruning
+from specsot.core.pages import HeadShares, PageTable, RowPruning
 from specsot.core.tree import Tree
 from specsot.core.verdict import UnreadTrees
 from specsot.errors import WireError
@@ -275,7 +275,19 @@ class DecoderStage:
         slots = pruning.sources, pruning.targets
         sources, targets = (torch.tensor(each, device=self._decoder.device) for each in slots)
         for layer in range(max(pruning.skip - self.layers.first, 0), len(self.layers)):
-            self._kv.keep_least(layer, sources, targets)
+            own, counts = None, None
+            if pruning.heads:
+                own, counts = self._head_rows(pruning.heads, self.layers.first + layer, len(sources))
+            self._kv.keep_least(layer, sources, targets, own, counts)
+
+    def _head_rows(self, shares: HeadShares, layer: int, sources: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sources that are rows of each KV head of a layer of the model, bool [sources, kv_heads], and
+        how many each head keeps.
+        """
+        device = self._decoder.device
+        before, after = (torch.tensor(each[layer], device=device) for each in (shares.before, shares.after))
+        columns = torch.arange(sources, device=device)[:, None]
+        return (columns < before) | (columns >= shares.shared), after
 
     def _clear(self, freed: Iterable[int]) -> None:
         """Last: the closing frame itself may still have written to these pages."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from specsot.core.skeleton import PlanRules
 from specsot.core.tree import Tree
-from specsot.params import DrafterName, Form, HeadWindows, Pruning, Sampling, Window
+from specsot.params import DrafterName, Form, HeadImportance, HeadWindows, Pruning, Sampling, Window
 from specsot.values import value
 
 Payload = Any  # a torch tensor in-process; raw bytes with dtype and shape on the wire
@@ -61,6 +61,8 @@ class Opening:
     window:    what its tokens attend to, for a fork as for its source; None: all before them.
     pruning:   how its keys are pruned.
     heads:     what every head attends to. With one of these two it has no window, and no fork.
+    importance: of the model's KV heads, by which each keeps its own share of the rows that are pruned; None:
+               all keep as many. It is set only with `pruning`.
     min_tokens: none of `stop_ids` may be written before so many tokens.
     prompt_logprobs: the same as `logprobs` of the prompt's tokens but the first; then there is no fork.
     logprobs:  tell how likely each written token was, and the so many likeliest; None: do not.
@@ -87,6 +89,7 @@ class Opening:
     window: Window | None = None
     pruning: Pruning | None = None
     heads: HeadWindows | None = None
+    importance: HeadImportance | None = None
     min_tokens: int = 0
     prompt_logprobs: int | None = None
     kept: Kept | None = None

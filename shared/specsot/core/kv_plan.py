@@ -16,7 +16,7 @@ from specsot.core.pages import PageCopy, PageTable, Policy, RowPruning
 from specsot.core.segments import HeadColumns, RowSpan, VisibleColumns
 from specsot.core.tree import shape_of
 from specsot.errors import WireError
-from specsot.params import LEAST_RECENT, HeadWindows, Pruning, Window
+from specsot.params import LEAST_RECENT, MAX_TOKENS, HeadCounts, HeadPruning, HeadWindows, Pruning, Window
 from specsot.values import value
 
 
@@ -25,16 +25,26 @@ class PolicySpan(RowSpan):
     """Rows of a sequence whose layers do not all see the same.
 
     sight: in layers from `skip` on. heads: windows of every layer's heads, for rows at `positions`.
+    kept_by_head: in layers from `skip` on, how many of the first columns are rows that pruning left each KV
+        head, where heads keep different numbers; `positions` are then columns, and every head sees those
+        from `since` on.
     """
 
     skip: int = 0
     heads: HeadWindows | None = None
     positions: tuple[int, ...] = ()
+    kept_by_head: HeadCounts | None = None
+    since: int = 0
 
     def at(self, layer: int) -> RowSpan:
         if self.heads:
             return replace(self, sight=HeadColumns(self.heads.layers[layer], self.positions))
-        return replace(self, sight=None) if layer < self.skip else self
+        if layer < self.skip:
+            return replace(self, sight=None)
+        if self.kept_by_head:
+            windows = tuple((kept, MAX_TOKENS) for kept in self.kept_by_head[layer])
+            return replace(self, sight=HeadColumns(windows, self.positions, self.since))
+        return self
 
 
 @value
@@ -108,7 +118,11 @@ def policy_of(opening: Opening) -> Policy | None:
     """What a sequence keeps; sinks are tokens of what was asked, never of what it writes."""
     window = opening.window
     if window is None:
-        return opening.pruning or opening.heads
+        pruning, importance = opening.pruning, opening.importance
+        if pruning and importance:
+            numbers = pruning.keep_ratio, pruning.prune_every, pruning.skip_layers
+            return HeadPruning(*numbers, importance.layers)
+        return pruning or opening.heads
     return replace(window, sinks=min(window.sinks, opening.prompt - opening.generated))
 
 
@@ -156,6 +170,9 @@ def _hide(
     match policy:
         case Window():
             return hide_outside_window(policy, span, positions)
+        case HeadPruning():
+            kept, since = table.kept_by_head(sequence), table.pruned(sequence)[1]
+            return hide_pruned_by_head(kept, since, span, positions, policy.skip_layers)
         case Pruning():
             return hide_pruned(table.pruned(sequence), span, policy.skip_layers)
         case HeadWindows():
@@ -171,6 +188,19 @@ def hide_pruned(pruned: tuple[int, int], span: RowSpan, skip: int) -> RowSpan:
     rows = span.rows
     sight = VisibleColumns((kept,) * rows, (since,) * rows, (0,) * rows)
     return PolicySpan(rows, span.base, span.tail, span.pages, span.seen, sight, skip)
+
+
+def hide_pruned_by_head(
+    kept: HeadCounts | None, since: int, span: RowSpan, positions: Sequence[int], skip: int
+) -> RowSpan:
+    """Rows at `positions`, the first of which is their base's, where pruning left each head its own number of
+    the columns before `since`. kept: None before the first pruning.
+    """
+    if kept is None or all(rows == since for heads in kept for rows in heads):
+        return span
+    columns = tuple(span.base + position - positions[0] for position in positions)
+    told = span.rows, span.base, span.tail, span.pages, span.seen
+    return PolicySpan(*told, None, skip, None, columns, kept, since)
 
 
 def hide_outside_window(window: Window, span: RowSpan, positions: Sequence[int]) -> RowSpan:

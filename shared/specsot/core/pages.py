@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specsot.errors import NotFound, Overloaded
-from specsot.params import HeadWindows, Pruning, Window
+from specsot.params import HeadCounts, HeadPruning, HeadWindows, Pruning, Window
 
 Policy = Window | Pruning | HeadWindows
 
@@ -22,13 +22,34 @@ class PageCopy:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadShares:
+    """The rows of one pruning that each KV head has, and those that it keeps.
+
+    before: by layer and head, how many of the first `shared` sources are rows that the head kept; the other
+        shared sources are rows of heads that kept more. Every source after those is a row of every head.
+    after: by layer and head, how many rows it keeps, in the first targets.
+
+    Worked example: two heads kept 2 and 3 rows, and 2 rows followed, so the sources are columns
+    [c0 c1 c2 | c3 c4] and shared is 3. The first head chooses among c0 c1 c3 c4, the second among all.
+    """
+
+    shared: int
+    before: HeadCounts
+    after: HeadCounts
+
+
+@dataclass(frozen=True, slots=True)
 class RowPruning:
     """Of the rows at slots `sources` every KV head keeps as many as there are `targets`, and there; the first
-    `skip` layers keep all."""
+    `skip` layers keep all.
+
+    heads: set if heads keep different numbers of rows; there are then targets for the one that keeps most.
+    """
 
     sources: tuple[int, ...]
     targets: tuple[int, ...]
     skip: int
+    heads: HeadShares | None = None
 
 
 # Rows of a sequence, one behind the other: the first one's column, pages up to the last one's, slots of all.
@@ -40,6 +61,8 @@ class _Held:
     """A sequence's pages in row order; behind those of its first rows, `gone` more were given back.
 
     kept, pruned: of its first `pruned` rows so many are left, in its first columns.
+    kept_by_head: by layer and KV head, how many of the first `kept` columns are the head's own rows. None
+        unless heads keep different numbers of rows.
     """
 
     policy: Policy | None
@@ -47,6 +70,7 @@ class _Held:
     gone: int = 0
     kept: int = 0
     pruned: int = 0
+    kept_by_head: HeadCounts | None = None
 
 
 def most_held(policy: Policy | None, rows: int, page_rows: int) -> int | None:
@@ -154,14 +178,27 @@ class PageTable:
             return None
         fresh = range(self.column(sequence, held.pruned), self.column(sequence, row))
         sources = self._slots(held, (*range(held.kept), *fresh))
-        held.kept, held.pruned = policy.kept(len(sources)), row
+        shares = None
+        if isinstance(policy, HeadPruning):
+            after = policy.kept_by_head(held.kept_by_head, len(fresh))
+            shares = HeadShares(held.kept, held.kept_by_head or policy.none_kept, after)
+            held.kept_by_head, held.kept = after, max(map(max, after))
+        else:
+            held.kept = policy.kept(len(sources))
+        held.pruned = row
         targets = self._slots(held, range(held.kept))
-        return RowPruning(tuple(sources), tuple(targets), policy.skip_layers)
+        return RowPruning(tuple(sources), tuple(targets), policy.skip_layers, shares)
 
     def pruned(self, sequence: int) -> tuple[int, int]:
         """How many rows pruning left in the first columns, and from which column on nothing was pruned."""
         held = self._of(sequence)
         return held.kept, self.column(sequence, held.pruned)
+
+    def kept_by_head(self, sequence: int) -> HeadCounts | None:
+        """By layer and KV head, how many of the first columns are rows that pruning left it. None if every
+        head has as many as `pruned` says.
+        """
+        return self._of(sequence).kept_by_head
 
     def room(self, sequence: int, row: int) -> int:
         """How many rows from `row` on could be reserved, once that is trimmed."""

@@ -40,10 +40,12 @@ class HeadColumns:
 
     windows: (sinks, recent) of every KV head.
     positions: of the rows.
+    since: the first column that heads see besides their sinks, whatever their windows say.
     """
 
     windows: tuple[tuple[int, int], ...]
     positions: tuple[int, ...]
+    since: int = 0
 
 
 @value
@@ -345,6 +347,6 @@ def hidden_by_head(span: RowSpan, sight: HeadColumns) -> Bools:
     rows = np.array(sight.positions)[:, None, None]
     columns = np.concatenate((np.arange(span.base), sight.positions))
     sinks, recent = np.array(sight.windows).T[:, None, :, None]
-    hidden = (columns >= sinks) & (columns < rows - recent)
+    hidden = (columns >= sinks) & (columns < np.maximum(rows - recent, sight.since))
     hidden[:, :, span.base :] |= ~tail_seen(span)[:, None]
     return hidden

@@ -78,8 +78,25 @@ def _read(path: Path, width: int | None, version: tuple[int, ...]) -> Vocabulary
         raise ModelError(f"{path}: not a readable tokenizer ({error})") from error
     tokens = _token_bytes(path, json.loads(written), tokenizer.get_vocab(with_added_tokens=False))
     known = describe(_fit(path, tokens, width))
+    return replace(known, unnamed=_unnamed(tokenizer, len(known)))
+
+
+def unnamed_ids(directory: Path, width: int) -> tuple[int, ...]:
+    """The ids below `width` that `directory`/tokenizer.json does not know, ascending, whatever kind of
+    tokenizer it describes. Empty if there is no such file. Raises ModelError for a broken one.
+    """
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        return ()
+    try:
+        return _unnamed(Tokenizer.from_file(str(path)), width)
+    except Exception as error:  # tokenizers raises bare Exception
+        raise ModelError(f"{path}: not a readable tokenizer ({error})") from error
+
+
+def _unnamed(tokenizer: Tokenizer, width: int) -> tuple[int, ...]:
     named = set(tokenizer.get_vocab(with_added_tokens=True).values())
-    return replace(known, unnamed=tuple(token for token in range(len(known)) if token not in named))
+    return tuple(token for token in range(width) if token not in named)
 
 
 def _token_bytes(path: Path, config: dict[str, Any], ids: dict[str, int]) -> list[bytes | None]:

@@ -6,11 +6,11 @@ Required fields and families' spellings. Needs no torch.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from specsot.errors import InvalidRequest, ModelError
 from specsot.model.families import (
@@ -29,7 +29,7 @@ from specsot.model.families import (
 from specsot.model.fields import Fields, Json, read_json
 from specsot.model.quantization_config import Published, read_published
 from specsot.model.rope import Rope, read_near_rope, read_rope
-from specsot.params import MAX_TOKENS, HeadWindows
+from specsot.params import MAX_TOKENS, HeadImportance, HeadWindows
 
 LAYOUT = "SpecSoT reads Hugging Face directories (config.json, tokenizer.json, *.safetensors) and GGUF files"
 # What a model that reads images says beside `text_config`, not in it.
@@ -392,12 +392,33 @@ HEADS_FILE = "kv_heads.json"
 
 def read_heads(directory: Path, config: ModelConfig) -> HeadWindows | None:
     """None where nothing was measured. Raises ModelError, also for another model's heads."""
+    return _read_heads(directory, config, lambda layers: HeadWindows(_of_heads(layers, _head_window)))
+
+
+def read_importance(directory: Path, config: ModelConfig) -> HeadImportance | None:
+    """The importance of each KV head. None if it was not measured, as in files of earlier versions, which
+    have windows alone. Raises ModelError, also for another model's heads.
+    """
+
+    def importance_of(layers: Any) -> HeadImportance | None:
+        if all("importance" not in head for heads in layers for head in heads):
+            return None
+        return HeadImportance(_of_heads(layers, lambda head: head["importance"]))
+
+    return _read_heads(directory, config, importance_of)
+
+
+_Heads = TypeVar("_Heads", HeadWindows, HeadWindows | None, HeadImportance | None)
+
+
+def _read_heads(directory: Path, config: ModelConfig, read: Callable[[Any], _Heads]) -> _Heads | None:
+    """What `read` makes of the layers that the file of measured heads holds. None if there is no file."""
     path = directory / HEADS_FILE
     if not path.is_file():
         return None
     try:
-        layers = tuple(tuple(map(_head_window, heads)) for heads in read_json(path)["layers"])
-        found = HeadWindows(layers)
+        layers = read_json(path)["layers"]
+        found = read(layers)
     except (KeyError, TypeError, AttributeError, InvalidRequest) as error:
         raise ModelError(f"{path}: {type(error).__name__}: {error}") from None
     there, wanted = (len(layers), len(layers[0])), (config.layers, config.kv_heads)
@@ -406,10 +427,18 @@ def read_heads(directory: Path, config: ModelConfig) -> HeadWindows | None:
     return found
 
 
+_Head = TypeVar("_Head")
+
+
+def _of_heads(layers: Any, read: Callable[[Any], _Head]) -> tuple[tuple[_Head, ...], ...]:
+    return tuple(tuple(read(head) for head in heads) for heads in layers)
+
+
 def write_heads(
     path: Path, layers: Sequence[Sequence[Mapping[str, Any]]], measured: Mapping[str, Any]
 ) -> None:
-    """layers: of every KV head `sinks` and `recent` (None: all), and whatever else people should know."""
+    """layers: of every KV head `sinks`, `recent` (None: all) and `importance`, and whatever else people
+    should know."""
     lines = ",\n".join(f"    {json.dumps(list(heads))}" for heads in layers)
     path.write_text(f'{{\n  "measured": {json.dumps(dict(measured))},\n  "layers": [\n{lines}\n  ]\n}}\n')
 

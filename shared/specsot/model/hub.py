@@ -37,6 +37,8 @@ TEXTS = (
     *("chat_template.jinja", "chat_template.json"),
     *INDEXES,
 )
+# Templates that only the master reads, so members never lend them to each other.
+NAMED_TEMPLATES = "additional_chat_templates/*.jinja"
 DESCRIBING = ("config.json", "generation_config.json", *INDEXES)  # what a model is, but not what it says
 TOKEN = "a token (hf auth login, or HF_TOKEN)"
 
@@ -104,7 +106,10 @@ def fetch_model(name: HubName) -> Path:
     with told_clearly(name, "config.json"):
         folder = Path(
             snapshot_download(
-                name.repository, revision=name.revision, allow_patterns=list(TEXTS), local_files_only=offline
+                name.repository,
+                revision=name.revision,
+                allow_patterns=[*TEXTS, NAMED_TEMPLATES],
+                local_files_only=offline,
             )
         )
     if any((folder / index).is_file() for index in INDEXES):

@@ -110,18 +110,36 @@ class KVPages:
         move_rows(self._whole, moves)
 
     @torch.inference_mode()
-    def keep_least(self, layer: int, sources: Tensor, targets: Tensor) -> None:
+    def keep_least(
+        self,
+        layer: int,
+        sources: Tensor,
+        targets: Tensor,
+        own: Tensor | None = None,
+        counts: Tensor | None = None,
+    ) -> None:
         """Move those rows of each head whose keys have the least L2 norm, in their order, from `sources`
         [rows] to `targets` [kept]; gathered first, so the two may overlap.
+
+        own: bool [rows, kv_heads], the sources that are rows of each head; None: all are rows of every head.
+        counts: [kv_heads], how many rows each head keeps, in the first targets; the targets after those get
+        some finite row, which the head never sees. None: every head keeps as many as there are targets.
 
         Norms are compared in bfloat16, and of equal ones the later row's counts as less: in a first layer a
         token's key has the same norm at any position, and rounding must not decide which one stays.
         """
         rows = self._rows[:, :, layer][self.locate(sources)]  # [rows, 2, kv_heads, head_dim]
         keys = as_numbers(rows[:, 0], torch.float32).float()
-        norms = keys.norm(dim=-1).bfloat16().flip(0)  # the last row first
-        least = norms.argsort(dim=0, stable=True)[: len(targets)]
-        best = (len(sources) - 1 - least).sort(dim=0).values  # [kept, kv_heads]
+        norms = keys.norm(dim=-1).bfloat16()
+        if own is not None:
+            norms = norms.masked_fill(~own, float("inf"))
+        least = norms.flip(0).argsort(dim=0, stable=True)[: len(targets)]  # the last row first
+        last = len(sources) - 1
+        best = last - least  # [kept, kv_heads]
+        if counts is not None:  # rows beyond a head's count sort behind those that it keeps
+            ranks = torch.arange(len(targets), device=best.device)[:, None]
+            best = best.masked_fill(ranks >= counts, len(sources))
+        best = best.sort(dim=0).values.clamp_max(last)
         chosen = rows.gather(0, best[:, None, :, None].expand(-1, *rows.shape[1:]))
         self._put_kept(layer, self.locate(targets), chosen)
 

@@ -190,10 +190,22 @@ class SplitPages(KVPages):
         for part in self.parts:
             part.move(moves)
 
-    def keep_least(self, layer: int, sources: Tensor, targets: Tensor) -> None:
+    def keep_least(
+        self,
+        layer: int,
+        sources: Tensor,
+        targets: Tensor,
+        own: Tensor | None = None,
+        counts: Tensor | None = None,
+    ) -> None:
+        first = 0
         for part in self.parts:
-            device = part.layers[layer].device
-            part.keep_least(layer, sources.to(device), targets.to(device))
+            here = part.layers[layer]
+            heads, device = slice(first, first + here.shape[2]), here.device
+            first = heads.stop
+            mine = None if own is None else own[:, heads].to(device)
+            kept = None if counts is None else counts[heads].to(device)
+            part.keep_least(layer, sources.to(device), targets.to(device), mine, kept)
 
     def copy_page(self, source: int, target: int, rows: int) -> None:
         for part in self.parts:

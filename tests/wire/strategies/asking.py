@@ -47,8 +47,13 @@ prunings = st.builds(
     skip_layers=st.integers(0, 9),
 )
 _pairs = st.tuples(st.integers(0, 99), st.integers(0, params.MAX_TOKENS))
+_shares = st.floats(0, 1)
 head_windows = st.lists(st.tuples(_pairs, _pairs), min_size=1, max_size=3).map(
     lambda layers: params.HeadWindows(tuple(layers))
+)
+
+importances = st.lists(st.tuples(_shares, _shares), min_size=1, max_size=3).map(
+    lambda layers: params.HeadImportance(tuple(layers))
 )
 
 modes = st.sampled_from(params.MODES)
@@ -83,7 +88,7 @@ _direct = {"mode": st.just("direct"), "window": st.none()}
 policies = (
     st.just({})
     | st.fixed_dictionaries(_direct | {"pruning": prunings})
-    | st.fixed_dictionaries(_direct | {"head_aware": st.just(True)})
+    | st.fixed_dictionaries(_direct | {"head_aware": st.just(True), "pruning": st.none() | prunings})
 )
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from specsot import members, params
 from specsot.core import frames as fr
 from specsot.transport.links import Lost
-from tests.wire.strategies.asking import forms, head_windows, prunings, rules, samplings, windows
+from tests.wire.strategies.asking import forms, head_windows, importances, prunings, rules, samplings, windows
 from tests.wire.strategies.plain import (
     big,
     names,
@@ -27,6 +27,7 @@ from tests.wire.strategies.plain import (
 def openings(draw: st.DrawFn) -> fr.Opening:
     prompt = draw(small)
     fork = draw(st.none() | st.builds(fr.Fork, sequence=big, length=st.integers(0, prompt)))
+    pruning = draw(st.none() | prunings)
     left = prompt - (fork.length if fork else 0)
     kept = st.lists(small, max_size=min(left - 1, 5)).map(tuple) if left > 0 else st.just(())
     return fr.Opening(
@@ -48,8 +49,9 @@ def openings(draw: st.DrawFn) -> fr.Opening:
         drafter=draw(st.none() | st.sampled_from(params.DRAFTERS)),
         trace=draw(traces),
         window=draw(st.none() | windows),
-        pruning=draw(st.none() | prunings),
+        pruning=pruning,
         heads=draw(st.none() | head_windows),
+        importance=draw(st.none() | importances) if pruning else None,
         min_tokens=draw(small),
         prompt_logprobs=draw(st.none() | small),
         kept=draw(st.none() | st.builds(fr.Kept, big, kept)),

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, Protocol
 from specsot.core.frames import Order
 from specsot.errors import Unavailable
 from specsot.members import CommMode, Curve, HopDtype, Layout, Transport, TreeShape
-from specsot.params import DrafterName, HeadWindows, PlanStyle
+from specsot.params import DrafterName, HeadImportance, HeadWindows, PlanStyle
 from specsot.service.option_table import POSITIVE, SECONDS, Tier, option
 
 
@@ -85,7 +85,7 @@ class EngineConfig:
     """How the master treats requests.
 
     model:  the name it serves; requests may leave it out. vocabulary: how many tokens it chooses from.
-    heads:  what was measured for the model's heads, if it was.
+    heads, importance: what was measured for the model's heads, if it was.
     recurrent: some layers read every row before, whatever others see.
     lease:  positions granted at a time.
     aging:  seconds of waiting that raise a request by one priority, up to the highest that waits.
@@ -98,6 +98,7 @@ class EngineConfig:
     model: str = ""
     vocabulary: int = 2**31
     heads: HeadWindows | None = None
+    importance: HeadImportance | None = None
     recurrent: bool = False
     live: int = option(
         64,

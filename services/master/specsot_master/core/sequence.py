@@ -10,7 +10,7 @@ from specsot.core.frames import End, Fork, Logprob, Open, Opening, Outcome
 from specsot.core.skeleton import PlanRules
 from specsot.errors import WireError
 from specsot.events import Candidate, TokenLogprobs
-from specsot.params import Ask, HeadWindows, Window
+from specsot.params import Ask, HeadImportance, HeadWindows, Window
 from specsot_master.core.limits import least_of
 from specsot_master.core.text_pieces import TextPiece
 
@@ -18,9 +18,14 @@ from specsot_master.core.text_pieces import TextPiece
 class SequenceFactory:
     """Makes every opening of a master's life, so that no sequence id comes twice."""
 
-    def __init__(self, end_ids: tuple[int, ...], heads: HeadWindows | None = None) -> None:
-        """heads: what was measured for the model's heads, if it was."""
-        self._end_ids, self._heads = end_ids, heads
+    def __init__(
+        self,
+        end_ids: tuple[int, ...],
+        heads: HeadWindows | None = None,
+        importance: HeadImportance | None = None,
+    ) -> None:
+        """heads, importance: what was measured for the model's heads, if it was."""
+        self._end_ids, self._heads, self._importance = end_ids, heads, importance
         self._ids: Iterator[int] = itertools.count(1)
 
     def prefix(
@@ -60,7 +65,8 @@ class SequenceFactory:
             trace=trace,
             window=ask.window,
             pruning=ask.pruning,
-            heads=self._heads if ask.head_aware else None,
+            heads=self._heads if ask.head_aware and not ask.pruning else None,
+            importance=self._importance if ask.head_aware and ask.pruning else None,
             min_tokens=min(least, limit),
             prompt_logprobs=ask.prompt_logprobs,
         )

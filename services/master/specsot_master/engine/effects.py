@@ -58,7 +58,9 @@ class Effects(Home):
         self._queue, self._counts = RequestQueue(config, self._quarantine), RequestCounts()
         self._hints = RetryHints(config.retry_after)
         self._outbox = OrderQueue(ring, self)
-        self._tables = RingTables(text, SequenceFactory(text.end_ids, config.heads), self._outbox, config)
+        self._tables = RingTables(
+            text, SequenceFactory(text.end_ids, config.heads, config.importance), self._outbox, config
+        )
         forms = forms or GrammarSandbox()
         self._intake = Intake(self, ring, prompts, forms, self._clock, config, self._costs)
         self.laps = LapMeter(time.monotonic)

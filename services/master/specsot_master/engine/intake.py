@@ -177,9 +177,11 @@ class Intake:
             raise InvalidRequest(
                 f"windows, pruning, head_aware: gated delta layers of {model!r} read every row"
             )
-        if ask.head_aware and self._config.heads is None:
+        measured = self._config.importance if ask.pruning else self._config.heads
+        if ask.head_aware and measured is None:
+            missing = "no importance" if ask.pruning else "nothing"
             raise InvalidRequest(
-                f"head_aware: nothing was measured of the heads of {model!r} "
+                f"head_aware: {missing} was measured of the heads of {model!r} "
                 "(`specsot bench policies --find-heads` does)",
                 "head_aware",
             )

@@ -10,7 +10,7 @@ from specsot.core.skeleton import PlanRules
 from specsot.core.tree import Tree
 from specsot.errors import InvalidRequest, WireError
 from specsot.members import Head, Range
-from specsot.params import MAX_BIASES, Form, HeadWindows, Pruning, Sampling, Window, refuse
+from specsot.params import MAX_BIASES, Form, HeadImportance, HeadWindows, Pruning, Sampling, Window, refuse
 from specsot.tracing import well_formed
 from specsot.transport.wire.schema import (
     Enumeration,
@@ -79,6 +79,15 @@ def decode_heads(layers: Sequence[ring_pb2.LayerHeads]) -> HeadWindows | None:
     return HeadWindows(tuple(tuple(zip(layer.sinks, layer.recent)) for layer in layers)) if layers else None
 
 
+def encode_importance(importance: HeadImportance) -> list[ring_pb2.LayerImportance]:
+    return [ring_pb2.LayerImportance(heads=heads) for heads in importance.layers]
+
+
+def decode_importance(layers: Sequence[ring_pb2.LayerImportance]) -> HeadImportance | None:
+    """Raises InvalidRequest."""
+    return HeadImportance(tuple(tuple(layer.heads) for layer in layers)) if layers else None
+
+
 FORM = FieldCodec(encode_form, decode_form)
 
 
@@ -86,6 +95,10 @@ def check_opening(message: ring_pb2.Opening) -> None:
     kept, rest = len(message.kept.tokens), message.prompt - message.fork.length
     require(rest >= 0, "a fork is longer than its prompt")
     require(not kept or kept < rest, f"{kept} rows are kept of a prompt of {rest} tokens")
+    require(
+        not message.importance or message.HasField("pruning"),
+        "heads have an importance, but nothing is pruned",
+    )
     require(message.generated <= message.prompt, "more tokens were generated than the prompt holds")
 
 
@@ -96,6 +109,7 @@ _OPENING = Schema(
     form=FORM,
     trace=TRACE,
     heads=FieldCodec(encode_heads, decode_heads),
+    importance=FieldCodec(encode_importance, decode_importance),
 )
 
 

@@ -1,0 +1,66 @@
+"""Stages with one optimisation switched off, for rows of `specsot bench ablation` that no option has.
+
+The product always moves accepted KV rows together and always captures what its device can capture. Here both
+can be switched off, in a loop of sequencer, stage, verifier and drafter in one thread.
+"""
+
+from __future__ import annotations
+
+from specsot.core.frames import Frame
+from specsot.core.kv_plan import KvPlan
+from specsot.model.kv import Moves
+from specsot.params import Message
+from specsot_app.bench.runners import ModelSet
+from specsot_app.core.eagle_inputs import EagleConfig
+from specsot_app.eagle.generation import Generation, GenerationLimits, StageMaker
+from specsot_app.eagle.models import TargetAndDraft
+from specsot_app.reference_model import load_whole
+from specsot_drafter.heads.loading import load_head
+from specsot_master.prompts import Prompts
+from specsot_master.text import Text
+from specsot_worker.stage import DecoderStage
+
+TREES = EagleConfig(topk=4, num_steps=5, num_draft_tokens=24)
+
+
+class RowByRowStage(DecoderStage):
+    """Moves the KV rows of accepted nodes one by one, as a cache that is rebuilt token by token does.
+
+    Moves are in ascending order and never point upwards, so none overwrites a row that a later one reads:
+    accepted nodes [0, 2, 3] -> moves 2 to 1, then 3 to 2.
+    """
+
+    def _change_pages(self, frame: Frame, arrangement: KvPlan) -> Moves:
+        for move in super()._change_pages(frame, arrangement):
+            self._kv.move((move,))
+        return ()
+
+
+class UncapturedStage(DecoderStage):
+    """Runs kernel by kernel where the device could run a captured graph."""
+
+    def capture(self) -> None:
+        """Capture nothing."""
+
+
+class SingleThread:
+    """Writes greedy answers with EAGLE trees in one thread, with any kind of stage."""
+
+    def __init__(self, models: ModelSet) -> None:
+        decoder = load_whole(models)
+        given = models.base, decoder.dtype, decoder.device
+        head = (
+            load_head(models.head, *given, quantization=models.drafter_quantization) if models.head else None
+        )
+        self._models, self._text = TargetAndDraft(decoder, head), Text(models.base)
+        self._prompts = Prompts(models.base, self._text)
+
+    def write(self, question: str, tokens: int, make_stage: StageMaker) -> tuple[str, int, float]:
+        """The answer of exactly `tokens` tokens, how many it has, and the seconds that it took."""
+        prompt = self._prompts.chat((Message("user", question),))
+        wanted = GenerationLimits(tokens, seed=0)
+        generation = Generation(self._models, TREES, [tuple(prompt)], wanted, make_stage=make_stage)
+        for _ in generation.pieces():
+            pass
+        (written,) = generation.tokens
+        return self._text.decode(written), len(written), generation.stats.seconds
