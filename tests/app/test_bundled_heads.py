@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from specsot_app.fleet import bundled_heads
 from specsot_app.fleet.bundled_heads import head_for, head_named
+from specsot_app.fleet.demo import BUNDLED
 from tests.models import Shape, write_base
 
+NAMES = ("tiny-1.5b",)
 SHAPE = Shape(hidden=32, heads=2, kv_heads=1, head_dim=16, inner=48, vocabulary=60)
 
 
@@ -25,23 +28,27 @@ def places(tmp_path: Path) -> tuple[Path, ...]:
 
 @pytest.mark.parametrize("name", ["tiny-1.5b", "Tiny 1.5B", "tiny1_5b"])
 def test_a_head_is_named_in_any_spelling(places: tuple[Path, ...], name: str) -> None:
-    assert head_named(name, places) == places[1] / "tiny-1.5b" / "eagle3"
+    assert head_named(name, places, NAMES) == places[1] / "tiny-1.5b" / "eagle3"
 
 
 def test_a_name_that_no_head_has_names_none(places: tuple[Path, ...]) -> None:
-    assert head_named("tiny-7b", places) is None
+    assert head_named("tiny-7b", places, NAMES) is None
 
 
 @pytest.mark.parametrize("folder", ["Tiny-1.5B-Instruct", "the.tiny-1.5b-q4"])
 def test_a_base_gets_the_head_of_its_name(places: tuple[Path, ...], tmp_path: Path, folder: str) -> None:
     base = write_base(tmp_path / folder, SHAPE)
-    assert head_for(base, places) == places[1] / "tiny-1.5b" / "eagle3"
+    assert head_for(base, places, NAMES) == places[1] / "tiny-1.5b" / "eagle3"
 
 
 def test_a_base_of_another_name_gets_none(places: tuple[Path, ...], tmp_path: Path) -> None:
-    assert head_for(write_base(tmp_path / "other-1.5b", SHAPE), places) is None
+    assert head_for(write_base(tmp_path / "other-1.5b", SHAPE), places, NAMES) is None
 
 
 def test_a_base_of_another_size_gets_none(places: tuple[Path, ...], tmp_path: Path) -> None:
     wider = Shape(hidden=48, heads=2, kv_heads=1, head_dim=24, inner=48, vocabulary=60)
-    assert head_for(write_base(tmp_path / "tiny-1.5b", wider), places) is None
+    assert head_for(write_base(tmp_path / "tiny-1.5b", wider), places, NAMES) is None
+
+
+def test_every_head_that_ships_is_in_its_place() -> None:
+    assert all(head_named(name, BUNDLED) for name in bundled_heads.NAMES)

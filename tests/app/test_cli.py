@@ -17,6 +17,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import structlog
 
 from specsot._version import __version__
 from specsot.errors import Overloaded
@@ -141,7 +142,7 @@ def test_ctrl_c_is_no_mistake(monkeypatch, capsys) -> None:
 
 
 def test_no_head_is_told_in_one_line(demo_model, capsys) -> None:
-    base = demo_model
+    base = demo_model / "base"
     assert main(["infer", "--model", str(base), "--draft-model", str(base), "--mode", "direct", "x"]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
@@ -303,6 +304,7 @@ def test_the_demo_model_answers_in_a_pipe() -> None:
 @pytest.mark.torch
 def test_infer_prints_nothing_but_the_answer_on_stdout(tmp_path, demo_model, monkeypatch, capsys) -> None:
     """Not even what the hub says while models are looked for: programs read the events line by line."""
+    structlog.reset_defaults()  # an earlier test of this process may have silenced warnings
     commit, folder = "a" * 40, tmp_path / "hub" / "models--acme--tiny"
     (folder / "refs").mkdir(parents=True)
     (folder / "refs" / "main").write_text(commit)

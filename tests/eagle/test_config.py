@@ -27,7 +27,6 @@ pytestmark = pytest.mark.torch  # the room's door opens onto torch
         (dict(topk=1, num_steps=3, num_draft_tokens=5), "num_draft_tokens"),
         (dict(temperature=-0.1), "temperature"),
         (dict(temperature=float("nan")), "temperature"),
-        (dict(top_p=0.0), "top_p"),
         (dict(top_p=1.2), "top_p"),
         (dict(top_k=-1), "top_k"),
         (dict(min_p=1.5), "min_p"),

@@ -283,5 +283,6 @@ async def test_on_very_few_pages_it_fits_or_is_refused(pages: int) -> None:
     stage = Stage(SAYS, state=replace(PLAIN, pages=pages))
     for ask in (DIRECT, direct(RULES, "What is it?", limits=SMALL), SOT, replace(SOT, limits=SMALL)) * 2:
         with contextlib.suppress(InvalidRequest):
-            assert finished(await stage.answer(ask)).reason.value == "stop"
+            # A request without a limit of its own gets what fits, and may end at that.
+            assert finished(await stage.answer(ask)).reason.value in ("stop", "length")
     stage.assert_clean()

@@ -46,7 +46,7 @@ class Raising(master_pb2_grpc.MasterServicer):
         raise self.error
 
     async def Generate(self, request: Any, context: Any) -> None:
-        await context.write(master_pb2.GenerateEvent(offset=0))
+        await context.write(master_pb2.GenerateEvent(number=0))
         raise self.error
 
 

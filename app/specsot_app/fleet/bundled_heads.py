@@ -7,42 +7,42 @@ and punctuation, and whose sizes are those of the model that the head was traine
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from specsot.errors import ModelError
 from specsot.model.config import ModelConfig, read_config
 from specsot.model.fields import read_json
 from specsot.model.resolving import address_of_model
 
-HEAD = "eagle3"  # The folder of a head in the folder of its model.
+# Folders in `models` that hold a head of this kind. `demo` is not one: its name says nothing of a model.
+NAMES: Final = ("qwen2.5-coder-1.5b", "smollm2")
+HEAD: Final = "eagle3"  # The folder of a head in the folder of its model.
 
 
-def head_named(name: str, places: tuple[Path, ...]) -> Path | None:
+def head_named(name: str, places: Sequence[Path], names: Sequence[str] = NAMES) -> Path | None:
     """The folder of the bundled head called `name`, such as "qwen2.5-coder-1.5b"; None if there is none.
 
-    places: folders that may hold bundled models, the first one first.
+    places: folders that may hold bundled models, the first one first. names: those that have a head.
     """
-    wanted = _plain(name)
-    return next((head for known, head in _heads(places) if _plain(known) == wanted), None)
+    known = next((known for known in names if _plain(known) == _plain(name)), None)
+    return None if known is None else _folder(known, places)
 
 
-def head_for(base: Path, places: tuple[Path, ...]) -> Path | None:
+def head_for(base: Path, places: Sequence[Path], names: Sequence[str] = NAMES) -> Path | None:
     """The folder of the bundled head for a base model's directory; None if none fits. Raises ModelError."""
     address = _plain(address_of_model(base))
-    named = [(known, head) for known, head in _heads(places) if _plain(known) in address]
-    if not named:
+    heads = [_folder(known, places) for known in names if _plain(known) in address]
+    if not heads:
         return None
     config = read_config(base)
-    return next((head for _, head in named if _fits(head, config)), None)
+    return next((head for head in heads if head is not None and _fits(head, config)), None)
 
 
-def _heads(places: tuple[Path, ...]) -> Iterator[tuple[str, Path]]:
-    """Names and folders of all bundled heads."""
-    for place in places:
-        for config in sorted(place.glob(f"*/{HEAD}/config.json")):
-            yield config.parents[1].name, config.parent
+def _folder(name: str, places: Sequence[Path]) -> Path | None:
+    folders = (place / name / HEAD for place in places)
+    return next((folder for folder in folders if (folder / "config.json").is_file()), None)
 
 
 def _fits(head: Path, base: ModelConfig) -> bool:

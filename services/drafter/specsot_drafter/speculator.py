@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specsot.core.draft_pause import DraftPause, Event, State
+from specsot.core.draft_pause import DraftPause, PauseEvent, PauseState
 from specsot.core.frames import FeatureBatch
 from specsot.core.tree import Tree, children
 from specsot.core.verdict import UnreadTrees, UnreadVerdict
@@ -99,7 +99,7 @@ class Speculator:
 
     def _begin_texts(self, texts: frozenset[int]) -> None:
         """Where none of them was there when others began."""
-        if self._pause.state is State.CATCHING_UP or not self._texts.isdisjoint(texts):
+        if self._pause.state is PauseState.CATCHING_UP or not self._texts.isdisjoint(texts):
             return
         self._texts = texts
         self._learn()
@@ -110,8 +110,8 @@ class Speculator:
         """Texts of a lap, where so many want trees: behind a rest some are told of with later laps."""
         known = min(self._many, drafted)
         if told >= known:
-            self._pause = self._pause.on(Event.CAUGHT_UP)
-        if self._pause.state is State.CATCHING_UP:
+            self._pause = self._pause.on(PauseEvent.CAUGHT_UP)
+        if self._pause.state is PauseState.CATCHING_UP:
             return known
         self._many = told
         return told

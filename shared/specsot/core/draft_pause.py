@@ -22,7 +22,7 @@ from typing import Final
 STEP_EPSILON: Final = 1e-6
 
 
-class State(Enum):
+class PauseState(Enum):
     """ABSENT: there is no drafter. DRAFTING: trees are asked for, and waited for. PAUSED: the drafter is sent
     nothing. CATCHING_UP: the drafter is sent what it missed, and not waited for.
     """
@@ -33,7 +33,7 @@ class State(Enum):
     CATCHING_UP = auto()
 
 
-class Event(Enum):
+class PauseEvent(Enum):
     """JOINED: a drafter speaks where there was none. LEFT: the drafter is gone. PAUSE_BEGAN: the drafter says
     that it will draft nothing for a number of trees. PAUSE_ENDED: those have passed, or the sequences that
     the pause began with have ended, or as much is unsent as may be. MISSED: a sequence continues whose tokens
@@ -50,29 +50,29 @@ class Event(Enum):
 
 # The state after an event. Events that a state does not name leave it as it is: a drafter that catches up may
 # be told once more that it has, and what is missed during a pause is sent after it like everything else.
-TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
-    State.ABSENT: {
-        Event.JOINED: State.DRAFTING,
+TRANSITIONS: Mapping[PauseState, Mapping[PauseEvent, PauseState]] = {
+    PauseState.ABSENT: {
+        PauseEvent.JOINED: PauseState.DRAFTING,
     },
-    State.DRAFTING: {
-        Event.LEFT: State.ABSENT,
-        Event.PAUSE_BEGAN: State.PAUSED,
-        Event.MISSED: State.CATCHING_UP,
+    PauseState.DRAFTING: {
+        PauseEvent.LEFT: PauseState.ABSENT,
+        PauseEvent.PAUSE_BEGAN: PauseState.PAUSED,
+        PauseEvent.MISSED: PauseState.CATCHING_UP,
     },
-    State.PAUSED: {
-        Event.LEFT: State.ABSENT,
-        Event.PAUSE_BEGAN: State.PAUSED,
-        Event.PAUSE_ENDED: State.CATCHING_UP,
+    PauseState.PAUSED: {
+        PauseEvent.LEFT: PauseState.ABSENT,
+        PauseEvent.PAUSE_BEGAN: PauseState.PAUSED,
+        PauseEvent.PAUSE_ENDED: PauseState.CATCHING_UP,
     },
-    State.CATCHING_UP: {
-        Event.LEFT: State.ABSENT,
-        Event.PAUSE_BEGAN: State.PAUSED,
-        Event.CAUGHT_UP: State.DRAFTING,
+    PauseState.CATCHING_UP: {
+        PauseEvent.LEFT: PauseState.ABSENT,
+        PauseEvent.PAUSE_BEGAN: PauseState.PAUSED,
+        PauseEvent.CAUGHT_UP: PauseState.DRAFTING,
     },
 }
 
 
-def next_state(state: State, event: Event) -> State:
+def next_state(state: PauseState, event: PauseEvent) -> PauseState:
     """Return the state after `event`."""
     return TRANSITIONS[state].get(event, state)
 
@@ -88,7 +88,7 @@ class DraftPause:
     9.0
     """
 
-    state: State = State.DRAFTING
+    state: PauseState = PauseState.DRAFTING
     # Trees that the pause still lasts.
     trees_left: int = 0
     # Steps that the pause still lasts.
@@ -98,16 +98,16 @@ class DraftPause:
 
     @property
     def paused(self) -> bool:
-        return self.state is State.PAUSED
+        return self.state is PauseState.PAUSED
 
-    def on(self, event: Event) -> DraftPause:
+    def on(self, event: PauseEvent) -> DraftPause:
         """Return the value after an event that carries nothing else."""
         return replace(self, state=next_state(self.state, event))
 
     def begin(self, trees: int, sequences: int) -> DraftPause:
         """Return the value when the drafter pauses for so many trees, which `sequences` write."""
         begun = DraftPause(self.state, trees, trees / max(sequences, 1))
-        return begun.on(Event.PAUSE_BEGAN)
+        return begun.on(PauseEvent.PAUSE_BEGAN)
 
     def passed(self, trees: int, sequences: int) -> DraftPause:
         """Return the value after so many trees of `sequences` sequences went without drafts. The pause ends
@@ -124,4 +124,4 @@ class DraftPause:
 
     def end(self) -> DraftPause:
         """Return the value when the pause ends, whatever is left of it."""
-        return replace(self, trees_left=0, steps_left=0.0).on(Event.PAUSE_ENDED)
+        return replace(self, trees_left=0, steps_left=0.0).on(PauseEvent.PAUSE_ENDED)

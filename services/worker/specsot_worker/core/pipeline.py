@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from specsot.core.cost_curve import UNIT_CURVE, CostCurve
-from specsot.core.draft_pause import DraftPause, Event, State
+from specsot.core.draft_pause import DraftPause, PauseEvent, PauseState
 from specsot.core.frames import Frame, Opening, TreeSegment
 from specsot.members import Curve
 
@@ -240,7 +240,7 @@ class DraftTimeout:
 
     def __init__(self, timeout: float, present: bool = True) -> None:
         self._timeout = timeout
-        self._pause = DraftPause(State.DRAFTING if present else State.ABSENT)
+        self._pause = DraftPause(PauseState.DRAFTING if present else PauseState.ABSENT)
         # Names of drafters that have sent something, and are not known to be lost.
         self._speaking = set[str]()
         self._backoffs = dict[str, _Backoff]()
@@ -264,7 +264,7 @@ class DraftTimeout:
         """Whether the drafter catches up: it is sent the next frame's features with all that it missed, and
         its trees are not waited for.
         """
-        return self._pause.state is State.CATCHING_UP
+        return self._pause.state is PauseState.CATCHING_UP
 
     def _backoff_of(self, drafter: str) -> _Backoff:
         """The misses of this drafter; a drafter that is the only one has the name ""."""
@@ -275,7 +275,7 @@ class DraftTimeout:
 
         drafter: None for a drafter that is lost; its sequences do not wait.
         """
-        present = self._pause.state is not State.ABSENT and drafter is not None
+        present = self._pause.state is not PauseState.ABSENT and drafter is not None
         waits = present and not (self.resting or self._backoff_of(drafter or "").left)
         return since + self._timeout if waits else since
 
@@ -314,7 +314,7 @@ class DraftTimeout:
         """A sequence continues of which the drafter is sent so many rows first, some with every step."""
         self._missed_rows += rows
         self._catch_up_steps = MAX_CATCH_UP_STEPS
-        self._pause = self._pause.on(Event.MISSED)
+        self._pause = self._pause.on(PauseEvent.MISSED)
 
     def record_launch(self, trees: int, rows: int, live: int = 1) -> None:
         """A frame with so many rows, and so many trees of `live` drafted sequences, was launched."""
@@ -327,7 +327,7 @@ class DraftTimeout:
             return
         self._catch_up_steps = max(self._catch_up_steps - 1, 0)
         if not self._catch_up_steps:
-            self._pause = self._pause.on(Event.CAUGHT_UP)
+            self._pause = self._pause.on(PauseEvent.CAUGHT_UP)
         sent = MAX_ROWS_PER_LAP - rows  # of the backlog, beside this frame's own rows
         self._missed_rows = max(self._missed_rows - max(sent, 0), 0)
         self.sends_backlog = self._unsent_rows > 0
@@ -338,17 +338,17 @@ class DraftTimeout:
         self._speaking.discard(drafter)
         self._backoffs.pop(drafter, None)
         if not self._speaking:
-            self._pause = self._pause.on(Event.LEFT)
+            self._pause = self._pause.on(PauseEvent.LEFT)
 
     def drafter_spoke(self, drafter: str = "") -> None:
         """This drafter has caught up with all that it was sent, and owes nothing if there was none before."""
         self._speaking.add(drafter)
-        if self._pause.state is State.ABSENT:
-            self._pause = DraftPause().on(Event.JOINED)
+        if self._pause.state is PauseState.ABSENT:
+            self._pause = DraftPause().on(PauseEvent.JOINED)
             self._backoffs.clear()
             self._unsent_rows = 0
         if not self._missed_rows:
-            self._pause = self._pause.on(Event.CAUGHT_UP)
+            self._pause = self._pause.on(PauseEvent.CAUGHT_UP)
 
 
 class LapTimer:
