@@ -10,10 +10,14 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 PAGE = REPOSITORY / "docs" / "architecture.md"
 ROOMS = (
     "lab/specsot_lab",
+    "lab/specsot_compat",
+    "lab/specsot_bench",
     "app/specsot_app",
     "services/master/specsot_master",
     "services/worker/specsot_worker",
     "services/drafter/specsot_drafter",
+    "shared/specsot_model",
+    "shared/specsot_kernels",
     "shared/specsot",
 )
 HEADING = "## Files\n\n"

@@ -195,14 +195,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         from tests import interpreted
 
         interpreted.install()
-    attention: Any = sys.modules.get("specsot.kernels.gpu.attention")
+    attention: Any = sys.modules.get("specsot_kernels.gpu.attention")
     if attention is not None and os.environ.get("TRITON_INTERPRET"):
         attention.MERGERS = 64  # programs run one by one
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)
-        from specsot.model import cuda_graphs
         from specsot_drafter import loader
+        from specsot_model import cuda_graphs
         from tests import forked
 
         cuda_graphs.MIN_TURNS = cuda_graphs.MAX_TURNS_CPU = loader.MIN_TURNS = 1  # for hundreds of rings

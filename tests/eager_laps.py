@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from specsot.core.verdict import UnreadTrees
-from specsot.model.decoder import Decoder
-from specsot.model.kv import KVPages
-from specsot.model.lap_rows import FilledLap, LapRows, Outputs, unread_entry
+from specsot_model.decoder import Decoder
+from specsot_model.kv import KVPages
+from specsot_model.lap_rows import FilledLap, LapRows, Outputs, unread_entry
 
 
 class EagerLaps:

@@ -160,7 +160,7 @@ def use_cache(monkeypatch: pytest.MonkeyPatch, cache: Path, offline: bool = Fals
     """What another process, with a cache of its own, begins with: HF_HUB_CACHE, HF_HUB_OFFLINE."""
     from huggingface_hub import constants
 
-    from specsot.model.hub import fetch_description, fetch_model
+    from specsot.checkpoint.hub import fetch_description, fetch_model
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from specsot.model.config import read_config
+from specsot.checkpoint.config import read_config
 from specsot_drafter.heads.eagle import MIN_LAYERS, TAPS_FIELD
 from specsot_lab.train import head as head_files
 from specsot_lab.train.block import LearningBlockHead, block_format, write_block_head

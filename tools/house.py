@@ -159,7 +159,7 @@ def way_round(house: House, ring: list[str]) -> list[str]:
 
 
 def room_of(path: str) -> str:
-    """`shared/specsot/model/kv.py` -> `shared/specsot/model`: folders one below the package are rooms."""
+    """`shared/specsot/core/tree.py` -> `shared/specsot/core`: folders one below the package are rooms."""
     parts = path.split("/")
     depth = 3 if parts[0] == "services" else 2
     return "/".join(parts[: min(depth + 1, len(parts) - 1)])

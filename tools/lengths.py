@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from specsot_master.core.forecast import NEAR, likeliest
-from specsot_master.core.router import decide_question, points_asked
+from specsot_master.core.plans.forecast import NEAR, likeliest
+from specsot_master.core.plans.router import decide_question, points_asked
 
 HALVES = 20
 FEWEST = 3  # answers of a class, below which all are asked

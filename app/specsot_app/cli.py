@@ -1,8 +1,9 @@
 """The `specsot` command: its subcommands, and one-line error messages.
 
 Imports nothing heavy: a subcommand is imported when it is asked for, since `specsot health` must be quick.
-The lab's commands are entry points of `specsot.commands`, named `eval`, or `bench.load` for
-`specsot bench load`; their names are known here, so that a plain install can say what to install.
+The commands of `specsot_bench` and of the lab are entry points of `specsot.commands`, named `eval`, or
+`bench.load` for `specsot bench load`; their names are known here, so that a plain install can say what to
+install.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class Group(click.Group):
             return completion if path == "completion" else version
         if cmd_name in GROUPS:
             return Group(cmd_name, "Measure this machine.", {"Commands": BENCHES}, cmd_name)
-        if path in LAB or (self._prefix and cmd_name not in OWN_BENCHES):
+        if path in BENCH or path in LAB or self._prefix:
             return command_of(path)
         room = "status" if path in OF_MASTERS else path.partition(".")[0]
         return getattr(import_module(f"specsot_app.commands.{room}"), cmd_name)
@@ -245,8 +246,8 @@ def complain(error: object, status: int) -> int:
 
 
 GROUP = "specsot.commands"
-OWN_BENCHES = ("quick", "full")
-LAB = ("train", "eval", *(f"bench.{name}" for name in BENCHES if name not in OWN_BENCHES))
+BENCH = ("verify", "bench.quick", "bench.full")  # entry points of this distribution, in specsot_bench
+LAB = ("train", "eval", *(path for name in BENCHES if (path := f"bench.{name}") not in BENCH))
 ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
@@ -257,8 +258,8 @@ def command_of(path: str) -> click.Command:
 
 
 def paths_below(group: str) -> Iterator[str]:
-    """Paths of the commands of a group, the lab's first."""
-    yield from dict.fromkeys(path for path in (*LAB, *_points()) if path.startswith(f"{group}."))
+    """Paths of the commands of a group, those that are known here first."""
+    yield from dict.fromkeys(path for path in (*BENCH, *LAB, *_points()) if path.startswith(f"{group}."))
 
 
 @cache
@@ -279,7 +280,8 @@ def _load(point: EntryPoint) -> click.Command | None:
 
 
 def _refusing(path: str) -> click.Command:
-    said = f"`specsot {path.replace('.', ' ')}` needs the lab: pip install ./lab, in SpecSoT's repository"
+    missing = "a new install: pip install ." if path in BENCH else "the lab: pip install ./lab"
+    said = f"`specsot {path.replace('.', ' ')}` needs {missing}, in SpecSoT's repository"
 
     def refuse() -> int:
         raise InvalidRequest(said)

@@ -27,9 +27,9 @@ from far_line import delayed, far_hosts
 from hosts import FAR_HOSTS, Hosts, on, serve
 from trials import LIMIT, MASTER, until_whole
 
-from specsot.model.config import read_config
-from specsot.model.resolving import resolve_model
-from specsot_app.bench.core.tables import figure, markdown, text
+from specsot.checkpoint.config import read_config
+from specsot.checkpoint.resolving import resolve_model
+from specsot_bench.core.tables import figure, markdown, text
 from specsot_lab.bench.delay_proxy import exact_loop
 from specsot_lab.bench.llamacpp import QUESTIONS
 

@@ -16,17 +16,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from specsot.checkpoint.config import read_config
+from specsot.checkpoint.fingerprint import fingerprint
 from specsot.core.cost_curve import CostCurve
 from specsot.core.frames import Frame, Opening, Segment, TreeSegment, tokens_of
-from specsot.core.kv_plan import KvPlan, plan_frame
 from specsot.core.pages import PageTable
-from specsot.core.segments import RowSpan
 from specsot.core.vocabulary import read_vocabulary
 from specsot.errors import WireError
 from specsot.grammar import Grammar, grammar_of
 from specsot.members import Configuration, Curve, Head, Range, Registration, TreeShape
-from specsot.model.config import read_config
-from specsot.model.fingerprint import fingerprint
 from specsot.transport.links import Dialer
 from specsot_drafter.core.control import make_budget
 from specsot_drafter.core.selection import Candidates, KeepGrowing
@@ -34,7 +32,9 @@ from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.drafter import Drafter
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.proposers import Proposer
+from specsot_kernels.segments import RowSpan
 from specsot_master.text import Text
+from specsot_model.core.kv_plan import KvPlan, plan_frame
 from specsot_worker.feature_store import FeatureStore
 from specsot_worker.observer import WorkerObserver
 from specsot_worker.stage_provider import StageRunner

@@ -1,17 +1,18 @@
-"""EAGLE for models in memory: `Eagle`, `EagleConfig`, and the tree functions.
+"""EAGLE for models in memory: `Eagle`, `EagleConfig`, and the tree functions, re-exported from
+`specsot_bench`.
 
-Knows only where they are: the functions need nothing but NumPy; the rest is imported when first asked for.
+The tree functions need nothing but NumPy; the rest is imported when it is first used.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from specsot import kernels
-from specsot.kernels import *  # noqa: F403
+from specsot_bench import tree_functions
+from specsot_bench.tree_functions import *  # noqa: F403
 
 if TYPE_CHECKING:
-    from specsot_app.eagle import Eagle, EagleBenchmark, EagleConfig, EagleStats, Piece, SequenceStats
+    from specsot_bench.eagle import Eagle, EagleBenchmark, EagleConfig, EagleStats, Piece, SequenceStats
 
 __all__ = [
     "Eagle",
@@ -20,13 +21,13 @@ __all__ = [
     "EagleStats",
     "Piece",
     "SequenceStats",
-    *kernels.__all__,
+    *tree_functions.__all__,
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        import specsot_app.eagle as top
+        import specsot_bench.eagle as top
 
         return getattr(top, name)
     raise AttributeError(f"module 'specsot.eagle' has no attribute {name!r}")

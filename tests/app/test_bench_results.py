@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specsot_app.bench.results import named, write_results
+from specsot_bench.results import named, write_results
 
 STORED = sorted((Path(__file__).resolve().parents[2] / "docs" / "results").glob("*.json"))
 

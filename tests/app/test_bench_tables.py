@@ -10,7 +10,9 @@ from specsot.core.frames import PromptChunk, TreeSegment
 from specsot.core.tree import Tree
 from specsot.errors import InvalidRequest
 from specsot.params import Window
-from specsot_app.bench.core.aggregate import (
+from specsot_app.fleet.options import FleetOptions
+from specsot_bench.commands.bench import OutputOptions
+from specsot_bench.core.aggregate import (
     LapSample,
     Perplexities,
     Recording,
@@ -25,8 +27,8 @@ from specsot_app.bench.core.aggregate import (
     skipped,
     unwritten,
 )
-from specsot_app.bench.core.method_page import ADVICE, columns_of, latex_of, page_of, recommend
-from specsot_app.bench.core.methods import (
+from specsot_bench.core.method_page import ADVICE, columns_of, latex_of, page_of, recommend
+from specsot_bench.core.methods import (
     FAMILIES,
     HEAD,
     HF_BASELINES,
@@ -40,9 +42,7 @@ from specsot_app.bench.core.methods import (
     sight_of,
     windowed,
 )
-from specsot_app.bench.core.tables import escape, markdown, pipes
-from specsot_app.commands.bench import OutputOptions
-from specsot_app.fleet.options import FleetOptions
+from specsot_bench.core.tables import escape, markdown, pipes
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -240,8 +240,8 @@ def test_where_figures_go_is_known_before_they_are_measured(tmp_path: Path) -> N
 
 @pytest.mark.torch
 def test_a_text_of_a_word_says_nothing_of_a_method() -> None:
-    from specsot_app.bench.perplexity import Scores
-    from specsot_app.bench.rounds import models_of
+    from specsot_bench.perplexity import Scores
+    from specsot_bench.rounds import models_of
 
     with pytest.raises(InvalidRequest, match="fewer than two tokens"):
         Scores(models_of(FleetOptions(), None), "")

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from specsot.errors import Unavailable
-from specsot_app.bench.core.aggregate import LapSample, Recording
-from specsot_app.bench.core.methods import HEAD, PLAINLY, Method, MethodTable, linear, windowed
-from specsot_app.bench.runners import ModelSet
 from specsot_app.fleet.demo import small_pair
 from specsot_app.fleet.options import FleetOptions
+from specsot_bench.core.aggregate import LapSample, Recording
+from specsot_bench.core.methods import HEAD, PLAINLY, Method, MethodTable, linear, windowed
+from specsot_bench.runners import ModelSet
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -27,7 +27,7 @@ def test_what_transformers_can_not_load_is_told_and_ends_no_run(
     pytest.importorskip("transformers")
     import torch
 
-    from specsot_app.bench import hf_baseline
+    from specsot_bench import hf_baseline
 
     with ThreadPoolExecutor(1) as here:  # in place of the other process
         monkeypatch.setattr(hf_baseline, "ProcessPoolExecutor", lambda *_: here)
@@ -42,7 +42,7 @@ def test_transformers_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
     import torch
 
-    from specsot_app.bench import hf_baseline
+    from specsot_bench import hf_baseline
 
     with ThreadPoolExecutor(1) as here:
         monkeypatch.setattr(hf_baseline, "ProcessPoolExecutor", lambda *_: here)
@@ -57,8 +57,8 @@ def test_transformers_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.torch
 async def test_an_answer_ends_in_time_and_the_next_is_whole() -> None:
-    from specsot_app.bench.rounds import models_of
-    from specsot_app.bench.runners import Runners
+    from specsot_bench.rounds import models_of
+    from specsot_bench.runners import Runners
 
     async with Runners(models_of(FleetOptions(dtype="fp32"), None)) as stands:
         with pytest.raises(TimeoutError):
@@ -81,7 +81,7 @@ async def test_an_answer_ends_in_time_and_the_next_is_whole() -> None:
 )
 def test_what_time_allows_is_written(seconds: float, written: list[int | None]) -> None:
     """Three methods in three rounds, each answer a second."""
-    from specsot_app.bench.rounds import TableRun, write_rounds
+    from specsot_bench.rounds import TableRun, write_rounds
 
     methods, passed = (PLAINLY, linear(4), linear(5)), [0.0]
 
@@ -108,7 +108,7 @@ def test_what_time_allows_is_written(seconds: float, written: list[int | None]) 
 @pytest.mark.torch
 def test_methods_of_every_kind_write(tmp_path: Path) -> None:
     """The demo model, drafts in int8; Transformers left out: a process of its own takes seconds."""
-    from specsot_app.bench.rounds import TableRun, models_of, publish, read_reference
+    from specsot_bench.rounds import TableRun, models_of, publish, read_reference
 
     methods = (PLAINLY, linear(4, lengthy=True), replace(HEAD[1], lengthy=False))
     wanted = FleetOptions(dtype="fp32", draft_quantization="int8")

@@ -111,14 +111,14 @@ NO_TORCH = "torch and safetensors not installed: pip install 'specsot[model]'\n"
 
 @pytest.mark.parametrize("words", ["infer Why?", "serve", "verify", "bench quick", "bench full"])
 def test_without_pytorch_one_line_says_how_to_get_it(words, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("specsot.model.config.find_spec", lambda name: None)
+    monkeypatch.setattr("specsot.checkpoint.config.find_spec", lambda name: None)
     assert main(words.split()) == 2
     assert capsys.readouterr().err == f"specsot: {NO_TORCH}"
 
 
 @pytest.mark.parametrize("member", ["worker", "drafter"])
 def test_so_does_a_member_without_pytorch(member, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("specsot.model.config.find_spec", lambda name: None)
+    monkeypatch.setattr("specsot.checkpoint.config.find_spec", lambda name: None)
     read_config = import_module(f"specsot_{member}.config").read_config
     with pytest.raises(SystemExit, match="2"):
         read_config(["--draft-model", "head"] if member == "drafter" else [])

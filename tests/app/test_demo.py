@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from specsot.checkpoint.cache import cache_folder
 from specsot.errors import Unavailable
-from specsot.model.cache import cache_folder
 from specsot_app.fleet import demo, opening
 from specsot_app.fleet.options import FleetOptions, models_of
 from specsot_master.prompts import read_parts, read_threshold

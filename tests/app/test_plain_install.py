@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from hatchling.builders.wheel import WheelBuilder
 
+from specsot_app.cli import _refusing
 from tests.conftest import REPOSITORY
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
@@ -87,7 +88,7 @@ def said(plain: Install) -> Mapping[Words, Said]:
 
 def test_the_wheel_holds_the_product_and_its_reference_text(plain: Install) -> None:
     assert not (plain.wheel / "specsot_lab").exists()
-    assert (plain.wheel / "specsot_app/bench/data/multi-doc-qa.jsonl").exists()
+    assert (plain.wheel / "specsot_bench/data/multi-doc-qa.jsonl").exists()
 
 
 def test_it_answers_without_a_model_by_the_pair_it_brings(plain: Install, said: Mapping[Words, Said]) -> None:
@@ -127,3 +128,29 @@ def test_the_lab_s_wheel_brings_its_words_and_its_prompts(plain: Install, tmp_pa
     for status, shown, complaint in both.run(*WITH_LAB).values():
         assert (status, complaint) == (0, "")
         assert shown.startswith("Usage: ")
+
+
+NAMES = """
+import json, sys
+sys.path += json.loads(sys.argv[1])
+from specsot import SpecSoT, SpecSoTModel
+from specsot.aiter import EAGLEConfig, EAGLEInference, sgl_verify_tree_greedy
+from specsot.eagle import Eagle, EagleConfig, verify_tree_greedy
+from specsot_master.http.app import installed_routes
+assert SpecSoTModel is SpecSoT
+assert EAGLEConfig is EagleConfig
+assert [routes.__name__ for routes in installed_routes()] == ["legacy_routes"]
+"""
+
+
+def test_names_and_routes_of_other_systems_come_with_the_product(plain: Install) -> None:
+    paths = json.dumps([str(plain.wheel), str(plain.others)])
+    command = [sys.executable, "-I", "-S", "-c", NAMES, paths]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_command_whose_entry_point_is_missing_says_what_to_install() -> None:
+    """As after an update of a checkout that was installed as editable."""
+    assert "needs a new install: pip install ." in str(_refusing("verify").help)
+    assert "needs the lab: pip install ./lab" in str(_refusing("bench.load").help)

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from specsot.checkpoint.config import read_config
 from specsot.core.info import memory_in_words
 from specsot.errors import InvalidRequest, Refused, Unavailable
 from specsot.members import Configuration, Overrides, Quantization, Range, Stage
-from specsot.model.config import read_config
 from specsot.service.options import DraftModelOptions, ModelOptions
 from specsot_app.cli import main
 from specsot_app.commands.plan import lines_of

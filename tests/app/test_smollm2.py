@@ -19,7 +19,7 @@ from specsot_app.core.ask import ask_of
 from specsot_app.fleet import demo
 from specsot_app.fleet.opening import open_fleet
 from specsot_app.fleet.options import FleetOptions
-from specsot_app.verify.pair import verify
+from specsot_bench.verify.pair import verify
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
 

@@ -15,10 +15,10 @@ pytestmark = pytest.mark.torch
 
 async def count_threads() -> list[int]:
     """With a fleet without, and one with a drafter."""
-    from specsot_app.bench.core.methods import HEAD, PLAINLY
-    from specsot_app.bench.rounds import models_of
-    from specsot_app.bench.runners import Runners
     from specsot_app.fleet.options import FleetOptions
+    from specsot_bench.core.methods import HEAD, PLAINLY
+    from specsot_bench.rounds import models_of
+    from specsot_bench.runners import Runners
 
     counts: list[int] = []
     async with Runners(models_of(FleetOptions(dtype="fp32"), None)) as runners:

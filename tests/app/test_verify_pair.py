@@ -15,7 +15,8 @@ from specsot.events import Finished, Reason, Statistics
 from specsot.members import AS_PUBLISHED, Overrides, Quantization
 from specsot.service.options import DraftModelOptions
 from specsot_app.cli import main
-from specsot_app.core.verify_report import (
+from specsot_app.fleet.options import FleetOptions
+from specsot_bench.core.verify_report import (
     Acceptance,
     CheckedAnswer,
     HeadFit,
@@ -27,8 +28,7 @@ from specsot_app.core.verify_report import (
     lines_of,
     think_of_trials,
 )
-from specsot_app.fleet.options import FleetOptions
-from specsot_app.verify.pair import QUESTIONS, choose_questions
+from specsot_bench.verify.pair import QUESTIONS, choose_questions
 from tests.app.stories import StoryFleet
 from tests.conftest import some
 
@@ -172,7 +172,7 @@ def test_bad_input_is_one_clear_line(arguments: list[str], said: str, capsys: An
 @pytest.mark.torch
 def test_what_works_with_a_head_is_on_one_screen(tmp_path: Path) -> None:
     from specsot.service.options import DraftModelOptions
-    from specsot_app.verify.pair import describe, load_trial
+    from specsot_bench.verify.pair import describe, load_trial
     from tests.models import Shape, write_base, write_dflash, write_head, write_p_eagle
 
     base = write_base(tmp_path / "base", Shape(positions=64))
@@ -253,7 +253,7 @@ def test_a_fleet_of_processes_is_verified_the_same_way(tmp_path: Path, capsys: A
 def test_a_fleet_that_lies_is_found_out(
     rounding: Quantization | None, reference: str, capsys: Any, tmp_path: Path
 ) -> None:
-    from specsot_app.verify import pair
+    from specsot_bench.verify import pair
 
     told = Finished(Reason.STOP, "x", (5, 6, 7), Statistics(mean_accepted=1.5))
 
@@ -276,7 +276,7 @@ def test_the_reference_names_every_token_it_would_not_have_written(demo_model: P
     import torch
 
     from specsot.service.options import ModelOptions
-    from specsot_app.reference_model import compare, load_whole, of_base, of_transformers
+    from specsot_bench.reference_model import compare, load_whole, of_base, of_transformers
 
     reference, prompt = of_transformers(demo_model / "base", torch.float32, "cpu"), list(range(300, 310))
     written: list[int] = []
@@ -301,7 +301,7 @@ def test_a_base_in_few_bits_gives_a_head_its_states_as_in_a_ring(demo_model: Pat
     import torch
 
     from specsot.service.options import ModelOptions
-    from specsot_app.reference_model import feed_base, load_whole
+    from specsot_bench.reference_model import feed_base, load_whole
 
     torch.manual_seed(1)
     tokens, taps = torch.arange(300, 306), {layer: torch.randn(16, 128) for layer in (2, 8)}
@@ -319,8 +319,8 @@ def test_a_head_in_few_bits_is_tried_on_its_base(demo_model: Path) -> None:
     """One kernel runs its layer, over columns that it has planned itself."""
     import torch
 
-    from specsot_app.reference_model import load_whole
-    from specsot_app.verify.pair import explain, load_trial
+    from specsot_bench.reference_model import load_whole
+    from specsot_bench.verify.pair import explain, load_trial
 
     spoken = [(tuple(range(300, 308)), tuple(range(308, 324)))]
     options = DraftModelOptions(demo_model / "base", dtype="fp32", draft_model=demo_model / "eagle3")
@@ -351,7 +351,7 @@ def test_heads_on_their_bases_and_on_others(
     name: str, base: str | None, overrides: Overrides, verdict: str, flags: str, reference: Path
 ) -> None:
 
-    from specsot_app.verify.pair import measure_fit
+    from specsot_bench.verify.pair import measure_fit
 
     golden = reference / "golden" / "eagle"
     owner = golden / (base or BASES.get(name, name))

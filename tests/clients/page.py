@@ -23,9 +23,8 @@ DIGEST = re.compile(r"doors `(?P<digest>\w+)`")
 # What clients meet: a change in one of these is a reason to ask all of them again.
 DOORS = (
     "services/master/specsot_master/http/*.py",
-    "services/master/specsot_master/core/message_blocks.py",
-    "services/master/specsot_master/core/openai_responses.py",
-    "services/master/specsot_master/core/response_items.py",
+    "services/master/specsot_master/core/dialects/*.py",
+    "lab/specsot_compat/legacy_http.py",
     "services/master/specsot_master/core/tool_calls.py",
     "protos/specsot/v1/master.proto",
     "protos/specsot/v1/values.proto",

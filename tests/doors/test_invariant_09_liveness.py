@@ -21,7 +21,7 @@ from specsot.members import Configuration, Ready, Registration
 from specsot.params import Ask
 from specsot.transport.grpc_channel import PUBLIC_BYTES, Keepalive, Terms, probe
 from specsot.v1 import master_pb2, master_pb2_grpc
-from specsot_master.core.ring import RingOptions
+from specsot_master.core.ring.ring_state import RingOptions
 from specsot_master.grpc_api import MASTER_SERVICE, FleetService, MasterService, open_master_port
 from specsot_master.master import Master, RequestCounter, assemble
 from specsot_master.service import stall_detectors, update_health

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specsot.members import Overrides
-from specsot.model.attention import RowSpan, plan_attention
 from specsot_drafter.heads import HeadRows
 from specsot_drafter.heads.loading import load_head
+from specsot_model.attention import RowSpan, plan_attention
 from tests.models import Shape, write_base, write_head
 
 Tensors = dict[str, torch.Tensor]

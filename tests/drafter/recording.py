@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from specsot.members import Curve, TreeShape
-from specsot_app.bench.core.methods import Method
-from specsot_app.bench.runners import ModelSet, Runners
+from specsot_bench.core.methods import Method
+from specsot_bench.runners import ModelSet, Runners
 from specsot_drafter import loader
 from specsot_drafter.core.budget import UNKNOWN_SECONDS, BudgetPolicy, LapSeconds, TreeOutcome
 from specsot_drafter.core.selection import Flags, Floats, KeepGrowing, best_each

@@ -12,17 +12,17 @@ from pathlib import Path
 
 import torch
 
+from specsot.checkpoint.config import read_config
 from specsot.core.frames import Draft, Features, Fork, Frame, Opening, Outcome, PromptChunk, TreeSegment
 from specsot.core.tree import Tree, single
 from specsot.members import Configuration, Range, TreeShape
-from specsot.model.config import read_config
-from specsot.model.decoder import Decoder
 from specsot_drafter import growth
 from specsot_drafter.core.selection import Candidates
 from specsot_drafter.eagle_kv import DraftPages, compute_rows
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.graph_growth import GraphInput, max_due_rows
 from specsot_drafter.heads import DraftHead
+from specsot_model.decoder import Decoder
 from specsot_worker.feature_store import FeatureStore
 from specsot_worker.stage import DecoderStage
 from specsot_worker.verifier import Verifier

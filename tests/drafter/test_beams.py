@@ -12,14 +12,14 @@ from specsot.core.frames import FeatureBatch, Features
 from specsot.drafting import DraftOptions
 from specsot.errors import InvalidRequest
 from specsot.members import Range, TreeShape
-from specsot.model.attention import RowSpan, plan_attention
-from specsot.model.decoder import Decoder
 from specsot.service.options import DraftModelOptions
 from specsot_drafter.core.selection import Candidates, best_each, build_trees
 from specsot_drafter.core.sequences import DraftSequence, DraftSequences
 from specsot_drafter.heads.decoder import DecoderHead
 from specsot_drafter.loader import make_backends
 from specsot_drafter.proposers.lm import BeamShape, LanguageModelProposer, beam_shape
+from specsot_model.attention import RowSpan, plan_attention
+from specsot_model.decoder import Decoder
 from tests.drafter.ring import opening
 from tests.models import Shape, write_base
 

@@ -10,13 +10,13 @@ import torch
 
 from specsot.core.frames import FeatureBatch, Features
 from specsot.members import TreeShape
-from specsot.model.cuda_graphs import GraphCapture
 from specsot_drafter.block_graphs import captured_blocks
 from specsot_drafter.core.selection import Candidates
 from specsot_drafter.core.sequences import DraftSequences
 from specsot_drafter.heads.dflash import BlockHead
 from specsot_drafter.heads.loading import load_head
 from specsot_drafter.proposers.block import BlockProposer
+from specsot_model.cuda_graphs import GraphCapture
 from tests.conftest import some
 from tests.drafter.ring import opening
 from tests.drafter.test_descent import later

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from specsot.core.tree import shape_of
-from specsot.kernels.growing import CandidatePool
 from specsot_drafter.core.selection import Candidates, Floats, best_each, build_trees
 from specsot_drafter.early_growth import MAX_CHOSEN_NODES, DeviceChoice, EarlyGrowth, GrownPool, TreeChooser
+from specsot_kernels.growing import CandidatePool
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)

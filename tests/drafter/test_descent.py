@@ -13,7 +13,6 @@ import torch
 from specsot.core.frames import TreeSegment
 from specsot.core.tree import Tree
 from specsot.members import TreeShape
-from specsot.model.cuda_graphs import Captured, GraphCapture, Work
 from specsot_drafter import graph_growth
 from specsot_drafter.eagle_kv import DraftPages, DueRows, compute_rows
 from specsot_drafter.early_growth import VerifiedTree
@@ -23,12 +22,13 @@ from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.fused import FusedHead, can_fuse
 from specsot_drafter.heads.loading import load_head
 from specsot_drafter.proposers import eagle
+from specsot_model.cuda_graphs import Captured, GraphCapture, Work
 from tests.drafter.heads import turn_to_eagle_1
 from tests.there import there
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
-from specsot.kernels.gpu.growing import grow
+from specsot_kernels.gpu.growing import grow
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 K, LEVELS, PAGE, TREES = (3, 3, 16, 3) if DEVICE == "cuda" else (2, 2, 16, 2)

@@ -21,11 +21,7 @@ from specsot.core.verdict import UnreadTrees, UnreadVerdict
 from specsot.errors import ModelError
 from specsot.grammar import Grammar
 from specsot.members import Configuration, TreeShape
-from specsot.model.cuda_graphs import Captured, CapturedLaps, GraphCapture, Work
-from specsot.model.decoder import Decoder
-from specsot.model.kv import KVPages
-from specsot.model.lap_rows import FilledLap, Outputs
-from specsot_app.eagle.generation import LapLoop
+from specsot_bench.eagle.generation import LapLoop
 from specsot_drafter.core.budget import ROOT_ONLY, UNKNOWN_SECONDS, FixedBudget, LapSeconds, TreeOutcome
 from specsot_drafter.core.selection import Candidates
 from specsot_drafter.core.sequences import DraftSequence
@@ -38,6 +34,10 @@ from specsot_drafter.heads.fused import FusedHead
 from specsot_drafter.heads.loading import load_head
 from specsot_drafter.proposers import Proposer, eagle
 from specsot_drafter.speculator import Speculator
+from specsot_model.cuda_graphs import Captured, CapturedLaps, GraphCapture, Work
+from specsot_model.decoder import Decoder
+from specsot_model.kv import KVPages
+from specsot_model.lap_rows import FilledLap, Outputs
 from specsot_worker import sampling
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget
 from specsot_worker.core.sequencer import Sequencer
@@ -49,7 +49,7 @@ from tests.models import Shape, write_base, write_head
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
-from specsot.kernels.gpu.growing import grow
+from specsot_kernels.gpu.growing import grow
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPE = TreeShape(1, 2, 5, fixed=True)

@@ -14,7 +14,6 @@ from specsot.core.frames import Draft, FeatureBatch, Features, Opening
 from specsot.core.tree import Tree, depths, single
 from specsot.errors import WireError
 from specsot.members import Curve, TreeShape
-from specsot.model.attention import RowSpan, plan_attention
 from specsot_drafter.core.acceptance import PRIOR_ACCEPTANCE, AcceptanceRates
 from specsot_drafter.core.budget import ROOT_ONLY, TreeOutcome
 from specsot_drafter.core.control import LOOK_STEPS, DraftPolicy
@@ -24,6 +23,7 @@ from specsot_drafter.growth import TreeGrowth, TreeRoom
 from specsot_drafter.heads import DraftHead, HeadRows
 from specsot_drafter.heads.loading import load_head
 from specsot_drafter.loader import make_engine
+from specsot_model.attention import RowSpan, plan_attention
 from tests.drafter.curves import SLOW_HEAD, STEEP
 from tests.drafter.ring import configuration, drafts_of, opening
 from tests.models import Shape, write_base, write_head

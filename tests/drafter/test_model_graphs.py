@@ -11,13 +11,13 @@ import torch
 
 from specsot.core.frames import FeatureBatch
 from specsot.drafting import DraftOptions
-from specsot.model.cuda_graphs import GraphCapture
-from specsot.model.decoder import Decoder
 from specsot.params import Window
 from specsot_drafter.core.selection import Candidates
 from specsot_drafter.core.sequences import DraftSequences
 from specsot_drafter.heads.decoder import DecoderHead
 from specsot_drafter.proposers.lm import LanguageModelProposer, beam_shape, can_capture_beam
+from specsot_model.cuda_graphs import GraphCapture
+from specsot_model.decoder import Decoder
 from tests.drafter.ring import opening
 from tests.drafter.test_descent import later
 from tests.model.test_laps import Fused, Plain

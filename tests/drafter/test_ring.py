@@ -10,11 +10,11 @@ import torch
 
 from specsot.core.tree import Tree
 from specsot.members import Curve, TreeShape
-from specsot.model.decoder import Decoder
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.loading import load_head
 from specsot_drafter.loader import make_engine
+from specsot_model.decoder import Decoder
 from tests.drafter.curves import QUICK_HEAD
 from tests.drafter.ring import Ring, Writer, configuration, load_base, opening
 

@@ -14,13 +14,9 @@ if find_spec("numba") is None:
 
 import torch
 
+from specsot.checkpoint.config import read_config
 from specsot.errors import InvalidRequest
 from specsot.members import Quantization
-from specsot.model.attention import RowSpan
-from specsot.model.config import read_config
-from specsot.model.kv import KVPages
-from specsot.model.memory_fit import WeightForm, drafts_of
-from specsot.model.weights import WeightFiles
 from specsot.service.options import DraftModelOptions
 from specsot_drafter.heads import HeadRows
 from specsot_drafter.heads.checkpoint import Checkpoint
@@ -28,7 +24,11 @@ from specsot_drafter.heads.eagle import Eagle3Head
 from specsot_drafter.heads.loading import load_head
 from specsot_drafter.loader import DraftLoader
 from specsot_drafter.memory import eagle_memory
-from specsot_master.core.ring import RingConfig
+from specsot_master.core.ring.ring_state import RingConfig
+from specsot_model.attention import RowSpan
+from specsot_model.kv import KVPages
+from specsot_model.memory_fit import WeightForm, drafts_of
+from specsot_model.weights import WeightFiles
 from tests.model.tiny import ShortRows
 from tests.models import write_base, write_head
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from specsot_app.eagle.generation import PAGE_ROWS
+from specsot_bench.eagle.generation import PAGE_ROWS
 from specsot_drafter.heads import DraftHead, HeadRows
 
 

@@ -11,8 +11,8 @@ from transformers import AutoTokenizer
 
 from specsot.eagle import Eagle, EagleConfig, TreeMaskMode, verify_tree_greedy
 from specsot.errors import InvalidRequest
-from specsot.kernels.contract import summarize
-from specsot_app.eagle.generation import EagleStats, SequenceStats, measure
+from specsot_bench.eagle.generation import EagleStats, SequenceStats, measure
+from specsot_kernels.contract import summarize
 from tests.laws.plain import load
 
 TOPICS = ("Explain Photosynthesis.", "Give an overview of Stages of Sleep.", "Tell me about Social Norms.")

@@ -9,7 +9,7 @@ import pytest
 from specsot.errors import InvalidRequest
 from specsot.members import TreeShape
 from specsot.params import Sampling
-from specsot_app.core.eagle_inputs import EagleConfig
+from specsot_bench.core.eagle_inputs import EagleConfig
 
 pytestmark = pytest.mark.torch  # the room's door opens onto torch
 

@@ -17,7 +17,7 @@ from specsot.core.frames import End
 from specsot.eagle import Eagle, EagleConfig, Piece
 from specsot.errors import InvalidRequest
 from specsot.params import Sampling
-from specsot_app.eagle.generation import LapLoop
+from specsot_bench.eagle.generation import LapLoop
 from tests.conftest import some
 from tests.eagle.knowing import KnowingHead
 from tests.laws.plain import Excuses, load, write_plainly

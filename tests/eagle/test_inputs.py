@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from specsot.errors import InvalidRequest
-from specsot_app.core.eagle_inputs import read_batch
+from specsot_bench.core.eagle_inputs import read_batch
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from specsot.checkpoint.config import read_config
 from specsot.eagle import Eagle, EagleConfig
 from specsot.errors import HeadMismatch, InvalidRequest, ModelError
 from specsot.members import Range
-from specsot.model.config import read_config
-from specsot.model.decoder import Decoder
-from specsot_app.eagle.models import config_of, decoder_from_transformers
+from specsot_bench.eagle.models import config_of, decoder_from_transformers
 from specsot_drafter.heads.loading import load_head
+from specsot_model.decoder import Decoder
 from tests.conftest import some
 from tests.laws.plain import load
 from tests.model.test_families import KINDS

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 
+from specsot.checkpoint.config import read_config
 from specsot.core.frames import (
     Draft,
     FeatureBatch,
@@ -28,7 +29,6 @@ from specsot.core.tree import Tree
 from specsot.errors import ModelError
 from specsot.grammar import Grammar
 from specsot.members import Configuration, Head, Range, Registration
-from specsot.model.config import read_config
 from specsot.transport.links import Link
 from specsot_drafter.drafter import Drafter
 from specsot_lab.simulator import MockWorker, Simulator, next_state, state_of

@@ -87,7 +87,7 @@ def plant_blame(patch: pytest.MonkeyPatch) -> None:
     def on_tokens(_: object, record: object, tokens: int) -> None:
         record.breaks = 0  # type: ignore[attr-defined]
 
-    quarantine = "specsot_master.core.quarantine.Quarantine"
+    quarantine = "specsot_master.core.ring.quarantine.Quarantine"
     patch.setattr(f"{quarantine}.on_break", broke)
     patch.setattr(f"{quarantine}.on_tokens", on_tokens)
     patch.setattr(f"{quarantine}.admits", lambda *_: True)

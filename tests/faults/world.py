@@ -12,13 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from specsot.checkpoint.fingerprint import fingerprint
 from specsot.core.frames import Result
 from specsot.errors import Unavailable
 from specsot.events import Numbered
 from specsot.members import Broken
-from specsot.model.fingerprint import fingerprint
 from specsot_lab.simulator import Simulator, plan_of
-from specsot_master.core.ring import RingOptions
+from specsot_master.core.ring.ring_state import RingOptions
 from specsot_master.engine import Engine, EngineConfig, RequestJournal
 from specsot_master.grpc_api import FleetService
 from specsot_master.journal import Journal, JournalFile

@@ -6,9 +6,15 @@ import pytest
 
 from specsot.errors import Occupied, Refused
 from specsot.members import Head, Range, Registration, TreeShape
-from specsot_master.core.epoch import check_joining, configurations_of, count_pages, lap_curve, with_one_gpu
-from specsot_master.core.placement import next_stages
-from specsot_master.core.ring import RingConfig
+from specsot_master.core.ring.epoch import (
+    check_joining,
+    configurations_of,
+    count_pages,
+    lap_curve,
+    with_one_gpu,
+)
+from specsot_master.core.ring.placement import next_stages
+from specsot_master.core.ring.ring_state import RingConfig
 
 WISHES = RingConfig(fingerprint="abc", model_layers=8, workers=2)
 

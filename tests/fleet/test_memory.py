@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from specsot.checkpoint.config import read_config
 from specsot.members import Configuration, Range, Stage
-from specsot.model.config import read_config
-from specsot.model.memory_fit import WeightForm, bytes_of, weights_of
-from specsot.model.weights import WeightFiles
 from specsot.service.options import ModelOptions
+from specsot_model.memory_fit import WeightForm, bytes_of, weights_of
+from specsot_model.weights import WeightFiles
 from specsot_worker.loader import StageLoader
 
 pytestmark = pytest.mark.torch

@@ -9,8 +9,8 @@ import pytest
 
 from specsot.errors import Refused
 from specsot.members import Range, Stage, WeightBytes
-from specsot_master.core.epoch import member_infos
-from specsot_master.core.placement import (
+from specsot_master.core.ring.epoch import member_infos
+from specsot_master.core.ring.placement import (
     choose_stages,
     expected_throughput,
     faster_stages,

@@ -6,7 +6,7 @@ import pytest
 
 from specsot.errors import Refused, Unavailable
 from specsot.members import Range, Stage, WeightBytes
-from specsot_master.core.placement import could_form, next_stages, rebalanced_stages
+from specsot_master.core.ring.placement import could_form, next_stages, rebalanced_stages
 from tests.fleet.test_formation import WISHES, drafter, worker
 
 MIB = 1 << 20

@@ -19,7 +19,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specsot_master.core.fork_plan import TAGS
+from specsot_master.core.plans.fork_plan import TAGS
 from tests.models import Shape, write_head
 
 COLOURS = {"sky": "blue", "coal": "black", "snow": "white", "grass": "green", "sun": "yellow", "rose": "red"}

@@ -17,10 +17,11 @@ from typing import Any
 from tests.golden.surface import aliases, answer_classes, ask_of, ask_options, fleet_options, plain, translate
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-# Below "specsot"; split, so that no script that moves modules takes them for references.
-LISTED = ("", "aiter", "eagle", "kernels")  # whole, by __all__
+# Below "specsot", or the rest of another package's name (`_kernels`); split, so that no script that moves
+# modules takes them for references.
+LISTED = ("", "aiter", "eagle", "_kernels")  # whole, by __all__
 NAMED = {  # what docs/eagle.md and the docstrings of `SpecSoT` and `Eagle` name
-    "kernels.contract": ("DraftResults", "TreeArrays", "TreeMaskMode", "Verified"),
+    "_kernels.contract": ("DraftResults", "TreeArrays", "TreeMaskMode", "Verified"),
     "drafting": ("DraftOptions",),
     "members": ("Overrides",),
     "params": ("Ask", "HeadWindows", "Limits", "Message", "Pruning", "Sampling", "Window"),
@@ -57,7 +58,8 @@ def python() -> dict[str, Any]:
         module = imported(path)
         names |= {f"{module.__name__}.{name}": told(getattr(module, name)) for name in sorted(module.__all__)}
     for path, some in NAMED.items():
-        names |= {f"specsot.{path}.{name}": told(getattr(imported(path), name)) for name in some}
+        module = imported(path)
+        names |= {f"{module.__name__}.{name}": told(getattr(module, name)) for name in some}
     for path in WHOLE:
         module = imported(path)
         classes = (
@@ -66,8 +68,8 @@ def python() -> dict[str, Any]:
             if inspect.isclass(one) and one.__module__ == module.__name__
         )
         names |= {f"{module.__name__}.{name}": told(getattr(module, name)) for name in sorted(classes)}
-    decoder = imported("model.decoder").Decoder  # that documents name, as a kind of target
-    names["specsot.model.decoder.Decoder"] = {"load": str([*inspect.signature(decoder.load).parameters][:4])}
+    decoder = imported("_model.decoder").Decoder  # that documents name, as a kind of target
+    names["specsot_model.decoder.Decoder"] = {"load": str([*inspect.signature(decoder.load).parameters][:4])}
     return {
         "names": names,
         "answers": {one.__name__: told(one) for one in answer_classes()},
@@ -79,7 +81,8 @@ def python() -> dict[str, Any]:
 
 
 def imported(path: str) -> Any:
-    return import_module(".".join(("specsot", *filter(None, path.split(".")))))
+    """path: below `specsot`, or the end of another package's name: `_kernels` is `specsot_kernels`."""
+    return import_module("specsot" + (path if path.startswith("_") or not path else f".{path}"))
 
 
 def told(one: Any) -> Any:

@@ -305,11 +305,24 @@ def sources() -> list[Path]:
     """The product's own files, without the stubs."""
     import specsot
     import specsot_app
+    import specsot_bench
+    import specsot_compat
     import specsot_drafter
+    import specsot_kernels
     import specsot_master
+    import specsot_model
     import specsot_worker
 
-    packages = (specsot, specsot_app, specsot_master, specsot_worker, specsot_drafter)
+    services = (specsot_master, specsot_worker, specsot_drafter)
+    packages = (
+        specsot,
+        specsot_kernels,
+        specsot_model,
+        *services,
+        specsot_app,
+        specsot_bench,
+        specsot_compat,
+    )
     files = (file for one in packages for file in Path(str(one.__file__)).parent.rglob("*.py"))
     return sorted(file for file in files if not file.stem.endswith(("_pb2", "_pb2_grpc")))
 

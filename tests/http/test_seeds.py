@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from specsot.core.frames import Outcome, Result
 from specsot.core.info import PagesInfo
 from specsot.members import Head
-from specsot_master.core.ring import RingState
+from specsot_master.core.ring.ring_state import RingState
 from tests.http.house import INFO, Served, served
 from tests.master.letters import ANSWER, SAYS
 

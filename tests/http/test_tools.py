@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from specsot_master.chat_template import ChatTemplate
-from specsot_master.core.tool_calls.harmony import HARMONY, HarmonyReader
+from specsot_master.core.dialects.tool_calls.harmony import HARMONY, HarmonyReader
 from specsot_master.engine.grammar_sandbox import GrammarSandbox, measure_with
 from specsot_master.text import Text
 from tests.http.house import CONFIG, Served, served

@@ -14,12 +14,12 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from specsot.kernels import TreeMaskMode, gpu
-from specsot.kernels.gpu.attention import attend, plan_attention
-from specsot.kernels.gpu.ordered import multiply_ordered
-from specsot.kernels.gpu.products import multiply_row
-from specsot.kernels.gpu.rows import gate, norm_rows
-from specsot.kernels.gpu.whole import multiply_whole, round_rows
+from specsot_kernels import TreeMaskMode, gpu
+from specsot_kernels.gpu.attention import attend, plan_attention
+from specsot_kernels.gpu.ordered import multiply_ordered
+from specsot_kernels.gpu.products import multiply_row
+from specsot_kernels.gpu.rows import gate, norm_rows
+from specsot_kernels.gpu.whole import multiply_whole, round_rows
 from tests.kernels.drafting import VOCABULARY, draft, lists_of
 from tests.kernels.test_attention import PAGE, PAGES, branches
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from specsot import aiter, kernels
+import specsot_kernels as kernels
 from specsot.aiter import (
     EAGLEInference,
     TreeMaskMode,
@@ -30,7 +30,8 @@ from specsot.aiter import (
     verify_tree_greedy_triton,
 )
 from specsot.errors import InvalidRequest
-from specsot.kernels import trees
+from specsot_compat import aiter
+from specsot_kernels import trees
 from tests.kernels.drafting import draft, lists_of, tree_of
 from tests.kernels.test_sampling import Scene
 from tests.kernels.test_trees import likely_targets

@@ -1,4 +1,4 @@
-"""`specsot.kernels` stands alone, and its statistics count what they say."""
+"""`specsot_kernels` stands alone, and its statistics count what they say."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import sys
 
 import pytest
 
-from specsot.errors import InvalidRequest
-from specsot.kernels import compute_tree_statistics
+from specsot_kernels import compute_tree_statistics
+from specsot_kernels.errors import InvalidArguments
 
 ALONE = """
 import sys
-from specsot.kernels import organize_draft_results, build_tree_structure, verify_tree_greedy
+from specsot_kernels import organize_draft_results, build_tree_structure, verify_tree_greedy
 chosen = organize_draft_results([[[[0.6, 0.4]]]], [[[5, 6]]], [[[-1, 0, 1]]], 3)
 tree = build_tree_structure([9], *chosen, [4], 2, 1, 3)
 found = verify_tree_greedy(tree.draft_tokens.reshape(1, 3), [[6, 0, 8]], *tree[2:5])
 assert found.predicts.tolist() == [6, -1, 8], found
-heavy = {"torch", "grpc", "transformers", "specsot_app", "google"} & set(sys.modules)
+heavy = {"torch", "grpc", "transformers", "google", "specsot", "specsot_app"} & set(sys.modules)
 assert not heavy, heavy
 """
 
@@ -38,5 +38,5 @@ def test_statistics_count_drafts_alone() -> None:
 
 @pytest.mark.parametrize("lengths", [[], [-1], [4], [1, 9]])
 def test_lengths_that_no_tree_can_have_are_refused(lengths: list[int]) -> None:
-    with pytest.raises(InvalidRequest, match="accept_lengths"):
+    with pytest.raises(InvalidArguments, match="accept_lengths"):
         compute_tree_statistics(lengths, num_draft_tokens=8, num_steps=3)

@@ -11,22 +11,22 @@ import pytest
 import torch
 
 from specsot.core.frames import Frame, Opening
-from specsot.core.kv_plan import plan_frame
 from specsot.core.pages import PageTable
-from specsot.core.segments import RowSpan, VisibleColumns
-from specsot.kernels.anchors import anchored_of
-from specsot.kernels.attention_tables import PageStretch, room_for
-from specsot.model import attention as plain
-from specsot.model.graph_tables import FrameTables
-from specsot.model.kv import as_numbers, round_rows, size_of, views
 from specsot.params import Pruning, Window
+from specsot_kernels.anchors import anchored_of
+from specsot_kernels.attention_tables import PageStretch, room_for
+from specsot_kernels.segments import RowSpan, VisibleColumns
+from specsot_model import attention as plain
+from specsot_model.core.kv_plan import plan_frame
+from specsot_model.graph_tables import FrameTables
+from specsot_model.kv import as_numbers, round_rows, size_of, views
 from tests.there import there
 from tests.worker.writers import PAGE, Writer
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-from specsot.kernels.gpu.attention import attend, plan_attention  # noqa: E402
+from specsot_kernels.gpu.attention import attend, plan_attention  # noqa: E402
 from tests.kernels.test_attention import KINDS, NEAR, branches  # noqa: E402
 
 PAGES, PROMPT, ROWS = 90, 60, 200

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from specsot.core.segments import RowSpan
-from specsot.kernels.attention_tables import room_for, sinces_of, tabulate
-from specsot.model.kv import as_numbers, round_rows
+from specsot_kernels.attention_tables import room_for, sinces_of, tabulate
+from specsot_kernels.segments import RowSpan
+from specsot_model.kv import as_numbers, round_rows
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-from specsot.kernels.gpu import attention  # noqa: E402
-from specsot.kernels.gpu.attention import are_copied, attend, plan_attention  # noqa: E402
-from specsot.kernels.gpu.launching import copies_blocks  # noqa: E402
+from specsot_kernels.gpu import attention  # noqa: E402
+from specsot_kernels.gpu.attention import are_copied, attend, plan_attention  # noqa: E402
+from specsot_kernels.gpu.launching import copies_blocks  # noqa: E402
 from tests.conftest import some  # noqa: E402
 
 PAGE = 16

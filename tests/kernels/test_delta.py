@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from specsot.core import replays, walks
-from specsot.core.replays import KeptStates
-from specsot.core.segments import RowSpan
 from specsot.core.tree import ancestry
-from specsot.core.walks import BLOCK_ROWS, TextRows, in_blocks, keep, texts_of
+from specsot_kernels.segments import RowSpan
+from specsot_model.core import replays, walks
+from specsot_model.core.replays import KeptStates
+from specsot_model.core.walks import BLOCK_ROWS, TextRows, in_blocks, keep, texts_of
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-from specsot.kernels.gpu import delta  # noqa: E402
-from specsot.kernels.gpu.delta import DeltaRule, WalkTables, run_delta  # noqa: E402
+from specsot_kernels.gpu import delta  # noqa: E402
+from specsot_kernels.gpu.delta import DeltaRule, WalkTables, run_delta  # noqa: E402
 
 PAGE, STATES, TAPS = 64, 8, 4
 NEAR = {torch.float32: 2e-5, torch.bfloat16: 8e-3}  # chunks of 16-bit numbers multiply as tensor cores do

@@ -16,7 +16,7 @@ from tests.conftest import is_full, some
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
-from specsot.kernels.gpu.drawing import WIDE, choose
+from specsot_kernels.gpu.drawing import WIDE, choose
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 WISHES: list[dict[str, Any]] = [

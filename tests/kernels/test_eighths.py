@@ -11,7 +11,7 @@ import torch.nn.functional as F
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-from specsot.kernels.gpu.rows import Turning, lengthen_rows, shorten_gated, shorten_rows, turn_and_store  # noqa: E402
+from specsot_kernels.gpu.rows import Turning, lengthen_rows, shorten_gated, shorten_rows, turn_and_store  # noqa: E402
 
 
 @pytest.fixture

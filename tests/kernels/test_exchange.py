@@ -12,7 +12,7 @@ import torch
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-from specsot.kernels.gpu.exchange import OPEN, PLACES, PeerSums, reach_each_other  # noqa: E402
+from specsot_kernels.gpu.exchange import OPEN, PLACES, PeerSums, reach_each_other  # noqa: E402
 
 ROUNDS = 5
 

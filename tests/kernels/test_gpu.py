@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from specsot.kernels import TreeMaskMode, organize_draft_results, reference, trees
+from specsot_kernels import TreeMaskMode, organize_draft_results, reference, trees
 from tests.conftest import some
 from tests.kernels.drafting import VOCABULARY, draft, lists_of
 from tests.kernels.test_sampling import Scene
@@ -22,8 +22,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LAUNCHES = 2 if torch.cuda.is_available() else 1  # the second is by what the first one compiled
 from triton.compiler import CompiledKernel  # noqa: E402
 
-from specsot.kernels import gpu  # noqa: E402
-from specsot.kernels.gpu import launching  # noqa: E402
+from specsot_kernels import gpu  # noqa: E402
+from specsot_kernels.gpu import launching  # noqa: E402
 
 SHAPES = [  # k, steps, nodes, requests
     (1, 1, 2, 1), (1, 5, 6, 2), (3, 2, 1, 2), (3, 2, 7, 8),

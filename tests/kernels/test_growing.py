@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from specsot.kernels.growing import WORD, CandidatePool, LevelFrontier, LevelPlace
+from specsot_kernels.growing import WORD, CandidatePool, LevelFrontier, LevelPlace
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
-from specsot.kernels.gpu import growing as kernels
+from specsot_kernels.gpu import growing as kernels
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from specsot.core.segments import RowSpan
 from specsot.core.tree import ancestry
-from specsot.kernels.line_tables import BLOCK, LineCut, cut_lines, line_room, line_sights
+from specsot_kernels.line_tables import BLOCK, LineCut, cut_lines, line_room, line_sights
+from specsot_kernels.segments import RowSpan
 from tests.conftest import some
 from tests.there import there
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-from specsot.kernels.gpu.lines import attend_lines, plan_lines  # noqa: E402
-from specsot.model.graph_tables import LineFrames  # noqa: E402
-from specsot.model.kv import size_of  # noqa: E402
+from specsot_kernels.gpu.lines import attend_lines, plan_lines  # noqa: E402
+from specsot_model.graph_tables import LineFrames  # noqa: E402
+from specsot_model.kv import size_of  # noqa: E402
 from tests.kernels.test_attention import KINDS, NEAR, branches, written_out  # noqa: E402
 
 PAGE, PAGES, DIM, GROUP = 16, 90, 16, 2

@@ -11,8 +11,8 @@ from torch import Tensor
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
-from specsot.kernels.gpu import ordered
-from specsot.kernels.gpu.ordered import (
+from specsot_kernels.gpu import ordered
+from specsot_kernels.gpu.ordered import (
     FEW,
     FEWEST,
     HIGH,
@@ -25,7 +25,7 @@ from specsot.kernels.gpu.ordered import (
     pays,
     tile_for,
 )
-from specsot.model.linear import InvariantRowProduct, RowProduct
+from specsot_model.linear import InvariantRowProduct, RowProduct
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KINDS = (torch.bfloat16, torch.float16, torch.float32) if DEVICE == "cuda" else (torch.float16,)

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from specsot.core.segments import RowSpan
-from specsot.kernels.attention_tables import tabulate_prompts
+from specsot_kernels.attention_tables import tabulate_prompts
+from specsot_kernels.segments import RowSpan
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-from specsot.kernels.gpu import attention, lines  # noqa: E402
-from specsot.kernels.gpu.prompts import suits  # noqa: E402
+from specsot_kernels.gpu import attention, lines  # noqa: E402
+from specsot_kernels.gpu.prompts import suits  # noqa: E402
 from tests.kernels.test_attention import KINDS, NEAR, written_out  # noqa: E402
 
 

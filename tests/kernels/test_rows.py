@@ -9,15 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specsot.model.kv import KVPages, as_numbers
-from specsot.model.rope import Rope
-from specsot.model.rotary import Rotary, frequencies, rotate
+from specsot.checkpoint.rope import Rope
+from specsot_model.kv import KVPages, as_numbers
+from specsot_model.rotary import Rotary, frequencies, rotate
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-from specsot.kernels.gpu.products import RowTile, multiply_row  # noqa: E402
-from specsot.kernels.gpu.rows import Turning, gate, join_rows, norm_rows, turn_and_store  # noqa: E402
+from specsot_kernels.gpu.products import RowTile, multiply_row  # noqa: E402
+from specsot_kernels.gpu.rows import Turning, gate, join_rows, norm_rows, turn_and_store  # noqa: E402
 
 KINDS = (torch.float32, torch.float16)
 NEAR = {torch.float32: 1e-5, torch.float16: 4e-3}

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from specsot.core.tree import Tree
-from specsot.errors import InvalidRequest
-from specsot.kernels import build_tree_structure, organize_draft_results, tree_speculative_sampling
+from specsot_kernels import build_tree_structure, organize_draft_results, tree_speculative_sampling
+from specsot_kernels.errors import InvalidArguments
 from tests.kernels.drafting import VOCABULARY, Node, draft, lists_of, tree_of
 from tests.kernels.test_trees import NEEDS_CUDA, check_found
 from tests.vectors.residual_walk import residual_walk, trial_rows
@@ -195,7 +195,7 @@ def test_when_nothing_is_left_the_target_itself_is_drawn_from() -> None:
     ],
 )
 def test_what_does_not_fit_is_named(change: dict[str, Any], field: str) -> None:
-    with pytest.raises(InvalidRequest) as told:
+    with pytest.raises(InvalidArguments) as told:
         Scene(2, 2, 2, 5, batch=1).run(**change)
     assert told.value.field == field
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from specsot.errors import InvalidRequest
-from specsot.kernels import (
+from specsot_kernels import (
     TreeMaskMode,
     Verified,
     arrange_trees,
@@ -18,6 +17,7 @@ from specsot.kernels import (
     organize_draft_results,
     verify_tree_greedy,
 )
+from specsot_kernels.errors import InvalidArguments
 from tests.kernels.drafting import (
     VOCABULARY,
     Drafting,
@@ -243,22 +243,22 @@ def test_what_does_not_fit_is_named(change: dict[str, Any], field: str) -> None:
             verified, *chosen, lengths, wish["topk"], wish["steps"], wish["nodes"], wish["mode"]
         )
 
-    with pytest.raises(InvalidRequest) as told:
+    with pytest.raises(InvalidArguments) as told:
         build()
     assert told.value.field == field
 
 
 def test_more_than_32_nodes_do_not_fit_a_word() -> None:
     made = [draft(random.Random(1), 4, 4)]
-    with pytest.raises(InvalidRequest, match="QLEN_ONLY_BITPACKING holds 32 nodes, the trees have 33"):
+    with pytest.raises(InvalidArguments, match="QLEN_ONLY_BITPACKING holds 32 nodes, the trees have 33"):
         built(made, 4, 4, 33, TreeMaskMode.QLEN_ONLY_BITPACKING)
 
 
 def test_lists_that_do_not_fit_each_other_are_refused() -> None:
     scores, tokens, parents = lists_of([draft(random.Random(1), 4, 2)])
-    with pytest.raises(InvalidRequest, match="one entry a step"):
+    with pytest.raises(InvalidArguments, match="one entry a step"):
         organize_draft_results(scores, tokens[:1], parents, 4)
-    with pytest.raises(InvalidRequest, match=r"token_list\[1\] must have shape \[1, 16\], got \[1, 15\]"):
+    with pytest.raises(InvalidArguments, match=r"token_list\[1\] must have shape \[1, 16\], got \[1, 15\]"):
         organize_draft_results(scores, [tokens[0], tokens[1][:, :15]], parents, 4)
 
 
@@ -284,7 +284,7 @@ def test_tensors_of_16_bits_are_read_and_those_of_several_devices_refused() -> N
     assert organize_draft_results(rounded, tokens, parents, 9).top_scores_index.tolist() == (
         wanted.top_scores_index.tolist()
     )
-    with pytest.raises(InvalidRequest, match="one device, got cpu, meta"):
+    with pytest.raises(InvalidArguments, match="one device, got cpu, meta"):
         organize_draft_results(scores, [each.to("meta") for each in tokens], parents, 9)
 
 

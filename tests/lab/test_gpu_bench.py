@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+from specsot.checkpoint.config import make_config
 from specsot.core.tree import Tree
 from specsot.errors import InvalidRequest
 from specsot.grammar import automaton
 from specsot.members import Range, TreeShape
-from specsot.model.config import make_config
-from specsot.model.decoder import Decoder
 from specsot_drafter.proposers.eagle import EagleProposer
 from specsot_lab.bench.acceptance import chance_of, even_ranks, even_runs
 from specsot_lab.bench.clock import RowLog
@@ -45,6 +44,7 @@ from specsot_lab.bench.synthetic_models import (
     bytes_of_kv,
     config_of,
 )
+from specsot_model.decoder import Decoder
 
 
 def test_a_token_reads_all_of_a_model_but_its_embeddings() -> None:

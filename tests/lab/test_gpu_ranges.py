@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from specsot.checkpoint.config import ModelConfig, make_config
 from specsot.errors import InvalidRequest
-from specsot.model.config import ModelConfig, make_config
 from specsot_lab.bench.gpu_lanes import LaneRun
 from specsot_lab.bench.gpu_ranges import RangedModel, Row, measure, measure_ring, page_of
 from specsot_lab.bench.synthetic_models import SHAPES

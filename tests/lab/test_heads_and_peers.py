@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from specsot_app.bench.core.pairing import Sample
 from specsot_app.cli import main
+from specsot_bench.core.pairing import Sample
 from specsot_lab.bench import llamacpp, tuner
 from specsot_lab.bench.pairs import PairedAnswer
 from specsot_lab.bench.tuner import Cost

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from specsot.kernels import build_tree_structure, organize_draft_results
+from specsot_kernels import build_tree_structure, organize_draft_results
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from specsot_app.bench.rounds import models_of
 from specsot_app.fleet.options import FleetOptions
+from specsot_bench.rounds import models_of
 from specsot_lab.bench.clock import TURNS, each_of, typical
 from specsot_lab.bench.lap_split import KINDS, PHASES, kind_of, measure_models
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from specsot.params import Ask
-from specsot_app.bench.results import write_results
 from specsot_app.cli import main
 from specsot_app.fleet.options import FleetOptions
+from specsot_bench.results import write_results
 from specsot_lab.bench.clients import LoadLevel, RequestTimes, ask_at_once, spread
 from specsot_lab.bench.load import LoadTest, grown, memory_page, page_of, resident_of
 from specsot_master.engine import EngineConfig

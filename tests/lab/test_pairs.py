@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from specsot.core.frames import Frame
-from specsot.core.kv_plan import KvPlan
-from specsot.model.kv import Moves
-from specsot_app.bench.rounds import models_of
 from specsot_app.cli import main
 from specsot_app.fleet.demo import questions_of
 from specsot_app.fleet.options import FleetOptions
+from specsot_bench.rounds import models_of
 from specsot_lab.bench.pairs import DEMO, PairOptions, ablation_of, measure, page_of
 from specsot_lab.bench.stage_switches import RowByRowStage, SingleThread
 from specsot_master.core.limits import check_plan
+from specsot_model.core.kv_plan import KvPlan
+from specsot_model.kv import Moves
 from specsot_worker.stage import DecoderStage
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from specsot.errors import InvalidRequest
-from specsot.model.decoder import Decoder
 from specsot.params import MAX_TOKENS, HeadPruning, HeadWindows, Pruning, Window
 from specsot.service.options import ModelOptions
-from specsot_app.bench.perplexity import Policy, losses
-from specsot_app.reference_model import load_whole
+from specsot_bench.perplexity import Policy, losses
+from specsot_bench.reference_model import load_whole
 from specsot_lab.bench.policies import HeadAttention, keep_by_head, measure_heads, rows_seen
+from specsot_model.decoder import Decoder
 from tests.models import Shape, write_base
 
 TEXT = tuple(random.Random(5).choices(range(200), k=300))
@@ -27,7 +27,7 @@ def decoder(tmp_path_factory: pytest.TempPathFactory):
 
 
 def test_losses_are_those_of_one_plain_pass(decoder) -> None:
-    from specsot.model.attention import AttentionPlan
+    from specsot_model.attention import AttentionPlan
 
     def attend(q: torch.Tensor, layer: torch.Tensor) -> torch.Tensor:
         keys, values = layer.transpose(2, 3).flatten(1, 2)[:, : len(q)]

@@ -11,11 +11,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from specsot.checkpoint.config import read_config
+from specsot.checkpoint.fingerprint import fingerprint
 from specsot.core.frames import Draft, Drafts, Features
 from specsot.core.tree import Tree, chain
 from specsot.members import Configuration, HandOver, Head, Ready, Registration, StandBy, Tap
-from specsot.model.config import read_config
-from specsot.model.fingerprint import fingerprint
 from specsot.service.membership import RingMember
 from specsot.transport.links import Arrival, Link
 

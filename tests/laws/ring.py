@@ -15,10 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from specsot.checkpoint.config import read_config
+from specsot.checkpoint.fingerprint import fingerprint
 from specsot.core.frames import Close, End, Fork, Lease, Logprob, Open, Opening, Result
 from specsot.members import CommMode, HopDtype, KvDtype, Layout, Quantization, TreeShape
-from specsot.model.config import read_config
-from specsot.model.fingerprint import fingerprint
 from specsot.params import Sampling
 from specsot.service.membership import RingMember, run_membership
 from specsot.service.options import DraftModelOptions, ModelOptions
@@ -30,7 +30,7 @@ from specsot.transport.zmq_links import Sockets, ZmqDialer, ZmqHost
 from specsot_drafter import loader as drafting
 from specsot_drafter.drafter import Drafter
 from specsot_master.core.inputs import RingEvent, RingLost
-from specsot_master.core.ring import RingConfig, RingState
+from specsot_master.core.ring.ring_state import RingConfig, RingState
 from specsot_master.fleet import Fleet
 from specsot_worker import loader as working
 from specsot_worker.worker import Worker

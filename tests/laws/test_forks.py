@@ -35,7 +35,7 @@ from specsot.transport.links import Dialer
 from specsot_app.fleet.embedded import EmbeddedFleet, EmbeddedOptions, MemberMaker
 from specsot_drafter.drafter import Drafter
 from specsot_drafter.loader import DraftLoader
-from specsot_master.core.ring import RingOptions
+from specsot_master.core.ring.ring_state import RingOptions
 from specsot_worker.loader import StageLoader
 from specsot_worker.observer import WorkerObserver
 from specsot_worker.worker import Worker

@@ -24,7 +24,7 @@ from specsot.service.options import DraftModelOptions, ModelOptions
 from specsot.transport.links import Arrival, Exchange, LocalDialer, LocalLink
 from specsot_drafter.drafter import Drafter, DrafterObserver
 from specsot_drafter.loader import DraftLoader
-from specsot_master.core.ring import RingOptions
+from specsot_master.core.ring.ring_state import RingOptions
 from specsot_master.master import Master, assemble
 from specsot_worker import feature_stream
 from specsot_worker.core import pipeline

@@ -18,7 +18,7 @@ from specsot.members import TreeShape
 from specsot.params import Ask, Limits, Message, Sampling
 from specsot.service.options import DraftModelOptions
 from specsot_app.fleet.embedded import EmbeddedFleet, EmbeddedOptions
-from specsot_master.core.ring import RingOptions
+from specsot_master.core.ring.ring_state import RingOptions
 from specsot_master.engine import EngineConfig
 from tests.conftest import some
 

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from specsot.core.frames import Close, End, Lease, Logprob, Open, Opening, Order, Outcome, Result
-from specsot.core.kv_plan import open_one
 from specsot.core.pages import PageTable
 from specsot.errors import Unavailable
 from specsot_master.engine import RingState
+from specsot_model.core.kv_plan import open_one
 
 Script = Callable[[Opening, tuple[int, ...]], tuple[int, ...]]
 

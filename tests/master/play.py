@@ -18,8 +18,8 @@ from specsot.events import (
     TokenLogprobs,
 )
 from specsot.params import Ask, Limits, Mode
-from specsot_master.core.plan import CloseSequence, Command, RequestPlan, TextPiece
-from specsot_master.core.router import Decision, ScorePrompt
+from specsot_master.core.plans.plan import CloseSequence, Command, RequestPlan, TextPiece
+from specsot_master.core.plans.router import Decision, ScorePrompt
 
 PLAN = "[PLAN]\n1.<60><None>[-]Light\n2.<30><None>[-]Deep\n3.<10><None>[1,2]Dreams\n[END]"
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specsot_master.core.tool_calls.arguments import (
+from specsot_master.core.dialects.tool_calls.arguments import (
     ArgumentStream,
     JsonRewriter,
     arguments_of,

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsot_master.chat_template import ChatTemplate
-from specsot_master.core.tool_calls.deriving import Render, cut_answers, derive, form_of_template
-from specsot_master.core.tool_calls.forms import HERMES, CallForm
-from specsot_master.core.tool_calls.reading import ToolReader
+from specsot_master.core.dialects.tool_calls.deriving import Render, cut_answers, derive, form_of_template
+from specsot_master.core.dialects.tool_calls.forms import HERMES, CallForm
+from specsot_master.core.dialects.tool_calls.reading import ToolReader
 
 TEMPLATES = Path(__file__).parent / "templates"
 NAMES = {"bos_token": "<s>", "eos_token": "</s>"}

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specsot_master.core.tool_calls.forms import HERMES, PLAIN, CallForm
-from specsot_master.core.tool_calls.reading import ForcedReader, ToolReader
+from specsot_master.core.dialects.tool_calls.forms import HERMES, PLAIN, CallForm
+from specsot_master.core.dialects.tool_calls.reading import ForcedReader, ToolReader
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

@@ -10,7 +10,7 @@ import pytest
 
 from specsot.grammar.answers import compile_form
 from specsot.params import Form
-from specsot_master.core.tool_calls.schemas import fits, forced_schema, parameters_of, value_of_text
+from specsot_master.core.dialects.tool_calls.schemas import fits, forced_schema, parameters_of, value_of_text
 from tests.constraint.vocabularies import SINGLE, token_ids
 
 COLOR = {

@@ -24,9 +24,9 @@ from specsot_master.core.commands import (
     WatchReader,
 )
 from specsot_master.core.inputs import failure_of, react
-from specsot_master.core.plan import RequestPlan
+from specsot_master.core.plans.plan import RequestPlan
+from specsot_master.core.plans.router import Decision
 from specsot_master.core.request import EncodedPrompt, Reader, RequestState
-from specsot_master.core.router import Decision
 from specsot_master.core.sequence import ActiveSequence, Detokenizer, SequenceFactory, TokenLog
 
 ASK = Ask(prompt="Hi", mode="direct")

@@ -10,11 +10,11 @@ from specsot.errors import InvalidRequest
 from specsot.events import BranchFinished, Finished, Numbered, Planned, Reason
 from specsot.params import Ask, Limits
 from specsot_master.core.commands import CloseSequence, OpenSkeleton
-from specsot_master.core.forecast import Forecaster, Outlook, Workload
-from specsot_master.core.plan import RequestPlan
-from specsot_master.core.router import SEVERAL_POINTS, UNDECIDED, Decision
-from specsot_master.core.text_pieces import TextPiece
-from specsot_master.core.time_limit import TimeLimit, choose, ends_sentence, points_in_time
+from specsot_master.core.plans.forecast import Forecaster, Outlook, Workload
+from specsot_master.core.plans.plan import RequestPlan
+from specsot_master.core.plans.router import SEVERAL_POINTS, UNDECIDED, Decision
+from specsot_master.core.plans.text_pieces import TextPiece
+from specsot_master.core.plans.time_limit import TimeLimit, choose, ends_sentence, points_in_time
 from tests.master.letters import COUNT, SAYS, SOT
 from tests.master.stage import Stage, of
 from tests.master.test_forecast import DIRECTLY, PLAN, POINTS, model

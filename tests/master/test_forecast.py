@@ -10,8 +10,8 @@ from specsot.core.frames import End, Outcome, Result
 from specsot.core.skeleton import Point
 from specsot.events import BranchFinished, Event, Finished, Forecast, Planned, Reason, Started, Statistics
 from specsot.params import Limits
-from specsot_master.core.forecast import Forecaster, LapCosts, Outlook, Workload, likeliest, student
-from specsot_master.core.router import SEVERAL_POINTS
+from specsot_master.core.plans.forecast import Forecaster, LapCosts, Outlook, Workload, likeliest, student
+from specsot_master.core.plans.router import SEVERAL_POINTS
 from specsot_master.engine.forecast_memory import PAUSE, ForecastMemory
 from tests.master.letters import DIRECT, SAYS, SOT
 from tests.master.stage import Stage, of

@@ -16,7 +16,7 @@ from specsot.core.frames import End, Open, Opening, Outcome, Result
 from specsot.errors import ModelError
 from specsot.events import BranchFinished, BranchStarted, BranchText, Event, MergedText, Planned, Reason
 from specsot.params import Ask, Limits
-from specsot_master.core.fork_plan import TAGS
+from specsot_master.core.plans.fork_plan import TAGS
 from specsot_master.engine import Caller, RequestJournal
 from specsot_master.journal import open_journal
 from specsot_master.prompts import Prompts

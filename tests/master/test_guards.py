@@ -6,8 +6,8 @@ import pytest
 
 from specsot.core.list_plan import ListReader
 from specsot.core.skeleton import PlanRules, Point
-from specsot_master.core.guards import keep_points
-from specsot_master.core.wording import Wording
+from specsot_master.core.plans.guards import keep_points
+from specsot_master.core.plans.wording import Wording
 
 QUESTION = "What are the benefits of regular exercise?"
 TOLD = ("Answer with a short numbered list of at most 8 points, each 2 to 6 words.",)

@@ -7,7 +7,7 @@ import pytest
 from specsot.core.frames import End
 from specsot.core.skeleton import PlanRules
 from specsot.events import Planned, Reason, SkeletonText
-from specsot_master.core.plan import CloseSequence, OpenAnswer, OpenBranch, OpenSkeleton, TextPiece
+from specsot_master.core.plans.plan import CloseSequence, OpenAnswer, OpenBranch, OpenSkeleton, TextPiece
 from tests.master.play import Play, text_of
 
 TOLD = ("Answer with a short numbered list.",)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specsot_master.core.cuts import BRANCH_LOOPS, DIRECT_LOOPS, LoopRule, LoopWatch
+from specsot_master.core.plans.cuts import BRANCH_LOOPS, DIRECT_LOOPS, LoopRule, LoopWatch
 
 LOOP = "It also helps you to keep a healthy weight"
 

@@ -29,7 +29,7 @@ from specsot.events import (
 )
 from specsot.params import Mode
 from specsot_master.core.limits import POINT_TOKENS
-from specsot_master.core.plan import (
+from specsot_master.core.plans.plan import (
     CloseSequence,
     FailRequest,
     OpenAnswer,

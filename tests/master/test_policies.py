@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
+from specsot.checkpoint.config import read_heads, read_importance, write_heads
 from specsot.core.frames import Open
-from specsot.core.kv_plan import policy_of
 from specsot.core.pages import most_held
 from specsot.errors import InvalidRequest, ModelError
-from specsot.model.config import read_heads, read_importance, write_heads
 from specsot.params import (
     MAX_TOKENS,
     Ask,
@@ -23,10 +22,11 @@ from specsot.params import (
     Window,
 )
 from specsot_app.core.ask import ask_of
-from specsot_master.core.admission import answer_prefix, grant_answer, own_pages
-from specsot_master.core.ring import EngineConfig, RingState
+from specsot_master.core.ring.admission import answer_prefix, grant_answer, own_pages
+from specsot_master.core.ring.ring_state import EngineConfig, RingState
 from specsot_master.http.openai_requests import chat_asks
 from specsot_master.http.openai_schemas import ChatBody
+from specsot_model.core.kv_plan import policy_of
 from tests.master.letters import DIRECT, SAYS
 from tests.master.stage import Stage
 
@@ -135,7 +135,7 @@ def test_doors_may_name_them() -> None:
 
 
 def test_heads_are_read_as_they_were_written(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    from specsot.model.config import read_config
+    from specsot.checkpoint.config import read_config
     from tests.models import Shape, write_base
 
     config = read_config(base := write_base(tmp_path / "base", Shape(layers=2)))

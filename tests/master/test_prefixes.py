@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specsot.core.pages import PageTable
-from specsot_master.core.admission import (
+from specsot_master.core.ring.admission import (
     MIN_SHARED_TOKENS,
     PageLedger,
     PromptPrefix,
@@ -21,8 +21,8 @@ from specsot_master.core.admission import (
     pages_for,
     shared_pages,
 )
-from specsot_master.core.prefix_tree import PrefixMatch, PrefixNode, PrefixTree, ancestors
-from specsot_master.core.ring import RingState
+from specsot_master.core.ring.prefix_tree import PrefixMatch, PrefixNode, PrefixTree, ancestors
+from specsot_master.core.ring.ring_state import RingState
 
 PLAIN = RingState(epoch=1, pages=40, page_rows=8, slots=3, max_positions=1000)
 DRAFTING = RingState(epoch=1, pages=40, page_rows=8, slots=3, max_positions=1000, has_drafter=True)

@@ -21,8 +21,8 @@ from tokenizers import Tokenizer
 from specsot.core.skeleton import PlanRules, Point
 from specsot.errors import InvalidRequest, ModelError
 from specsot.params import Ask, Message
-from specsot_master.core.prompts import shared_length
-from specsot_master.core.wording import (
+from specsot_master.core.plans.prompts import shared_length
+from specsot_master.core.plans.wording import (
     FORMS,
     LANGUAGES,
     Form,

@@ -11,7 +11,7 @@ import pytest
 
 from specsot.errors import Unavailable
 from specsot.params import Ask
-from specsot_master.core.quarantine import (
+from specsot_master.core.ring.quarantine import (
     MAX_BREAKS,
     MAX_BREAKS_ALONE,
     MAX_PROOF_TOKENS,

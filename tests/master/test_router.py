@@ -13,8 +13,8 @@ from specsot.core.frames import End
 from specsot.events import Candidate, Numbered, Reason, TokenLogprobs
 from specsot.params import Ask, Form, Limits, Message
 from specsot_master.core.limits import rules_of
-from specsot_master.core.plan import OpenAnswer, OpenScore, OpenSkeleton, TextPiece
-from specsot_master.core.router import (
+from specsot_master.core.plans.plan import OpenAnswer, OpenScore, OpenSkeleton, TextPiece
+from specsot_master.core.plans.router import (
     ASKED_FOR,
     BY_ITSELF,
     LONG_TEXT,

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from specsot_master.core import router_words
-from specsot_master.core.router import decide_question, points_asked
+from specsot_master.core.plans import router_words
+from specsot_master.core.plans.router import decide_question, points_asked
 
 GROUPS = sorted({group for language in router_words.LANGUAGES for group in language} - {"numbers"})
 

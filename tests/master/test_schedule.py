@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from specsot.core.skeleton import Point
 from specsot.errors import InvalidRequest
 from specsot.params import Ask, Limits
-from specsot_master.core.admission import PageLedger, PlanSizes, grant_answer, grant_plan, own_pages
-from specsot_master.core.branches import critical_paths, pick_ready
 from specsot_master.core.limits import split_budget
-from specsot_master.core.queue import Claim, pick_displaced, pick_fairest
-from specsot_master.core.ring import RingState
+from specsot_master.core.plans.branches import critical_paths, pick_ready
+from specsot_master.core.ring.admission import PageLedger, PlanSizes, grant_answer, grant_plan, own_pages
+from specsot_master.core.ring.queue import Claim, pick_displaced, pick_fairest
+from specsot_master.core.ring.ring_state import RingState
 from specsot_master.core.sequence import first_lease, renewed_lease
 from specsot_master.core.stats import RetryHints
 

@@ -12,8 +12,8 @@ from structlog.testing import capture_logs
 from specsot.errors import SpecsotError, TimedOut, TooLarge, Unavailable
 from specsot.events import Event, Finished, Reason
 from specsot.params import Ask, Limits
-from specsot_master.core.fitting import refit
 from specsot_master.core.inputs import MasterLeaving, RingLost, RingReady
+from specsot_master.core.ring.fitting import refit
 from specsot_master.engine import EngineConfig
 from tests.master.fake_ring import STATE
 from tests.master.letters import ANSWER, COUNT, SAYS, SOT, finished, openings

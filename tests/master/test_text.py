@@ -20,8 +20,8 @@ from tokenizers import Tokenizer, decoders, models
 from specsot.errors import InvalidRequest, ModelError
 from specsot.params import Message
 from specsot_master.chat_template import ChatTemplate, TemplateRefused
-from specsot_master.core.cuts import StopStrings
-from specsot_master.core.ring import RingOptions
+from specsot_master.core.plans.cuts import StopStrings
+from specsot_master.core.ring.ring_state import RingOptions
 from specsot_master.master import assemble
 from specsot_master.text import Detokenizer, Text, TokenBytes, _any_of
 from tests.master.stage import BASE, TEXT

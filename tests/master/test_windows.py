@@ -10,9 +10,9 @@ from specsot.core.frames import Open
 from specsot.core.pages import most_held
 from specsot.errors import InvalidRequest
 from specsot.params import Ask, Limits, Window
-from specsot_master.core.admission import answer_prefix, grant_answer, own_pages
-from specsot_master.core.prefix_tree import PrefixNode, PrefixTree
-from specsot_master.core.ring import RingState
+from specsot_master.core.ring.admission import answer_prefix, grant_answer, own_pages
+from specsot_master.core.ring.prefix_tree import PrefixNode, PrefixTree
+from specsot_master.core.ring.ring_state import RingState
 from specsot_master.http.openai_requests import chat_asks
 from specsot_master.http.openai_schemas import ChatBody
 from tests.master.letters import SAYS

@@ -7,11 +7,11 @@ import random
 import pytest
 import torch
 
-from specsot.core.segments import ReadGroup, look_back, plan_reads
 from specsot.core.tree import ancestry
 from specsot.members import Layout
-from specsot.model.attention import RowSpan, attend, plan_attention, plan_readings
-from specsot.model.kv import KVPages
+from specsot_kernels.segments import ReadGroup, look_back, plan_reads
+from specsot_model.attention import RowSpan, attend, plan_attention, plan_readings
+from specsot_model.kv import KVPages
 
 KV_HEADS, G, DIM, PAGE = 2, 3, 8, 8
 PAGES = 64

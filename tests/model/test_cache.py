@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from specsot.model.cache import KEPT_SECONDS, USED, forget_unused, use
+from specsot.checkpoint.cache import KEPT_SECONDS, USED, forget_unused, use
 
 
 def test_a_folder_is_forgotten_when_nobody_has_used_it_for_a_month(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from specsot.checkpoint.config import ModelConfig, read_config
+from specsot.checkpoint.families import FAMILIES, Routing
+from specsot.checkpoint.rope import Rope
 from specsot.errors import ModelError
-from specsot.model.config import ModelConfig, read_config
-from specsot.model.families import FAMILIES, Routing
-from specsot.model.rope import Rope
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -88,7 +88,7 @@ def test_yarn_turns_and_stretches_as_transformers_has_it(tmp_path: Path, more: d
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    from specsot.model.rotary import frequencies
+    from specsot_model.rotary import frequencies
 
     given = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
     given |= more

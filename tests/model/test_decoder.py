@@ -12,17 +12,17 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from specsot.checkpoint.config import make_config
 from specsot.core.tree import ancestry, depths
 from specsot.errors import InvalidRequest, ModelError
 from specsot.members import Range
-from specsot.model import cuda_graphs
-from specsot.model.config import make_config
-from specsot.model.cuda_graphs import measure_curve, measure_rows
-from specsot.model.decoder import Decoder
-from specsot.model.layers import stored_edges
-from specsot.model.weights import Fetch, WeightFiles
 from specsot_lab.bench.gpu_laps import lap_of
 from specsot_lab.bench.synthetic_models import MadeUp
+from specsot_model import cuda_graphs
+from specsot_model.cuda_graphs import measure_curve, measure_rows
+from specsot_model.decoder import Decoder
+from specsot_model.layers import stored_edges
+from specsot_model.weights import Fetch, WeightFiles
 from tests.model.tiny import GROWING, Ring, greedy_reference, load, write_model
 from tests.trees import path
 

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule
 
-from specsot.core.replays import CHUNK
 from specsot.core.tree import ancestry, depths
-from specsot.model.delta import apply_delta_rule
-from specsot.model.delta_pages import DeltaPages
+from specsot_model.core.replays import CHUNK
+from specsot_model.delta import apply_delta_rule
+from specsot_model.delta_pages import DeltaPages
 from tests.model.test_families import PROMPT
 from tests.model.tiny import PAGE_ROWS, Ring, load, write_model
 

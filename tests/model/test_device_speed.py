@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from specsot.model import device_speed
-from specsot.model.device_speed import alone_on, copy_speed, device_name
+from specsot_model import device_speed
+from specsot_model.device_speed import alone_on, copy_speed, device_name
 
 
 def test_a_processor_is_named_with_the_cores_that_are_ours(tmp_path: Path) -> None:

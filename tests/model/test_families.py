@@ -13,16 +13,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from specsot.checkpoint.config import read_config
+from specsot.checkpoint.families import text_name
+from specsot.checkpoint.fingerprint import fingerprint
 from specsot.errors import ModelError
 from specsot.members import Layout, Range
-from specsot.model.config import read_config
-from specsot.model.cuda_graphs import measure_rows
-from specsot.model.decoder import Decoder
-from specsot.model.families import text_name
-from specsot.model.fingerprint import fingerprint
-from specsot.model.linear import Linear
-from specsot.model.loaded_parts import measured_range
-from specsot.model.mlp import Experts, GatedMlp, GroupedExperts, LoopedExperts
+from specsot_model.cuda_graphs import measure_rows
+from specsot_model.decoder import Decoder
+from specsot_model.linear import Linear
+from specsot_model.loaded_parts import measured_range
+from specsot_model.mlp import Experts, GatedMlp, GroupedExperts, LoopedExperts
 from tests.conftest import some
 from tests.model.tiny import GROWING, Ring, load, pickle_weights, write_model
 

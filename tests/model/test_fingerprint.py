@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from specsot.checkpoint.fingerprint import fingerprint
 from specsot.errors import ModelError
-from specsot.model.fingerprint import fingerprint
 
 
 @pytest.fixture
@@ -97,5 +97,6 @@ def test_what_is_missing_or_broken_is_named(model: Path, tmp_path: Path) -> None
 
 @pytest.mark.processes
 def test_torch_is_never_imported() -> None:
-    code = "import sys, specsot.model.fingerprint, specsot.model.config; sys.exit('torch' in sys.modules)"
+    modules = "specsot.checkpoint.fingerprint, specsot.checkpoint.config"
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

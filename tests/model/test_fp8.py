@@ -13,19 +13,19 @@ import torch.nn.functional as F
 
 from specsot.core.tree import ancestry
 from specsot.members import Range
-from specsot.model import fp8, linear
-from specsot.model.attention import RowSpan, plan_with_kernel
-from specsot.model.cuda_graphs import CapturedLaps, GraphCapture, LapRows
-from specsot.model.decoding import Codes
-from specsot.model.fp8 import Fp8
-from specsot.model.fused import FusedBlock, can_capture, turning_of
-from specsot.model.linear import InvariantRowProduct, RowProduct, in_words, quantise
+from specsot_model import fp8, linear
+from specsot_model.attention import RowSpan, plan_with_kernel
+from specsot_model.cuda_graphs import CapturedLaps, GraphCapture, LapRows
+from specsot_model.decoding import Codes
+from specsot_model.fp8 import Fp8
+from specsot_model.fused import FusedBlock, can_capture, turning_of
+from specsot_model.linear import InvariantRowProduct, RowProduct, in_words, quantise
 from tests.model.test_laps import DEVICE, KIND, PAGE, Fused, again
 from tests.model.tiny import write_model
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
-from specsot.kernels.gpu.attention import plan_attention
+from specsot_kernels.gpu.attention import plan_attention
 
 # Triton's interpreter cuts where a GPU rounds to 8 bits.
 OFF = 4e-3 if DEVICE == "cuda" else 0.12

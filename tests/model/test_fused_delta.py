@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from specsot.core import replays, walks
 from specsot.core.tree import ancestry, depths
-from specsot.core.walks import BLOCK_ROWS, in_blocks
 from specsot.members import Range
-from specsot.model import delta_pages, linear
-from specsot.model.attention import RowSpan
-from specsot.model.cuda_graphs import CapturedLaps, GraphCapture, LapRows
-from specsot.model.decoder import Decoder
-from specsot.model.delta_pages import WalkedPages
-from specsot.model.fused import capture_block
+from specsot_model import delta_pages, linear
+from specsot_model.attention import RowSpan
+from specsot_model.core import replays, walks
+from specsot_model.core.walks import BLOCK_ROWS, in_blocks
+from specsot_model.cuda_graphs import CapturedLaps, GraphCapture, LapRows
+from specsot_model.decoder import Decoder
+from specsot_model.delta_pages import WalkedPages
+from specsot_model.fused import capture_block
 from tests.conftest import some
 from tests.model.test_delta import near
 from tests.model.tiny import PAGE_ROWS, Ring, load, write_model

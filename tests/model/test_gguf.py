@@ -18,17 +18,17 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 from transformers.integrations.gguf import dequant
 
+from specsot.checkpoint.config import read_config
+from specsot.checkpoint.fingerprint import fingerprint
+from specsot.checkpoint.resolving import folder_of_model, resolve_model
 from specsot.core.vocabulary import read_vocabulary
 from specsot.errors import ModelError
 from specsot.members import Range
-from specsot.model.config import read_config
-from specsot.model.fingerprint import fingerprint
-from specsot.model.memory_fit import WeightForm, weights_of
-from specsot.model.resolving import folder_of_model, resolve_model
-from specsot.model.weights import WeightFiles
-from specsot_app.reference_model import load_in_transformers
+from specsot_bench.reference_model import load_in_transformers
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
+from specsot_model.memory_fit import WeightForm, weights_of
+from specsot_model.weights import WeightFiles
 from tests.model.gguf_files import KINDS, Words, no_words, write_gguf
 from tests.model.tiny import Ring, load, write_model
 

@@ -10,8 +10,8 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers.models import BPE
 from transformers import AutoTokenizer
 
+from specsot.checkpoint.resolving import resolve_model
 from specsot.core.vocabulary import read_vocabulary
-from specsot.model.resolving import resolve_model
 from specsot.params import Message
 from specsot_master.text import Text
 from tests.conftest import REPOSITORY

@@ -11,13 +11,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from specsot.checkpoint.config import read_config
 from specsot.errors import InvalidRequest
 from specsot.members import Range
-from specsot.model.config import read_config
-from specsot.model.decoder import Decoder
-from specsot.model.loaded_parts import open_shapes
-from specsot.model.memory_fit import WeightForm, read_of, weights_of
-from specsot.model.published import open_weights
+from specsot_model.decoder import Decoder
+from specsot_model.loaded_parts import open_shapes
+from specsot_model.memory_fit import WeightForm, read_of, weights_of
+from specsot_model.published import open_weights
 from tests.model.tiny import Ring, load, write_model
 
 PROMPT = [7, 99, 3, 50, 21, 21, 64, 8, 15, 30, 77, 41, 5, 90, 13, 2, 66, 38, 4, 19]

@@ -9,25 +9,25 @@ from pathlib import Path
 import pytest
 import torch
 
+from specsot.checkpoint.config import make_config
+from specsot.checkpoint.families import FAMILIES, Delta, Routing
 from specsot.core.tree import ancestry
-from specsot.core.walks import BLOCK_ROWS
 from specsot.errors import ModelError
 from specsot.members import Range
-from specsot.model.attention import RowSpan
-from specsot.model.config import make_config
-from specsot.model.cuda_graphs import PROMPT_ROWS, CapturedLaps, GraphCapture, LapRows, prompt_buckets
-from specsot.model.decoder import Decoder
-from specsot.model.families import FAMILIES, Delta, Routing
-from specsot.model.fused import can_capture, runs_kernels
-from specsot.model.loaded_parts import AbsentWeights
-from specsot.model.memory_fit import Need, check_fit, laps_of, pages_of
-from specsot.model.weights import HeldWeights
 from specsot.service.options import ModelOptions
 from specsot_drafter.eagle_kv import DraftPages
 from specsot_drafter.graph_growth import TreeGraphs, tree_graph_bytes
 from specsot_drafter.heads.fused import FusedHead
 from specsot_lab.bench.gpu_drafts import head_shape, made_up_head
 from specsot_lab.bench.synthetic_models import MadeUp, config_of
+from specsot_model.attention import RowSpan
+from specsot_model.core.walks import BLOCK_ROWS
+from specsot_model.cuda_graphs import PROMPT_ROWS, CapturedLaps, GraphCapture, LapRows, prompt_buckets
+from specsot_model.decoder import Decoder
+from specsot_model.fused import can_capture, runs_kernels
+from specsot_model.loaded_parts import AbsentWeights
+from specsot_model.memory_fit import Need, check_fit, laps_of, pages_of
+from specsot_model.weights import HeldWeights
 from specsot_worker.memory import LayerMemory
 
 CONFIG = replace(config_of("Llama-3.1-8B"), layers=2, vocab=32_000)  # every layer uses the same memory again
@@ -109,7 +109,7 @@ def test_pages_of_two_kinds_of_layers_fit_what_is_granted(layers: Range | None, 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @torch.inference_mode()
 def test_no_more_is_taken_than_is_counted() -> None:
-    from specsot.kernels.gpu.growing import grow
+    from specsot_kernels.gpu.growing import grow
 
     whole, device = Range(0, CONFIG.layers), torch.device("cuda", 0)
     decoder = Decoder(CONFIG, MadeUp(), whole, torch.bfloat16, device)

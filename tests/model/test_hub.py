@@ -13,19 +13,19 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from specsot.checkpoint.config import read_config
+from specsot.checkpoint.fingerprint import fingerprint
+from specsot.checkpoint.hub import HubName, hub_name
+from specsot.checkpoint.resolving import address_of_model, name_of_model, resolve_model
 from specsot.errors import ModelError
 from specsot.members import Configuration, Overrides, Range, Stage
-from specsot.model.config import read_config
-from specsot.model.fingerprint import fingerprint
-from specsot.model.hub import HubName, hub_name
-from specsot.model.loaded_parts import AbsentWeights
-from specsot.model.resolving import address_of_model, name_of_model, resolve_model
-from specsot.model.weights import WeightFiles
 from specsot.service.options import DraftModelOptions, ModelOptions
 from specsot.service.runtime_env import set_runtime_defaults
 from specsot_drafter.loader import DraftLoader
-from specsot_master.core.ring import RingOptions
+from specsot_master.core.ring.ring_state import RingOptions
 from specsot_master.master import assemble
+from specsot_model.loaded_parts import AbsentWeights
+from specsot_model.weights import WeightFiles
 from specsot_worker.loader import StageLoader
 from tests.local_hub import LocalHub, commit_of, point_at, serving, use_cache
 from tests.model.gguf_files import KINDS, write_gguf

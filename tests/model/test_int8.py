@@ -11,19 +11,19 @@ import torch.nn.functional as F
 
 from specsot.core.tree import ancestry
 from specsot.members import Range
-from specsot.model import int8, linear
-from specsot.model.attention import RowSpan
-from specsot.model.cuda_graphs import CapturedLaps, GraphCapture, LapRows
-from specsot.model.decoder import Decoder
-from specsot.model.fused import FusedBlock
-from specsot.model.int8 import Int8
-from specsot.model.linear import Packed
+from specsot_model import int8, linear
+from specsot_model.attention import RowSpan
+from specsot_model.cuda_graphs import CapturedLaps, GraphCapture, LapRows
+from specsot_model.decoder import Decoder
+from specsot_model.fused import FusedBlock
+from specsot_model.int8 import Int8
+from specsot_model.linear import Packed
 from tests.model.test_laps import DEVICE, KIND, PAGE, Fused, again
 from tests.model.tiny import write_model
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
-from specsot.kernels.gpu.whole import WholeTile, multiply_gated_whole, multiply_whole, round_rows
+from specsot_kernels.gpu.whole import WholeTile, multiply_gated_whole, multiply_whole, round_rows
 
 TILES = (None, WholeTile(32, 16, 1, 4, 2), WholeTile(64, 32, 4, 4, 2), WholeTile(16, 64, 2, 4, 2))
 

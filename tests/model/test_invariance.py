@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 import torch
 
-from specsot.core.segments import VisibleColumns
 from specsot.core.tree import ancestry, depths
 from specsot.errors import InvalidRequest
 from specsot.members import Quantization, Range
-from specsot.model import packed as packing
-from specsot.model.attention import RowSpan, attend, plan_attention
-from specsot.model.cuda_graphs import CapturedLaps, GraphCapture, LapRows
-from specsot.model.decoder import Decoder
-from specsot.model.layers import add_tap
+from specsot_kernels.segments import VisibleColumns
+from specsot_model import packed as packing
+from specsot_model.attention import RowSpan, attend, plan_attention
+from specsot_model.cuda_graphs import CapturedLaps, GraphCapture, LapRows
+from specsot_model.decoder import Decoder
+from specsot_model.layers import add_tap
 from tests.model.tiny import ShortRows, write_model
 
 LARGEST = 65_504.0
@@ -98,8 +98,8 @@ def test_a_text_is_the_same_bits_in_any_company(
 @pytest.mark.skipif(find_spec("numba") is None, reason="needs numba")
 def test_columns_that_are_fetched_ahead_are_somewhere() -> None:
     """Of a long text's columns, and then of a short one's."""
-    from specsot.kernels.cpu import laps
-    from specsot.kernels.cpu.running import plan_columns
+    from specsot_kernels.cpu import laps
+    from specsot_kernels.cpu.running import plan_columns
 
     texts = RowSpan(1, 200, 1, tuple(range(13))), RowSpan(1, 2, 1, (13,))
     tree = RowSpan(2, 4, 2, (14,), (0b01, 0b11))

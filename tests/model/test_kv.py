@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from specsot.errors import ModelError, WireError
-from specsot.model.kv import KVPages, as_numbers, round_rows, untouched_zeros
-from specsot.model.tensor_parallel import SplitPages
+from specsot_model.kv import KVPages, as_numbers, round_rows, untouched_zeros
+from specsot_model.tensor_parallel import SplitPages
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from specsot.core.tree import ancestry, depths
-from specsot.kernels.attention_tables import TableRoom, tabulate
 from specsot.members import KvDtype, Range
-from specsot.model.attention import RowSpan, plan_readings, plan_with_kernel
-from specsot.model.cuda_graphs import (
+from specsot_kernels.attention_tables import TableRoom, tabulate
+from specsot_model.attention import RowSpan, plan_readings, plan_with_kernel
+from specsot_model.cuda_graphs import (
     MAX_GRAPH_MOVES,
     MIN_ROWS_WITH_MOVES,
     PROMPT_BUCKETS,
@@ -31,16 +31,16 @@ from specsot.model.cuda_graphs import (
     measure_rows,
     prompt_buckets,
 )
-from specsot.model.decoder import Decoder
-from specsot.model.fused import CapturedBlock, FusedBlock, can_fuse, in_a_row, turning_of
-from specsot.model.kv import as_numbers
+from specsot_model.decoder import Decoder
+from specsot_model.fused import CapturedBlock, FusedBlock, can_fuse, in_a_row, turning_of
+from specsot_model.kv import as_numbers
 from tests.conftest import some
 from tests.model.tiny import GROWING, write_model
 from tests.there import there
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
-from specsot.kernels.gpu.attention import plan_attention
+from specsot_kernels.gpu.attention import plan_attention
 
 PAGE = 8
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

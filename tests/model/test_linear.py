@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from specsot.errors import InvalidRequest
-from specsot.model import linear
-from specsot.model.linear import Linear, check_device, resolve_dtype
-from specsot.model.memory_fit import gpus_on, room_on
+from specsot_model import linear
+from specsot_model.linear import Linear, check_device, resolve_dtype
+from specsot_model.memory_fit import gpus_on, room_on
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ THREADS, TIMES = 3, 200
 def test_who_waits_goes_to_sleep_and_nobody_goes_on_before_all_have_come() -> None:
     import numba
 
-    from specsot.kernels.cpu import vectors as v
+    from specsot_kernels.cpu import vectors as v
 
     kind = numba.types.void(numba.types.int64, numba.types.int64, numba.types.int64)
     met = numba.cfunc(kind)(lambda place, threads, system: v.meet(place, threads, system)).ctypes

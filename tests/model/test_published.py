@@ -14,12 +14,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations.mxfp4 import _convert_moe_packed_tensors
 
+from specsot.checkpoint.config import read_config
 from specsot.errors import InvalidRequest, ModelError
-from specsot.model.config import read_config
-from specsot.model.decoder import Decoder
-from specsot.model.decoding import StoredMatrix, fp4_table, halves
-from specsot.model.published import PublishedWeights, open_weights
 from specsot.service.options import ModelOptions
+from specsot_model.decoder import Decoder
+from specsot_model.decoding import StoredMatrix, fp4_table, halves
+from specsot_model.published import PublishedWeights, open_weights
 from specsot_worker.loader import StageLoader
 from tests.model.compressing import rename_to_fp8, scheme_of, write_compressed
 from tests.model.published import HERE as KEPT

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from specsot.errors import InvalidRequest, ModelError
 from specsot.members import Quantization, Range
-from specsot.model import published as room
-from specsot.model.decoder import Decoder
-from specsot.model.decoding import Codes, codes_of
-from specsot.model.fp8 import Fp8
-from specsot.model.linear import Linear, Packed, in_words, size_of
-from specsot.model.mlp import GatedMlp
-from specsot.model.published import as_published, published_of
 from specsot.service.options import ModelOptions
+from specsot_model import published as room
+from specsot_model.decoder import Decoder
+from specsot_model.decoding import Codes, codes_of
+from specsot_model.fp8 import Fp8
+from specsot_model.linear import Linear, Packed, in_words, size_of
+from specsot_model.mlp import GatedMlp
+from specsot_model.published import as_published, published_of
 from specsot_worker.loader import StageLoader
 from tests.model.compressing import scheme_of, write_compressed
 from tests.model.published import HERE as KEPT

@@ -12,11 +12,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from specsot.checkpoint import config
 from specsot.errors import InvalidRequest, ModelError
 from specsot.members import Quantization, Range
-from specsot.model import config, linear
-from specsot.model.decoder import Decoder
-from specsot.model.linear import Linear, check_quantization, quantise, size_of
+from specsot_model import linear
+from specsot_model.decoder import Decoder
+from specsot_model.linear import Linear, check_quantization, quantise, size_of
 from tests.model.tiny import Ring
 from tests.models import Shape, write_base
 
@@ -111,7 +112,7 @@ def test_a_row_is_the_same_bits_in_any_company(kind: Quantization) -> None:
 def test_without_amx_or_leave_to_use_it_it_is_not_used(
     features: set[str], answer: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from specsot.kernels.cpu import vectors
+    from specsot_kernels.cpu import vectors
 
     system = SimpleNamespace(syscall=lambda *asked: answer)
     monkeypatch.setattr(vectors, "INSTRUCTIONS", "avx512vnni")

@@ -17,9 +17,9 @@ import torch
 from specsot.core.frames import Opening
 from specsot.core.tree import ancestry, depths
 from specsot.members import Range
-from specsot.model.attention import RowSpan
-from specsot.model.cuda_graphs import Captured, CapturedLaps, GraphCapture, LapRows, Work
-from specsot.model.decoder import Decoder
+from specsot_model.attention import RowSpan
+from specsot_model.cuda_graphs import Captured, CapturedLaps, GraphCapture, LapRows, Work
+from specsot_model.decoder import Decoder
 from specsot_worker.stage import DecoderStage
 from tests.model.test_tensor_parallel import TWO_GPUS
 from tests.model.tiny import PAGE_ROWS, write_model
@@ -28,7 +28,7 @@ from tests.worker.writers import PAGE, Writer, feed, rows_of
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
-from specsot.kernels.gpu.exchange import OPEN, PeerSums
+from specsot_kernels.gpu.exchange import OPEN, PeerSums
 
 
 class Turns(PeerSums):

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import torch
 
+from specsot.checkpoint.config import read_config
 from specsot.core.frames import Opening
 from specsot.core.tree import ancestry
 from specsot.errors import InvalidRequest
 from specsot.members import Range
-from specsot.model.config import read_config
-from specsot.model.decoder import Decoder
-from specsot.model.loaded_parts import LoadedParts
-from specsot.model.tensor_parallel import SplitBlock, SplitPages, devices_of
-from specsot.model.weights import WeightFiles
 from specsot.service.options import ModelOptions
+from specsot_model.decoder import Decoder
+from specsot_model.loaded_parts import LoadedParts
+from specsot_model.tensor_parallel import SplitBlock, SplitPages, devices_of
+from specsot_model.weights import WeightFiles
 from specsot_worker.memory import LayerMemory
 from specsot_worker.stage import DecoderStage
 from tests.conftest import some

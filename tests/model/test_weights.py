@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 
 from specsot.errors import ModelError
 from specsot.members import Range
-from specsot.model.decoder import Decoder
-from specsot.model.weights import HeldWeights, WeightFiles
+from specsot_model.decoder import Decoder
+from specsot_model.weights import HeldWeights, WeightFiles
 from tests.model.tiny import write_model
 
 

@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from specsot.members import Layout, Range
-from specsot.model.attention import RowSpan
-from specsot.model.decoder import Decoder
-from specsot.model.kv import KVPages, Places
+from specsot_model.attention import RowSpan
+from specsot_model.decoder import Decoder
+from specsot_model.kv import KVPages, Places
 
 PAGE_ROWS = 16
 MODEL_TYPES = (

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import structlog
 
+from specsot.checkpoint.config import read_config
 from specsot.errors import ModelError
 from specsot.members import Configuration, Head, Quantization, Range, Stage
-from specsot.model import linear
-from specsot.model.config import read_config
-from specsot.model.decoder import Decoder
-from specsot.model.linear import in_words
-from specsot.model.memory_fit import WeightForm, free_memory, memory_in_words, room_on, weights_of
-from specsot.model.weights import HeldWeights, WeightFiles, Weights
 from specsot.service.options import DraftModelOptions, ModelOptions
 from specsot_drafter import loader as drafting
+from specsot_model import linear
+from specsot_model.decoder import Decoder
+from specsot_model.linear import in_words
+from specsot_model.memory_fit import WeightForm, free_memory, memory_in_words, room_on, weights_of
+from specsot_model.weights import HeldWeights, WeightFiles, Weights
 from specsot_worker import loader as working
 from tests.model.test_quantization import held_bytes
 

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from specsot.core.segments import RowSpan
 from specsot.core.tree import Tree, chain, shape_of
-from specsot.kernels.attention_tables import (
+from specsot_kernels.attention_tables import (
     as_arrays,
     sights_of,
     stretches_alone,
     stretches_of,
     whole_pages,
 )
+from specsot_kernels.segments import RowSpan
 
 PAGE = 16
 TEXTS = ((7, (3, 9)), (1, (4,)), (5, (0, 8, 7)))  # rows and pages of each

@@ -7,11 +7,11 @@ import random
 import pytest
 
 from specsot.core.frames import Opening
-from specsot.core.kv_plan import hide_outside_window, tree_depth_limit, window_of
 from specsot.core.pages import PageTable, RowPruning, most_held
-from specsot.core.segments import RowSpan, VisibleColumns
 from specsot.core.tree import Tree, chain, shallow
 from specsot.params import HeadWindows, Pruning, Window
+from specsot_kernels.segments import RowSpan, VisibleColumns
+from specsot_model.core.kv_plan import hide_outside_window, tree_depth_limit, window_of
 
 
 def test_a_tree_ends_at_the_next_pruning_and_is_no_deeper_than_a_window():

@@ -9,10 +9,11 @@ from copy import deepcopy
 import pytest
 
 from specsot.core.pages import PageTable
-from specsot.core.replays import CHUNK, KEPT_ROWS, KeptStates, PathReplay, SpanReplay, states_for
-from specsot.core.segments import RowSpan
 from specsot.core.tree import ancestry
-from specsot.core.walks import (
+from specsot.errors import Overloaded
+from specsot_kernels.segments import RowSpan
+from specsot_model.core.replays import CHUNK, KEPT_ROWS, KeptStates, PathReplay, SpanReplay, states_for
+from specsot_model.core.walks import (
     ASIDE,
     FIELDS,
     KEPT,
@@ -27,7 +28,6 @@ from specsot.core.walks import (
     texts_of,
     walk_of,
 )
-from specsot.errors import Overloaded
 from tests.conftest import seeds
 
 HISTORY = 3

@@ -11,7 +11,7 @@ from specsot.events import Finished
 from specsot.members import Range, Ready
 from specsot.params import Ask, Limits, Message
 from specsot.transport.links import Inbox, LocalLink
-from specsot_master.core.epoch import EpochNumbers
+from specsot_master.core.ring.epoch import EpochNumbers
 from specsot_master.engine import Caller, intake
 from specsot_master.fleet import Fleet
 from specsot_master.master import RequestCounter

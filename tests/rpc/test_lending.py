@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
+from specsot.checkpoint.borrowed import BLOCK, BorrowedModel, LentFile, lendable, register
+from specsot.checkpoint.fingerprint import fingerprint
+from specsot.checkpoint.resolving import resolve_model
 from specsot.errors import ModelError, NotFound, Refused, Unavailable, WireError
 from specsot.members import Overrides, Range
-from specsot.model.borrowed import BLOCK, BorrowedModel, LentFile, lendable, register
-from specsot.model.fingerprint import fingerprint
-from specsot.model.resolving import resolve_model
-from specsot.model.weights import WeightFiles
 from specsot.service.options import DraftModelOptions, ModelOptions
 from specsot.transport.grpc_channel import Terms
 from specsot.transport.grpc_server import open_server
@@ -23,6 +22,7 @@ from specsot.transport.lending import MODELS_SERVICE, Lenders, LendingService, b
 from specsot.transport.security import PLAIN, Tls
 from specsot.v1 import fleet_pb2, fleet_pb2_grpc
 from specsot_drafter.loader import DraftLoader
+from specsot_model.weights import WeightFiles
 from specsot_worker.loader import StageLoader
 from tests.conftest import some
 from tests.laws.ring import Setup, write

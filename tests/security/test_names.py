@@ -12,7 +12,7 @@ import pytest
 from specsot.transport.grpc_channel import PUBLIC_BYTES, Terms
 from specsot.transport.security import Tokens
 from specsot_master.config import read_config
-from specsot_master.core.ring import RingOptions
+from specsot_master.core.ring.ring_state import RingOptions
 from specsot_master.http.app import open_http
 from specsot_master.http.server import HttpDoor
 from specsot_master.master import assemble

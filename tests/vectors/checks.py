@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from specsot.core.tree import Tree, children, depths
-from specsot.model.decoder import Decoder
 from specsot_drafter.heads.eagle import EagleHead
+from specsot_model.decoder import Decoder
 from tests.trees import path
 from tests.vectors.laps import Accepted, DrivenLaps, begin, take_lap
 from tests.vectors.record import ReferenceCase, RoundRecord, RunRecord, SamplingRecord, TreeRecord

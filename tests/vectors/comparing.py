@@ -13,13 +13,13 @@ from torch import Tensor
 
 from specsot.core.tree import single
 from specsot.members import TreeShape
-from specsot.model.decoder import Decoder
-from specsot.model.kv import KVPages
-from specsot_app.reference_model import feed_base, feed_head
+from specsot_bench.reference_model import feed_base, feed_head
 from specsot_drafter.growth import TreeGrowth, TreeRoom
 from specsot_drafter.heads import DraftHead, HeadRows
 from specsot_drafter.heads.eagle import EagleHead, FinalHidden, identity_slices
 from specsot_drafter.heads.loading import load_head
+from specsot_model.decoder import Decoder
+from specsot_model.kv import KVPages
 from tests.vectors.checks import Check, check_close, check_replays, check_runs, check_same
 from tests.vectors.laps import Accepted, DrivenLaps, likeliest
 from tests.vectors.record import PromptRecord, ReferenceCase, read_case

@@ -20,10 +20,10 @@ from specsot.core.frames import (
 )
 from specsot.core.tree import Tree, accept, single
 from specsot.members import Configuration, TreeShape
-from specsot.model.decoder import Decoder
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.loader import make_engine
+from specsot_model.decoder import Decoder
 from specsot_worker.stage import DecoderStage
 from tests.drafter.ring import drafts_of
 

@@ -10,7 +10,7 @@ def decoder(tmp_path_factory: pytest.TempPathFactory):
     import torch
 
     from specsot.members import Range
-    from specsot.model.decoder import Decoder
+    from specsot_model.decoder import Decoder
     from tests.models import write_base
 
     base = write_base(tmp_path_factory.mktemp("two layers") / "base")

@@ -11,9 +11,9 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from specsot.core.frames import Draft, Drafts, Frame, Opening, Outcome, PromptChunk, Result, tokens_of
-from specsot.core.kv_plan import KvPlan, plan_frame
 from specsot.core.pages import PageTable
 from specsot.core.tree import Tree
+from specsot_model.core.kv_plan import KvPlan, plan_frame
 from specsot_worker.core.accept import DecodeState, accept_prompt, accept_tree
 from specsot_worker.core.sequencer import Sequencer
 

@@ -13,10 +13,10 @@ import torch
 from specsot.core.frames import Drafts, Lease
 from specsot.errors import Unavailable
 from specsot.members import Configuration, Range, Ready, Stage
-from specsot.model.decoder import Decoder
 from specsot.transport.links import Arrival, Inbox, LocalLink
 from specsot_drafter.drafter import Drafter
 from specsot_drafter.proposers import Proposer
+from specsot_model.decoder import Decoder
 from specsot_worker import sampling, stage_timers, verifier
 from specsot_worker.stage import DecoderStage
 from specsot_worker.verifier import Verifier

@@ -9,8 +9,8 @@ import torch
 
 from specsot.core.frames import Frame, Opening, PromptChunk, TreeSegment
 from specsot.core.tree import single
-from specsot.model.decoder import Decoder
 from specsot.params import Window
+from specsot_model.decoder import Decoder
 from specsot_worker.stage import DecoderStage
 from tests.eager_laps import EagerLaps
 from tests.models import Shape, write_base

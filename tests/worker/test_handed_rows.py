@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from specsot.core.frames import Frame, Kept, Opening, PromptChunk
-from specsot.core.kv_plan import plan_frame
 from specsot.core.pages import PageTable
 from specsot.members import HandOver, KvRows, Progress, Range, RowsOf, Stage
 from specsot.transport.links import Exchange, LocalDialer
+from specsot_model.core.kv_plan import plan_frame
 from specsot_worker import handed_rows
 from specsot_worker.feature_store import FeatureStore
 from specsot_worker.feature_stream import FeatureStream

@@ -19,7 +19,7 @@ HEADS = HeadWindows((((0, 1), (4, MAX_TOKENS)), ((4, 8), (20, 40))))
 
 def dense(decoder, heads: HeadWindows) -> torch.Tensor:
     """Hidden rows [text, H] of the whole text at once."""
-    from specsot.model.attention import AttentionPlan
+    from specsot_model.attention import AttentionPlan
 
     count = len(TEXT)
     at = torch.arange(count)

@@ -16,19 +16,19 @@ import pytest
 import torch
 
 from specsot.core.frames import Close, Fork, Frame, Lease, Open, Opening, Order, PromptChunk, TreeSegment
-from specsot.core.kv_plan import plan_frame
 from specsot.core.pages import PageTable
 from specsot.core.tree import accept, chain, shape_of
 from specsot.errors import ModelError
 from specsot.members import Configuration, TreeShape
-from specsot.model.decoder import Decoder
 from specsot.params import Sampling, Window
-from specsot_app.eagle.generation import LapLoop
+from specsot_bench.eagle.generation import LapLoop
 from specsot_drafter.core.budget import FixedBudget
 from specsot_drafter.core.selection import Candidates, best_each, build_trees
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.proposers import Proposer
+from specsot_model.core.kv_plan import plan_frame
+from specsot_model.decoder import Decoder
 from specsot_worker import sampling, verifier
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget
 from specsot_worker.core.sequencer import Sequencer

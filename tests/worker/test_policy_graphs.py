@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from specsot.core.frames import Frame, Opening, rows_of
-from specsot.core.segments import HeadColumns, RowSpan
 from specsot.members import Range
-from specsot.model.cuda_graphs import Captured, CapturedLaps, GraphCapture, LapRows, Work
 from specsot.params import HeadWindows, Pruning, Window
+from specsot_kernels.segments import HeadColumns, RowSpan
+from specsot_model.cuda_graphs import Captured, CapturedLaps, GraphCapture, LapRows, Work
 from specsot_worker.stage import DecoderStage
 from tests.conftest import some
 from tests.worker.writers import PAGE, Writer

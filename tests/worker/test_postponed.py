@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from specsot.core.frames import Close, End, Features, Fork, Open, Opening, Result, tokens_of
-from specsot.core.kv_plan import plan_frame
 from specsot.core.pages import PageTable
 from specsot.errors import ModelError
 from specsot.members import Configuration, Range, Ready, Stage
 from specsot.params import Form
 from specsot.transport.links import Arrival, Inbox, LocalLink
+from specsot_model.core.kv_plan import plan_frame
 from specsot_worker.feature_store import FeatureStore
 from specsot_worker.verifier import Verifier
 from specsot_worker.worker import Worker

@@ -27,7 +27,7 @@ def ratio_of(pruning: Pruning, importance: HeadImportance | None, layer: int, he
 
 def dense(decoder, pruning: Pruning, importance: HeadImportance | None = None) -> torch.Tensor:
     """Hidden rows [text, H] of the whole text at once, each head's rows behind a mask of its own."""
-    from specsot.model.attention import AttentionPlan
+    from specsot_model.attention import AttentionPlan
 
     count, every = len(TEXT), pruning.prune_every
     at = torch.arange(count)

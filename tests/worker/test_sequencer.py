@@ -20,10 +20,10 @@ from specsot.core.frames import (
     TreeSegment,
     rows_of,
 )
-from specsot.core.kv_plan import plan_frame
 from specsot.core.pages import PageTable
 from specsot.core.tree import chain
 from specsot.params import Window
+from specsot_model.core.kv_plan import plan_frame
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget
 from specsot_worker.core.sequencer import Sequencer
 from tests.conftest import seeds

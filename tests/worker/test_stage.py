@@ -19,7 +19,7 @@ PAGE, LAYERS = 16, Range(1, 3)
 @pytest.fixture
 def stages(tmp_path):
     """Makes stages of the same weights, without an embedding: rows come in as the test likes."""
-    from specsot.model.decoder import Decoder
+    from specsot_model.decoder import Decoder
     from specsot_worker.stage import DecoderStage
 
     decoder = Decoder.load(write_base(tmp_path / "base"), LAYERS, torch.float32, "cpu")
@@ -59,7 +59,7 @@ def test_this_test_would_notice(stages):
 @pytest.mark.parametrize("token", [-1, 10**6])
 def test_a_token_that_the_base_lacks_is_an_error_of_the_frame_not_of_the_process(tmp_path, token: int):
     from specsot.errors import WireError
-    from specsot.model.decoder import Decoder
+    from specsot_model.decoder import Decoder
     from specsot_worker.stage import DecoderStage
 
     stage = DecoderStage(

@@ -20,7 +20,7 @@ WINDOWS = [Window(4, 24), Window(0, 16), Window(20, 40)]
 
 def dense(decoder, window: Window) -> torch.Tensor:
     """Hidden rows [text, H] of the whole text at once: a mask, and sinks met at min(p, sinks + recent)."""
-    from specsot.model.attention import AttentionPlan
+    from specsot_model.attention import AttentionPlan
 
     config, count = decoder.config, len(TEXT)
     at = torch.arange(count)

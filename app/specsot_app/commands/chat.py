@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from specsot.model.cache import state_folder
+from specsot.checkpoint.cache import state_folder
 from specsot.params import Ask
 from specsot.service.command import Example, command
 from specsot.service.option_table import Offer, option

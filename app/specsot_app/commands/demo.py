@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from specsot.model.cache import cache_folder
+from specsot.checkpoint.cache import cache_folder
 from specsot.service.command import Example, command
 from specsot.service.option_table import option
 from specsot_app.fleet import demo as files

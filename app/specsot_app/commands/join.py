@@ -7,8 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from specsot.model.cache import state_folder
-from specsot.model.config import require_torch
+from specsot.checkpoint.cache import state_folder
+from specsot.checkpoint.config import require_torch
 from specsot.service.command import Example, command
 from specsot.service.option_table import MEMORY, Option, arguments_of, option
 from specsot_app.runtime import run_until_signal

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
+from specsot.checkpoint.config import require_torch
 from specsot.core.info import memory_in_words
-from specsot.model.config import require_torch
 from specsot.service.command import Example, command
 from specsot.service.option_table import Offer, option
 from specsot_app.fleet.options import FleetOptions

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from specsot.checkpoint.config import ModelConfig, read_config
+from specsot.checkpoint.fields import read_json
+from specsot.checkpoint.resolving import address_of_model
 from specsot.errors import ModelError
-from specsot.model.config import ModelConfig, read_config
-from specsot.model.fields import read_json
-from specsot.model.resolving import address_of_model
 
 # Folders in `models` that hold a head of this kind. `demo` is not one: its name says nothing of a model.
 NAMES: Final = ("qwen2.5-coder-1.5b", "smollm2")

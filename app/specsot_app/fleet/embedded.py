@@ -13,17 +13,17 @@ from functools import partial
 
 import structlog
 
+from specsot.checkpoint.cache import cache_folder
 from specsot.core.info import Info
 from specsot.errors import Hung, SpecsotError, Unavailable
 from specsot.events import Numbered
 from specsot.members import Range, Registration
-from specsot.model.cache import cache_folder
 from specsot.params import MODELLESS, Ask
 from specsot.service.compute import ComputeThread
 from specsot.service.membership import Connect, RingMember, run_membership
 from specsot.service.options import DraftModelOptions
 from specsot.transport.links import Dialer, Exchange, Inbox, Link, LocalDialer, LocalLink, Prepare
-from specsot_master.core.ring import RingOptions
+from specsot_master.core.ring.ring_state import RingOptions
 from specsot_master.master import Master, assemble
 from specsot_master.members import Membership
 

@@ -12,28 +12,28 @@ from pathlib import Path
 
 import torch
 
+from specsot.checkpoint.config import ModelConfig, read_config
+from specsot.checkpoint.fields import read_json
+from specsot.checkpoint.hub import shapes_on_hub, snapshot_of
+from specsot.checkpoint.resolving import describe_model, name_of_model
 from specsot.core.info import memory_in_words
 from specsot.errors import InvalidRequest, Refused
 from specsot.members import QUANTIZATIONS, Configuration, Quantization, Range, Registration, Stage
-from specsot.model.config import ModelConfig, read_config
-from specsot.model.device_speed import copy_speed
-from specsot.model.fields import read_json
-from specsot.model.hub import shapes_on_hub, snapshot_of
-from specsot.model.linear import NAMES, resolve_dtype
-from specsot.model.loaded_parts import measured_range, open_shapes
-from specsot.model.memory_fit import WeightForm, room_on, weights_of
-from specsot.model.published import as_published, published_of
-from specsot.model.resolving import describe_model, name_of_model
-from specsot.model.weights import SINGLE, has_files
 from specsot.params import MODELLESS
 from specsot_app.core.device_map import HostDevice, PlannedPlace, check_stages, parse_planned
 from specsot_app.fleet.options import FleetOptions, hosts_here, layers_of, models_of
 from specsot_drafter.heads.checkpoint import Checkpoint
 from specsot_drafter.memory import DraftMemory, eagle_memory, model_memory
 from specsot_drafter.proposers.lm import beam_shape, read_small
-from specsot_master.core.epoch import configurations_of
-from specsot_master.core.placement import Throughput, next_stages
-from specsot_master.core.ring import RingConfig
+from specsot_master.core.ring.epoch import configurations_of
+from specsot_master.core.ring.placement import Throughput, next_stages
+from specsot_master.core.ring.ring_state import RingConfig
+from specsot_model.device_speed import copy_speed
+from specsot_model.linear import NAMES, resolve_dtype
+from specsot_model.loaded_parts import measured_range, open_shapes
+from specsot_model.memory_fit import WeightForm, room_on, weights_of
+from specsot_model.published import as_published, published_of
+from specsot_model.weights import SINGLE, has_files
 from specsot_worker.memory import LayerMemory
 
 HERE = "127.0.0.1"

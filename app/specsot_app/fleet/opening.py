@@ -7,19 +7,19 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TextIO, cast
 
+from specsot.checkpoint.config import read_config
 from specsot.core.info import Info
 from specsot.core.view import View, advance
 from specsot.errors import SpecsotError, Unavailable
 from specsot.events import Finished, Numbered, Reason
 from specsot.members import TreeShape
-from specsot.model.config import read_config
 from specsot.params import Ask
 from specsot_app.fleet import demo
 from specsot_app.fleet.devices import with_device
 from specsot_app.fleet.options import FleetOptions, Models, models_of, public_name, resolved
 
 if TYPE_CHECKING:
-    from specsot_master.core.ring import RingOptions
+    from specsot_master.core.ring.ring_state import RingOptions
 
 # Seconds that stage 0 waits for a draft tree where every lap is to have a whole one. At the usual second,
 # nearly all laps went without, with 14 busy processes on two cores. A bound, not tuned.
@@ -126,7 +126,7 @@ async def open_embedded(options: FleetOptions, models: Models, watch: Watch | No
 
 def ring_of(options: FleetOptions) -> RingOptions:
     """Whole trees in every lap are waited for, however busy the machine is."""
-    from specsot_master.core.ring import EngineConfig, RingOptions
+    from specsot_master.core.ring.ring_state import EngineConfig, RingOptions
 
     fixed = options.tree == "fixed"
     ring = RingOptions(

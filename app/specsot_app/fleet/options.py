@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from specsot.checkpoint.config import read_config, require_quantizer, require_torch
+from specsot.checkpoint.resolving import address_of_model, resolve_model
 from specsot.errors import InvalidRequest
 from specsot.members import CommMode, HopDtype, Layout, Range, Transport
-from specsot.model.config import read_config, require_quantizer, require_torch
-from specsot.model.resolving import address_of_model, resolve_model
 from specsot.params import MODELLESS, DrafterName, PlanStyle
 from specsot.service.option_table import Tier, checked, entries_of, option, same, truth, warn_inactive
 from specsot.service.options import DraftModelOptions
@@ -240,7 +240,7 @@ def resolved(options: FleetOptions, models: Models) -> FleetOptions:
     """With the models that were found, as other processes name them, and the form in which they are held."""
     draft = models.draft and address_of_model(models.draft)
     if not models.places and read_config(models.base).published:
-        from specsot.model.published import as_published  # torch
+        from specsot_model.published import as_published  # torch
 
         options = as_published(options, models.base)
     return replace(options, model=address_of_model(models.base), draft_model=draft, drafter=models.drafts)

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from specsot.checkpoint.cache import state_folder
+from specsot.checkpoint.resolving import address_of_model
 from specsot.errors import InvalidRequest
-from specsot.model.cache import state_folder
-from specsot.model.resolving import address_of_model
 from specsot.service.option_table import arguments_of
 from specsot.service.options import OF_DRAFTER, OF_WORKER, MemberOptions
 from specsot.transport.security import exposed

@@ -5,8 +5,6 @@ import json
 import torch
 
 from specsot.members import Range, TreeShape
-from specsot.model.cuda_graphs import measure_rows
-from specsot.model.decoder import Decoder
 from specsot_drafter.loader import measure_levels
 from specsot_lab.bench.gpu_drafts import head_shape, made_up_head
 from specsot_lab.bench.gpu_loop import Drafting, GpuLoop
@@ -14,6 +12,8 @@ from specsot_lab.bench.gpu_product import measure_prompts
 from specsot_lab.bench.gpu_replay import scaled_ranks
 from specsot_lab.bench.gpu_speculation import DEPTH, NODES, ROWS, TAU, TOP_K
 from specsot_lab.bench.synthetic_models import Telling, config_of
+from specsot_model.cuda_graphs import measure_rows
+from specsot_model.decoder import Decoder
 
 PAGES, MANY = 1300, (8, 8, 64, 64)
 

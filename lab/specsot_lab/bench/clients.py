@@ -16,8 +16,8 @@ from specsot.errors import SpecsotError
 from specsot.events import BranchText, Event, Finished, MergedText, Reason, SkeletonText
 from specsot.params import Ask
 from specsot.transport.grpc_client import MasterClient
-from specsot_app.bench.results import Stopwatch, now
 from specsot_app.fleet.options import ClientOptions
+from specsot_bench.results import Stopwatch, now
 
 MOMENT = 0.001  # seconds: texts closer together came with one lap
 

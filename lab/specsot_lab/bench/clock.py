@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 
 from specsot.core.frames import PromptChunk
-from specsot_app.bench.results import Row, Stopwatch, named, write_results
-from specsot_app.eagle.generation import Lap, LapLoop
+from specsot_bench.eagle.generation import Lap, LapLoop
+from specsot_bench.results import Row, Stopwatch, named, write_results
 
 Call = Callable[[], object]
 

@@ -15,15 +15,15 @@ from typing import Any
 
 import torch
 
+from specsot.checkpoint.config import make_config
 from specsot.core.tree import ancestry, depths
 from specsot.members import Range
-from specsot.model.attention import RowSpan
-from specsot.model.config import make_config
-from specsot.model.cuda_graphs import BUCKETS, CapturedLaps, GraphCapture, LapRows, bucket_of
-from specsot.model.decoder import Decoder
-from specsot.model.kv import KVPages
-from specsot.model.loaded_parts import AbsentWeights
 from specsot_lab.bench.gpu_laps import kernels_of, parents_of
+from specsot_model.attention import RowSpan
+from specsot_model.cuda_graphs import BUCKETS, CapturedLaps, GraphCapture, LapRows, bucket_of
+from specsot_model.decoder import Decoder
+from specsot_model.kv import KVPages
+from specsot_model.loaded_parts import AbsentWeights
 
 PROMPT, TURNS = 2048, 9
 KEPT = 3  # rows of a tree that stay, so that the next one stands behind them

@@ -19,8 +19,7 @@ from specsot.core.frames import Frame, Opening, PromptChunk, TreeSegment
 from specsot.core.tree import single
 from specsot.errors import InvalidRequest
 from specsot.members import Range
-from specsot.model.decoder import Decoder
-from specsot_app.bench.results import Stopwatch
+from specsot_bench.results import Stopwatch
 from specsot_lab.bench.clock import RowLog, captured, typical
 from specsot_lab.bench.gpu_drafts import measure_drafts
 from specsot_lab.bench.gpu_fp8 import measure_fp8
@@ -29,6 +28,7 @@ from specsot_lab.bench.gpu_product import measure_product
 from specsot_lab.bench.gpu_served import measure_served
 from specsot_lab.bench.gpu_speculation import measure_speculation
 from specsot_lab.bench.synthetic_models import Telling, config_of
+from specsot_model.decoder import Decoder
 from specsot_worker.stage import DecoderStage
 from specsot_worker.verifier import Verifier
 

@@ -11,14 +11,8 @@ from functools import partial
 
 import torch
 
+from specsot.checkpoint.config import ModelConfig
 from specsot.members import Quantization
-from specsot.model.config import ModelConfig
-from specsot.model.cuda_graphs import GraphCapture
-from specsot.model.decoder import Decoder
-from specsot.model.layers import Norm
-from specsot.model.linear import Linear
-from specsot.model.rotary import Rotary
-from specsot.model.weights import Fetch
 from specsot_drafter.eagle_kv import DraftPages, DueRows
 from specsot_drafter.graph_growth import GraphInput, TreeGraphs
 from specsot_drafter.heads.checkpoint import HeadShape
@@ -27,6 +21,12 @@ from specsot_drafter.heads.fused import FusedHead
 from specsot_lab.bench.clock import each_of
 from specsot_lab.bench.gpu_laps import Speeds, floor_of_draft, kernels_of
 from specsot_lab.bench.synthetic_models import MadeUp
+from specsot_model.cuda_graphs import GraphCapture
+from specsot_model.decoder import Decoder
+from specsot_model.layers import Norm
+from specsot_model.linear import Linear
+from specsot_model.rotary import Rotary
+from specsot_model.weights import Fetch
 
 VOCABULARY, TOP_K = 32_000, 10  # of the published heads and trees
 DEPTHS = (4, 5, 6, 7)
@@ -65,7 +65,7 @@ def _measure_head(
 
 def descents_behind(head: Eagle3Head, text: int) -> tuple[TreeGraphs, GraphInput]:
     """Graphs over a memory that holds one text, of which DUE rows are not computed yet."""
-    from specsot.kernels.gpu.growing import grow
+    from specsot_kernels.gpu.growing import grow
 
     levels = max(DEPTHS) + 1
     memory = DraftPages(head, -(-(text + levels * TOP_K) // PAGE) + 1, PAGE)

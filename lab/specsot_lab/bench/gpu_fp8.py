@@ -10,9 +10,8 @@ from dataclasses import replace
 
 import torch
 
+from specsot.checkpoint.config import ModelConfig
 from specsot.members import Quantization, Range, TreeShape
-from specsot.model.config import ModelConfig
-from specsot.model.decoder import Decoder
 from specsot_lab.bench.clock import captured, typical
 from specsot_lab.bench.gpu_drafts import head_shape, made_up_head
 from specsot_lab.bench.gpu_laps import Speeds, kernels_of, lap_of
@@ -33,6 +32,7 @@ from specsot_lab.bench.gpu_speculation import (
     told_of,
 )
 from specsot_lab.bench.synthetic_models import Telling
+from specsot_model.decoder import Decoder
 
 KINDS: tuple[Quantization | None, ...] = (None, "fp8", "int8")
 TEXTS = (1, 8, 64)

@@ -18,13 +18,13 @@ from specsot.core.frames import Frame, Opening, Outcome, PromptChunk, Result, Tr
 from specsot.core.tree import Tree
 from specsot.members import Broken, Configuration, Progress, Range, Ready, Registration
 from specsot.members import Stage as Place
-from specsot.model.decoder import Decoder
 from specsot.service.compute import ComputeThread
 from specsot.service.membership import Connect, run_membership
 from specsot.transport.links import Arrival, Exchange, Link, LocalDialer, LocalLink
 from specsot.transport.pending_rows import let_rows_cross, use_device
-from specsot_app.bench.results import now
+from specsot_bench.results import now
 from specsot_lab.bench.gpu_laps import PAGE, parents_of
+from specsot_model.decoder import Decoder
 from specsot_worker.stage import DecoderStage
 from specsot_worker.verifier import Verifier
 from specsot_worker.worker import Worker

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from specsot.checkpoint.config import ModelConfig
 from specsot.core.tree import ancestry, depths
-from specsot.model.attention import RowSpan
-from specsot.model.config import ModelConfig
-from specsot.model.decoder import Decoder
-from specsot.model.kv import KVPages
 from specsot_drafter.heads.checkpoint import HeadShape
 from specsot_lab.bench.clock import Call, seconds_of
 from specsot_lab.bench.synthetic_models import bytes_of_a_token, bytes_of_kv
+from specsot_model.attention import RowSpan
+from specsot_model.decoder import Decoder
+from specsot_model.kv import KVPages
 
 PAGE = 64
 BYTES = 2  # of a number in bf16

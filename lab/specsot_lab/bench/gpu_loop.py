@@ -20,9 +20,8 @@ from specsot.core.skeleton import PlanRules
 from specsot.core.vocabulary import Vocabulary
 from specsot.grammar import Grammar, grammar_of
 from specsot.members import Configuration, Curve, TreeShape
-from specsot.model.decoder import Decoder
 from specsot.params import Form, Sampling
-from specsot_app.eagle.generation import EPOCH, LapLoop
+from specsot_bench.eagle.generation import EPOCH, LapLoop
 from specsot_drafter.core.budget import BudgetPolicy, FixedBudget
 from specsot_drafter.core.control import make_budget
 from specsot_drafter.engine import DraftEngine
@@ -30,6 +29,7 @@ from specsot_drafter.heads import DraftHead
 from specsot_drafter.proposers.eagle import EagleProposer
 from specsot_lab.bench.clock import LapClock
 from specsot_lab.bench.gpu_replay import Ranks, Replay
+from specsot_model.decoder import Decoder
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget
 from specsot_worker.core.sequencer import Sequencer
 from specsot_worker.feature_store import FeatureStore

@@ -16,10 +16,8 @@ from specsot.core.frames import Frame, Opening, PromptChunk
 from specsot.core.skeleton import PlanRules
 from specsot.core.vocabulary import Vocabulary, describe
 from specsot.members import Curve, TreeShape
-from specsot.model.cuda_graphs import measure_rows
-from specsot.model.decoder import Decoder
 from specsot.params import Form, Sampling
-from specsot_app.bench.results import Stopwatch
+from specsot_bench.results import Stopwatch
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.loader import measure_levels
 from specsot_lab.bench.clock import LapClock
@@ -59,6 +57,8 @@ from specsot_lab.bench.gpu_speculation import (
     speed_of,
     told_of,
 )
+from specsot_model.cuda_graphs import measure_rows
+from specsot_model.decoder import Decoder
 from specsot_worker.stage import DecoderStage
 from specsot_worker.verifier import Verifier
 

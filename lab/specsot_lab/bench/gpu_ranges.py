@@ -27,24 +27,24 @@ import torch
 import uvloop
 from torch import Tensor
 
+from specsot.checkpoint.config import ModelConfig
 from specsot.core.frames import Result
 from specsot.errors import InvalidRequest
 from specsot.members import Configuration, Range, Ready, Stage, Transport
-from specsot.model.config import ModelConfig
-from specsot.model.decoder import Decoder
 from specsot.service.membership import run_membership
 from specsot.service.runtime_env import set_runtime_defaults
 from specsot.transport.grpc_links import SERVICE, GrpcDialer, RingService
 from specsot.transport.grpc_server import open_server
 from specsot.transport.links import Dialer, Inbox, LocalLink
 from specsot.transport.nccl_links import DirectDialer, DirectHost
-from specsot_app.bench.core.tables import Column, markdown
-from specsot_app.bench.results import Row, Stopwatch
+from specsot_bench.core.tables import Column, markdown
+from specsot_bench.results import Row, Stopwatch
 from specsot_lab.bench.clock import RowLog, seconds_of
 from specsot_lab.bench.gpu_lanes import EPOCH, LaneRun, Lanes, LaneWorker, LoadedRange, joining, lanes_over
 from specsot_lab.bench.gpu_laps import PAGE
 from specsot_lab.bench.gpu_loop import free_loops
 from specsot_lab.bench.synthetic_models import SPREAD, MadeUp, bytes_of_a_token, config_of
+from specsot_model.decoder import Decoder
 
 PATIENCE = 10.0  # seconds in which a process may leave
 

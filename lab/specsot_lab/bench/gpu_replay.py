@@ -23,7 +23,6 @@ from torch import Tensor
 
 from specsot.core.frames import Features
 from specsot.core.verdict import UnreadVerdict
-from specsot.model.kv import indices
 from specsot_drafter.core.selection import Candidates, Flags, Floats, Ints, KeepGrowing
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.early_growth import DeviceChoice
@@ -31,6 +30,7 @@ from specsot_drafter.grammar import filter_candidates
 from specsot_drafter.proposers import ChosenTrees, Offer, Proposer
 from specsot_drafter.proposers.eagle import EagleProposer
 from specsot_lab.bench.acceptance import even_ranks, even_runs
+from specsot_model.kv import indices
 
 CHANCES = (0.62, 0.14, 0.07, 0.05, 0.04, 0.03, 0.02, 0.015, 0.01, 0.005)  # of a node's children, best first
 STEP = 7919  # a prime: far from the right token, and never it

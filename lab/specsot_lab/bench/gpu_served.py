@@ -21,9 +21,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from specsot.model.fields import Json
+from specsot.checkpoint.fields import Json
 from specsot.params import Ask, DrafterName, Limits, Sampling
-from specsot_app.bench.results import Stopwatch, now
 from specsot_app.fleet.demo import small_pair
 from specsot_app.fleet.options import ClientOptions, FleetOptions, Models
 from specsot_app.fleet.processes import (
@@ -38,6 +37,7 @@ from specsot_app.fleet.processes import (
 )
 from specsot_app.fleet.service_specs import PRIVATE, Service, processes_of, services_of
 from specsot_app.runtime import run_until_signal
+from specsot_bench.results import Stopwatch, now
 from specsot_lab.bench.clients import LoadLevel, RequestTimes, ask_at_once
 from specsot_lab.bench.gpu_drafts import VOCABULARY
 from specsot_lab.bench.synthetic_models import SHAPES, MadeUp, Telling

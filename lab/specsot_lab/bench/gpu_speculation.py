@@ -11,9 +11,6 @@ from dataclasses import dataclass, replace
 
 from specsot.core.pages import PageTable
 from specsot.members import Curve, TreeShape
-from specsot.model.cuda_graphs import measure_rows
-from specsot.model.decoder import Decoder
-from specsot.model.kv import KVPages
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.loader import measure_levels
 from specsot_lab.bench.acceptance import chance_of
@@ -23,6 +20,9 @@ from specsot_lab.bench.gpu_laps import BYTES, Speeds, floor_of_draft, floor_of_l
 from specsot_lab.bench.gpu_loop import PAGE, Drafting, GpuLoop, RequestPart
 from specsot_lab.bench.gpu_replay import scaled_ranks
 from specsot_lab.bench.synthetic_models import bytes_of_kv
+from specsot_model.cuda_graphs import measure_rows
+from specsot_model.decoder import Decoder
+from specsot_model.kv import KVPages
 
 # Tokens behind the request's own, to plan and to write one of six points whose titles have five words: what
 # general instruct models are told, in English, by the demo model's tokenizer.

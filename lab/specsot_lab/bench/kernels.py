@@ -19,9 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specsot.core.segments import RowSpan
 from specsot.errors import InvalidRequest
-from specsot.kernels import (
+from specsot_kernels import (
     TreeMaskMode,
     build_tree_structure,
     gpu,
@@ -30,9 +29,10 @@ from specsot.kernels import (
     tree_speculative_sampling,
     verify_tree_greedy,
 )
-from specsot.kernels.gpu import attention
-from specsot.model.attention import attend, plan_readings
+from specsot_kernels.gpu import attention
+from specsot_kernels.segments import RowSpan
 from specsot_lab.bench.clock import Call, RowLog, captured, seconds_of, typical
+from specsot_model.attention import attend, plan_readings
 
 Many = tuple[Any, ...]
 Row = dict[str, object]

@@ -11,11 +11,11 @@ import torch
 
 from specsot.core.frames import Frame, Opening, PromptChunk, TreeSegment
 from specsot.core.tree import Tree
-from specsot_app.bench.core.tables import figure, markdown
-from specsot_app.bench.results import Row, Stopwatch, publish
-from specsot_app.bench.runners import ModelSet
-from specsot_app.reference_model import load_whole
 from specsot_app.terminal.show import counting_bar
+from specsot_bench.core.tables import figure, markdown
+from specsot_bench.reference_model import load_whole
+from specsot_bench.results import Row, Stopwatch, publish
+from specsot_bench.runners import ModelSet
 from specsot_worker.stage import DecoderStage
 
 TEXT, PAGE_ROWS = 200, 64  # tokens before the tree, positions of a page

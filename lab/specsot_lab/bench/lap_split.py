@@ -20,24 +20,24 @@ from torch.profiler import ProfilerActivity, profile
 
 from specsot.core.frames import Fork, Frame, Open, Opening, TreeSegment
 from specsot.members import Range, TreeShape
-from specsot.model.decoder import Decoder
-from specsot.model.device_speed import copy_speed
-from specsot.model.memory_fit import WeightForm, weights_of
-from specsot.model.published import open_weights
 from specsot.params import Message
-from specsot_app.bench.core.tables import Column, figure, markdown, text
-from specsot_app.bench.plots import picture
-from specsot_app.bench.results import Row, publish
-from specsot_app.bench.runners import ModelSet
-from specsot_app.eagle.generation import LapLoop, open_loop
-from specsot_app.eagle.models import TargetAndDraft
-from specsot_app.reference_model import load_whole
 from specsot_app.terminal.show import counting_bar
+from specsot_bench.core.tables import Column, figure, markdown, text
+from specsot_bench.eagle.generation import LapLoop, open_loop
+from specsot_bench.eagle.models import TargetAndDraft
+from specsot_bench.plots import picture
+from specsot_bench.reference_model import load_whole
+from specsot_bench.results import Row, publish
+from specsot_bench.runners import ModelSet
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.loading import load_head
 from specsot_lab.bench.clock import LapClock
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
+from specsot_model.decoder import Decoder
+from specsot_model.device_speed import copy_speed
+from specsot_model.memory_fit import WeightForm, weights_of
+from specsot_model.published import open_weights
 
 WARM = 3  # laps that do not count
 PHASES = ("compose", "layers", "lm_head", "learn", "draft")

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any
 from urllib.request import Request, urlopen
 
 from specsot.params import Ask
-from specsot_app.bench.core.pairing import Sample, order
-from specsot_app.bench.core.tables import Column, Row, figure, markdown, text
-from specsot_app.bench.results import Stopwatch, publish
 from specsot_app.core.ask import ask_of
 from specsot_app.fleet.options import FleetOptions, models_of
+from specsot_bench.core.pairing import Sample, order
+from specsot_bench.core.tables import Column, Row, figure, markdown, text
+from specsot_bench.results import Stopwatch, publish
 from specsot_lab.bench.pairs import PairedAnswer
 from specsot_master.core.limits import rules_of
 from specsot_master.prompts import Prompts, messages_of

@@ -20,12 +20,12 @@ from specsot.core.info import Info
 from specsot.errors import InvalidRequest
 from specsot.params import Ask, Limits, Mode
 from specsot.service.member import IDLE_SECONDS
-from specsot_app.bench.core.tables import Column, figure, markdown, text
-from specsot_app.bench.results import Row, named, publish
 from specsot_app.fleet.options import ClientOptions, FleetOptions, models_of
 from specsot_app.fleet.processes import ChildProcess, ProcessFleet
 from specsot_app.runtime import run_until_signal
 from specsot_app.terminal.show import counting_bar
+from specsot_bench.core.tables import Column, figure, markdown, text
+from specsot_bench.results import Row, named, publish
 from specsot_lab.bench.clients import LoadLevel, ask_at_once
 
 QUESTION = "Question {number}: how would you explain the subject to somebody new to it?"

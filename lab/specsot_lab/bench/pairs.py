@@ -18,26 +18,26 @@ import torch
 
 from specsot.drafting import DraftOptions
 from specsot.errors import SpecsotError
-from specsot.model.linear import resolve_dtype
 from specsot.params import Ask, Message
-from specsot_app.bench.core.methods import sight_of
-from specsot_app.bench.core.pairing import Comparison, Sample, turns
-from specsot_app.bench.core.tables import Column, figure, markdown, text
-from specsot_app.bench.hf_baseline import HfBaseline
-from specsot_app.bench.plots import OTHER, SAME, bars, picture
-from specsot_app.bench.plots import PLAIN as GREY
-from specsot_app.bench.results import Row, Stopwatch, publish
-from specsot_app.bench.runners import ModelSet
 from specsot_app.core.ask import ask_of
 from specsot_app.fleet.demo import is_small
 from specsot_app.fleet.opening import FleetClient, finish, open_fleet
 from specsot_app.fleet.options import FleetOptions
 from specsot_app.runtime import quiet_logs, run_until_signal
 from specsot_app.terminal.show import counting_bar
+from specsot_bench.core.methods import sight_of
+from specsot_bench.core.pairing import Comparison, Sample, turns
+from specsot_bench.core.tables import Column, figure, markdown, text
+from specsot_bench.hf_baseline import HfBaseline
+from specsot_bench.plots import OTHER, SAME, bars, picture
+from specsot_bench.plots import PLAIN as GREY
+from specsot_bench.results import Row, Stopwatch, publish
+from specsot_bench.runners import ModelSet
 from specsot_lab.bench.stage_switches import RowByRowStage, SingleThread, UncapturedStage
 from specsot_master.core.limits import POINT_TOKENS
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
+from specsot_model.linear import resolve_dtype
 from specsot_worker.stage import DecoderStage
 
 Settings = Mapping[str, Any]

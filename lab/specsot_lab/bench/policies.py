@@ -13,21 +13,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specsot.checkpoint.config import HEADS_FILE, ModelConfig, read_heads, read_importance, write_heads
+from specsot.checkpoint.resolving import folder_of_model
 from specsot.errors import InvalidRequest
-from specsot.model.attention import AttentionPlan
-from specsot.model.config import HEADS_FILE, ModelConfig, read_heads, read_importance, write_heads
-from specsot.model.decoder import Decoder
-from specsot.model.resolving import folder_of_model
 from specsot.params import HeadCounts, HeadImportance, HeadPruning, HeadWindows, Pruning, Window
 from specsot.service.options import ModelOptions
-from specsot_app.bench.core.methods import sight_of
-from specsot_app.bench.core.tables import Column, figure, markdown, text
-from specsot_app.bench.perplexity import Policy, losses
-from specsot_app.bench.results import Row, named, publish
-from specsot_app.bench.rounds import read_reference
-from specsot_app.reference_model import load_whole
 from specsot_app.terminal.show import counting_bar
+from specsot_bench.core.methods import sight_of
+from specsot_bench.core.tables import Column, figure, markdown, text
+from specsot_bench.perplexity import Policy, losses
+from specsot_bench.reference_model import load_whole
+from specsot_bench.results import Row, named, publish
+from specsot_bench.rounds import read_reference
 from specsot_master.text import Text
+from specsot_model.attention import AttentionPlan
+from specsot_model.decoder import Decoder
 
 NUMBERS = ("dtype", "quantization", "kv_cache_dtype")
 WINDOWS = (256, 512, 1024)

@@ -15,25 +15,25 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from specsot.checkpoint.config import read_config
 from specsot.errors import ModelError
 from specsot.members import QUANTIZATIONS, KvDtype, Quantization, Range
-from specsot.model.config import read_config
-from specsot.model.decoder import Decoder
-from specsot.model.kv import row_bytes
-from specsot.model.linear import NAMES, check_quantization, resolve_dtype
-from specsot.model.memory_fit import WeightForm, weights_of
-from specsot.model.packed import row_itemsize
-from specsot.model.published import open_weights
 from specsot.params import Message
-from specsot_app.bench.core.tables import Column, figure, markdown, text
-from specsot_app.bench.perplexity import losses
-from specsot_app.bench.results import Row, named, publish
 from specsot_app.terminal.show import counting_bar
-from specsot_app.verify.pair import choose_questions, draft
+from specsot_bench.core.tables import Column, figure, markdown, text
+from specsot_bench.perplexity import losses
+from specsot_bench.results import Row, named, publish
+from specsot_bench.verify.pair import choose_questions, draft
 from specsot_drafter.heads.loading import load_head
 from specsot_lab.bench.policies import ReadingOptions
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
+from specsot_model.decoder import Decoder
+from specsot_model.kv import row_bytes
+from specsot_model.linear import NAMES, check_quantization, resolve_dtype
+from specsot_model.memory_fit import WeightForm, weights_of
+from specsot_model.packed import row_itemsize
+from specsot_model.published import open_weights
 
 Prompt = tuple[int, ...]
 

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from specsot.core.frames import FeatureBatch, Features, Frame, Opening, PromptChunk
 from specsot.members import TreeShape
-from specsot.model.decoder import Decoder
 from specsot_app.fleet.options import Models
 from specsot_drafter.core.selection import Candidates
 from specsot_drafter.core.sequences import DraftSequence
@@ -34,6 +33,7 @@ from specsot_lab.eval.core.aspect_table import interval_of
 from specsot_lab.train.rows import Row
 from specsot_lab.train.text_files import rows_of
 from specsot_master.text import Text as Tokens
+from specsot_model.decoder import Decoder
 from specsot_worker.stage import DecoderStage
 
 LEVELS, K = 8, 10  # of the published trees

@@ -18,12 +18,12 @@ from typing import Any, cast
 from specsot.errors import InvalidRequest, SpecsotError
 from specsot.members import HopDtype
 from specsot.service.options import DraftModelOptions
-from specsot_app.bench.core.pairing import Comparison, Sample, order
-from specsot_app.bench.core.tables import Column, markdown
-from specsot_app.bench.results import Row, describe_machine, named, publish
 from specsot_app.fleet.demo import is_small
 from specsot_app.runtime import quiet_logs, run_until_signal
 from specsot_app.terminal.show import counting_bar
+from specsot_bench.core.pairing import Comparison, Sample, order
+from specsot_bench.core.tables import Column, markdown
+from specsot_bench.results import Row, describe_machine, named, publish
 from specsot_lab.bench.delay_proxy import exact_loop
 from specsot_lab.bench.ring_answers import ask_all, table_of_answers
 from specsot_lab.bench.ring_fleet import LapTimes, Line, RingFleet, Written, answers_of, ring_of

@@ -10,9 +10,9 @@ from typing import Any
 from specsot.errors import SpecsotError
 from specsot.events import Finished, Statistics
 from specsot.params import Ask, Limits, Message
-from specsot_app.bench.core.pairing import order
-from specsot_app.bench.core.tables import figure, markdown, text
-from specsot_app.bench.results import Row
+from specsot_bench.core.pairing import order
+from specsot_bench.core.tables import figure, markdown, text
+from specsot_bench.results import Row
 from specsot_lab.bench.ring_fleet import Answer
 
 WAYS: Mapping[str, dict[str, Any]] = {

@@ -16,23 +16,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from specsot.checkpoint.config import read_config
+from specsot.checkpoint.fingerprint import fingerprint
 from specsot.core.frames import Close, Fork, Frame, Open, Opening, Result
 from specsot.errors import Unavailable
 from specsot.events import Finished
 from specsot.members import Configuration, HopDtype, Registration
-from specsot.model.config import read_config
-from specsot.model.fingerprint import fingerprint
 from specsot.params import Ask
 from specsot.service.compute import ComputeThread
 from specsot.service.membership import RingMember, run_membership
 from specsot.transport.grpc_links import GrpcDialer, RingService
 from specsot.transport.grpc_server import open_server
 from specsot.transport.links import Dialer, Inbox, Link, LocalLink
-from specsot_app.bench.results import Clock, now
 from specsot_app.fleet.embedded import MemberUplink
+from specsot_bench.results import Clock, now
 from specsot_lab.bench.delay_proxy import DelayProxy
 from specsot_master.core.inputs import RingEvent, RingLost
-from specsot_master.core.ring import RingConfig, RingOptions, RingState
+from specsot_master.core.ring.ring_state import RingConfig, RingOptions, RingState
 from specsot_master.fleet import Fleet
 from specsot_master.master import assemble
 from specsot_master.members import Membership

@@ -7,17 +7,17 @@ can be switched off, in a loop of sequencer, stage, verifier and drafter in one 
 from __future__ import annotations
 
 from specsot.core.frames import Frame
-from specsot.core.kv_plan import KvPlan
-from specsot.model.kv import Moves
 from specsot.params import Message
-from specsot_app.bench.runners import ModelSet
-from specsot_app.core.eagle_inputs import EagleConfig
-from specsot_app.eagle.generation import Generation, GenerationLimits, StageMaker
-from specsot_app.eagle.models import TargetAndDraft
-from specsot_app.reference_model import load_whole
+from specsot_bench.core.eagle_inputs import EagleConfig
+from specsot_bench.eagle.generation import Generation, GenerationLimits, StageMaker
+from specsot_bench.eagle.models import TargetAndDraft
+from specsot_bench.reference_model import load_whole
+from specsot_bench.runners import ModelSet
 from specsot_drafter.heads.loading import load_head
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
+from specsot_model.core.kv_plan import KvPlan
+from specsot_model.kv import Moves
 from specsot_worker.stage import DecoderStage
 
 TREES = EagleConfig(topk=4, num_steps=5, num_draft_tokens=24)

@@ -16,13 +16,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from specsot.checkpoint.config import ModelConfig, make_config
+from specsot.checkpoint.fields import Json
 from specsot.errors import InvalidRequest
-from specsot.model.config import ModelConfig, make_config
-from specsot.model.fields import Json
-from specsot.model.weights import Weights
 from specsot.service.command import read
 from specsot.service.option_table import Option, option
 from specsot_app.fleet.demo import small_pair
+from specsot_model.weights import Weights
 
 SPREAD = 0.02  # of the weights, as most models begin
 FAINT = 1e-4  # of their usual size: what layers add, so that a token says which one follows

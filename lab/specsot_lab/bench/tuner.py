@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Final
 
 from specsot.drafting import DraftOptions
-from specsot_app.bench.core.methods import Method
-from specsot_app.bench.core.pairing import order
-from specsot_app.bench.core.tables import figure, markdown, text
-from specsot_app.bench.results import Row, named, publish
-from specsot_app.bench.runners import ModelSet, Runners
 from specsot_app.runtime import quiet_logs
+from specsot_bench.core.methods import Method
+from specsot_bench.core.pairing import order
+from specsot_bench.core.tables import figure, markdown, text
+from specsot_bench.results import Row, named, publish
+from specsot_bench.runners import ModelSet, Runners
 
 
 def _chain(tokens: int) -> DraftOptions:

@@ -12,9 +12,9 @@ from specsot.members import HopDtype, Transport
 from specsot.params import Mode
 from specsot.service.command import Example, command
 from specsot.service.option_table import COUNTS, Offer, Option, list_kind, option
-from specsot_app.bench.core.methods import CHAINS, LENGTH, LENGTHS, SAMPLES, WINDOWS, shared
-from specsot_app.commands.bench import OutputOptions
 from specsot_app.fleet.options import FleetOptions, models_of, resolved
+from specsot_bench.commands.bench import OutputOptions
+from specsot_bench.core.methods import CHAINS, LENGTH, LENGTHS, SAMPLES, WINDOWS, shared
 
 if TYPE_CHECKING:
     from specsot_lab.bench.pairs import Contrast
@@ -53,8 +53,8 @@ def _pairs(
     table: str, contrasts: Sequence[Contrast], given: DemoOptions | AblationBenchOptions, samples: int
 ) -> int:
     place = given.output.place
-    from specsot_app.bench.rounds import QUESTIONS, models_of
     from specsot_app.fleet.demo import is_small, questions_of
+    from specsot_bench.rounds import QUESTIONS, models_of
     from specsot_lab.bench import pairs as room
 
     models = models_of(given.fleet, None)
@@ -307,8 +307,8 @@ class LapsBenchOptions:
 def laps(given: LapsBenchOptions) -> int:
     """Measure where the time of a lap goes on a CPU: by phase, and by kind of work."""
     place = given.output.place
-    from specsot_app.bench.rounds import QUESTIONS, models_of
     from specsot_app.fleet.demo import is_small, questions_of
+    from specsot_bench.rounds import QUESTIONS, models_of
     from specsot_lab.bench import lap_rows
     from specsot_lab.bench import lap_split as room
 
@@ -394,7 +394,7 @@ class TunerBenchOptions:
 def tuner(given: TunerBenchOptions) -> int:
     """Measure the draft policy beside fixed chains and trees, question by question or --clients at once."""
     place = given.output.place
-    from specsot_app.bench.rounds import models_of
+    from specsot_bench.rounds import models_of
     from specsot_lab.bench import tuner as room
     from specsot_lab.eval.tasks import read_task
 

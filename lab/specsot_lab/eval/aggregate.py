@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any, Literal
 
-from specsot_app.bench.core.tables import Column, figure, markdown, text
+from specsot_bench.core.tables import Column, figure, markdown, text
 
 SLOWER, WORSE = 1.1, 0.02  # less speedup than this is none; a quality lower by more than this is a loss
 

@@ -12,8 +12,8 @@ from statistics import fmean
 
 from specsot.drafting import DraftOptions
 from specsot.errors import InvalidRequest
-from specsot_app.bench.core.tables import Column, figure, markdown, text
-from specsot_app.bench.results import named
+from specsot_bench.core.tables import Column, figure, markdown, text
+from specsot_bench.results import named
 from specsot_lab.eval.core.aspect_table import (
     AskedQuestion,
     PlannedAnswer,
@@ -26,7 +26,7 @@ from specsot_lab.eval.core.aspect_table import (
 from specsot_lab.eval.records import Record
 from specsot_lab.eval.running import Asked, Run
 from specsot_lab.eval.tasks import Prompt, read_task
-from specsot_master.core.wording import ENGLISH
+from specsot_master.core.plans.wording import ENGLISH
 
 SAMPLED = 0.7  # temperature of the sampled answers: they must differ, and still be sense
 SHARE = 4  # a sampled answer may have one in so many of the others' tokens: what matters comes first

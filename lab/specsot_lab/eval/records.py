@@ -15,9 +15,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
+from specsot.checkpoint.fingerprint import fingerprint
 from specsot.errors import InvalidRequest, ModelError
 from specsot.events import Reason
-from specsot.model.fingerprint import fingerprint
 from specsot.params import Message, Mode
 from specsot_app.core.ask import Answer, answer_of, ask_of
 from specsot_app.fleet.opening import FleetClient, hear

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import specsot_bench as bench
 from specsot.errors import InvalidRequest, ModelError
-from specsot_app import bench
 from specsot_lab.eval import scoring
 
 DATA = Path(__file__).parent / "data"

@@ -12,14 +12,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import TextIO
 
+from specsot.checkpoint.resolving import folder_of_model
 from specsot.errors import InvalidRequest
-from specsot.model.resolving import folder_of_model
 from specsot.params import Ask, Message
-from specsot_app.bench.core.tables import figure, markdown, text
 from specsot_app.fleet.opening import FleetClient, Opener, hear
 from specsot_app.fleet.options import FleetOptions, models_of
 from specsot_app.terminal.show import counting_bar
-from specsot_master.core.router import UNDECIDED, decide_question, score_of, scoring
+from specsot_bench.core.tables import figure, markdown, text
+from specsot_master.core.plans.router import UNDECIDED, decide_question, score_of, scoring
 from specsot_master.prompts import ROUTER_FILE, Prompts
 from specsot_master.text import Text
 

@@ -12,18 +12,18 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final, TextIO, cast
 
+from specsot.checkpoint.resolving import folder_of_model
 from specsot.core.skeleton import PlanRules, Point
 from specsot.errors import InvalidRequest
 from specsot.events import Numbered, Planned
-from specsot.model.resolving import folder_of_model
 from specsot.params import Ask, Limits, Message, Sampling
-from specsot_app.bench.core.tables import figure, markdown, text
 from specsot_app.fleet.opening import FleetClient, Opener, hear
 from specsot_app.fleet.options import FleetOptions, models_of
 from specsot_app.terminal.show import counting_bar
+from specsot_bench.core.tables import figure, markdown, text
 from specsot_lab.eval.core.branch_faults import BranchFaults, WrittenPlan, choose_form, measure
 from specsot_master.core.limits import LIST_POINT_TOKENS
-from specsot_master.core.wording import FORMS, Form
+from specsot_master.core.plans.wording import FORMS, Form
 from specsot_master.prompts import PARTS_FILE, ListConversation, Prompts
 from specsot_master.text import Text
 

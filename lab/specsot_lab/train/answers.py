@@ -11,15 +11,15 @@ from torch import Tensor
 from specsot.core.list_plan import ListReader
 from specsot.core.skeleton import MAX_LIST_POINTS, PlanRules, Point, read_plan
 from specsot.errors import PlanError
-from specsot.model.decoder import Decoder
-from specsot.model.kv import KVPages
 from specsot.params import Message
 from specsot_lab.train.rows import Row, row_of
 from specsot_lab.train.settings import AnswerOptions
 from specsot_lab.train.unrolling import causal_plan, next_plan
-from specsot_master.core.guards import keep_points
+from specsot_master.core.plans.guards import keep_points
 from specsot_master.prompts import Conversation, Prompts
 from specsot_master.text import Text
+from specsot_model.decoder import Decoder
+from specsot_model.kv import KVPages
 
 Tokens = Sequence[int]
 LISTS = PlanRules(

@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from specsot.checkpoint.config import ModelConfig
 from specsot.errors import InvalidRequest
-from specsot.model.config import ModelConfig
 from specsot_lab.train.head import HeadSizes, Mlp, RmsNorm, rotate, turns_at, write_directory
 from specsot_lab.train.settings import HeadPlan
 from specsot_lab.train.unrolling import Teacher, UnrolledBatch

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from specsot.checkpoint.config import ModelConfig
 from specsot.errors import HeadMismatch, InvalidRequest
-from specsot.model.config import ModelConfig
 from specsot_drafter.heads.checkpoint import (
     SHARES_LM_HEAD,
     Checkpoint,

@@ -16,12 +16,9 @@ import torch
 from rich.progress import Progress
 from torch import nn
 
+from specsot.checkpoint.fingerprint import fingerprint
+from specsot.checkpoint.resolving import resolve_model
 from specsot.errors import InvalidRequest, ModelError
-from specsot.model.decoder import Decoder
-from specsot.model.fingerprint import fingerprint
-from specsot.model.layers import Norm
-from specsot.model.linear import resolve_dtype
-from specsot.model.resolving import resolve_model
 from specsot.params import require_field
 from specsot_app.terminal.show import bars
 from specsot_lab.train import rows as stock
@@ -45,6 +42,9 @@ from specsot_lab.train.trainer import Measured, Trainer
 from specsot_lab.train.unrolling import Teacher, Unrolling
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
+from specsot_model.decoder import Decoder
+from specsot_model.layers import Norm
+from specsot_model.linear import resolve_dtype
 
 ROWS = "rows.npz"
 

@@ -26,9 +26,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from specsot.model.decoder import Decoder
-from specsot.model.fingerprint import fingerprint
-from specsot.model.resolving import resolve_model
+from specsot.checkpoint.fingerprint import fingerprint
+from specsot.checkpoint.resolving import resolve_model
 from specsot.params import Message
 from specsot_lab.train.answers import Writer, answer_all
 from specsot_lab.train.rows import Row, row_of, save
@@ -36,6 +35,7 @@ from specsot_lab.train.settings import AnswerOptions
 from specsot_lab.train.text_files import read_questions, rows_of
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
+from specsot_model.decoder import Decoder
 
 # Every second question begins with one of these; the model begins the others as it likes.
 STARTS: Final = """Write a Python function|Write a function|def |Solve|A store|A farmer|If|How many|How much

@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specsot.model.attention import AttentionPlan
-from specsot.model.decoder import Decoder
 from specsot_lab.train.head import LearningHead
+from specsot_model.attention import AttentionPlan
+from specsot_model.decoder import Decoder
 
 
 @dataclass(frozen=True, slots=True)

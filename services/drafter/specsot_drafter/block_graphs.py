@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specsot.core.segments import RowSpan
-from specsot.kernels.attention_tables import room_for
-from specsot.model.cuda_graphs import Capture, Outputs, bucket_of
-from specsot.model.graph_tables import FrameTables
-from specsot.model.kv import KVPages, Staging, size_of
-from specsot.model.memory_fit import graph_bytes
 from specsot_drafter.growth import TreeRoom
 from specsot_drafter.heads import DraftHead, HeadRows
 from specsot_drafter.heads.dflash import BlockHead, BlockPlan
+from specsot_kernels.attention_tables import room_for
+from specsot_kernels.segments import RowSpan
+from specsot_model.cuda_graphs import Capture, Outputs, bucket_of
+from specsot_model.graph_tables import FrameTables
+from specsot_model.kv import KVPages, Staging, size_of
+from specsot_model.memory_fit import graph_bytes
 
 GRAPH_BLOCKS = (1, 2, 4, 8, 16)  # that graphs are captured for; a number between takes the next; not measured
 

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from specsot.core.pages import PageTable
 from specsot.errors import Overloaded
-from specsot.model.attention import AttentionPlan, RowSpan
-from specsot.model.kv import indices, untouched_zeros
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.growth import TreeRoom, reserve_room
 from specsot_drafter.heads import DraftHead, HeadRows
+from specsot_model.attention import AttentionPlan, RowSpan
+from specsot_model.kv import indices, untouched_zeros
 
 
 class DueRows(NamedTuple):

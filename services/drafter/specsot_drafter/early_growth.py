@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from specsot.core.frames import FeatureBatch, TreeSegment
-from specsot.kernels.growing import WORD, CandidatePool, ChoiceNumbers, TreeRows, VerifiedTrees
-from specsot.model.kv import ALIGNED, Numbers, Staging, size_of, views
 from specsot_drafter.core.selection import Candidates, Flags, Floats
 from specsot_drafter.eagle_kv import DueRows, FollowedSequence
+from specsot_kernels.growing import WORD, CandidatePool, ChoiceNumbers, TreeRows, VerifiedTrees
+from specsot_model.kv import ALIGNED, Numbers, Staging, size_of, views
 
 MAX_JUDGED_ROWS = 2048  # of a frame whose drafts are begun before its host has judged it; not measured
 MAX_CHOSEN_NODES = 2 * WORD  # of a tree that a device chooses: its kernel makes so many bits
@@ -167,7 +167,7 @@ class TreeChooser:
 
     def choose(self, asked: DeviceChoice, rows: TreeRows, vocabulary: int) -> None:
         """See `choose_rows`."""
-        from specsot.kernels.gpu.choosing import choose_rows
+        from specsot_kernels.gpu.choosing import choose_rows
 
         trees, below, grown = len(asked.places), asked.nodes - 1, asked.grown
         (most,), (levels,) = self._shapes

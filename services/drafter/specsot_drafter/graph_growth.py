@@ -21,7 +21,13 @@ from torch import Tensor
 
 from specsot.core.frames import TreeSegment
 from specsot.core.tree import single
-from specsot.kernels.attention_tables import (
+from specsot_drafter.core.selection import Candidates
+from specsot_drafter.eagle_kv import DraftPages, DueRows
+from specsot_drafter.early_growth import EarlyGrowth, GrownPool, JudgedTrees, TreeChooser, VerifiedTree
+from specsot_drafter.growth import TreeRoom
+from specsot_drafter.heads import GraphHead, HeadRows
+from specsot_drafter.heads.checkpoint import HeadShape
+from specsot_kernels.attention_tables import (
     as_arrays,
     cut_pieces,
     room_for,
@@ -29,17 +35,11 @@ from specsot.kernels.attention_tables import (
     stretches_of,
     whole_pages,
 )
-from specsot.kernels.growing import WORD, CandidatePool, DueNumbers, LevelFrontier, LevelPlace, VerifiedTrees
-from specsot.model.attention import AttentionPlan, plan_with_kernel
-from specsot.model.cuda_graphs import Capture, bucket_of
-from specsot.model.kv import Numbers, Staging, aligned, size_of, views
-from specsot.model.memory_fit import graph_bytes
-from specsot_drafter.core.selection import Candidates
-from specsot_drafter.eagle_kv import DraftPages, DueRows
-from specsot_drafter.early_growth import EarlyGrowth, GrownPool, JudgedTrees, TreeChooser, VerifiedTree
-from specsot_drafter.growth import TreeRoom
-from specsot_drafter.heads import GraphHead, HeadRows
-from specsot_drafter.heads.checkpoint import HeadShape
+from specsot_kernels.growing import WORD, CandidatePool, DueNumbers, LevelFrontier, LevelPlace, VerifiedTrees
+from specsot_model.attention import AttentionPlan, plan_with_kernel
+from specsot_model.cuda_graphs import Capture, bucket_of
+from specsot_model.kv import Numbers, Staging, aligned, size_of, views
+from specsot_model.memory_fit import graph_bytes
 
 # Trees that graphs are captured for; more take several runs; not measured.
 GRAPH_TREES = (1, 2, 4, 8, 16, 32, 64)
@@ -308,7 +308,7 @@ class _TreeGraph:
 
     def accept(self, verified: VerifiedTrees, features: Tensor, ids: int) -> None:
         """Numbers of these trees, and features of what is accepted of them. See `accept_rows`."""
-        from specsot.kernels.gpu.accepting import accept_rows
+        from specsot_kernels.gpu.accepting import accept_rows
 
         accept_rows(verified, self._early, features, self._pages.features, ids)
 
@@ -370,7 +370,7 @@ class _TreeGraph:
         """Of a pass of `width` rows a tree, which see columns before `leads`, and bits from `bases` on; of
         lines of so many rows the last ones alone, where the head has a window (of a tree all).
         """
-        from specsot.kernels.gpu.attention import plan_over
+        from specsot_kernels.gpu.attention import plan_over
 
         pieces, starts, parts = self._read[width]
         tables = pieces, leads, bases, bits, starts, parts, self._named

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from specsot.core.pages import PageTable
 from specsot.errors import Overloaded
-from specsot.model.attention import AttentionPlan, RowSpan
-from specsot.model.kv import KVPages
 from specsot_drafter.core.selection import Candidates, KeepGrowing
 from specsot_drafter.grammar import GrammarGuide
 from specsot_drafter.heads import DraftHead, HeadRows
+from specsot_model.attention import AttentionPlan, RowSpan
+from specsot_model.kv import KVPages
 
 
 class TreeRoom(NamedTuple):

@@ -15,21 +15,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from specsot.checkpoint.borrowed import borrowed_of
+from specsot.checkpoint.config import read_config
+from specsot.checkpoint.fingerprint import fingerprint
+from specsot.checkpoint.resolving import name_of_model
 from specsot.core.frames import FeatureBatch, Features, Opening
 from specsot.core.vocabulary import Vocabulary, read_vocabulary
 from specsot.drafting import PAST_TOKENS
 from specsot.errors import HeadMismatch, InvalidRequest
 from specsot.grammar import prebuild
 from specsot.members import Configuration, Curve, Head, Registration, TreeShape
-from specsot.model.borrowed import borrowed_of
-from specsot.model.config import read_config
-from specsot.model.cuda_graphs import GraphCapture, measure_curve
-from specsot.model.decoder import Decoder
-from specsot.model.fingerprint import fingerprint
-from specsot.model.linear import check_quantization, resolve_dtype
-from specsot.model.memory_fit import Need, WeightForm, check_fit, drafts_of, room_on
-from specsot.model.published import open_weights
-from specsot.model.resolving import name_of_model
 from specsot.params import DrafterName
 from specsot.service.options import DraftModelOptions
 from specsot.transport.pending_rows import use_device
@@ -56,6 +51,11 @@ from specsot_drafter.proposers.lm import LanguageModelProposer, beam_shape, read
 from specsot_drafter.proposers.parallel import ParallelProposer
 from specsot_drafter.proposers.suffix import SuffixProposer, SuffixShape
 from specsot_drafter.speculator import Clock
+from specsot_model.cuda_graphs import GraphCapture, measure_curve
+from specsot_model.decoder import Decoder
+from specsot_model.linear import check_quantization, resolve_dtype
+from specsot_model.memory_fit import Need, WeightForm, check_fit, drafts_of, room_on
+from specsot_model.published import open_weights
 
 
 class DraftLoader:
@@ -477,7 +477,7 @@ def _graphs(head: DraftHead, rows: int) -> Grow | None:
     fused, (trees, top_k) = graph_head(head), _shape(rows)
     if fused is None:
         return None
-    from specsot.kernels.gpu.growing import grow
+    from specsot_kernels.gpu.growing import grow
 
     memory = DraftPages(head, trees, CONTEXT_ROWS + MEASURED_LEVELS * top_k)
     seeds = [_graph_input(memory, tree, top_k) for tree in range(trees)]

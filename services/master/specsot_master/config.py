@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
+from specsot.checkpoint.resolving import resolve_model
 from specsot.errors import InvalidRequest
-from specsot.model.resolving import resolve_model
 from specsot.params import Mode
 from specsot.service.command import read
 from specsot.service.option_table import HOST_NAMES, ORIGINS, SECONDS, Offer, Option, Tier, mode_of, option
 from specsot.service.options import ServiceOptions
 from specsot.transport.heartbeat import Heartbeat
 from specsot.transport.security import Tokens
-from specsot_master.core.ring import RingOptions
+from specsot_master.core.ring.ring_state import RingOptions
 
 MetricPrefix = Literal["specsot", "vllm"]
 

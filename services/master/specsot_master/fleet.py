@@ -24,7 +24,8 @@ from specsot.members import (
 from specsot.params import DrafterName
 from specsot.transport.heartbeat import SilenceTimer
 from specsot.transport.links import Link
-from specsot_master.core.epoch import (
+from specsot_master.core.inputs import RingLost, RingReady
+from specsot_master.core.ring.epoch import (
     Epoch,
     EpochNumbers,
     check_joining,
@@ -36,8 +37,7 @@ from specsot_master.core.epoch import (
     without_failed_drafters,
     without_smallest_drafter,
 )
-from specsot_master.core.inputs import RingLost, RingReady
-from specsot_master.core.placement import (
+from specsot_master.core.ring.placement import (
     Stages,
     better_stages,
     could_form,
@@ -47,7 +47,7 @@ from specsot_master.core.placement import (
     rebalanced_stages,
     to_load,
 )
-from specsot_master.core.ring import RingConfig, RingState
+from specsot_master.core.ring.ring_state import RingConfig, RingState
 from specsot_master.handover import KvHandover
 from specsot_master.members import DrafterGrace, Member, MemberTable, RejoinGrace, RingUser
 

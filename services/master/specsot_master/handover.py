@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 import structlog
 
 from specsot.members import HandOver, Head, Registration, RowsOf
-from specsot_master.core.epoch import Epoch
-from specsot_master.core.placement import Stages
+from specsot_master.core.ring.epoch import Epoch
+from specsot_master.core.ring.placement import Stages
 from specsot_master.members import MemberTable
 
 log = structlog.get_logger()

@@ -26,7 +26,7 @@ from specsot.params import Ask
 from specsot.tasks import start
 from specsot.transport.wire.events import decode_ask, encode_ask
 from specsot.v1 import master_pb2
-from specsot_master.core.prompts import PromptTurn
+from specsot_master.core.plans.prompts import PromptTurn
 from specsot_master.core.records import (
     AdmittedRecord,
     BranchRecord,

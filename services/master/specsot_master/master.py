@@ -11,16 +11,16 @@ from typing import Protocol
 
 import structlog
 
+from specsot.checkpoint.config import read_config, read_heads, read_importance
+from specsot.checkpoint.fingerprint import fingerprint
+from specsot.checkpoint.resolving import folder_of_model, name_of_model
 from specsot.core.info import Info, MemberInfo, ModelInfo, Rebalanced
 from specsot.errors import InvalidRequest, Unavailable
 from specsot.events import Event, Numbered
-from specsot.model.config import read_config, read_heads, read_importance
-from specsot.model.fingerprint import fingerprint
-from specsot.model.resolving import folder_of_model, name_of_model
 from specsot.params import Ask
-from specsot_master.core.epoch import EpochNumbers
 from specsot_master.core.inputs import MasterLeaving
-from specsot_master.core.ring import RingConfig, RingOptions
+from specsot_master.core.ring.epoch import EpochNumbers
+from specsot_master.core.ring.ring_state import RingConfig, RingOptions
 from specsot_master.engine import ANYBODY, Caller, Engine, EngineConfig, RequestJournal
 from specsot_master.engine.event_stream import LoopClock, Subscription, Subscriptions
 from specsot_master.engine.forecast_memory import ForecastMemory

@@ -15,7 +15,7 @@ from specsot.members import Configuration, Disband, DrafterLost, HandOver, Regis
 from specsot.tasks import Failed, start
 from specsot.transport.links import Link
 from specsot_master.core.inputs import RingEvent
-from specsot_master.core.ring import RingState
+from specsot_master.core.ring.ring_state import RingState
 
 log = structlog.get_logger()
 

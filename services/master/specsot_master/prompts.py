@@ -9,14 +9,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
+from specsot.checkpoint.resolving import folder_of_model
 from specsot.core.list_plan import LIST_HEAD
 from specsot.core.skeleton import PlanRules, Point
 from specsot.errors import ModelError
-from specsot.model.resolving import folder_of_model
 from specsot.params import Ask, Message, PlanStyle
 from specsot_master.chat_template import TemplateRefused
-from specsot_master.core.fork_plan import TAGS, find_tags
-from specsot_master.core.prompts import (
+from specsot_master.core.plans.fork_plan import TAGS, find_tags
+from specsot_master.core.plans.prompts import (
     SAMPLE_POINT,
     Conversation,
     PromptTurn,
@@ -25,8 +25,15 @@ from specsot_master.core.prompts import (
     shared_text,
     turn_from,
 )
-from specsot_master.core.router import BEGUN, ONE, SEVERAL, ScorePrompt, compares, points_asked
-from specsot_master.core.wording import DEFAULT_FORM, Form, Wording, append_words, read_wording, write_list
+from specsot_master.core.plans.router import BEGUN, ONE, SEVERAL, ScorePrompt, compares, points_asked
+from specsot_master.core.plans.wording import (
+    DEFAULT_FORM,
+    Form,
+    Wording,
+    append_words,
+    read_wording,
+    write_list,
+)
 from specsot_master.text import Text
 
 

@@ -18,9 +18,9 @@ from specsot.errors import InvalidRequest, TooLarge
 from specsot.members import Registration
 from specsot.params import Ask
 from specsot.transport.links import Link
-from specsot_master.core.epoch import count_drafters, with_one_gpu
 from specsot_master.core.inputs import RequestMoved
 from specsot_master.core.request import RequestState
+from specsot_master.core.ring.epoch import count_drafters, with_one_gpu
 from specsot_master.engine import Caller, Engine
 from specsot_master.engine.event_stream import Subscription
 from specsot_master.fleet import Fleet

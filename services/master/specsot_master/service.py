@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
+from specsot.checkpoint.cache import cache_folder
+from specsot.checkpoint.fingerprint import fingerprint
 from specsot.errors import InvalidRequest
-from specsot.model.cache import cache_folder
-from specsot.model.fingerprint import fingerprint
 from specsot.service.lifecycle import run_service, write_logs
 from specsot.service.options import reachable
 from specsot.service.telemetry import Observation, observed

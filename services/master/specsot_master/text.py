@@ -13,16 +13,16 @@ from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
+from specsot.checkpoint.config import text_fields
+from specsot.checkpoint.fields import read_json
 from specsot.core.vocabulary import FIM_ENDS, Speller, speller
 from specsot.errors import ContextLengthExceeded, InvalidRequest, ModelError, SpecsotError
-from specsot.model.config import text_fields
-from specsot.model.fields import read_json
 from specsot.params import Message
 from specsot_master.chat_template import BREAK_MARK, PLAIN, THINKING_OFF, ChatTemplate
+from specsot_master.core.dialects.thinking_style import ThinkingStyle, style_of
+from specsot_master.core.dialects.tool_calls.deriving import form_of_template, offers_functions
+from specsot_master.core.dialects.tool_calls.forms import CallForm
 from specsot_master.core.sequence import MAX_PENDING_TOKENS, Detokenizer
-from specsot_master.core.thinking_style import ThinkingStyle, style_of
-from specsot_master.core.tool_calls.deriving import form_of_template, offers_functions
-from specsot_master.core.tool_calls.forms import CallForm
 
 EFFORTS = {"minimal": "low", "xhigh": "high"}  # of OpenAI's words, those that templates have no word for
 Thinking = Literal["never", "asked", "always"]

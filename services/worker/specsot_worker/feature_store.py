@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from specsot.core.frames import Opening
-from specsot.core.kv_plan import open_one, window_of
 from specsot.core.pages import PageTable
 from specsot.errors import WireError
-from specsot.model.kv import indices, untouched_zeros
 from specsot.params import Window
+from specsot_model.core.kv_plan import open_one, window_of
+from specsot_model.kv import indices, untouched_zeros
 
 
 class FeatureRows(NamedTuple):

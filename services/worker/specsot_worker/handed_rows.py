@@ -17,9 +17,9 @@ from specsot.core.frames import Frame, Opening
 from specsot.core.pages import PageTable
 from specsot.errors import SpecsotError, WireError
 from specsot.members import HandOver, KvRows, Progress, Range, RowsOf, Stage
-from specsot.model.kv import KVPages
 from specsot.tasks import start
 from specsot.transport.links import Dialer, Link, close_in_background
+from specsot_model.kv import KVPages
 
 log = structlog.get_logger()
 

@@ -11,28 +11,28 @@ from functools import cached_property
 import structlog
 import torch
 
+from specsot.checkpoint.borrowed import borrowed_of
+from specsot.checkpoint.config import read_config
+from specsot.checkpoint.fingerprint import fingerprint
+from specsot.checkpoint.hub import snapshot_of
 from specsot.core.frames import Opening
 from specsot.core.info import memory_in_words
 from specsot.core.vocabulary import Vocabulary, read_vocabulary
 from specsot.errors import ModelError
 from specsot.grammar import Grammar, grammar_of, prebuild
 from specsot.members import Configuration, Curve, Range, Registration
-from specsot.model.borrowed import borrowed_of
-from specsot.model.config import read_config
-from specsot.model.cuda_graphs import measure_rows
-from specsot.model.decoder import Decoder, Loaded
-from specsot.model.device_speed import alone_on, copy_speed, device_name
-from specsot.model.fingerprint import fingerprint
-from specsot.model.fused import runs_kernels
-from specsot.model.hub import snapshot_of
-from specsot.model.linear import check_quantization, in_words, resolve_dtype
-from specsot.model.loaded_parts import AbsentWeights, LoadedParts, measured_range
-from specsot.model.memory_fit import Need, check_fit, gpus_on, room_on, tensors_of
-from specsot.model.published import PublishedWeights, as_published, open_weights
-from specsot.model.tensor_parallel import check_split, devices_of
-from specsot.model.weights import WeightFiles, Weights
 from specsot.service.options import ModelOptions
 from specsot.transport.pending_rows import use_device
+from specsot_model.cuda_graphs import measure_rows
+from specsot_model.decoder import Decoder, Loaded
+from specsot_model.device_speed import alone_on, copy_speed, device_name
+from specsot_model.fused import runs_kernels
+from specsot_model.linear import check_quantization, in_words, resolve_dtype
+from specsot_model.loaded_parts import AbsentWeights, LoadedParts, measured_range
+from specsot_model.memory_fit import Need, check_fit, gpus_on, room_on, tensors_of
+from specsot_model.published import PublishedWeights, as_published, open_weights
+from specsot_model.tensor_parallel import check_split, devices_of
+from specsot_model.weights import WeightFiles, Weights
 from specsot_worker.feature_store import FeatureStore
 from specsot_worker.memory import LayerMemory
 from specsot_worker.penalties import without_tokens

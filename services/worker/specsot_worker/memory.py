@@ -7,15 +7,15 @@ from functools import cached_property
 
 import torch
 
-from specsot.core.replays import KEPT_ROWS
+from specsot.checkpoint.config import ModelConfig
 from specsot.members import Configuration, Range, WeightBytes
-from specsot.model.config import ModelConfig
-from specsot.model.fused import can_capture, can_fuse
-from specsot.model.linear import in_words, resolve_dtype
-from specsot.model.memory_fit import WeightForm, bytes_of, laps_of, pages_of, read_of, weights_of
-from specsot.model.packed import row_itemsize
-from specsot.model.weights import Weights
 from specsot.service.options import ModelOptions
+from specsot_model.core.replays import KEPT_ROWS
+from specsot_model.fused import can_capture, can_fuse
+from specsot_model.linear import in_words, resolve_dtype
+from specsot_model.memory_fit import WeightForm, bytes_of, laps_of, pages_of, read_of, weights_of
+from specsot_model.packed import row_itemsize
+from specsot_model.weights import Weights
 
 
 @dataclass(frozen=True)

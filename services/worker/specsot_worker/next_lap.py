@@ -19,13 +19,13 @@ from typing import Protocol
 from torch import Tensor
 
 from specsot.core.frames import Frame, Segment, TreeSegment
-from specsot.core.kv_plan import plan_frame
 from specsot.core.pages import PageTable
 from specsot.core.tree import Tree, chain, single
 from specsot.core.verdict import UnreadTrees
-from specsot.model.kv import KVPages, indices
-from specsot.model.lap_rows import FilledLap, LapRows, Outputs
 from specsot.params import Window
+from specsot_model.core.kv_plan import plan_frame
+from specsot_model.kv import KVPages, indices
+from specsot_model.lap_rows import FilledLap, LapRows, Outputs
 
 
 class Laps(Protocol):

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from specsot.core.frames import Frame, Payload
-from specsot.model.kv import round_to_int8
 from specsot.transport.links import RingLink
 from specsot.transport.pending_rows import PendingRows
+from specsot_model.kv import round_to_int8
 
 # Numbers that share a scale. With one a row, the largest of which is 40 times the median, SmolLM2 has 18.21
 # of perplexity over four stages, with this 17.98, and 18.03 where nothing is rounded (docs/links.md).

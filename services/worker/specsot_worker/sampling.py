@@ -59,7 +59,7 @@ def choose_tokens(
     requests: one for each row; none at all: every row's argmax. meanwhile: see `find_targets`.
     """
     if logits.is_cuda and HAS_KERNEL:
-        from specsot.kernels.gpu.drawing import choose
+        from specsot_kernels.gpu.drawing import choose
 
         return choose(logits, [draw_setting(request) for request in requests], meanwhile)
     chosen = argmax_tokens(logits)

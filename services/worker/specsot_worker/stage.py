@@ -9,14 +9,15 @@ import structlog
 import torch
 
 from specsot.core.frames import Frame, Payload, TreeSegment, tokens_of
-from specsot.core.kv_plan import KvPlan, PolicySpan, plan_frame
 from specsot.core.pages import HeadShares, PageTable, RowPruning
 from specsot.core.tree import Tree
 from specsot.core.verdict import UnreadTrees
 from specsot.errors import WireError
 from specsot.members import Layout, Range
-from specsot.model.attention import AttentionPlan, RowSpan
-from specsot.model.cuda_graphs import (
+from specsot.transport.pending_rows import PendingRows
+from specsot_model.attention import AttentionPlan, RowSpan
+from specsot_model.core.kv_plan import KvPlan, PolicySpan, plan_frame
+from specsot_model.cuda_graphs import (
     BUCKETS,
     CapturedLaps,
     GraphCapture,
@@ -24,9 +25,8 @@ from specsot.model.cuda_graphs import (
     prompt_buckets,
     prompt_rows,
 )
-from specsot.model.decoder import Decoder, Tap
-from specsot.model.kv import Moves, indices
-from specsot.transport.pending_rows import PendingRows
+from specsot_model.decoder import Decoder, Tap
+from specsot_model.kv import Moves, indices
 from specsot_worker.handed_rows import StageRows
 from specsot_worker.next_lap import GuessedLap, Laps, NextLap
 from specsot_worker.stage_timers import make_timer

@@ -27,7 +27,7 @@ from specsot.core.frames import (
 from specsot.core.tree import single
 from specsot.grammar import Grammar, IsolatedGrammar, SpellingHabits
 from specsot.members import RowsOf
-from specsot.model.kv import indices
+from specsot_model.kv import indices
 from specsot_worker.core.accept import DecodeState, TokenCounts, accept_prompt, accept_tree, grammar_masks
 from specsot_worker.core.pipeline import are_in_order
 from specsot_worker.feature_store import FeatureStore

@@ -38,7 +38,7 @@ class UnreadTrees(Protocol):
     def taken(self) -> bool: ...
 
     def choose(self, tokens: Payload, positions: Payload, bits: Payload, vocabulary: int) -> None:
-        """Write what a lap reads of them, once they are grown: see `specsot.kernels.growing.TreeRows`. What
+        """Write what a lap reads of them, once they are grown: see `specsot_kernels.growing.TreeRows`. What
         goes wrong is told to the drafter, when it would take them.
         """
         ...

@@ -13,11 +13,11 @@ from typing import Any
 
 import structlog
 
+from specsot.checkpoint.borrowed import borrowed_of
+from specsot.checkpoint.config import require_torch
+from specsot.checkpoint.fingerprint import fingerprint
 from specsot.errors import InvalidRequest, ModelError
 from specsot.members import Configuration, HandOver, Kind, Registration, StandBy
-from specsot.model.borrowed import borrowed_of
-from specsot.model.config import require_torch
-from specsot.model.fingerprint import fingerprint
 from specsot.service.compute import ComputeThread
 from specsot.service.lifecycle import run_service, write_logs
 from specsot.service.membership import InboxWatcher, RingMember, run_membership

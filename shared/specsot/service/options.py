@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from specsot.checkpoint.config import require_torch
+from specsot.checkpoint.resolving import resolve_model
 from specsot.drafting import DraftOptions
 from specsot.errors import InvalidRequest
 from specsot.members import KvDtype, Overrides, Quantization, Range, WeightFormat
-from specsot.model.config import require_torch
-from specsot.model.resolving import resolve_model
 from specsot.params import DrafterName
 from specsot.service.option_table import MEMORY, SECONDS, Kind, Offer, Tier, option, same
 from specsot.transport.security import PLAIN, Tls, exposed

@@ -13,10 +13,10 @@ from typing import Any
 import grpc
 import structlog
 
+from specsot.checkpoint import borrowed
+from specsot.checkpoint.cache import cache_folder, forget_unused
 from specsot.errors import InvalidRequest, ModelError, NotFound, Refused, SpecsotError, Unavailable, WireError
 from specsot.members import MASTER
-from specsot.model import borrowed
-from specsot.model.cache import cache_folder, forget_unused
 from specsot.transport.grpc_channel import reach
 from specsot.transport.grpc_status import peer_errors
 from specsot.transport.link_ends import check_hello, hello_of

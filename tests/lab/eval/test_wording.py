@@ -19,8 +19,8 @@ from specsot_app.fleet.opening import FleetClient
 from specsot_app.fleet.options import FleetOptions
 from specsot_lab.eval import wording
 from specsot_lab.eval.core.branch_faults import BranchFaults, WrittenPlan, choose_form, measure
-from specsot_master.core.router import decide_question
-from specsot_master.core.wording import Form, Wording
+from specsot_master.core.plans.router import decide_question
+from specsot_master.core.plans.wording import Form, Wording
 from specsot_master.prompts import Prompts, read_parts
 from tests.lab.eval.speaker import Speaker
 from tests.master.stage import TEXT

@@ -14,10 +14,10 @@ import torch
 
 from specsot.errors import ModelError
 from specsot.members import Range
-from specsot.model.decoder import Decoder
 from specsot_lab.train import rows as stock
 from specsot_lab.train.running import ROWS, kept_rows, make_rows, train
 from specsot_lab.train.settings import AnswerOptions, HeadPlan, Learning, TrainOptions
+from specsot_model.decoder import Decoder
 from tests.models import Shape, write_base
 
 SHAPE = Shape(layers=1, hidden=32, heads=2, kv_heads=1, head_dim=16, inner=48, vocabulary=8192)

@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 from specsot.eagle import Eagle, EagleConfig
 from specsot.errors import ModelError
 from specsot.members import Range
-from specsot.model.decoder import Decoder
 from specsot_drafter.heads.loading import load_head
 from specsot_lab.train import answers, trainer
 from specsot_lab.train import rows as stock
@@ -23,6 +22,7 @@ from specsot_lab.train.answers import Writer
 from specsot_lab.train.packing import pack_head, quantize_rows
 from specsot_lab.train.running import train
 from specsot_lab.train.settings import AnswerOptions, HeadPlan, Learning, TrainOptions
+from specsot_model.decoder import Decoder
 from tests.conftest import some
 from tests.models import Shape, write_base
 

@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 
-from specsot_app.bench.core.tables import Column, figure, markdown, text
+from specsot_bench.core.tables import Column, figure, markdown, text
 from specsot_lab.eval.scoring import rouge_l, words_of
-from specsot_master.core.guards import Stems, is_listed
+from specsot_master.core.plans.guards import Stems, is_listed
 
 AGREEING = 2  # sampled answers that must have a term
 COMMON = 8  # a term that more than one in so many questions have is no aspect

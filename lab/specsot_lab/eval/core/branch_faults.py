@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from specsot_master.core.wording import DEFAULT_FORM, FORMS, Form
+from specsot_master.core.plans.wording import DEFAULT_FORM, FORMS, Form
 
 OPENING_WORDS = 4  # Words. Two branches that begin with the same ones share an opening. Untuned.
 RESTATING_WORDS = 14  # Words of a branch in which the words of the question are looked for. Untuned.

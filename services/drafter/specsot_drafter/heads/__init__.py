@@ -10,8 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from specsot.model.attention import AttentionPlan, RowSpan, plan_attention
-from specsot.model.kv import KVPages
+from specsot_model.attention import AttentionPlan, RowSpan, plan_attention
+from specsot_model.kv import KVPages
 
 
 @dataclass(frozen=True, slots=True)

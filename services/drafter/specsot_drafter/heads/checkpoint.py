@@ -14,12 +14,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from specsot.checkpoint.config import ModelConfig, require_model_directory
+from specsot.checkpoint.fields import Fields, read_json
+from specsot.checkpoint.quantization_config import read_published
 from specsot.errors import HeadMismatch, ModelError
-from specsot.model.config import ModelConfig, require_model_directory
-from specsot.model.fields import Fields, read_json
-from specsot.model.published import PublishedWeights
-from specsot.model.quantization_config import read_published
-from specsot.model.weights import HeldWeights, WeightFiles, Weights
+from specsot_model.published import PublishedWeights
+from specsot_model.weights import HeldWeights, WeightFiles, Weights
 
 # How published names begin, and what they mean here: EAGLE-3 as its authors save it, and the names
 # that vLLM's speculators give to EAGLE-1.

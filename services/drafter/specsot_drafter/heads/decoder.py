@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from specsot.model.attention import AttentionPlan, RowSpan
-from specsot.model.decoder import Decoder
-from specsot.model.kv import KVPages
 from specsot_drafter.heads import DraftHead, HeadRows
+from specsot_model.attention import AttentionPlan, RowSpan
+from specsot_model.decoder import Decoder
+from specsot_model.kv import KVPages
 
 
 class DecoderHead(DraftHead):

@@ -13,15 +13,15 @@ from typing import Any
 
 from torch import Tensor
 
-from specsot.core.segments import RowSpan, VisibleColumns
+from specsot.checkpoint.fields import Fields
 from specsot.errors import HeadMismatch, ModelError
-from specsot.model.fields import Fields
-from specsot.model.kv import KVPages
-from specsot.model.layers import Norm
-from specsot.model.linear import Linear, look_up
 from specsot_drafter.heads import HeadRows
 from specsot_drafter.heads.checkpoint import Checkpoint
 from specsot_drafter.heads.eagle import EagleHead
+from specsot_kernels.segments import RowSpan, VisibleColumns
+from specsot_model.kv import KVPages
+from specsot_model.layers import Norm
+from specsot_model.linear import Linear, look_up
 
 MOST_BLOCK = 64  # rows of a block; published ones have 7 to 16
 MASK = "mask_hidden"  # the tensor that stands in for unknown states in a P-EAGLE head

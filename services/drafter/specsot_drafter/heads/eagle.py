@@ -21,19 +21,19 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from specsot.core.segments import look_back
 from specsot.errors import HeadMismatch, InvalidRequest
-from specsot.model.attention import AttentionPlan, RowSpan, attend
-from specsot.model.kv import KVPages
-from specsot.model.layers import Norm, fetch_head_norms
-from specsot.model.linear import Linear, Packed, Table, look_up
-from specsot.model.mlp import gate
-from specsot.model.packed import ROWS_IN, LayerParts, LayerSizes, PackedLayers, choose
-from specsot.model.projections import fuse
-from specsot.model.rotary import Rotary, interleave, rotate
-from specsot.model.weights import Fetch
 from specsot_drafter.heads import DraftHead, HeadRows
 from specsot_drafter.heads.checkpoint import Checkpoint, HeadShape, Kind
+from specsot_kernels.segments import look_back
+from specsot_model.attention import AttentionPlan, RowSpan, attend
+from specsot_model.kv import KVPages
+from specsot_model.layers import Norm, fetch_head_norms
+from specsot_model.linear import Linear, Packed, Table, look_up
+from specsot_model.mlp import gate
+from specsot_model.packed import ROWS_IN, LayerParts, LayerSizes, PackedLayers, choose
+from specsot_model.projections import fuse
+from specsot_model.rotary import Rotary, interleave, rotate
+from specsot_model.weights import Fetch
 
 
 @dataclass(frozen=True, slots=True)

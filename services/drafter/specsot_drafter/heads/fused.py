@@ -10,12 +10,12 @@ from importlib.util import find_spec
 
 from torch import Tensor
 
-from specsot.model.attention import attend
-from specsot.model.fused import turn_heads
-from specsot.model.linear import CapturedProduct, Linear, captured_product
 from specsot_drafter.heads import DraftHead, GraphHead, HeadRows
 from specsot_drafter.heads.decoder import DecoderHead
 from specsot_drafter.heads.eagle import Eagle3Head
+from specsot_model.attention import attend
+from specsot_model.fused import turn_heads
+from specsot_model.linear import CapturedProduct, Linear, captured_product
 
 
 class FusedHead:
@@ -24,7 +24,7 @@ class FusedHead:
     layers, asks_alone = 1, True
 
     def __init__(self, head: Eagle3Head) -> None:
-        from specsot.kernels.gpu.rows import Turning
+        from specsot_kernels.gpu.rows import Turning
 
         shape, layer = head.shape, head.decoder.first
         self.shape, self.head, self.offsets = shape, head, head.offsets
@@ -48,7 +48,7 @@ class FusedHead:
         return self.shape.heads // self.shape.kv_heads
 
     def step(self, tokens: Tensor, features: Tensor, origins: Tensor, rows: HeadRows) -> Tensor:
-        from specsot.kernels.gpu.rows import join_rows, norm_rows
+        from specsot_kernels.gpu.rows import join_rows, norm_rows
 
         head, shape, kv_layer = self.head, self.shape, rows.kv.layers[0]
         assert rows.plan is not None

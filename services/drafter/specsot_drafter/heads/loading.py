@@ -10,16 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specsot.checkpoint.config import ModelConfig, read_config
+from specsot.checkpoint.fields import Fields
+from specsot.checkpoint.rope import Rope, read_rope
 from specsot.errors import HeadMismatch, InvalidRequest, ModelError
 from specsot.members import AS_PUBLISHED, Overrides, Quantization
-from specsot.model.config import ModelConfig, read_config
-from specsot.model.fields import Fields
-from specsot.model.layers import Edges, Norm, stored_edges
-from specsot.model.linear import Linear, Table, hold_table, look_up, of_lm_head
-from specsot.model.published import open_weights
-from specsot.model.rope import Rope, read_rope
-from specsot.model.rotary import Rotary
-from specsot.model.weights import Fetch
 from specsot_drafter.heads.checkpoint import (
     Checkpoint,
     HeadShape,
@@ -44,6 +39,11 @@ from specsot_drafter.heads.eagle import (
     fetch_norm,
     find_norm,
 )
+from specsot_model.layers import Edges, Norm, stored_edges
+from specsot_model.linear import Linear, Table, hold_table, look_up, of_lm_head
+from specsot_model.published import open_weights
+from specsot_model.rotary import Rotary
+from specsot_model.weights import Fetch
 
 log = structlog.get_logger()
 

@@ -8,11 +8,9 @@ import torch
 from torch import Tensor
 
 from specsot.core.frames import Features
-from specsot.core.kv_plan import window_of
 from specsot.core.pages import PageTable
 from specsot.errors import NotFound, Overloaded, WireError
 from specsot.members import TreeShape
-from specsot.model.cuda_graphs import Capture
 from specsot_drafter.block_graphs import Best, BlockGraphs, best_of, span_of
 from specsot_drafter.core.selection import Candidates, KeepGrowing, align_levels, likeliest_paths, pad_rows
 from specsot_drafter.core.sequences import DraftSequence
@@ -21,6 +19,8 @@ from specsot_drafter.growth import TreeRoom, reserve_room
 from specsot_drafter.heads import HeadRows
 from specsot_drafter.heads.dflash import BlockHead
 from specsot_drafter.proposers import Proposer
+from specsot_model.core.kv_plan import window_of
+from specsot_model.cuda_graphs import Capture
 
 
 class BlockProposer(Proposer):

@@ -10,12 +10,9 @@ import torch
 from torch import Tensor
 
 from specsot.core.frames import FeatureBatch, Features, Opening, TreeSegment
-from specsot.core.kv_plan import window_of
 from specsot.core.verdict import UnreadVerdict
 from specsot.errors import NotFound, Overloaded, WireError
 from specsot.members import TreeShape
-from specsot.model.cuda_graphs import PROMPT_ROWS, GraphCapture
-from specsot.model.kv import indices
 from specsot_drafter.core.selection import Candidates, Floats, KeepGrowing, pad_rows
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.eagle_kv import DraftPages, DueRows, FollowedSequence, compute_rows
@@ -26,6 +23,9 @@ from specsot_drafter.growth import TreeGrowth, TreeRoom
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.fused import fuse_head
 from specsot_drafter.proposers import ChosenTrees, Offer, Proposer
+from specsot_model.core.kv_plan import window_of
+from specsot_model.cuda_graphs import PROMPT_ROWS, GraphCapture
+from specsot_model.kv import indices
 
 WARMUP_ROWS = (PROMPT_ROWS, 512, 128, 32, 8, 1)  # rows of dummy prompts: from a full frame to one row
 
@@ -257,7 +257,7 @@ def _graphs(head: DraftHead, memory: DraftPages, shape: TreeShape) -> TreeGraphs
     fused = fuse_head(head)
     if fused is None:
         return None
-    from specsot.kernels.gpu.growing import grow
+    from specsot_kernels.gpu.growing import grow
 
     rows, levels = None if shape.fixed else LEVEL_ROWS, shape.depth + 1
     return TreeGraphs(fused, memory, shape.top_k, levels, GraphCapture(), grow, level_rows=rows)

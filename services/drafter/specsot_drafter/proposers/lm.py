@@ -16,13 +16,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from specsot.core.kv_plan import window_of
+from specsot.checkpoint.config import ModelConfig, read_config
 from specsot.drafting import DraftOptions
 from specsot.errors import HeadMismatch, Overloaded
 from specsot.members import TreeShape
-from specsot.model.attention import RowSpan
-from specsot.model.config import ModelConfig, read_config
-from specsot.model.cuda_graphs import Capture
 from specsot_drafter.core.selection import Candidates, KeepGrowing, pad_rows
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.eagle_kv import DraftPages, DueRows
@@ -32,6 +29,9 @@ from specsot_drafter.growth import TreeGrowth, TreeRoom
 from specsot_drafter.heads import HeadRows
 from specsot_drafter.heads.decoder import DecoderHead
 from specsot_drafter.proposers import Proposer
+from specsot_model.attention import RowSpan
+from specsot_model.core.kv_plan import window_of
+from specsot_model.cuda_graphs import Capture
 
 # Tokens, children per node and nodes by default; not measured.
 DEFAULT_DEPTH, DEFAULT_BREADTH, DEFAULT_NODES = 5, 2, 32
@@ -259,7 +259,7 @@ class LanguageModelProposer(Proposer):
 def _graphs(head: DecoderHead, pages: DraftPages, beam: BeamShape, capture: Capture) -> TreeGraphs | None:
     if not can_capture_beam(beam):
         return None
-    from specsot.kernels.gpu.growing import grow
+    from specsot_kernels.gpu.growing import grow
 
     shape = beam.breadth, len(beam.widths) + 1
     return TreeGraphs(head, pages, *shape, capture, grow, MODEL_TREES, beam.widths, beam.floor)

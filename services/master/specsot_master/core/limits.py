@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from specsot.core.skeleton import MAX_LIST_POINTS, MAX_POINTS, PlanRules, Point
 from specsot.errors import InvalidRequest
 from specsot.params import LONGEST_TOKEN, Ask, Mode
-from specsot_master.core.guards import question_of
-from specsot_master.core.router import MIN_PLANNED_TOKENS, points_asked
+from specsot_master.core.plans.guards import question_of
+from specsot_master.core.plans.router import MIN_PLANNED_TOKENS, points_asked
 
 ROLES = ("system", "user", "assistant", "tool")
 # Characters of a stop string and of a request id; bounds a request.

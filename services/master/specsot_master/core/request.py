@@ -12,15 +12,15 @@ from specsot.events import Numbered
 from specsot.params import Ask
 from specsot.tracing import trace_of
 from specsot_master.core import commands, records
-from specsot_master.core.admission import NO_PREFIX, PlanSizes, PromptPrefix
-from specsot_master.core.forecast import Workload
-from specsot_master.core.fork_plan import ForkPlan, ForkTags
-from specsot_master.core.plan import RequestPlan
-from specsot_master.core.prefix_tree import PrefixNode, ancestors
-from specsot_master.core.prompts import Conversation, PromptTurn, turn_from
-from specsot_master.core.quarantine import BreakHistory
-from specsot_master.core.ring import RingState
-from specsot_master.core.router import Decision, ScorePrompt, scoring
+from specsot_master.core.plans.forecast import Workload
+from specsot_master.core.plans.fork_plan import ForkPlan, ForkTags
+from specsot_master.core.plans.plan import RequestPlan
+from specsot_master.core.plans.prompts import Conversation, PromptTurn, turn_from
+from specsot_master.core.plans.router import Decision, ScorePrompt, scoring
+from specsot_master.core.ring.admission import NO_PREFIX, PlanSizes, PromptPrefix
+from specsot_master.core.ring.prefix_tree import PrefixNode, ancestors
+from specsot_master.core.ring.quarantine import BreakHistory
+from specsot_master.core.ring.ring_state import RingState
 from specsot_master.core.sequence import ActiveSequence
 
 

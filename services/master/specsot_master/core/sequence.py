@@ -12,7 +12,7 @@ from specsot.errors import WireError
 from specsot.events import Candidate, TokenLogprobs
 from specsot.params import Ask, HeadImportance, HeadWindows, Window
 from specsot_master.core.limits import least_of
-from specsot_master.core.text_pieces import TextPiece
+from specsot_master.core.plans.text_pieces import TextPiece
 
 
 class SequenceFactory:

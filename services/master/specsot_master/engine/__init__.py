@@ -3,7 +3,7 @@
 Refuses to know tensors, members, gRPC and HTTP.
 """
 
-from specsot_master.core.ring import ANYBODY, Caller, EngineConfig, Ring, RingState
+from specsot_master.core.ring.ring_state import ANYBODY, Caller, EngineConfig, Ring, RingState
 from specsot_master.engine.engine import Engine
 from specsot_master.journal import RequestJournal
 

@@ -13,11 +13,11 @@ from specsot.errors import Cancelled, SpecsotError, TooLarge
 from specsot.events import Finished, Numbered
 from specsot_master.core import commands
 from specsot_master.core.inputs import RingOverdue, failure_of, internal_error
-from specsot_master.core.quarantine import Quarantine
-from specsot_master.core.queue import RequestQueue
 from specsot_master.core.records import FailedRecord, ReopenedRecord
 from specsot_master.core.request import Clock, Home, RequestState
-from specsot_master.core.ring import EngineConfig, Ring, require_ring
+from specsot_master.core.ring.quarantine import Quarantine
+from specsot_master.core.ring.queue import RequestQueue
+from specsot_master.core.ring.ring_state import EngineConfig, Ring, require_ring
 from specsot_master.core.sequence import SequenceFactory
 from specsot_master.core.stats import LapMeter, RequestCounts, RetryHints
 from specsot_master.engine.event_stream import LoopClock, Subscriptions

@@ -19,10 +19,8 @@ from specsot.errors import InvalidRequest, NotFound, Overloaded, TooLarge, Unava
 from specsot.params import Ask, brief
 from specsot_master.core import inputs
 from specsot_master.core.commands import FailRequest, ReopenSequence
-from specsot_master.core.fitting import check_branch_fits, fits, refit
-from specsot_master.core.forecast import Outlook
 from specsot_master.core.inputs import internal_error, react
-from specsot_master.core.queue import QueueFull
+from specsot_master.core.plans.forecast import Outlook
 from specsot_master.core.records import (
     AdmittedRecord,
     CancelledRecord,
@@ -31,7 +29,9 @@ from specsot_master.core.records import (
     check_prompt_unchanged,
 )
 from specsot_master.core.request import RequestState
-from specsot_master.core.ring import Caller, RingState, require_ring
+from specsot_master.core.ring.fitting import check_branch_fits, fits, refit
+from specsot_master.core.ring.queue import QueueFull
+from specsot_master.core.ring.ring_state import Caller, RingState, require_ring
 from specsot_master.engine.effects import Effects
 from specsot_master.engine.event_stream import Subscription
 from specsot_master.engine.intake import check_deadline

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from specsot.events import Numbered
 from specsot_master.core.inputs import EventsRead, KeepingOver, ReaderLeft, ReadingOverdue
 from specsot_master.core.request import Clock, Reader, RequestState, Timer
-from specsot_master.core.ring import EngineConfig
+from specsot_master.core.ring.ring_state import EngineConfig
 from specsot_master.journal import RequestJournal
 
 

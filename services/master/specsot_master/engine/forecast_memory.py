@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from specsot_master.core.forecast import Forecaster
+from specsot_master.core.plans.forecast import Forecaster
 
 VERSION = 2  # of the file; another one for each change of what is in it
 PAUSE = 10.0  # seconds between two writings, of some 5 KB; not measured

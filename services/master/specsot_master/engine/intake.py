@@ -12,11 +12,7 @@ from specsot.errors import InvalidRequest, NotFound, TimedOut, TooLarge
 from specsot.params import MAX_NEW_TOKENS, MAX_TOKENS, Ask
 from specsot.tasks import start
 from specsot.tracing import caller, current
-from specsot_master.core.admission import PlanSizes, position_limit
 from specsot_master.core.commands import OpenBranch
-from specsot_master.core.fitting import prefix_of, refit
-from specsot_master.core.forecast import Forecaster, Workload
-from specsot_master.core.fork_plan import ALONE, FORKED, ForkPlan, may_fork
 from specsot_master.core.inputs import PromptMade
 from specsot_master.core.limits import (
     check_drafter,
@@ -27,12 +23,16 @@ from specsot_master.core.limits import (
     prompt_characters,
     rules_of,
 )
-from specsot_master.core.plan import RequestPlan
-from specsot_master.core.prompts import SAMPLE_POINT
+from specsot_master.core.plans.forecast import Forecaster, Workload
+from specsot_master.core.plans.fork_plan import ALONE, FORKED, ForkPlan, may_fork
+from specsot_master.core.plans.plan import RequestPlan
+from specsot_master.core.plans.prompts import SAMPLE_POINT
+from specsot_master.core.plans.router import MIN_PLANNED_TOKENS, Decision, decide, decide_question
+from specsot_master.core.plans.time_limit import choose, points_in_time
 from specsot_master.core.request import Clock, EncodedPrompt, Home, RequestState
-from specsot_master.core.ring import Caller, EngineConfig, Ring, RingState, require_ring
-from specsot_master.core.router import MIN_PLANNED_TOKENS, Decision, decide, decide_question
-from specsot_master.core.time_limit import choose, points_in_time
+from specsot_master.core.ring.admission import PlanSizes, position_limit
+from specsot_master.core.ring.fitting import prefix_of, refit
+from specsot_master.core.ring.ring_state import Caller, EngineConfig, Ring, RingState, require_ring
 from specsot_master.engine.grammar_sandbox import GrammarSandbox
 from specsot_master.journal import JournaledRequest
 from specsot_master.prompts import Prompts, messages_of

@@ -15,7 +15,11 @@ from specsot.errors import SpecsotError
 from specsot.params import Window
 from specsot.tasks import start
 from specsot.tracing import followed
-from specsot_master.core.admission import (
+from specsot_master.core.commands import Open as OpenOrder
+from specsot_master.core.inputs import OrderUnsent, RingLost
+from specsot_master.core.plans.prompts import PromptTurn
+from specsot_master.core.request import Home, RequestState, is_drafted
+from specsot_master.core.ring.admission import (
     AdmissionOption,
     PageLedger,
     admission_options,
@@ -23,13 +27,9 @@ from specsot_master.core.admission import (
     pages_for,
     shared_pages,
 )
-from specsot_master.core.commands import Open as OpenOrder
-from specsot_master.core.handed_texts import HandedTexts
-from specsot_master.core.inputs import OrderUnsent, RingLost
-from specsot_master.core.prefix_tree import PrefixMatch, PrefixNode, PrefixTree
-from specsot_master.core.prompts import PromptTurn
-from specsot_master.core.request import Home, RequestState, is_drafted
-from specsot_master.core.ring import EngineConfig, Ring, RingState
+from specsot_master.core.ring.handed_texts import HandedTexts
+from specsot_master.core.ring.prefix_tree import PrefixMatch, PrefixNode, PrefixTree
+from specsot_master.core.ring.ring_state import EngineConfig, Ring, RingState
 from specsot_master.core.sequence import ActiveSequence, SequenceFactory, TokenLog, first_lease, renewed_lease
 from specsot_master.text import Text
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import time
 from base64 import b64encode
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from hashlib import sha256
+from importlib.metadata import entry_points
 from importlib.resources import files
 from typing import Any
 
@@ -28,7 +29,6 @@ from specsot.transport.security import Tokens
 from specsot_master.http.calls import PING_SECONDS, HttpContext
 from specsot_master.http.errors import refuse, refuse_body, refuse_http
 from specsot_master.http.json_bodies import take_turns
-from specsot_master.http.legacy_api import legacy_routes
 from specsot_master.http.messages_api import messages_routes
 from specsot_master.http.middleware import OPEN_PATHS, BearerCheck, BodyLimits, HostCheck, largest_of
 from specsot_master.http.openai_api import openai_routes
@@ -150,11 +150,17 @@ def build_api(context: HttpContext, kind: type[FastAPI] = FastAPI) -> FastAPI:
         responses_routes,
         messages_routes,
         tokenizer_routes,
-        legacy_routes,
+        *installed_routes(),
         ring_routes,
     ):
         app.include_router(routes(context))
     return app
+
+
+def installed_routes() -> list[Callable[[HttpContext], APIRouter]]:
+    """Routes that other packages bring as entry points, such as those of SpecSoT's predecessors."""
+    points = entry_points(group="specsot.http_routes")
+    return [point.load() for point in sorted(points, key=lambda point: point.name)]
 
 
 async def open_http(

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from specsot.errors import InvalidRequest
 from specsot.params import MAX_MESSAGES, check_length
-from specsot_master.core.message_blocks import CALL_ID, MessageWriter
+from specsot_master.core.dialects.message_blocks import CALL_ID, MessageWriter
 from specsot_master.http.calls import EventStyle, HttpContext, call_of
 from specsot_master.http.errors import anthropic_body, naming_turns
 from specsot_master.http.json_bodies import JsonRoute

@@ -19,8 +19,7 @@ from specsot.core.view import View, advance
 from specsot.errors import InvalidRequest, NotFound
 from specsot.events import Event, Numbered, PromptScored, Started, TokenLogprobs
 from specsot.params import Ask, Mode, check_length
-from specsot_master.core.fork_plan import may_fork
-from specsot_master.core.openai_responses import (
+from specsot_master.core.dialects.openai_responses import (
     CHAT,
     TEXT,
     ChoiceDelta,
@@ -35,6 +34,7 @@ from specsot_master.core.openai_responses import (
     first_of,
     unwritten,
 )
+from specsot_master.core.plans.fork_plan import may_fork
 from specsot_master.http.calls import (
     EventStyle,
     HttpCall,

@@ -14,13 +14,13 @@ from typing import Any
 from specsot.errors import InvalidRequest
 from specsot.grammar.schemas import warnings_of
 from specsot.params import Ask, Form, Mode
-from specsot_master.core.openai_responses import ChoiceDelta
-from specsot_master.core.tool_calls.arguments import Json, as_json, read_arguments
-from specsot_master.core.tool_calls.forms import PLAIN, CallForm
-from specsot_master.core.tool_calls.harmony import HARMONY, HarmonyReader
-from specsot_master.core.tool_calls.hermes_prompt import calls_in_words, tools_in_words
-from specsot_master.core.tool_calls.reading import CallDelta, ForcedReader, ToolReader
-from specsot_master.core.tool_calls.schemas import forced_schema, parameters_of
+from specsot_master.core.dialects.openai_responses import ChoiceDelta
+from specsot_master.core.dialects.tool_calls.arguments import Json, as_json, read_arguments
+from specsot_master.core.dialects.tool_calls.forms import PLAIN, CallForm
+from specsot_master.core.dialects.tool_calls.harmony import HARMONY, HarmonyReader
+from specsot_master.core.dialects.tool_calls.hermes_prompt import calls_in_words, tools_in_words
+from specsot_master.core.dialects.tool_calls.reading import CallDelta, ForcedReader, ToolReader
+from specsot_master.core.dialects.tool_calls.schemas import forced_schema, parameters_of
 from specsot_master.http.openai_requests import (
     check_ids,
     common_fields,

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from specsot.errors import InvalidRequest
 from specsot.params import MAX_MESSAGES
-from specsot_master.core.response_items import ResponseWriter
+from specsot_master.core.dialects.response_items import ResponseWriter
 from specsot_master.http.calls import EventStyle, HttpContext, call_of
 from specsot_master.http.errors import body_of, naming_turns
 from specsot_master.http.json_bodies import JsonRoute

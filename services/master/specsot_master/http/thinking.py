@@ -18,8 +18,8 @@ from specsot.errors import InvalidRequest, TimedOut
 from specsot.events import Finished, MergedText, Numbered, Reason, Started
 from specsot.params import Ask, Message, brief
 from specsot_master.chat_template import THINKING_OFF
-from specsot_master.core.openai_responses import Thought
-from specsot_master.core.thinking_style import ThinkingStyle
+from specsot_master.core.dialects.openai_responses import Thought
+from specsot_master.core.dialects.thinking_style import ThinkingStyle
 from specsot_master.engine import Caller
 from specsot_master.http.openai_requests import check_ids, limits_of, position_limit_of
 from specsot_master.http.openai_schemas import ChatBody, Effort

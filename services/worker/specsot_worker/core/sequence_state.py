@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from specsot.core.frames import Draft, Opening, Outcome, PromptChunk, TreeSegment
-from specsot.core.kv_plan import policy_of, tree_depth_limit
 from specsot.core.pages import Policy
 from specsot.core.tree import Tree, chain, first_nodes, shallow, single
+from specsot_model.core.kv_plan import policy_of, tree_depth_limit
 from specsot_worker.core.pipeline import place_of
 
 

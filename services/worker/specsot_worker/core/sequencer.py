@@ -24,9 +24,9 @@ from specsot.core.frames import (
     TreeSegment,
     rows_of,
 )
-from specsot.core.kv_plan import open_one, policy_of
 from specsot.core.pages import PageTable, most_held
 from specsot.errors import SpecsotError
+from specsot_model.core.kv_plan import open_one, policy_of
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget, InFlightFrame, PipelineDepth
 from specsot_worker.core.sequence_state import SequenceState
 

@@ -1,0 +1,1 @@
+"""`specsot bench quick`, `specsot bench full` and `specsot verify`: entry points of the command `specsot`."""

@@ -1,0 +1,129 @@
+"""Inputs of `Eagle`: its configuration, and token ids as lists, arrays or tensors. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specsot.errors import InvalidRequest
+from specsot.members import TreeShape
+from specsot.params import Sampling
+from specsot_bench.core.kernel_errors import as_invalid_request
+from specsot_kernels.contract import TreeMaskMode, check_mode, check_nodes
+
+
+@dataclass(frozen=True, slots=True)
+class EagleConfig:
+    """Raises InvalidRequest, whose `field` says which of these cannot be.
+
+    topk:             candidates below each drafted node, and how many of a level are drafted from.
+    num_steps:        levels of drafting: so many drafts may be accepted at once.
+    num_draft_tokens: nodes of a tree, the root included: rows that the target verifies at once.
+    temperature:      0: the likeliest token.
+    top_p, top_k, min_p: cuts, in effect above temperature 0; None means no cut.
+    tree_mask_mode:   how `Eagle.propose` lays out its trees' attention mask.
+    """
+
+    topk: int = 4
+    num_steps: int = 3
+    num_draft_tokens: int = 8
+    temperature: float = 0.0
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    tree_mask_mode: TreeMaskMode = TreeMaskMode.FULL_MASK
+
+    def __post_init__(self) -> None:
+        for name in ("topk", "num_steps", "num_draft_tokens"):
+            value = getattr(self, name)
+            least = 2 if name == "num_draft_tokens" else 1
+            if type(value) is not int or value < least:
+                raise InvalidRequest(f"{name} must be an integer >= {least}, got {value!r}", name)
+        with as_invalid_request():
+            check_nodes(self.topk, self.num_steps, self.num_draft_tokens)
+            check_mode(self.tree_mask_mode, self.num_draft_tokens)
+        _ = self.sampling
+
+    @property
+    def shape(self) -> TreeShape:
+        """The same tree in the drafter's words, which count expansions behind the first level."""
+        return TreeShape(self.num_steps - 1, self.topk, self.num_draft_tokens, fixed=True)
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(
+            self.temperature, 1.0 if self.top_p is None else self.top_p, self.top_k or 0, self.min_p or 0.0
+        )
+
+
+Rows = list[list[int]]
+Ids = Any  # list, or a torch tensor where one was given
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Prompts, and what they were given as.
+
+    rows: as given, padding included. prompts: without it. given: the caller's own object.
+    """
+
+    rows: Rows
+    prompts: tuple[tuple[int, ...], ...]
+    given: Any
+
+    def extended(self, written: Sequence[Sequence[int]], pad: int) -> Ids:
+        """What was given with what was written behind it; lists for lists.
+
+        A tensor for a tensor: [sequences, longest], on the same device, filled up with `pad`. What was
+        written begins in the same column of every row.
+        """
+        rows = [[*row, *tokens] for row, tokens in zip(self.rows, written)]
+        longest, single = max(map(len, rows)), not _is_nested(self.given)
+        if hasattr(self.given, "new_tensor"):
+            rows = [row + [pad] * (longest - len(row)) for row in rows]
+            return self.given.new_tensor(rows[0] if single else rows)
+        return rows[0] if single else rows
+
+
+def read_batch(input_ids: Any, attention_mask: Any, vocabulary: int) -> Batch:
+    """One prompt ([tokens]) or several ([sequences, tokens], or lists of any lengths).
+
+    attention_mask: of the same shape; 0 marks padding. Raises InvalidRequest naming the sequence.
+    """
+    rows = _rows(input_ids, "input_ids")
+    seen = [[1] * len(row) for row in rows]
+    masks = seen if attention_mask is None else _rows(attention_mask, "attention_mask")
+    if [len(mask) for mask in masks] != [len(row) for row in rows]:
+        raise InvalidRequest("attention_mask must have the shape of input_ids", "attention_mask")
+    prompts = tuple(tuple(token for token, seen in zip(row, mask) if seen) for row, mask in zip(rows, masks))
+    for number, prompt in enumerate(prompts):
+        if not prompt:
+            raise InvalidRequest(f"input_ids[{number}] is empty", "input_ids")
+        if not all(0 <= token < vocabulary for token in prompt):
+            raise InvalidRequest(
+                f"input_ids[{number}] must hold ids in [0, {vocabulary}), got {min(prompt)} .. {max(prompt)}",
+                "input_ids",
+            )
+    return Batch(rows, prompts, input_ids)
+
+
+def _rows(given: Any, name: str) -> Rows:
+    nested = _plain(given)
+    rows = nested if _is_nested(nested) else [nested]
+    whole = all(isinstance(row, list) and all(isinstance(value, int) for value in row) for row in rows)
+    if not rows or not whole:
+        raise InvalidRequest(f"{name} must be token ids, or several sequences of them", name)
+    return [[int(value) for value in row] for row in rows]
+
+
+def _is_nested(given: Any) -> bool:
+    plain = _plain(given)
+    return isinstance(plain, list) and any(isinstance(each, list) for each in plain)
+
+
+def _plain(given: Any) -> Any:
+    """Lists of numbers out of tensors, arrays, tuples, and lists of these."""
+    if hasattr(given, "tolist"):
+        return given.tolist()
+    return [_plain(each) for each in given] if isinstance(given, (list, tuple)) else given

@@ -1,0 +1,145 @@
+"""The page of `specsot bench quick` and `full`: its columns, and settings for each goal, read off the rows.
+
+What each column means: docs/bench.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specsot_bench.core.tables import Column, figure, latex, markdown, text
+
+Row = Mapping[str, Any]
+
+NOTES = """\
+tok/s: mean and standard deviation over runs, prompt included. speedup: over plain decoding in the same round,
+median (least .. most). TTFT, TPOT: ms. PPL: of what was written, to the base without a window; text: of a
+reference text, read as the method reads. accept %: accepted of proposed drafts, without the bonus token.
+tok/round: tokens that a forward pass of the base brought. MiB: what the method itself holds at most, besides
+the base's weights. evicted: tokens that have left the window. same: runs
+that wrote what plain decoding wrote. How each is computed: docs/bench.md."""
+
+
+def rate(row: Row) -> str:
+    spread = row["tokens_per_second_sd"]
+    return f"{row['tokens_per_second']:.1f}" + (f" ± {spread:.1f}" if spread is not None else "")
+
+
+def speedup(row: Row) -> str:
+    low, high = row["speedup_range"]
+    return f"{row['speedup']:.2f} ({low:.2f} .. {high:.2f})" if row["runs"] > 1 else f"{row['speedup']:.2f}"
+
+
+def same(row: Row) -> str:
+    return f"{row['as_plain']}/{row['runs']}"
+
+
+REFERENCE = "PPL text"
+COLUMNS = (
+    text("method", "method"),
+    Column("tok/s", rate),
+    Column("speedup", speedup),
+    figure("TTFT", "ttft_ms", 1),
+    figure("TPOT", "tpot_ms"),
+    figure("PPL", "ppl"),
+    figure(REFERENCE, "ppl_reference"),
+    figure("accept %", "accept_percent", 1),
+    figure("tok/round", "tokens_per_round"),
+    figure("MiB", "memory_mib"),
+    figure("evicted", "evicted_tokens", 0),
+    Column("same", same),
+)
+ADVICE = (
+    *(figure("tokens", "tokens", 0), text("goal", "goal"), text("among methods that write", "text")),
+    text("method", "method"),
+    Column("figure", lambda one: f"{one['figure']:.4g} {one['unit']}"),
+    figure("speedup", "speedup"),
+)
+
+
+def columns_of(rows: Sequence[Row]) -> tuple[Column, ...]:
+    """COLUMNS; without the perplexity of a reference text if none was read."""
+    read = any(row.get("ppl_reference") is not None for row in rows)
+    return tuple(column for column in COLUMNS if read or column.heading != REFERENCE)
+
+
+def by_length(rows: Sequence[Row]) -> dict[int, list[Row]]:
+    """Rows of each length, those that were skipped last."""
+    found: dict[int, list[Row]] = {tokens: [] for tokens in sorted({row["tokens"] for row in rows})}
+    for row in sorted(rows, key=lambda row: "skipped" in row):
+        found[row["tokens"]].append(row)
+    return found
+
+
+def page_of(title: str, said: str, rows: Sequence[Row], advice: Sequence[Row]) -> str:
+    """What was done, a table for every length, what to set for which goal."""
+    parts = [f"# {title}", said]
+    for tokens, some in by_length(rows).items():
+        parts += [f"## {tokens} tokens", markdown(columns_of(some), some)]
+    return "\n\n".join([*parts, NOTES, "## Recommended settings", markdown(ADVICE, advice)]) + "\n"
+
+
+def latex_of(title: str, rows: Sequence[Row]) -> str:
+    """The same tables for a paper."""
+    tables = (
+        latex(f"{title}: {tokens} tokens", columns_of(some), some) for tokens, some in by_length(rows).items()
+    )
+    return "\n\n".join([f"% {title}; needs \\usepackage{{booktabs,graphicx}}", *tables]) + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """column: what counts; most: the larger the better.
+
+    slack: what is so close to the best, as a share of it, is equally good, and speed decides.
+    """
+
+    name: str
+    column: str
+    most: bool
+    unit: str
+    slack: float
+
+
+GOALS = (
+    Goal("throughput", "tokens_per_second", True, "tokens/s", 0.0),
+    Goal("latency", "ttft_ms", False, "ms to the first token", 0.5),  # one prompt's time varies that much
+    Goal("memory", "memory_mib", False, "MiB", 0.05),
+)
+
+
+def recommend(rows: Sequence[Row]) -> list[Row]:
+    """For every length and goal the best of our methods: of all, and of those that keep the plain text."""
+    ours = [row for row in rows if "skipped" not in row and not row["rival"]]
+    found: list[Row] = []
+    for tokens in sorted({_number(row, "tokens") for row in ours}):
+        here = [row for row in ours if row["tokens"] == tokens]
+        for goal in GOALS:
+            found += _told(goal, int(tokens), here)
+    return found
+
+
+def _told(goal: Goal, tokens: int, rows: Sequence[Row]) -> list[Row]:
+    groups = {"any text": rows, "plain's text": [row for row in rows if row["exact"]]}
+    picked = {text: best_for(goal, group) for text, group in groups.items() if group}
+    return [
+        {"goal": goal.name, "tokens": tokens, "text": text, "method": row["method"],
+         "figure": row[goal.column], "unit": goal.unit, "speedup": row["speedup"]}
+        for text, row in picked.items()
+    ]  # fmt: skip
+
+
+def best_for(goal: Goal, rows: Sequence[Row]) -> Row:
+    values = [_number(row, goal.column) for row in rows]
+    best = max(values) if goal.most else min(values)
+    allowed = best * (1 - goal.slack) if goal.most else best * (1 + goal.slack)
+    good = [row for row, value in zip(rows, values) if (value >= allowed if goal.most else value <= allowed)]
+    return max(good, key=lambda row: _number(row, "tokens_per_second"))
+
+
+def _number(row: Row, column: str) -> float:
+    value = row[column]
+    assert isinstance(value, int | float)
+    return value

@@ -1,0 +1,182 @@
+"""`Eagle`: generates with a target and its draft model in memory, from token ids, by sync calls."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from specsot.core.tree import Tree
+from specsot.errors import InvalidRequest
+from specsot.members import AS_PUBLISHED, Overrides
+from specsot_bench.core.eagle_inputs import EagleConfig, Ids, read_batch
+from specsot_bench.eagle.generation import (
+    EagleBenchmark,
+    EagleStats,
+    Generation,
+    GenerationLimits,
+    Piece,
+    Prompts,
+    measure,
+    open_loop,
+    orders_of,
+)
+from specsot_bench.eagle.models import LoadOptions, TargetAndDraft, load_models
+from specsot_bench.tree_functions import TreeArrays, arrange_trees
+
+MAX_NEW_TOKENS = 128  # tokens of an answer by default
+DEFAULT = EagleConfig()
+
+
+class Eagle:
+    """Speculative decoding that writes what the target alone would write: at temperature 0 token for token,
+    else as a function of (logits, seed, number in the batch, position), whatever the draft. Exact in fp32.
+    """
+
+    def __init__(
+        self,
+        draft: Any,
+        target: Any,
+        config: EagleConfig = DEFAULT,
+        *,
+        dtype: str | None = None,
+        device: str | None = None,
+        allow_pickle_bin: bool = False,
+        overrides: Overrides = AS_PUBLISHED,
+    ) -> None:
+        """draft:  an EAGLE head: its directory, or loaded; None: plain decoding.
+        target: a directory in the Hugging Face layout, a `Decoder` of all layers, or a Transformers model
+                in memory, whose dtype and device are then kept.
+        dtype, device, allow_pickle_bin, overrides: of directories; see `LoadOptions`.
+        Raises ModelError, HeadMismatch, InvalidRequest.
+        """
+        self.config = config
+        self._models = load_models(draft, target, LoadOptions(dtype, device, allow_pickle_bin, overrides))
+        head = self._models.draft
+        if head is not None and config.topk > head.draft_vocab:
+            raise InvalidRequest(f"topk is {config.topk}, the head drafts {head.draft_vocab} tokens", "topk")
+
+    def generate(
+        self,
+        input_ids: Any,
+        max_new_tokens: int = MAX_NEW_TOKENS,
+        *,
+        attention_mask: Any = None,
+        seed: int | None = None,
+        eos_token_id: int | Sequence[int] | None = None,
+        pad_token_id: int | None = None,
+        on_piece: Callable[[Piece], object] | None = None,
+    ) -> tuple[Ids, EagleStats]:
+        """Prompts with what was written behind them, at most `max_new_tokens` each, and the figures.
+
+        input_ids: one prompt or several: a tensor [tokens] or [sequences, tokens] gives a tensor, padded
+        with `pad_token_id`; lists of any lengths give lists. attention_mask: 0 where input_ids is padding.
+        seed: None draws one, which the figures tell. eos_token_id: None takes the model's; () never stops.
+        on_piece: called with every piece as it is written. Raises InvalidRequest before anything is run.
+        """
+        batch = read_batch(input_ids, attention_mask, self._models.target.config.vocab)
+        writing = self._write(batch.prompts, max_new_tokens, seed, eos_token_id)
+        for piece in writing.pieces():
+            if on_piece is not None:
+                on_piece(piece)
+        pad = pad_token_id if pad_token_id is not None else (*self._stops(eos_token_id), 0)[0]
+        return batch.extended(writing.tokens, pad), writing.stats
+
+    def stream(
+        self,
+        input_ids: Any,
+        max_new_tokens: int = MAX_NEW_TOKENS,
+        *,
+        attention_mask: Any = None,
+        seed: int | None = None,
+        eos_token_id: int | Sequence[int] | None = None,
+    ) -> Iterator[Piece]:
+        """The same as pieces while they are written; leave the loop to stop. Refuses at once."""
+        batch = read_batch(input_ids, attention_mask, self._models.target.config.vocab)
+        return self._write(batch.prompts, max_new_tokens, seed, eos_token_id).pieces()
+
+    def benchmark(
+        self,
+        data: Sequence[Any],
+        max_new_tokens: int = MAX_NEW_TOKENS,
+        *,
+        batch_size: int = 1,
+        seed: int = 0,
+        eos_token_id: int | Sequence[int] | None = None,
+    ) -> EagleBenchmark:
+        """Speculation against plain decoding of the same target, on these prompts.
+
+        data: prompts as token ids; `batch_size` of them are written side by side.
+        """
+        vocabulary = self._models.target.config.vocab
+        prompts = [prompt for each in data for prompt in read_batch(each, None, vocabulary).prompts]
+        if not prompts or batch_size < 1:
+            raise InvalidRequest("data must hold prompts, and batch_size be >= 1", "data")
+        batches = [prompts[first : first + batch_size] for first in range(0, len(prompts), batch_size)]
+        run = partial(self._run, limit=max_new_tokens, seed=seed, eos=eos_token_id)
+        return measure(
+            batches, partial(run, self._models), partial(run, self._models.plain), self.config.num_steps
+        )
+
+    def propose(self, input_ids: Any, *, attention_mask: Any = None, seed: int = 0) -> TreeArrays:
+        """The trees drafted behind each prompt and the target's next token, for those who verify themselves.
+
+        Tensors on the target's device; see `specsot_kernels`. The mask's layout is the config's.
+        """
+        if self._models.draft is None:
+            raise InvalidRequest("nothing can be proposed without a draft", "draft")
+        batch = read_batch(input_ids, attention_mask, self._models.target.config.vocab)
+        wish = GenerationLimits(self.config.num_steps + 2, seed)
+        self._check_room(batch.prompts, wish.limit)
+        orders = orders_of(batch.prompts, self.config, wish, drafted=True)
+        ring = open_loop(self._models, self.config.shape, orders, sum(map(len, batch.prompts)))
+        ring.turn()
+        return self._arranged([ring.trees[sequence] for sequence in range(len(orders))], batch.prompts)
+
+    def _arranged(self, trees: Sequence[Tree], prompts: Prompts) -> TreeArrays:
+        device = self._models.target.device
+        tokens = torch.tensor([tree.tokens for tree in trees], device=device)
+        parents = torch.tensor([(-1, *tree.parents[1:]) for tree in trees], device=device)
+        lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
+        return arrange_trees(tokens, parents, lengths, self.config.tree_mask_mode)
+
+    def _write(
+        self, prompts: Prompts, limit: int, seed: int | None, eos: int | Sequence[int] | None
+    ) -> Generation:
+        return self._start(self._models, prompts, limit, secrets.randbits(63) if seed is None else seed, eos)
+
+    def _run(
+        self, models: TargetAndDraft, prompts: Prompts, limit: int, seed: int, eos: int | Sequence[int] | None
+    ) -> EagleStats:
+        writing = self._start(models, prompts, limit, seed, eos)
+        for _ in writing.pieces():
+            pass
+        return writing.stats
+
+    def _start(
+        self, models: TargetAndDraft, prompts: Prompts, limit: int, seed: int, eos: int | Sequence[int] | None
+    ) -> Generation:
+        if type(limit) is not int or limit < 1:
+            raise InvalidRequest(f"max_new_tokens must be an integer > 0, got {limit!r}", "max_new_tokens")
+        if not 0 <= seed < 2**63:
+            raise InvalidRequest(f"seed must be in [0, 2**63), got {seed}", "seed")
+        self._check_room(prompts, limit)
+        return Generation(models, self.config, prompts, GenerationLimits(limit, seed, self._stops(eos)))
+
+    def _check_room(self, prompts: Prompts, limit: int) -> None:
+        positions = self._models.target.config.max_positions
+        for number, prompt in enumerate(prompts):
+            if len(prompt) + limit > positions:
+                raise InvalidRequest(
+                    f"input_ids[{number}] has {len(prompt)} tokens; {limit} more do not fit the "
+                    f"model's {positions} positions",
+                    "max_new_tokens",
+                )
+
+    def _stops(self, eos: int | Sequence[int] | None) -> tuple[int, ...]:
+        if eos is None:
+            return self._models.target.config.eos
+        return (eos,) if isinstance(eos, int) else tuple(eos)

@@ -1,0 +1,375 @@
+"""Generates a batch in one thread with the services' engines, lap by lap; times it against plain decoding."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+from specsot.core.frames import Drafts, End, Features, Frame, Open, Opening, Outcome, Result, TreeSegment
+from specsot.core.pages import PageTable
+from specsot.core.tree import Tree
+from specsot.core.verdict import UnreadTrees, UnreadVerdict
+from specsot.errors import ModelError
+from specsot.members import Configuration, TreeShape
+from specsot_bench.core.eagle_inputs import EagleConfig
+from specsot_bench.core.pairing import Comparison, Sample, turns
+from specsot_bench.eagle.models import TargetAndDraft
+from specsot_drafter.engine import DraftEngine
+from specsot_drafter.loader import make_engine
+from specsot_kernels import TreeStatistics
+from specsot_kernels.contract import summarize
+from specsot_model.decoder import Decoder
+from specsot_worker.core.pipeline import DraftTimeout, FrameBudget
+from specsot_worker.core.sequencer import Sequencer
+from specsot_worker.feature_stream import FeatureStore
+from specsot_worker.penalties import without_tokens
+from specsot_worker.stage import DecoderStage
+from specsot_worker.verifier import Verifier
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Tokens that one sequence of the batch has just written; `end` comes with its last ones."""
+
+    sequence: int
+    tokens: tuple[int, ...]
+    end: End | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceStats:
+    """One sequence of the batch.
+
+    tokens: what it wrote, the end-of-sequence token included.
+    end:    STOP, LENGTH, or FAILED when the target's logits were no numbers; None while it writes.
+    accept_lengths: accepted drafts of each of its trees, as far as they were written.
+    """
+
+    tokens: tuple[int, ...]
+    end: End | None
+    accept_lengths: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EagleStats:
+    """A whole generation.
+
+    seed:    that all draws came from: with it the same tokens come again.
+    laps:    forwards of the target, the prompts' included.
+    seconds: spent in target and drafter.
+    trees:   what all trees came to.
+    """
+
+    sequences: tuple[SequenceStats, ...]
+    seed: int
+    laps: int
+    seconds: float
+    trees: TreeStatistics
+
+    @property
+    def new_tokens(self) -> int:
+        return sum(len(one.tokens) for one in self.sequences)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.new_tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted drafts of those proposed."""
+        return self.trees.acceptance_rate
+
+    @property
+    def mean_accept_length(self) -> float:
+        """Accepted drafts of a tree; one more token comes with each."""
+        return self.trees.mean_accept_length
+
+
+EPOCH, PAGE_ROWS = 1, 256
+ROWS = 512  # rows of a frame at least, as --rows: prompts are fed in chunks of so many
+
+
+@dataclass(frozen=True, slots=True)
+class Lap:
+    """One forward of the target: what was fed, and what came of it."""
+
+    frame: Frame
+    result: Result
+
+
+Phases = Callable[[str], AbstractContextManager[object]]
+
+
+def untimed(phase: str) -> AbstractContextManager[object]:
+    """A phase of a lap that nobody times."""
+    return nullcontext()
+
+
+class LapLoop:
+    """The sequencer, stage, verifier and drafter of one ring, called one after the other in this thread.
+
+    trees: what the drafter proposed last, by sequence.
+    """
+
+    def __init__(
+        self, stage: DecoderStage, verifier: Verifier, sequencer: Sequencer, engine: DraftEngine | None = None
+    ) -> None:
+        self.sequencer, self.trees = sequencer, dict[int, Tree]()
+        self._stage, self._verifier, self._engine = stage, verifier, engine
+        self._at: Phases = untimed
+        verifier.near.drafter = self if engine else None
+        verifier.quiet = lambda: not sequencer.prompt_rows_due
+
+    def turn(self, at: Phases = untimed) -> Lap:
+        """Feed everything that is ready in one forward; then draft below whatever was written.
+
+        at: entered around every phase: compose, layers, lm_head, and within that learn, draft and arrange.
+        Raises ModelError when nothing can be fed: then no sequence is left.
+        """
+        self._at, self.trees = at, {}
+        with at("compose"):
+            frame = self.sequencer.compose(0.0)
+        if frame is None:
+            raise ModelError("no sequence is left that could be fed")
+        with at("layers"):
+            passed = self._stage.run(frame)
+        with at("lm_head"):
+            verified = self._verifier.verify(passed)
+        with at("compose"):
+            self.sequencer.apply_result(verified.result, 0.0)
+            for drafts in verified.drafts or ():
+                self.sequencer.add_drafts(drafts)
+        return Lap(frame, verified.result)
+
+    def begin_early(self, verdict: UnreadVerdict) -> None:
+        """See `NearDrafter`."""
+        assert self._engine is not None
+        with self._at("draft"):
+            self._engine.begin_early(verdict)
+
+    def choose_early(self, verified: Sequence[TreeSegment]) -> UnreadTrees | None:
+        """See `NearDrafter`."""
+        assert self._engine is not None
+        with self._at("arrange"):
+            return self._engine.choose_early(verified)
+
+    def draft(self, features: Sequence[Features], meanwhile: Callable[[], None]) -> tuple[Drafts, ...]:
+        """See `NearDrafter`."""
+        engine, at = self._engine, self._at
+        assert engine is not None
+        with at("learn"):
+            for one in features:
+                engine.observe(one)
+        with at("draft"):
+            engine.begin()
+        with at("arrange"):
+            meanwhile()
+        with at("draft"):
+            drafts = engine.finish()
+        self.trees = {draft.sequence: draft.tree for draft in drafts}
+        said = drafts or engine.rest or engine.awake
+        return (Drafts(EPOCH, drafts, engine.rest),) if said else ()
+
+
+StageMaker = Callable[[Decoder, int, int], DecoderStage]  # of a decoder, pages, and rows of a page
+
+
+def open_loop(
+    models: TargetAndDraft,
+    shape: TreeShape,
+    orders: Sequence[Open],
+    rows: int = ROWS,
+    make_stage: StageMaker = DecoderStage,
+) -> LapLoop:
+    """A batch of sequences, all opened at once; each may be fed up to its lease.
+
+    rows: of a frame at least; the trees of all sequences always fit into one.
+    """
+    slots = shape.slots if models.draft else 1
+    pages = sum(-(-(order.lease + slots) // PAGE_ROWS) for order in orders)
+    rows = max(rows, len(orders) * shape.nodes)
+    stage, engine = make_stage(models.target, pages, PAGE_ROWS), None
+    if models.draft is not None:
+        for layer, weight in models.draft.tap_slices().items():
+            stage.tap(layer, weight)
+        configuration = Configuration(EPOCH, "drafter", (), pages, PAGE_ROWS, slots, rows, shape=shape)
+        engine = make_engine(models.draft, configuration)
+    stage.capture()
+    logits = without_tokens(models.target.logits, models.unnamed)
+    verifier = Verifier(logits, _no_grammar, _store_for(models, pages), stage)
+    table, budget = PageTable(pages, PAGE_ROWS), FrameBudget(rows, 1, slots, stage.prompt_rows(rows))
+    sequencer = Sequencer(EPOCH, budget, table, DraftTimeout(0.0, models.draft is not None))
+    for order in orders:
+        sequencer.apply_order(order)
+    return LapLoop(stage, verifier, sequencer, engine)
+
+
+def _store_for(models: TargetAndDraft, pages: int) -> FeatureStore | None:
+    target, draft = models.target, models.draft
+    return FeatureStore(pages, PAGE_ROWS, draft.width, target.dtype, target.device) if draft else None
+
+
+def _no_grammar(_: object) -> None:
+    """Nothing here is constrained."""
+
+
+Prompts = Sequence[tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationLimits:
+    """What is wanted of each sequence of a batch.
+
+    limit: tokens it may write. seed: of all draws; a sequence's ordinal is its number in the batch.
+    """
+
+    limit: int
+    seed: int
+    stop_ids: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class _WrittenSequence:
+    tokens: list[int] = field(default_factory=list[int])
+    accepted: list[int] = field(default_factory=list[int])
+    end: End | None = None
+
+    def append(self, outcome: Outcome) -> None:
+        self.tokens += outcome.tokens
+        self.end = outcome.end
+        if outcome.accepted:
+            self.accepted.append(len(outcome.accepted) - 1)
+
+
+class Generation:
+    """A generation; `pieces` runs it, once."""
+
+    def __init__(
+        self,
+        models: TargetAndDraft,
+        config: EagleConfig,
+        prompts: Prompts,
+        wish: GenerationLimits,
+        clock: Callable[[], float] = time.perf_counter,
+        make_stage: StageMaker = DecoderStage,
+    ) -> None:
+        orders = orders_of(prompts, config, wish, models.draft is not None)
+        self._ring = open_loop(models, config.shape, orders, make_stage=make_stage)
+        self._texts = [_WrittenSequence() for _ in prompts]
+        self._steps, self._seed, self._clock = config.num_steps, wish.seed, clock
+        self._proposed = self._laps = 0
+        self._seconds = 0.0
+
+    def pieces(self) -> Iterator[Piece]:
+        """What is written, lap by lap, until every sequence has ended."""
+        while any(text.end is None for text in self._texts):
+            began = self._clock()
+            lap = self._ring.turn()
+            self._seconds += self._clock() - began
+            yield from self._apply(lap)
+
+    @property
+    def tokens(self) -> list[list[int]]:
+        return [text.tokens for text in self._texts]
+
+    @property
+    def stats(self) -> EagleStats:
+        lengths = [accepted for text in self._texts for accepted in text.accepted]
+        return EagleStats(
+            tuple(SequenceStats(tuple(one.tokens), one.end, tuple(one.accepted)) for one in self._texts),
+            self._seed,
+            self._laps,
+            self._seconds,
+            summarize(lengths, self._proposed, self._steps),
+        )
+
+    def _apply(self, lap: Lap) -> Iterator[Piece]:
+        self._laps += 1
+        self._proposed += sum(len(one.tree) - 1 for one in lap.frame.segments if isinstance(one, TreeSegment))
+        for outcome in lap.result.outcomes:
+            self._texts[outcome.sequence].append(outcome)
+        for outcome in lap.result.outcomes:
+            yield Piece(outcome.sequence, outcome.tokens, outcome.end)
+
+
+def orders_of(prompts: Prompts, config: EagleConfig, wish: GenerationLimits, drafted: bool) -> list[Open]:
+    """Every sequence opened whole, with a lease to its end."""
+    return [
+        Open(
+            Opening(
+                sequence,
+                len(prompt),
+                drafted=drafted,
+                sampling=config.sampling,
+                seed=wish.seed,
+                ordinal=sequence,
+                stop_ids=wish.stop_ids,
+                limit=wish.limit,
+            ),
+            prompt,
+            len(prompt) + wish.limit,
+        )
+        for sequence, prompt in enumerate(prompts)
+    ]
+
+
+Run = Callable[[Prompts], EagleStats]
+
+
+@dataclass(frozen=True, slots=True)
+class EagleBenchmark:
+    """How many times speculation is as fast as plain decoding; below 1 it costs more than it brings.
+
+    comparison: tokens per second of both, a pair a batch. trees: what the drafts came to.
+    identical:  sequences of `sequences` that both wrote token for token alike: all, in fp32.
+    """
+
+    comparison: Comparison
+    trees: TreeStatistics
+    identical: int
+    sequences: int
+
+    @property
+    def ratio(self) -> float:
+        """Median over the batches."""
+        return self.comparison.ratio
+
+    def __str__(self) -> str:
+        low, high = self.comparison.spread
+        fast, plain = self.comparison.rates
+        depths = " ".join(f"{rate:.2f}" for rate in self.trees.depth_rates)
+        return "\n".join(
+            (
+                f"speculation / plain  {self.ratio:.2f}x (quartiles {low:.2f} .. {high:.2f})",
+                f"tokens per second    {fast:.1f} / {plain:.1f}",
+                f"accepted per tree    {self.trees.mean_accept_length:.2f}, by depth {depths}",
+                f"identical            {self.identical} of {self.sequences} sequences",
+            )
+        )
+
+
+def measure(
+    batches: Sequence[Prompts], speculate: Run, decode: Run, num_steps: int, warm: int = 1
+) -> EagleBenchmark:
+    """Run every batch drafted and plain, in the order AB BA AB ...; `warm` runs of each come first."""
+    for _ in range(warm):
+        speculate(batches[0])
+        decode(batches[0])
+    found: dict[Run, list[EagleStats]] = {speculate: [], decode: []}
+    for pair, run in turns((speculate, decode), len(batches)):
+        found[run].append(run(batches[pair]))
+    ours, plain = found[speculate], found[decode]
+    written = [(a.tokens, b.tokens) for x, y in zip(ours, plain) for a, b in zip(x.sequences, y.sequences)]
+    comparison = Comparison("speculation", _samples(ours), _samples(plain))
+    return EagleBenchmark(comparison, _trees(ours, num_steps), sum(a == b for a, b in written), len(written))
+
+
+def _samples(runs: Sequence[EagleStats]) -> tuple[Sample, ...]:
+    return tuple(Sample(run.new_tokens, run.seconds) for run in runs)
+
+
+def _trees(runs: Sequence[EagleStats], num_steps: int) -> TreeStatistics:
+    lengths = [length for run in runs for one in run.sequences for length in one.accept_lengths]
+    return summarize(lengths, sum(run.trees.total_proposed for run in runs), num_steps)

@@ -1,0 +1,159 @@
+"""Loads a target and its draft model, from directories or from models in memory, and checks that they fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specsot.checkpoint.config import ModelConfig, make_config
+from specsot.core.vocabulary import unnamed_ids
+from specsot.errors import HeadMismatch, InvalidRequest, ModelError
+from specsot.members import AS_PUBLISHED, Overrides, Range
+from specsot_drafter.heads import DraftHead
+from specsot_drafter.heads.checkpoint import Checkpoint
+from specsot_drafter.heads.loading import fit_head
+from specsot_model.decoder import Decoder
+from specsot_model.linear import resolve_dtype
+from specsot_model.weights import HeldWeights
+
+
+@dataclass(frozen=True, slots=True)
+class TargetAndDraft:
+    """A target with all its layers, and its draft; None: plain decoding.
+
+    unnamed: ids of the target that its tokenizer does not know, which are never written. Only a directory
+        has a tokenizer, so a target that was loaded elsewhere has none of these.
+    """
+
+    target: Decoder
+    draft: DraftHead | None
+    unnamed: tuple[int, ...] = ()
+
+    @property
+    def plain(self) -> TargetAndDraft:
+        return replace(self, draft=None)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How directories are read. None leaves it to `auto` and the CPU.
+
+    allow_pickle_bin: also read pytorch_model.bin (tensors only). overrides: see `Overrides`.
+    """
+
+    dtype: str | None = None
+    device: str | None = None
+    allow_pickle_bin: bool = False
+    overrides: Overrides = AS_PUBLISHED
+
+
+def load_models(draft: Any, target: Any, reading: LoadOptions) -> TargetAndDraft:
+    """Raises ModelError and HeadMismatch for what cannot be used, InvalidRequest for what is no model."""
+    loaded = _target(target, reading)
+    unnamed = unnamed_ids(Path(target), loaded.config.vocab) if isinstance(target, str | Path) else ()
+    return TargetAndDraft(loaded, _draft(draft, loaded, reading), unnamed)
+
+
+def _target(target: Any, reading: LoadOptions) -> Decoder:
+    if isinstance(target, str | Path):
+        return _read_target(Path(target), reading)
+    for name in ("dtype", "device"):
+        if getattr(reading, name) is not None:
+            raise InvalidRequest(f"{name} goes with a directory; a loaded target has its own", name)
+    if isinstance(target, Decoder):
+        if len(target.layers) != target.config.layers:
+            raise InvalidRequest(
+                f"target must have all {target.config.layers} layers, this one has {target.layers}", "target"
+            )
+        return target
+    if hasattr(target, "state_dict") and hasattr(target, "config"):
+        return decoder_from_transformers(target)
+    raise InvalidRequest(
+        f"target must be a directory, a Decoder or a Transformers model, got {type(target).__name__}",
+        "target",
+    )
+
+
+def _read_target(directory: Path, reading: LoadOptions) -> Decoder:
+    device = reading.device or "cpu"
+    dtype = resolve_dtype(reading.dtype or "auto", device)
+    return Decoder.load(directory, None, dtype, device, reading.allow_pickle_bin)
+
+
+def _draft(draft: Any, target: Decoder, reading: LoadOptions) -> DraftHead | None:
+    if draft is None:
+        return None
+    if hasattr(draft, "tap_slices"):
+        return _fitting(draft, target)
+    return fit_head(_checkpoint(draft, reading), target.edges, target.dtype, target.device, reading.overrides)
+
+
+def _checkpoint(draft: Any, reading: LoadOptions) -> Checkpoint:
+    """A published head: its directory, or the module that it was loaded into elsewhere."""
+    if isinstance(draft, str | Path):
+        return Checkpoint.open(Path(draft), reading.allow_pickle_bin)
+    kind = type(draft).__name__
+    if hasattr(draft, "state_dict") and hasattr(draft, "config"):
+        return Checkpoint.held(draft.state_dict(), draft.config.to_dict(), kind)
+    raise InvalidRequest(f"draft must be an EAGLE head: its directory, or loaded; got {kind}", "draft")
+
+
+def _fitting(head: DraftHead, target: Decoder) -> DraftHead:
+    """A head that was loaded elsewhere, if it was loaded for such a target."""
+    table = target.edges.embedding()  # knows its device to the number
+    if (head.device, head.dtype) != (table.device, table.dtype):
+        raise HeadMismatch(
+            f"the head is {head.dtype} on {head.device}, the target {table.dtype} on {table.device}"
+        )
+    config = target.config
+    for tap, weight in head.tap_slices().items():
+        if tap > config.layers or weight.shape[1] != config.hidden:
+            raise HeadMismatch(
+                f"the head taps layer {tap} with {list(weight.shape)}, "
+                f"the target has {config.layers} layers and states of [{config.hidden}]"
+            )
+    return head
+
+
+@torch.inference_mode()
+def decoder_from_transformers(model: Any) -> Decoder:
+    """All layers of a causal language model of a supported family, in its dtype, on its device.
+
+    Embeddings, norms and single projections are the model's own storage; projections that are fused (and
+    on CPUs all that are packed) are copies. Raises ModelError for what is not supported.
+    """
+    config = config_of(model)
+    weights = HeldWeights(_on_one_device(_published(model), model), _name(model))
+    return Decoder(config, weights, Range(0, config.layers), model.dtype, torch.device(model.device))
+
+
+def config_of(model: Any) -> ModelConfig:
+    generation = getattr(model, "generation_config", None)
+    said = generation.to_dict() if generation is not None else {}
+    return make_config(model.config.to_dict(), said, Path(_name(model)))
+
+
+def _published(model: Any) -> Mapping[str, Tensor]:
+    """Tensors by the names under which such models are published; some are held under others."""
+    held: dict[str, Tensor] = model.state_dict()
+    try:
+        from transformers.core_model_loading import revert_weight_conversion
+    except ImportError:  # older ones hold them under their published names
+        return held
+    return revert_weight_conversion(model, held)
+
+
+def _on_one_device(held: Mapping[str, Tensor], model: Any) -> Mapping[str, Tensor]:
+    devices = sorted({str(tensor.device) for tensor in held.values()})
+    if len(devices) > 1:
+        raise ModelError(f"{_name(model)} is spread over {', '.join(devices)}; it must be on one device")
+    return held
+
+
+def _name(model: Any) -> str:
+    return type(model).__name__

@@ -1,0 +1,109 @@
+"""How well a model foresees a text under a KV policy: teacher-forced, through the same stage that serves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache, cached_property
+from typing import Any, cast
+
+import torch
+
+from specsot.checkpoint.config import read_config
+from specsot.core.frames import Frame, Opening, PromptChunk
+from specsot.errors import InvalidRequest
+from specsot.params import HeadImportance, HeadPruning, HeadWindows, Pruning, Window
+from specsot_bench.core.aggregate import Perplexities, Runs
+from specsot_bench.core.aggregate import perplexity as perplexity_of
+from specsot_bench.reference_model import load_whole
+from specsot_bench.runners import ModelSet
+from specsot_master.text import Text
+from specsot_model.decoder import Decoder
+from specsot_worker.stage import DecoderStage
+
+PAGE_ROWS, CHUNK = 256, 256  # rows of a page, and of a frame
+
+Policy = Window | Pruning | HeadWindows | None
+
+
+def losses(decoder: Decoder, tokens: Sequence[int], policy: Policy = None, first: int = 1) -> list[float]:
+    """Negative log-likelihood (nats) of each of `tokens` from the one at position `first` on, given those
+    before it as far as the policy keeps them; `first` leaves out a prompt.
+
+    Raises InvalidRequest where nothing is left to score, or the text is longer than the model's context and
+    not read behind a window.
+    """
+    if not 0 < first < len(tokens):
+        raise InvalidRequest(f"first must be in [1, {len(tokens)}) for so many tokens, got {first}", "first")
+    if not isinstance(policy, Window) and len(tokens) > decoder.config.max_positions:
+        raise InvalidRequest(
+            f"{len(tokens)} tokens, the model has {decoder.config.max_positions} positions", "tokens"
+        )
+    found: list[float] = []
+    for start, logits in _logits(decoder, tokens, policy):
+        after = tokens[start + 1 : start + 1 + len(logits)]  # none behind a last token that is read alone
+        targets = torch.tensor(after, dtype=torch.long, device=logits.device)
+        told = torch.nn.functional.cross_entropy(logits[: len(targets)].float(), targets, reduction="none")
+        found += told.tolist()
+    return found[first - 1 :]
+
+
+def _logits(decoder: Decoder, tokens: Sequence[int], policy: Policy) -> Iterator[tuple[int, torch.Tensor]]:
+    """Of every stretch of the text its start, and the logits [rows, V] behind each of its tokens."""
+    stage = DecoderStage(decoder, -(-(len(tokens) + CHUNK) // PAGE_ROWS), PAGE_ROWS)
+    opening = Opening(1, len(tokens), decodes=False, drafted=False, **_named(policy))
+    start = number = 0
+    while start < len(tokens):
+        stop = min(start + CHUNK, len(tokens))
+        if isinstance(policy, Pruning):
+            stop = min(stop, policy.due(start) + policy.prune_every)
+        chunk = PromptChunk(1, start, tuple(tokens[start:stop]), stop == len(tokens))
+        passed = stage.run(Frame(1, number, () if start else (opening,), (chunk,)))
+        yield start, decoder.logits(cast("torch.Tensor", passed.hidden))
+        start, number = stop, number + 1
+
+
+def _named(policy: Policy) -> dict[str, Any]:
+    """A policy as an opening has it."""
+    match policy:
+        case HeadPruning():
+            pruning = Pruning(policy.keep_ratio, policy.prune_every, policy.skip_layers)
+            return {"pruning": pruning, "importance": HeadImportance(policy.importance)}
+        case Pruning():
+            return {"pruning": policy}
+        case HeadWindows():
+            return {"heads": policy}
+        case _:
+            return {"window": policy}
+
+
+READ = 1536  # tokens of the reference text
+
+
+class Scores:
+    """Remembers what was scored: lossless methods write the same."""
+
+    def __init__(self, models: ModelSet, reference: str | None) -> None:
+        """reference: None: no text is read. Raises InvalidRequest for a text without anything to foresee."""
+        self._models = models
+        most = min(READ, read_config(models.base).max_positions)  # windows read no farther than the others
+        self._reference = None if reference is None else Text(models.base).encode_bare(reference)[:most]
+        if self._reference is not None and len(self._reference) < 2:
+            raise InvalidRequest("text: it has fewer than two tokens", field="text")
+        self._loss = cache(self._losses)
+
+    @cached_property
+    def _decoder(self) -> Decoder:
+        return load_whole(self._models)
+
+    def quality(self, runs: Runs) -> Perplexities:
+        """own: without a window, as far as the base's context goes. reference: with the method's window."""
+        written = [one.text for one in runs.readings]
+        own = [self._loss((*prompt, *text), len(prompt), None) for prompt, text in zip(runs.prompts, written)]
+        sight = None if runs.method.rival else runs.method.window
+        read = None if self._reference is None else perplexity_of([self._loss(self._reference, 1, sight)])
+        return Perplexities(perplexity_of(own), read)
+
+    def _losses(self, tokens: tuple[int, ...], first: int, window: Window | None) -> tuple[float, ...]:
+        most = self._decoder.config.max_positions
+        seen = tokens[:most] if window is None else tokens
+        return tuple(losses(self._decoder, seen, window, first))

@@ -1,0 +1,270 @@
+"""`specsot bench quick` and `full`: every method of the tables on the same questions, round by round.
+
+In a round the methods follow each other, so that a machine that drifts hits all alike, and every ratio is
+taken within a round.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from specsot.checkpoint.resolving import resolve_model
+from specsot.errors import InvalidRequest, ModelError, SpecsotError
+from specsot.service.options import DraftModelOptions
+from specsot_app.fleet.demo import is_small, small_pair
+from specsot_app.fleet.options import FleetOptions
+from specsot_app.runtime import quiet_logs, run_until_signal
+from specsot_app.terminal.show import counting_bar
+from specsot_bench import results
+from specsot_bench.core.aggregate import Recording, name_of, plain_of, row_of, runs_of, skipped, unwritten
+from specsot_bench.core.method_page import latex_of, page_of, recommend
+from specsot_bench.core.methods import PLAIN, Method, MethodTable
+from specsot_bench.core.pairing import order
+from specsot_bench.core.tables import Row
+from specsot_bench.perplexity import Scores
+from specsot_bench.plots import draw
+from specsot_bench.results import Clock, Stopwatch, now
+from specsot_bench.runners import PAGE_ROWS, ModelSet, Runners
+
+Answers = dict[tuple[str, int], list[Recording]]
+
+WARM = 64  # tokens that each method writes before it counts; a plan wants as many
+SLACK = 16  # positions that drafts may need behind the last token
+
+QUESTIONS = (
+    "Explain how a steam engine works, part by part.",
+    "Describe the water cycle and why it matters.",
+    "What led to the invention of printing, and what came of it?",
+    "How do vaccines protect a population?",
+    "Give an overview of how a computer stores numbers.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TableRun:
+    """What is asked of whom.
+
+    reference: a text for perplexity. seconds: behind which the first round has no answer but plain's, not
+    even one under way, and no other round is begun that would not end in time.
+    """
+
+    course: MethodTable
+    models: ModelSet
+    questions: tuple[str, ...]
+    reference: str | None
+    seconds: float = math.inf
+
+    def question(self, number: int) -> str:
+        return self.questions[number % len(self.questions)]
+
+
+def models_of(wanted: FleetOptions, small: str | None) -> ModelSet:
+    """What a run is made with; the demo model brings a head and a small model. Raises ModelError."""
+    named = [path and resolve_model(path) for path in (wanted.model, wanted.draft_model, small)]
+    if named[0] is None:
+        named = [path or small_pair() / usual for path, usual in zip(named, ("base", "eagle3", "small"))]
+    said: dict[str, Any] = {one.name: getattr(wanted, one.name) for one in fields(DraftModelOptions)}
+    said |= {"model": named[0], "head": named[1], "small": named[2]}
+    return ModelSet(**said)
+
+
+def read_reference(file: Path | None) -> str:
+    """A text for perplexity; unless one is named, passages of an encyclopedia.
+    Raises InvalidRequest, OSError.
+    """
+    if file is not None:
+        try:
+            return file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(f"text: {file} is no text in UTF-8 ({error})", field="text") from None
+    lines = (files("specsot_bench") / "data" / "multi-doc-qa.jsonl").read_text(encoding="utf-8").splitlines()
+    return "\n".join(json.loads(line)["turns"][0].partition("\n")[2].strip() for line in lines)
+
+
+def measure(task: TableRun) -> tuple[Row, list[Row]]:
+    quiet_logs()
+    scores = Scores(task.models, task.reference)  # first: a text that cannot be read is known at once
+    settings, answers, left_out = run_until_signal(_write(task))
+    return settings, _rows(task, answers, scores) + left_out
+
+
+async def _write(task: TableRun) -> tuple[Row, Answers, list[Row]]:
+    async with Runners(task.models) as runners:
+        failed = await _warm_up(task, runners)
+        left_out = [row for method in task.course.methods for row in _left_out(task, runners, method, failed)]
+        missing = {row["name"] for row in left_out}
+        wanted = [
+            (method, tokens)
+            for method in task.course.methods
+            for tokens in _asked(method, task.course.lengths_of(method), missing)
+        ]
+        answers, broken = await write_rounds(task, runners, wanted)
+        left_out += unwritten(task.course, broken, missing)
+        return _settings(task, runners), answers, left_out
+
+
+class MethodWriter(Protocol):
+    async def write(
+        self, method: Method, question: str, tokens: int, seconds: float | None = None
+    ) -> Recording: ...
+
+
+async def write_rounds(
+    task: TableRun, writer: MethodWriter, wanted: Sequence[tuple[Method, int]], clock: Clock = now
+) -> tuple[Answers, dict[tuple[str, int], str]]:
+    """All answers, and why there are none of a method that failed on any question, or was not reached."""
+    answers: Answers = {(method.name, tokens): [] for method, tokens in wanted}
+    broken: dict[tuple[str, int], str] = {}
+    watch = Stopwatch(clock)
+    with counting_bar(sys.stderr, "answers", len(wanted) * task.course.rounds) as count:
+        for number in range(task.course.rounds):
+            if number and watch.seconds * (number + 1) / number > task.seconds:
+                break  # half a round is no comparison
+            for method, tokens in order(wanted, number):
+                key = method.name, tokens
+                left = None if number else _left(task, method, watch.seconds)
+                if left is not None and left < 0:
+                    broken[key] = "not reached in the time given"
+                if key not in broken:
+                    said = await _try(writer, method, task.question(number), tokens, left)
+                    if isinstance(said, str):
+                        broken[key] = said
+                    else:
+                        answers[key].append(said)
+                count()
+    return {key: said for key, said in answers.items() if key not in broken}, broken
+
+
+def _left(task: TableRun, method: Method, passed: float) -> float | None:
+    """Seconds for an answer; None: as many as it takes. Without plain there is nothing to compare with."""
+    return None if method.name == PLAIN or task.seconds == math.inf else task.seconds - passed
+
+
+async def _try(
+    writer: MethodWriter, method: Method, question: str, tokens: int, seconds: float | None
+) -> Recording | str:
+    """An answer, or why there is none. Plain may not fail."""
+    try:
+        return await writer.write(method, question, tokens, seconds)
+    except TimeoutError:
+        return "not ended in the time given"
+    except SpecsotError as error:
+        if method.name == PLAIN:
+            raise
+        return f"cannot write: {error}"
+
+
+def _asked(method: Method, lengths: Sequence[int], missing: set[object]) -> Sequence[int]:
+    """Which answers are written: of the longest length all others are read off, but not of a plan, whose
+    branches share its length.
+    """
+    left = [tokens for tokens in lengths if name_of(method, tokens) not in missing]
+    return left if method.planned else left[-1:]
+
+
+async def _warm_up(task: TableRun, runners: Runners) -> dict[str, str]:
+    """Everything is loaded and has written once; returns what cannot, and why."""
+    failed: dict[str, str] = {}
+    with counting_bar(sys.stderr, "loading", len(task.course.methods)) as count:
+        for method in task.course.methods:
+            lacks = task.models.lacks(method)
+            try:
+                if lacks is None:
+                    await runners.write(method, task.question(task.course.rounds), WARM)
+            except SpecsotError as error:
+                lacks = f"cannot write: {error}"
+            if lacks:
+                failed[method.name] = lacks
+            count()
+    if PLAIN in failed:
+        raise ModelError(f"plain decoding {failed[PLAIN]}")
+    return failed
+
+
+def _left_out(task: TableRun, runners: Runners, method: Method, failed: dict[str, str]) -> list[Row]:
+    found: list[Row] = []
+    for tokens in task.course.lengths_of(method):
+        why = failed.get(method.name) or _too_long(task, runners, tokens)
+        if why:
+            found.append(skipped(method, tokens, why))
+    return found
+
+
+def _too_long(task: TableRun, runners: Runners, tokens: int) -> str | None:
+    """A window would reach farther, but there is nothing to measure it by."""
+    prompt = max(len(runners.prompt(task.question(number))) for number in range(task.course.rounds))
+    needed, positions = prompt + tokens + SLACK, runners.config.max_positions
+    return (
+        f"plain decoding needs {needed} positions, the model has {positions}" if needed > positions else None
+    )
+
+
+def _rows(task: TableRun, answers: Answers, scores: Scores) -> list[Row]:
+    """By length, then in the methods' order."""
+    runs = runs_of(answers, task.course)
+    with counting_bar(sys.stderr, "perplexity", len(runs)) as count:
+        found: list[Row] = []
+        for one in runs:
+            found.append(row_of(one, plain_of(runs, one.tokens), scores.quality(one)))
+            count()
+    return found
+
+
+def _settings(task: TableRun, runners: Runners) -> Row:
+    models = task.models
+    return {
+        "model": "demo" if is_small(models.base) else models.base.name,
+        "draft_model": models.head.name if models.head else None,
+        "small_model": models.small.name if models.small else None,
+        "dtype": runners.dtype,
+        "quantization": models.quantization,
+        "kv_cache_dtype": models.kv_cache_dtype,
+        "draft_dtype": models.draft_dtype,
+        "draft_quantization": models.draft_quantization,
+        "device": torch.cuda.get_device_name(models.device) if "cuda" in models.device else "cpu",
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "rounds": task.course.rounds,
+        "lengths": list(task.course.lengths),
+        "page_rows": PAGE_ROWS,
+        "questions": [task.question(number) for number in range(task.course.rounds)],
+    }
+
+
+def publish(task: TableRun, name: str, output: Path | None = None) -> int:
+    """Measure, show, keep. output: the JSON file; Markdown, LaTeX and plots go beside it."""
+    settings, rows = measure(task)
+    title = f"specsot bench {name}, {settings['model']}"
+    page = page_of(title, _said(name, settings), rows, recommend(rows))
+    results.publish(name, settings, rows, page, output, lambda stem: draw(rows, title, stem))
+    if output is not None:
+        output.with_suffix(".tex").write_text(latex_of(title, rows), encoding="utf-8")
+    return 0
+
+
+def _said(name: str, settings: Row) -> str:
+    machine = results.describe_machine()
+    return (
+        f"`specsot bench {name}`: {settings['model']}, {precision_of(settings)}, {settings['device']}"
+        f" ({machine['cores']} cores, {machine['processor']}), rounds: {settings['rounds']}, greedy,"
+        " end-of-sequence tokens ignored by all."
+        f" Load average at the end: {os.getloadavg()[0]:.1f}; figures are comparable within this run alone."
+    )
+
+
+def precision_of(settings: Row) -> str:
+    """As far as it differs from the usual."""
+    kept = {"auto": None, "int8": "int8 KV"}.get(str(settings.get("kv_cache_dtype")))
+    drafts = settings.get("draft_quantization") or settings.get("draft_dtype")
+    told = settings["dtype"], settings.get("quantization"), kept, drafts and f"drafts {drafts}"
+    return ", ".join(str(one) for one in told if one)

@@ -1,0 +1,302 @@
+"""What writes for `specsot bench quick` and `full`: fleets around one set of weights, and Transformers.
+
+One fleet serves all methods that draft alike; they take turns on the same thread, so
+what is idle only holds memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from specsot.checkpoint.config import read_config
+from specsot.core.frames import Drafts, Frame, Outcome, Result
+from specsot.core.pages import PageTable
+from specsot.drafting import DraftOptions
+from specsot.members import Configuration, KvDtype
+from specsot.params import Ask, DrafterName, Limits, Message
+from specsot.service.membership import RingMember
+from specsot.service.options import DraftModelOptions
+from specsot.transport.links import Dialer
+from specsot_app.fleet.embedded import EmbeddedFleet, EmbeddedOptions, MemberMaker, Threads
+from specsot_app.fleet.opening import finish
+from specsot_bench.core.aggregate import LapSample, Recording, committed_by, evicted_by
+from specsot_bench.core.methods import Method
+from specsot_bench.hf_baseline import HfBaseline
+from specsot_bench.results import Clock, Stopwatch, now
+from specsot_drafter import loader as drafters
+from specsot_drafter.drafter import Drafter
+from specsot_drafter.drafter import DrafterObserver as DrafterWatch
+from specsot_master.core.ring.ring_state import RingOptions
+from specsot_master.engine import EngineConfig
+from specsot_master.prompts import Prompts
+from specsot_master.text import Text
+from specsot_model.kv import row_bytes
+from specsot_model.linear import packs, resolve_dtype
+from specsot_model.memory_fit import WeightForm, drafts_of
+from specsot_model.packed import row_itemsize
+from specsot_model.published import as_published, open_weights
+from specsot_worker import loader as workers
+from specsot_worker.observer import WorkerObserver as WorkerWatch
+from specsot_worker.stage_provider import StageRunner
+from specsot_worker.worker import Worker
+
+
+class LapRecorder(WorkerWatch):
+    """Follows a worker that has all layers; `begin` it before each request."""
+
+    def __init__(self, row_bytes: int, drafts: DraftRecorder | None = None, clock: Clock = now) -> None:
+        """row_bytes: of KV, in all layers."""
+        self._row_bytes, self._drafts, self._clock = row_bytes, drafts, clock
+        self._table: PageTable | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """Another request; nothing of the one before is open any more."""
+        self._watch, self._gone, self._evicted = Stopwatch(self._clock), dict[int, int](), dict[int, int]()
+        self.moments: list[LapSample] = []
+        self._tokens = self._grown = self._laps = self._pages = self._evictions = 0
+        self._proposed = self._accepted = 0
+        if self._drafts:
+            self._drafts.begin()
+
+    @property
+    def seconds(self) -> float:
+        return self._watch.seconds
+
+    def formed(self, configuration: Configuration, stage: StageRunner) -> None:
+        self._table = stage.table
+
+    def computed(self, frame: Frame, seconds: float) -> None:
+        """The table is as the frame left it: what it reserved is held, what a window hides is gone."""
+        table = self._table
+        assert table is not None
+        self._pages = max(self._pages, table.count - table.free)
+        for sequence in table.sequences:
+            gone = -table.column(sequence, 0)
+            self._evictions += gone > self._gone.get(sequence, 0)
+            self._gone[sequence] = gone
+        for segment in frame.segments:
+            if segment.sequence in table.sequences:
+                window = table.policy(segment.sequence)
+                self._evicted[segment.sequence] = evicted_by(window, committed_by(segment))
+
+    def returned(self, result: Result, now: float) -> None:
+        trees = [outcome for outcome in result.outcomes if outcome.step]
+        self._laps += bool(trees)
+        self._proposed += result.drafted
+        self._accepted += sum(map(_drafts_in, trees))
+        self._grown += sum(len(outcome.tokens) for outcome in trees)
+        brought = sum(len(outcome.tokens) for outcome in result.outcomes)
+        self._tokens += brought
+        if brought:
+            self.moments.append(self._moment())
+
+    def _moment(self) -> LapSample:
+        assert self._table is not None
+        pages = self._pages * self._table.page_rows * self._row_bytes
+        return LapSample(
+            self.seconds,
+            self._tokens,
+            self._grown,
+            self._laps,
+            self._proposed,
+            self._accepted,
+            pages + (self._drafts.held if self._drafts else 0),
+            self._evictions,
+            sum(self._evicted.values()),
+        )
+
+
+class DraftRecorder(DrafterWatch):
+    """Follows a drafter. weights: bytes of what drafts."""
+
+    def __init__(self, row_bytes: int, weights: int) -> None:
+        self._row_bytes, self._weights = row_bytes, weights
+        self._free: Callable[[], int] = lambda: 0
+        self._most, self._count, self._page_rows = 0, 0, 0
+
+    def begin(self) -> None:
+        self._most = 0
+
+    @property
+    def held(self) -> int:
+        """Bytes at most."""
+        return self._weights + self._most * self._page_rows * self._row_bytes
+
+    def formed(self, configuration: Configuration, free: Callable[[], int]) -> None:
+        self._free, self._count, self._page_rows = free, configuration.pages, configuration.page_rows
+
+    def drafted(self, drafts: Drafts, seconds: float) -> None:
+        self._most = max(self._most, self._count - self._free())
+
+
+def _drafts_in(outcome: Outcome) -> int:
+    """Accepted nodes, without the root, which is no draft."""
+    return max(len(outcome.accepted) - 1, 0)
+
+
+PAGE_ROWS = 256  # of a page, as the services have it
+ROWS, FEWER = 8192, 4096  # of KV that a fleet has pages for; without branches it needs fewer
+HEAD_MEMORY = 1 << 28  # bytes for a head's pages
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSet(DraftModelOptions):
+    """head: of EAGLE; small: a language model with the base's tokens. None: there is none. What is said of
+    numbers is not Transformers', which rounds nothing.
+    """
+
+    head: Path | None = None
+    small: Path | None = None
+
+    def drafts_with(self, drafter: DrafterName) -> Path | None:
+        """The directory of what drafts; None: nothing does."""
+        return {"eagle": self.head, "model": self.small}.get(drafter)
+
+    def lacks(self, method: Method) -> str | None:
+        if method.small and self.small is None:
+            return "needs --small-model"
+        if method.drafter == "eagle" and self.head is None:
+            return "needs --draft-model, an EAGLE head"
+        return None
+
+
+class Runners:
+    """Opens what is needed when it is first needed; all of that is closed with it."""
+
+    def __init__(self, models: ModelSet, rows: int = ROWS) -> None:
+        """rows: of KV that a fleet has pages for."""
+        self.models = models = as_published(models, models.base)
+        self.config = read_config(models.base)
+        self._numbers = resolve_dtype(models.dtype, models.device, models.quantization)
+        self._packed = packs(models.quantization, models.device)
+        drafting = resolve_dtype(models.drafter_dtype, models.device)
+        self._drafting = WeightForm.on(models.device, drafting.itemsize, models.drafter_quantization)
+        self._stack = AsyncExitStack()
+        self._threads = Threads()
+        self._fleets: dict[tuple[DrafterName, DraftOptions], tuple[EmbeddedFleet, LapRecorder]] = {}
+        memory = rows * self._row_bytes(models.base, models.kv_cache_dtype, self._packed)
+        self._worker = workers.StageLoader(replace(models, kv_memory=memory), "worker-0")
+        self._prompts = Prompts(models.base, Text(models.base))
+        self._rival: HfBaseline | None = None
+
+    async def __aenter__(self) -> Runners:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    @property
+    def dtype(self) -> str:
+        return str(self._numbers).removeprefix("torch.")
+
+    def prompt(self, question: str) -> tuple[int, ...]:
+        """A question as all that is not planned has it."""
+        return self._prompts.chat((Message("user", question),))
+
+    async def write(
+        self, method: Method, question: str, tokens: int, seconds: float | None = None
+    ) -> Recording:
+        """One answer of so many tokens, whatever ends come. Raises what writing raises; TimeoutError behind
+        so many seconds, loading not counted. Then one lap may still be under way.
+        """
+        if method.rival:
+            return await self._written_elsewhere(method, question, tokens, seconds)
+        fleet, ledger = await self._fleet_of(method)
+        limits = Limits(max_new_tokens=tokens)
+        if method.planned:
+            said = Ask(prompt=question, mode="sot", limits=limits, seed=0, ignore_eos=True)
+        else:
+            said = Ask(tokens=self.prompt(question), mode="direct", limits=limits, seed=0, ignore_eos=True)
+        ledger.begin()
+        async with asyncio.timeout(seconds):
+            finished = await finish(fleet, replace(said, window=method.window))
+        took, prompt = ledger.seconds, self.prompt(question)
+        return Recording(tuple(ledger.moments), finished.tokens, took, method.planned, prompt)
+
+    async def write_together(self, method: Method, questions: Sequence[str], tokens: int) -> float:
+        """Return the seconds until all questions, asked at once, have direct answers of so many tokens."""
+        fleet, _ = await self._fleet_of(method)
+        limits, began = Limits(max_new_tokens=tokens), now()
+        asks = [
+            Ask(tokens=self.prompt(question), mode="direct", limits=limits, seed=0, ignore_eos=True)
+            for question in questions
+        ]
+        await asyncio.gather(*(finish(fleet, ask) for ask in asks))
+        return now() - began
+
+    async def _written_elsewhere(
+        self, method: Method, question: str, tokens: int, seconds: float | None
+    ) -> Recording:
+        prompt, assisted = self.prompt(question), method.rival == "assisted"
+        told = await asyncio.to_thread(self._elsewhere().write, prompt, tokens, assisted, seconds)
+        row, extra, weights = self._row_bytes(self.models.base), 0, 0
+        if assisted and self.models.small is not None:
+            extra, whole = self._row_bytes(self.models.small), WeightForm(self._numbers.itemsize)
+            weights = drafts_of(open_weights(self.models.small), whole)
+        moments = tuple(
+            LapSample(seconds, written, written - told.steps[0][1], lap,
+                   held=(len(prompt) + written) * (row + extra) + weights)
+            for lap, (seconds, written) in enumerate(told.steps[:-1])
+        )  # fmt: skip
+        return Recording(moments, told.tokens, told.seconds, prompt=prompt)
+
+    def _elsewhere(self) -> HfBaseline:
+        if self._rival is None:
+            models = self.models
+            self._rival = HfBaseline(models.base, self._numbers, models.device, models.small)
+            self._stack.callback(self._rival.close)
+        return self._rival
+
+    async def _fleet_of(self, method: Method) -> tuple[EmbeddedFleet, LapRecorder]:
+        key = method.drafter, method.options
+        if key not in self._fleets:
+            self._fleets[key] = await self._open(*key)
+        return self._fleets[key]
+
+    async def _open(self, drafter: DrafterName, options: DraftOptions) -> tuple[EmbeddedFleet, LapRecorder]:
+        models = self.models
+        loop, compute = asyncio.get_running_loop(), self._threads.of(models.device)
+        source, follower = await loop.run_in_executor(compute, self._drafter, drafter, options)
+        ledger = LapRecorder(self._row_bytes(models.base, models.kv_cache_dtype, self._packed), follower)
+
+        def worker(name: str, dialer: Dialer, compute: Executor) -> RingMember:
+            return Worker(self._worker, dialer, compute, observer=ledger)
+
+        def drafting(name: str, dialer: Dialer, compute: Executor) -> RingMember:
+            assert source is not None
+            return Drafter(source, dialer, compute, follower)
+
+        parts: dict[str, MemberMaker] = {"worker-0": worker}
+        if source:
+            parts["drafter"] = drafting
+        told = EmbeddedOptions(
+            replace(models, drafter=drafter, draft_model=models.drafts_with(drafter) if source else None),
+            RingOptions(page_rows=PAGE_ROWS, conduct=EngineConfig(prefix_cache=False)),
+        )
+        fleet = await EmbeddedFleet.start(told, parts, threads=self._threads)
+        self._stack.push_async_callback(fleet.close)
+        return fleet, ledger
+
+    def _drafter(
+        self, drafter: DrafterName, options: DraftOptions
+    ) -> tuple[drafters.DraftLoader | None, DraftRecorder | None]:
+        models, folder = self.models, self.models.drafts_with(drafter)
+        if folder is None:
+            return None, None
+        memory = FEWER * self._row_bytes(folder) if drafter == "model" else HEAD_MEMORY
+        drafts = replace(models, kv_memory=memory, drafter=drafter, draft_model=folder, drafting=options)
+        source = drafters.DraftLoader(drafts, "drafter")
+        weights = drafts_of(open_weights(folder), self._drafting)
+        return source, DraftRecorder(source.registration().row_bytes, weights)
+
+    def _row_bytes(self, folder: Path, kept: KvDtype = "auto", packed: bool = False) -> int:
+        """KV of one position in all layers."""
+        config = read_config(folder)
+        each = row_itemsize(config, self._numbers.itemsize, packed)
+        return 2 * config.layers * config.kv_heads * row_bytes(config.head_dim, each, kept)

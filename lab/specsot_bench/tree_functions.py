@@ -1,0 +1,52 @@
+"""The tree functions of `specsot_kernels`, which raise `InvalidRequest` as everything in SpecSoT does.
+
+The kernels know nothing of `specsot.errors`, because they can be imported alone. Needs NumPy only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+from specsot_bench.core.kernel_errors import as_invalid_request
+from specsot_kernels import DraftResults, TreeArrays, TreeMaskMode, TreeStatistics, Verified, contract, trees
+
+__all__ = [
+    "DraftResults",
+    "TreeArrays",
+    "TreeMaskMode",
+    "TreeStatistics",
+    "Verified",
+    "arrange_trees",
+    "build_tree_structure",
+    "compute_tree_statistics",
+    "organize_draft_results",
+    "tree_speculative_sampling",
+    "verify_tree_greedy",
+]
+
+Given = ParamSpec("Given")
+Made = TypeVar("Made")
+
+
+def _checked(function: Callable[Given, Made]) -> Callable[Given, Made]:
+    """The same function, whose InvalidArguments become InvalidRequest."""
+
+    @wraps(function)
+    def call(*given: Given.args, **named: Given.kwargs) -> Made:
+        with as_invalid_request():
+            return function(*given, **named)
+
+    return call
+
+
+arrange_trees = _checked(trees.arrange_trees)
+build_tree_structure = _checked(trees.build_tree_structure)
+compute_tree_statistics = _checked(contract.compute_tree_statistics)
+organize_draft_results = _checked(trees.organize_draft_results)
+tree_speculative_sampling = _checked(trees.tree_speculative_sampling)
+verify_tree_greedy = _checked(trees.verify_tree_greedy)
+write_tree_greedy = _checked(trees.write_tree_greedy)
+write_tree_sampling = _checked(trees.write_tree_sampling)
+write_tree_structure = _checked(trees.write_tree_structure)

@@ -1,0 +1,122 @@
+"""The endpoints of SpecSoT's predecessors: /generate, /health, /info."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import JSONResponse, Response
+
+from specsot.events import Finished
+from specsot.params import Ask, Limits, Sampling
+from specsot.service.telemetry import read_gpus
+from specsot_master.core.dialects.openai_responses import finish_reason
+from specsot_master.http import schemas
+from specsot_master.http.calls import HttpContext, call_of, merge_streams, unless_gone
+from specsot_master.http.errors import naming_fields
+from specsot_master.http.json_bodies import JsonRoute
+from specsot_master.http.openai_schemas import Words
+from specsot_master.text import Text
+
+GENERATE_TOKENS = 512  # tokens of an answer by default, as in those systems
+_LEGACY_FIELDS = {"mode": "enable_parallel", "constraint": "use_semantic_constraint"}
+
+
+class GenerateBody(BaseModel):
+    """POST /generate. top_p 0 means no cut. max_new_tokens: 512 unless given, or as many as fit."""
+
+    model_config = ConfigDict(strict=True)
+
+    prompt: Annotated[Words, Field(min_length=1, examples=["Why is the sky blue?"])]
+    max_new_tokens: int | None = None
+    temperature: float = 0.0
+    top_p: float = 0.0
+    enable_parallel: bool = True
+    use_semantic_constraint: bool = True
+
+
+def legacy_routes(context: HttpContext) -> APIRouter:
+    router = APIRouter(tags=["as before"], route_class=JsonRoute)
+
+    @router.post("/generate", responses=schemas.documented(schemas.Generated), openapi_extra=schemas.CALLERS)
+    async def generate(request: Request, body: GenerateBody) -> Response:
+        """One answer, whole."""
+        call = call_of(request)
+        with naming_fields(_LEGACY_FIELDS):
+            events = merge_streams(call.generate(context.counter, [legacy_ask(body)]))
+            finished = await unless_gone(request, last_of(events))
+        return JSONResponse(generated(finished, context.text), headers=call.headers)
+
+    @router.get("/ping", include_in_schema=False)
+    @router.get("/health", responses=schemas.documented(schemas.Health, 200, 503))
+    async def health() -> Response:
+        """200 while requests are answered, 503 while they are not."""
+        ready = context.healthy()
+        used = sum(gpu.used for gpu in read_gpus()) / (1 << 20)
+        body = {
+            "status": health_status(context),
+            "model_loaded": context.counter.info().ready,
+            "gpu_memory_mb": used,
+        }
+        return JSONResponse(body, 200 if ready else 503)
+
+    @router.get("/info", response_model=schemas.Served)
+    async def info() -> dict[str, Any]:
+        """What is served."""
+        found, head = context.counter.info(), context.head()
+        drafter = next((member.name for member in found.members if member.kind == "drafter"), None)
+        return {
+            "base_model": context.model.name,
+            "eagle_model": (head and head.name) or drafter,
+            "use_eagle3": head is not None and len(head.taps) > 1,
+            "max_seq_len": context.model.max_positions,
+        }
+
+    _ = generate, health, info
+    return router
+
+
+def legacy_ask(body: GenerateBody) -> Ask:
+    """Raises InvalidRequest."""
+    return Ask(
+        prompt=body.prompt,
+        mode="auto" if body.enable_parallel else "direct",
+        constraint=body.use_semantic_constraint,
+        sampling=Sampling(temperature=body.temperature, top_p=body.top_p or 1.0),
+        limits=Limits(body.max_new_tokens, default_new_tokens=GENERATE_TOKENS),
+    )
+
+
+async def last_of(events: Any) -> Finished:
+    finished: Finished | None = None
+    async for _, numbered in events:
+        if isinstance(numbered.event, Finished):
+            finished = numbered.event
+    assert finished is not None
+    return finished
+
+
+def generated(finished: Finished, text: Text) -> dict[str, Any]:
+    """Under the words of those systems; tokens: of the text that is returned. Raises SpecsotError where there
+    is no text.
+    """
+    figures = finished.statistics
+    planned = figures.mode == "sot"
+    mode = "specsot" if planned else "eagle"
+    return {
+        "text": finished.text,
+        "tokens": len(text.encode(finished.text)) if planned else figures.merged_tokens,
+        "time_ms": round(figures.seconds * 1000, 3),
+        "mode": mode,
+        "stats": dataclasses.asdict(figures) | {"mode": mode, "finish_reason": finish_reason(finished)},
+    }
+
+
+def health_status(context: HttpContext) -> str:
+    if context.counter.closing:
+        return "leaving"
+    if not context.counter.info().ready:
+        return "waiting"
+    return "healthy" if context.healthy() else "stuck"

@@ -1,0 +1,1 @@
+"""API dialects: how responses, messages and tool calls are written in the words of other APIs."""

@@ -1,0 +1,416 @@
+"""Derives how a model writes calls from its chat template, which shows it by rendering past calls.
+
+Calls of made-up functions are rendered, their names and arguments are found in the text, and what stands
+around them are the marks of the form. A form counts only if it reads the rendered calls as the same calls.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from typing import Any, Final, Protocol, cast
+
+from specsot.errors import InvalidRequest
+from specsot_master.core.dialects.tool_calls.arguments import Json, JsonRewriter, as_json
+from specsot_master.core.dialects.tool_calls.forms import (
+    HERMES,
+    CallForm,
+    Hole,
+    Mark,
+    Marks,
+    ParameterForm,
+    is_distinctive,
+)
+from specsot_master.core.dialects.tool_calls.harmony import HARMONY, HARMONY_MARK
+from specsot_master.core.dialects.tool_calls.reading import ToolReader
+
+# Names that no template contains. Ids have nine letters and digits, as Mistral's templates want them.
+NAMES: Final = ("qxlookup", "qxupdate")
+KEYS: Final = ("kxalpha", "kxbeta")
+VALUES: Final = ("vxone", "vxtwo")
+IDS: Final = ("callx0001", "callx0002", "callx0003")
+QUESTION: Final = "uxquestion"
+CONTENT: Final = "cxcontent"
+MAX_CLOSERS: Final = (
+    4  # Marks after a call that may close it; what follows belongs to the next turn. Untuned.
+)
+
+# Llama 3 writes this mark before calls, though its template shows it for built-in functions only.
+PYTHON_TAG: Final = "<|python_tag|>"
+
+_ORDINAL: Final = "\x00"  # Stands for the ordinal of a call.
+_ID: Final = "\x01"  # Stands for its id.
+_HOLES: Final[Mapping[str, Mark]] = {_ORDINAL: Hole.NUMBER, _ID: Hole.WORD}
+_MARK = re.compile(r"[\x00\x01]|<[^<>\x00\x01]*>?|\[[A-Z_/]+\]|\[|[^\s<\[\x00\x01]+")
+_INSTRUCTION = re.compile(r"<tool_call>\s*\{+\s*\"name\"")
+_PYTHON_CALL = re.compile(r"\(\s*" + KEYS[0] + r"\s*=")
+
+
+class Render(Protocol):
+    """Renders a conversation and the functions it offers. answer: up to where the model's answer begins.
+
+    Raises InvalidRequest.
+    """
+
+    def __call__(
+        self, turns: Sequence[Mapping[str, Any]], functions: Sequence[Mapping[str, Any]], answer: bool
+    ) -> str: ...
+
+
+def form_of_template(source: str, render: Render) -> CallForm | None:
+    """How a model with this template writes calls; None if the template offers tools and does not show it."""
+    if not offers_functions(source):
+        return HERMES  # Tools are described in Hermes' words then.
+    if HARMONY_MARK in source:
+        return HARMONY
+    form = derive(render)
+    if form and not form.openers and PYTHON_TAG in source:
+        return replace(form, openers=(PYTHON_TAG,))
+    return form
+
+
+def offers_functions(source: str) -> bool:
+    """Whether the template has a place for the functions that a request offers."""
+    return re.search(r"\btools\b", source) is not None
+
+
+def derive(render: Render) -> CallForm | None:
+    """The form in which a template renders calls; None if it renders none, or none that can be read back."""
+    for as_text in (False, True):
+        try:
+            probe = _Probe(render, as_text)
+            form = _form_of(probe)
+        except (InvalidRequest, _Absent):
+            continue
+        if form is not None and _reads_back(form, probe):
+            return replace(form, arguments_as_text=as_text)
+    return _instructed_form(render)
+
+
+def _instructed_form(render: Render) -> CallForm | None:
+    """Hermes' form if the template does not render calls, but asks the model for them in Hermes' words."""
+    try:
+        prompt = render([{"role": "user", "content": QUESTION}], _functions(), True)
+    except InvalidRequest:
+        return None
+    return HERMES if _INSTRUCTION.search(prompt) else None
+
+
+def cut_answers(
+    render: Render, arguments_as_text: bool = False
+) -> Callable[[Sequence[tuple[str, Json]]], str]:
+    """A function that returns the text a model writes if it calls functions with these names and arguments.
+
+    At most as many calls as there are IDS. Raises InvalidRequest if the template refuses the calls.
+    """
+    return _Probe(render, arguments_as_text).answer
+
+
+class _Absent(Exception):
+    """A template does not render what was looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """Rendered text of one or more calls. before: up to the first name or object; text: from there on."""
+
+    before: str
+    text: str
+
+
+class _Probe:
+    """Renders calls, and cuts out of the text what the model itself would have written."""
+
+    def __init__(self, render: Render, as_text: bool) -> None:
+        self._render, self._as_text = render, as_text
+        user = {"role": "user", "content": QUESTION}
+        self._user: Json = user
+        self._named: list[str] = []  # The functions that this answer calls.
+        self._prompt = _after(render([user], _functions(), True), QUESTION)
+        plain = _after(
+            render([user, {"role": "assistant", "content": CONTENT}], _functions(), False), QUESTION
+        )
+        self._header, _, end = plain.partition(CONTENT)
+        self._end = end.strip()
+
+    def ends_with(self, mark: Mark) -> bool:
+        """Whether answers without calls end with this mark."""
+        return isinstance(mark, str) and self._end.startswith(mark)
+
+    def answer(self, calls: Sequence[tuple[str, Json]], content: str = "") -> str:
+        """The model's answer that calls these functions, as the template repeats it in a conversation."""
+        self._named = [name for name, _ in calls]
+        past_calls = [
+            {
+                "id": id,
+                "type": "function",
+                "function": {"name": name, "arguments": self._arguments(arguments)},
+            }
+            for id, (name, arguments) in zip(IDS, calls)
+        ]
+        turns = [self._user, {"role": "assistant", "content": content, "tool_calls": past_calls}]
+        text = _after(self._render(turns, _functions(), False), QUESTION)
+        return self._without_end(self._without_header(text, content))
+
+    def _arguments(self, arguments: Json) -> Json | str:
+        return as_json(arguments) if self._as_text else arguments
+
+    def _without_header(self, text: str, content: str) -> str:
+        heads = [head for head in (self._prompt, self._header) if text.startswith(head)]
+        if heads:
+            return text[len(max(heads, key=len)) :]
+        if content and content in text:
+            return text[text.index(content) :]
+        common = max(_common(text, self._prompt), _common(text, self._header))
+        while common and text[common - 1] not in ">]\n":
+            common -= 1
+        return text[common:]
+
+    def _without_end(self, text: str) -> str:
+        """The text up to the first mark with which answers end, as far as no call follows it."""
+        called = max(0, *(text.rfind(one) for one in (CONTENT, *self._named)))
+        marks = (one for one in _marks(self._end) if isinstance(one, str) and is_distinctive(one))
+        places = [text.find(mark, called) for mark in marks]
+        return text[: min((place for place in places if place >= 0), default=len(text))].rstrip()
+
+
+def _after(text: str, mark: str) -> str:
+    place = text.rfind(mark)
+    if place < 0:
+        raise _Absent(mark)
+    return text[place + len(mark) :]
+
+
+def _common(one: str, other: str) -> int:
+    """How many characters both begin with."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other)))
+
+
+def _functions() -> list[Json]:
+    types = {**dict.fromkeys(KEYS, "string"), "other": "object", "count": "integer"}
+    properties = {key: {"type": kind, "description": "a value"} for key, kind in types.items()}
+    parameters = {"type": "object", "properties": properties, "required": []}
+    return [{"name": name, "description": "a function", "parameters": parameters} for name in NAMES]
+
+
+TWO: Final[Json] = dict(zip(KEYS, VALUES))
+
+
+def _form_of(probe: _Probe) -> CallForm | None:
+    text = min(_first_calls(probe), key=lambda text: len(text.partition(NAMES[0])[0].strip()))
+    text = text.replace(IDS[0], _ID)
+    second = _second_call(probe)
+    finders = (_object_form, _named_form, _python_form)
+    form = next((form for find in finders if (form := find(text, second)) is not None), None)
+    form = form or _parameter_form(text, second, probe)
+    if form is None or (form.openers and probe.ends_with(form.openers[0])):
+        return None  # An answer that ends where a call begins never calls.
+    return form
+
+
+def _first_calls(probe: _Probe) -> Iterator[str]:
+    """One call as rendered alone, and as rendered after text, which a template may write in other places."""
+    yield probe.answer([(NAMES[0], TWO)])
+    text = probe.answer([(NAMES[0], TWO)], CONTENT)
+    if text.startswith(CONTENT) and NAMES[0] in text:
+        yield text[len(CONTENT) :]
+
+
+def _second_call(probe: _Probe) -> str:
+    """The text from the name of a second call on; "" if the template renders one call at most."""
+    try:
+        text = probe.answer([(NAMES[0], TWO), (NAMES[1], TWO)])
+    except InvalidRequest:
+        return ""
+    _, name, rest = text.replace(IDS[1], _ID).rpartition(NAMES[1])
+    return name and rest
+
+
+def _marks(text: str) -> Marks:
+    """The marks of a text, without the white space between them."""
+    return tuple(_HOLES.get(one, one) for one in _MARK.findall(text))
+
+
+def _closers(text: str, skip: int = 0) -> tuple[str, ...]:
+    """The marks after a call, without the first ones, which belong to its last argument."""
+    found = (one.rstrip() for one in _MARK.findall(text)[skip:])
+    return tuple(dict.fromkeys(one for one in found if one not in _HOLES))[:MAX_CLOSERS]
+
+
+def _objects(text: str, start: int = 0) -> Iterator[tuple[int, int, Any]]:
+    """Every place at which a JSON object or list begins, where it ends, and its value."""
+    for found in re.finditer(r"[{\[]", text[start:]):
+        at = start + found.start()
+        try:
+            value, end = json.JSONDecoder(strict=False).raw_decode(text, at)
+        except ValueError:
+            continue
+        yield at, end, value
+
+
+def _object_form(text: str, second: str) -> CallForm | None:
+    for at, end, value in _objects(text):
+        call = value[0] if isinstance(value, list) and len(cast("list[Any]", value)) == 1 else value
+        if not isinstance(call, dict):
+            continue
+        members = cast(Json, call)
+        name = next((key for key, one in members.items() if one == NAMES[0]), None)
+        key = next((key for key, one in members.items() if one == TWO or one == as_json(TWO)), None)
+        if name is None or key is None:
+            continue
+        before, after = text[:at], text[end:]
+        return CallForm(
+            "object",
+            openers=_marks(before),
+            closers=_closers(after),
+            head=_object_head(before.lstrip(), text[at:end]),
+            name_key=name,
+            arguments_key=key,
+        )
+    return None
+
+
+def _object_head(before: str, written: str) -> tuple[str, str]:
+    """How a forced call begins up to its name, and from there to its arguments."""
+    opening, found, rest = written.partition(NAMES[0])
+    between, brace, _ = rest.partition("{")
+    usable = found and brace and KEYS[0] not in opening and _ID not in opening + before
+    return (before + opening, between) if usable else ("", "")
+
+
+def _named_form(text: str, second: str) -> CallForm | None:
+    before, name, rest = text.rpartition(NAMES[0])
+    if not name:
+        return None
+    quote = ""
+    found = next(((at, end) for at, end, value in _objects(rest) if value == TWO), None)
+    if found is None:
+        found, quote = _quoted_object(rest)
+    if found is None:
+        return None
+    at, end = found
+    middle = _with_ordinals(rest[:at], second)
+    holes = _ID in before + middle or _ORDINAL in middle
+    head = ("", "") if holes or quote else (before.lstrip(), rest[:at])
+    return CallForm("named", _marks(before), _marks(middle), _closers(rest[end:]), quote=quote, head=head)
+
+
+def _quoted_object(rest: str) -> tuple[tuple[int, int] | None, str]:
+    """Where an object with string delimiters of its own begins and ends, and that delimiter."""
+    shape = re.search(rf"\{{\s*{KEYS[0]}\s*:\s*(\S+){VALUES[0]}\1", rest)
+    if shape is None:
+        return None, ""
+    rewriter = JsonRewriter(quote=shape[1])
+    written = rewriter.feed(rest[shape.start() :], last=True)
+    if json.loads(written) != TWO:
+        return None, ""
+    return (shape.start(), len(rest) - len(rewriter.rest)), shape[1]
+
+
+def _with_ordinals(first: str, second: str) -> str:
+    """The text after the first call's name, its ordinal marked.
+
+    ":0<|args|>", and ":1<|args|>" after the second call's name -> ":\\x00<|args|>".
+    """
+    one, other = re.split(r"(\d+)", first), re.split(r"(\d+)", second)[: len(re.split(r"(\d+)", first))]
+    if not second or one[:-1:2] != other[:-1:2]:
+        return first
+    parts = [_ORDINAL if n % 2 and one[n] != other[n] else one[n] for n in range(len(one))]
+    return "".join(parts)
+
+
+def _python_form(text: str, second: str) -> CallForm | None:
+    before, name, rest = text.rpartition(NAMES[0])
+    if not name or not _PYTHON_CALL.match(rest):
+        return None
+    end = rest.find(")", rest.find(VALUES[1]))
+    return CallForm("python", _marks(before), closers=_closers(rest[end + 1 :])) if end >= 0 else None
+
+
+def _parameter_form(text: str, second: str, probe: _Probe) -> CallForm | None:
+    before, name, rest = text.rpartition(NAMES[0])
+    parts = re.fullmatch(
+        rf"(.*?){KEYS[0]}(.*?){VALUES[0]}(.*?){KEYS[1]}(.*?){VALUES[1]}(.*)", rest, re.DOTALL
+    )
+    if not name or parts is None:
+        return None
+    opening, middle, between, _, after = parts.groups()
+    opening = _with_ordinals(opening, second)
+    bare = _with_ordinals(probe.answer([(NAMES[0], {})]).rpartition(NAMES[0])[2], second)
+    first, none = _marks(opening), _marks(bare)
+    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, none)))
+    begin = first[shared:]
+    ends = _marks(between)
+    if not begin or ends[-len(begin) :] != begin or len(ends) == len(begin):
+        return None
+    end = ends[: -len(begin)]
+    closers = _closers(after, skip=len(end) if _marks(after)[: len(end)] == end else 0)
+    text_middle, others = _typed_middles(probe, _marks(middle))
+    parameter = ParameterForm(
+        begin,
+        _marks(middle),
+        end,
+        before_value=middle[len(middle.rstrip()) :],
+        after_value=between[: len(between) - len(between.lstrip())],
+        text_middle=text_middle,
+        other_middles=others,
+    )
+    return CallForm("parameters", _marks(before), first[:shared], closers, parameter)
+
+
+OTHERS: Final[tuple[Any, ...]] = (3, True, None, {"a": 1}, [1])
+
+
+def _typed_middles(probe: _Probe, middle: Marks) -> tuple[Marks, tuple[Marks, ...]]:
+    """The marks between key and value of text, and of other types, if they tell text from others."""
+    found: list[Marks] = []
+    for value in OTHERS:
+        try:
+            text = probe.answer([(NAMES[0], {KEYS[0]: value, KEYS[1]: VALUES[1]})])
+        except InvalidRequest:
+            continue
+        parts = re.search(rf"{KEYS[0]}(.*?){re.escape(_shown(value))}", text, re.DOTALL)
+        found += [_marks(parts[1])] if parts else []
+    return (middle, tuple(dict.fromkeys(found))) if found and middle not in found else ((), ())
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value)[0] if isinstance(value, (dict, list)) else json.dumps(value)
+
+
+# Calls that a derived form has to read back.
+CHECKS: Final[tuple[tuple[tuple[str, Json], ...], ...]] = (
+    ((NAMES[0], {KEYS[0]: "vx one", KEYS[1]: "{vx} two's"}),),
+    ((NAMES[0], {KEYS[0]: "vx\none\n\ntwo"}),),
+    ((NAMES[1], {}),),
+    ((NAMES[1], {"other": {"a": [1, "b", {"c": None}]}, "count": 3}),),
+)
+TWO_CALLS: Final = ((NAMES[0], TWO), (NAMES[1], {KEYS[1]: VALUES[1]}))
+
+
+def _reads_back(form: CallForm, probe: _Probe) -> bool:
+    """Whether the form reads every rendered call as the call that was rendered."""
+    if not all(_read(form, probe.answer(calls)) == list(calls) for calls in CHECKS):
+        return False
+    try:
+        text = probe.answer(TWO_CALLS)
+    except InvalidRequest:
+        return True  # The template renders one call at most.
+    found = _read(form, text)
+    return found == list(TWO_CALLS) or (NAMES[1] not in text and found == list(TWO_CALLS[:1]))
+
+
+def _read(form: CallForm, text: str) -> list[tuple[str, Any]] | None:
+    """The calls in a text without other content; None if there is other content."""
+    schemas = {one["name"]: cast(Json, one["parameters"]) for one in _functions()}
+    content, deltas = ToolReader(form, schemas).feed(text, last=True)
+    if content.strip():
+        return None
+    found: dict[int, tuple[str, str]] = {}
+    for one in deltas:
+        name, arguments = found.get(one.index, ("", ""))
+        found[one.index] = (name + (one.name or ""), arguments + one.arguments)
+    return [(name, json.loads(arguments)) for name, arguments in found.values()]

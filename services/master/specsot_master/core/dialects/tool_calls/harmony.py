@@ -1,0 +1,117 @@
+"""Reads OpenAI's Harmony, which gpt-oss writes: messages with a header that names a channel or a function.
+
+The package openai-harmony is not used: it reads token ids of its own vocabulary, which it downloads when it
+starts, while an answer comes here as text of whatever tokenizer the model's folder holds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Literal
+
+from specsot_master.core.dialects.tool_calls.arguments import ArgumentStream
+from specsot_master.core.dialects.tool_calls.forms import CallForm
+from specsot_master.core.dialects.tool_calls.reading import CallDelta
+
+HARMONY_MARK = "<|channel|>"
+HARMONY = CallForm(
+    "named",
+    openers=(HARMONY_MARK,),
+    head=("<|channel|>commentary to=functions.", " <|constrain|>json<|message|>"),
+)
+# Where a message ends: a mark, or the header of the next message.
+_MESSAGE_END = re.compile(r"<\|(?:end|call|return)\|>|(?=<\|(?:start|channel)\|>)")
+_MARK_BEGUN = re.compile(r"<(?:\|(?:[a-z]+\|?)?)?\Z")
+_RECIPIENT = re.compile(r"\bto=(?P<functions>functions\.)?(?P<name>[\w.-]+)")
+
+
+class HarmonyReader:
+    """Feed it an answer in pieces of any size; the prompt ends within the header of the first message.
+
+    Messages to the user are content; analysis, and what is written to other tools, is thought.
+    """
+
+    def __init__(self, known: Collection[str]) -> None:
+        self.calls = 0
+        self.thought = ""  # Of the text that was fed last.
+        self._known = known
+        self._held = ""
+        self._kind: Literal["header", "content", "thought", "call"] = "header"  # Of the message that is read.
+        self._seen: set[str] = set()  # The kinds of messages so far.
+        self._stream = ArgumentStream()
+        self._content: list[str] = []
+        self._out: list[CallDelta] = []
+
+    def feed(self, text: str, last: bool = False) -> tuple[str, tuple[CallDelta, ...]]:
+        """What is certain now: content, and what is new of each call. last: no more text comes."""
+        self._held, self.thought = self._held + text, ""
+        while self._step(last):
+            pass
+        if last:
+            self._end_message()
+        content, calls = "".join(self._content), tuple(self._out)
+        self._content.clear()
+        self._out.clear()
+        return content, calls
+
+    def _step(self, last: bool) -> bool:
+        if self._kind == "header":
+            return self._read_header(last)
+        if found := _MESSAGE_END.search(self._held):
+            cut, size = found.span()
+        else:
+            begun = None if last else _MARK_BEGUN.search(self._held)
+            cut = size = begun.start() if begun else len(self._held)
+        self._write(self._held[:cut])
+        self._held = self._held[size:]
+        if found:
+            self._end_message()
+            self._kind = "header"
+        return found is not None
+
+    def _read_header(self, last: bool) -> bool:
+        ahead = self._held.lstrip()
+        if not any(ahead.startswith(one) or one.startswith(ahead) for one in ("<|", "to=")):
+            self._kind = "content"  # A text without a header.
+            return True
+        header, message, rest = self._held.partition("<|message|>")
+        if not message:
+            self._held = "" if last else self._held  # A limit cut the header off.
+            return False
+        self._held = rest
+        self._begin(header)
+        return True
+
+    def _begin(self, header: str) -> None:
+        recipient = _RECIPIENT.search(header)
+        if recipient and (recipient["functions"] or recipient["name"] in self._known):
+            self._kind = "call"
+            self._stream = ArgumentStream()
+            self._out.append(CallDelta(self.calls, recipient["name"]))
+            self.calls += 1
+            return
+        self._kind = "thought" if recipient or "<|channel|>analysis" in header else "content"
+        if self._kind in self._seen:
+            self._write("\n\n")
+        self._seen.add(self._kind)
+
+    def _end_message(self) -> None:
+        if self._kind == "call" and not self._stream.done:
+            self._write("", last=True)
+
+    def _write(self, text: str, last: bool = False) -> None:
+        if self._kind == "call":
+            if not self._stream.done and (written := self._stream.feed(text, last)):
+                self._add_arguments(written)
+        elif self._kind == "thought":
+            self.thought += text
+        else:
+            self._content.append(text)
+
+    def _add_arguments(self, text: str) -> None:
+        if self._out and self._out[-1].index == self.calls - 1:
+            self._out[-1] = replace(self._out[-1], arguments=self._out[-1].arguments + text)
+        else:
+            self._out.append(CallDelta(self.calls - 1, arguments=text))

@@ -1,0 +1,209 @@
+"""Arguments that are no JSON, rewritten as a JSON object: with marks around each of them, or as in Python."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Final
+
+from specsot_master.core.dialects.tool_calls.arguments import Json, JsonRewriter
+from specsot_master.core.dialects.tool_calls.forms import (
+    CallForm,
+    Marks,
+    ParameterForm,
+    Unfinished,
+    match,
+    skip_white,
+)
+from specsot_master.core.dialects.tool_calls.schemas import value_of_text
+
+MAX_KEY: Final = 256  # Characters of the name of an argument. Untuned.
+_CDATA: Final = ("<![CDATA[", "]]>")
+_KEY = re.compile(r"(\w+)\s*=\s*(?=\S)")
+_KEY_BEGUN = re.compile(r"\w+\s*(?:=\s*)?")
+
+
+class MemberStream:
+    """Arguments of one call as they come, as members of a JSON object; used as ArgumentStream is."""
+
+    def __init__(self) -> None:
+        self.done = False
+        self._held = ""
+        self._last = False
+        self._members = 0  # Members written so far.
+        self._out: list[str] = []
+
+    @property
+    def rest(self) -> str:
+        """The text after the arguments, once they are done."""
+        return self._held
+
+    def feed(self, text: str, last: bool = False) -> str:
+        """Return what is certain now. last: no more text comes."""
+        self._held += text
+        self._last = last
+        try:
+            while not self.done and self._step():
+                pass
+        except Unfinished:
+            pass
+        written = "".join(self._out)
+        self._out.clear()
+        return written
+
+    def _step(self) -> bool:
+        """Read one argument or the end. Return False, or raise Unfinished, if that takes more text."""
+        raise NotImplementedError
+
+    def _add_member(self, key: str, value: Any) -> None:
+        self._out.append(f"{', ' if self._members else '{'}{json.dumps(key, ensure_ascii=False)}: ")
+        self._out.append(json.dumps(value, ensure_ascii=False))
+        self._members += 1
+
+    def _end(self) -> bool:
+        self._out.append("}" if self._members else "{}")
+        self.done = True
+        return False
+
+
+class ParameterStream(MemberStream):
+    """Arguments with marks of their own. schema: of the arguments, which tells text from numbers."""
+
+    def __init__(self, form: CallForm, schema: Json) -> None:
+        super().__init__()
+        assert form.parameter is not None, "the layout has parameters"
+        self._form, self._parameter, self._schema = form, form.parameter, schema
+
+    def _step(self) -> bool:
+        form = self._parameter
+        begin = match(form.begin, self._held, 0, self._last)
+        found = None if begin is None else self._key_at(begin, form)
+        if found is None:
+            return self._end()
+        key, value_at, marks = found
+        value_at = self._after_white(value_at, form.before_value)
+        end, after = self._end_of_value(value_at, form)
+        value = self._held[value_at:end]
+        value = value.removesuffix(form.after_value) if form.after_value else value
+        self._held = self._held[after:]
+        self._add_member(key, self._typed(key, value, marks))
+        return True
+
+    def _after_white(self, at: int, white: str) -> int:
+        if not white:
+            return at
+        if not self._last and white.startswith(self._held[at:]):
+            raise Unfinished
+        return at + len(white) if self._held.startswith(white, at) else at
+
+    def _key_at(self, begin: int, form: ParameterForm) -> tuple[str, int, Marks] | None:
+        """The key, where the value begins, and the marks between them."""
+        first = [marks[0] for marks in form.middles]
+        places = [self._held.find(mark, begin) for mark in first if isinstance(mark, str)]
+        at = min((place for place in places if place >= 0), default=len(self._held))
+        if at - begin > MAX_KEY or "\n" in self._held[begin:at].strip():
+            return None
+        unfinished = at == len(self._held)
+        for marks in form.middles:
+            try:
+                if (value_at := match(marks, self._held, at, self._last)) is not None:
+                    return self._held[begin:at].strip(), value_at, marks
+            except Unfinished:
+                unfinished = True
+        if unfinished and not self._last:
+            raise Unfinished
+        return None
+
+    def _end_of_value(self, at: int, form: ParameterForm) -> tuple[int, int]:
+        """Where a value ends, and where its end mark ends. A mark inside a value, as in HTML, is text."""
+        mark = form.end[0]
+        assert isinstance(mark, str), "values end with text"
+        limit = self._next_call(at)
+        place = self._held.find(mark, at, limit)
+        while place >= 0:
+            after = match(form.end, self._held, place, self._last)
+            if after is not None and self._may_follow_value(after, form):
+                return place, after
+            place = self._held.find(mark, place + 1, limit)
+        if limit == len(self._held) and not self._last:
+            raise Unfinished
+        closers = [self._held.find(closer, at, limit) for closer in self._form.closers]
+        end = min((one for one in closers if one >= 0), default=limit)
+        return end, end
+
+    def _next_call(self, at: int) -> int:
+        """Where the next call begins, as its marks do not stand in values, or where the text ends."""
+        first = self._form.openers[self._form.starts[0]] if self._form.starts else ""
+        place = self._held.find(first, at) if isinstance(first, str) and first else -1
+        return place if place >= 0 else len(self._held)
+
+    def _may_follow_value(self, at: int, form: ParameterForm) -> bool:
+        at = skip_white(self._held, at)
+        if at == len(self._held):
+            if not self._last:
+                raise Unfinished
+            return True
+        starts = [(self._form.openers[n],) for n in self._form.starts]
+        unfinished = False
+        for marks in (form.begin, *((one,) for one in self._form.closers), *starts):
+            try:
+                if match(marks, self._held, at, self._last) is not None:
+                    return True
+            except Unfinished:
+                unfinished = True
+        if unfinished:
+            raise Unfinished
+        return False
+
+    def _typed(self, key: str, text: str, marks: Marks) -> Any:
+        form = self._parameter
+        if text.startswith(_CDATA[0]) and text.endswith(_CDATA[1]):
+            return text[len(_CDATA[0]) : -len(_CDATA[1])]
+        if form.text_middle and marks == form.text_middle:
+            return text
+        return value_of_text(text, key, {} if form.text_middle else self._schema)
+
+
+class PythonStream(MemberStream):
+    """Keyword arguments of a call in Python, from its opening parenthesis on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_open = False  # The opening parenthesis was read.
+        self._key: str | None = None  # The argument whose value is read.
+        self._value = JsonRewriter()
+        self._written = ""  # Its value so far.
+
+    def _step(self) -> bool:
+        if self._key is not None:
+            return self._read_value(self._key)
+        at = skip_white(self._held, 0)
+        if not self._is_open:
+            self._need(at)
+            self._held, self._is_open = self._held[at:].removeprefix("("), True
+            return True
+        while self._held[at : at + 1] == ",":
+            at = skip_white(self._held, at + 1)
+        self._need(at)
+        key = _KEY.match(self._held, at)
+        if key:
+            self._key, self._held = key[1], self._held[key.end() :]
+            self._value, self._written = JsonRewriter((")",)), ""
+            return True
+        if not self._last and _KEY_BEGUN.fullmatch(self._held, at):
+            raise Unfinished
+        self._held = self._held[at:].removeprefix(")")
+        return self._end()
+
+    def _need(self, at: int) -> None:
+        if at >= len(self._held) and not self._last:
+            raise Unfinished
+
+    def _read_value(self, key: str) -> bool:
+        self._written += self._value.feed(self._held, self._last)
+        if not self._value.done:
+            self._held = ""
+            return False
+        self._held, self._key = self._value.rest, None
+        self._add_member(key, json.loads(self._written))
+        return True

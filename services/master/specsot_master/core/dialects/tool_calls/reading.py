@@ -1,0 +1,463 @@
+"""Reads an answer as it comes: text, and the calls that a model writes in its own form."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+from specsot_master.core.dialects.tool_calls.arguments import (
+    ArgumentStream,
+    Json,
+    JsonRewriter,
+    arguments_of,
+    as_json,
+)
+from specsot_master.core.dialects.tool_calls.forms import PLAIN, CallForm, Unfinished, match, skip_white
+from specsot_master.core.dialects.tool_calls.marked_arguments import (
+    MemberStream,
+    ParameterStream,
+    PythonStream,
+)
+from specsot_master.core.dialects.tool_calls.tails import ARGUMENT_KEYS, FENCE, NAME_KEYS, CallTail, call_in
+
+
+@dataclass(frozen=True, slots=True)
+class CallDelta:
+    """New text of the index-th call. Its name comes once, at its beginning."""
+
+    index: int
+    name: str | None = None
+    arguments: str = ""
+
+
+_NAME = re.compile(r"[\w.\-]+")
+# The beginning of an object up to its arguments. Cohere writes the call's id first.
+_HEAD: Final = (
+    r"""\{{\s*(?:\{{\s*)?(?:["'](?:tool_call_id|id|type)["']\s*:\s*"[^"\\]*"\s*,\s*)*"""
+    r"""["'](?:{names})["']\s*:\s*"(?P<name>(?:[^"\\]|\\.)*)"\s*,\s*["'](?:{keys})["']\s*:\s*(?=\S)"""
+)
+MAX_HEAD: Final = (
+    4096  # Characters of an object within which its name and the key of its arguments stand. Untuned.
+)
+_SEPARATORS: Final = " \t\r\n,;"
+
+# Characters that may be read again to look for calls inside what is no call; bounds the time that
+# a model takes that repeats the beginning of a call without end. Untuned.
+MAX_READ_TWICE: Final = 100_000
+
+State = Literal["content", "tail", "object", "arguments", "members", "skipped", "after"]
+
+
+class CodeTracker:
+    """Knows whether the text so far ends inside a code fence or inside backticks on its last line."""
+
+    def __init__(self) -> None:
+        self.fenced = self._quoted = False
+
+    def inside(self, white: str) -> bool:
+        """Whether text is code that follows this white space, which is not added yet."""
+        return self.fenced or (self._quoted and "\n" not in white)
+
+    def add(self, text: str) -> None:
+        """Runs of backticks must not be split between two calls."""
+        for part in re.findall(r"`+|\n|[^`\n]+", text):
+            if part == "\n":
+                self._quoted = False
+            elif part.startswith(FENCE):
+                self.fenced = not self.fenced
+                self._quoted = False
+            elif part[0] == "`" and not self.fenced:
+                self._quoted = not self._quoted
+
+
+class ToolReader:
+    """Feed it an answer in pieces of any size: content and calls come out, the same for every split.
+
+    form: how the model writes calls. functions: the schema of the arguments of each function that is offered.
+    Text is held back only while it can still become a call.
+    """
+
+    def __init__(self, form: CallForm, functions: Mapping[str, Json]) -> None:
+        self.calls = 0
+        self.thought = ""  # What was thought in the text that was fed last; see HarmonyReader.
+        self._form, self._functions = form, functions
+        self._held = ""  # Text that is not decided yet.
+        self._last = False
+        self._state: State = "content"
+        self._content: list[str] = []
+        self._out: list[CallDelta] = []
+        self._code = CodeTracker()
+        self._spoke = False  # Some content came.
+        self._white = ""  # White space that is content only if more content follows.
+        self._after_call = False  # That white space touches a call.
+        self._muted = False  # Nothing of this answer is content.
+        self._tail: CallTail | None = None
+        self._read_twice = 0  # Characters that seemed to be calls, and were not.
+        self._raw = ""  # The marks before the object that is read, which are content if it is no call.
+        self._object = ""  # That object's text so far.
+        self._rewriter = JsonRewriter()
+        self._written = ""  # What the rewriter returned so far.
+        self._stream: ArgumentStream | MemberStream = ArgumentStream()
+        self._in_object = False  # The arguments are a member of an object.
+        self._closed = False  # A closer followed the last call.
+        keys = "|".join(map(re.escape, dict.fromkeys((form.arguments_key, *ARGUMENT_KEYS))))
+        names = "|".join(map(re.escape, dict.fromkeys((form.name_key, *NAME_KEYS))))
+        self._head = re.compile(_HEAD.format(names=names, keys=keys), re.DOTALL)
+        starts = [form.openers[n] for n in form.starts]
+        first = "".join(sorted({re.escape(one[0]) for one in starts if isinstance(one, str)}))
+        self._places = re.compile(rf"[`{{\[{first}]")
+
+    def feed(self, text: str, last: bool = False) -> tuple[str, tuple[CallDelta, ...]]:
+        """What is certain now: content, and what is new of each call. last: no more text comes."""
+        self._held += text
+        self._last = last
+        try:
+            while self._step():
+                pass
+        except Unfinished:
+            pass
+        if last and self._white and not self._after_call:
+            self._content.append(self._white)
+            self._white = ""
+        content, calls = "".join(self._content), tuple(self._out)
+        self._content.clear()
+        self._out.clear()
+        return "" if self._muted else content, calls
+
+    def _step(self) -> bool:
+        """Read the next thing. Return False if that takes more text."""
+        match self._state:
+            case "content":
+                return self._read_content()
+            case "tail":
+                return self._read_tail()
+            case "object":
+                return self._read_object()
+            case "arguments":
+                return self._read_arguments()
+            case "members":
+                return self._read_members()
+            case "skipped":
+                return self._read_skipped()
+            case "after":
+                return self._read_after()
+
+    # Content.
+
+    def _say(self, text: str) -> None:
+        """Text that is content. White space at its end waits for what follows."""
+        spoken = text.rstrip()
+        if spoken:
+            if self._after_call:
+                self._white = (self._white or "\n") if self._spoke else ""
+                spoken = spoken if self._spoke or self._muted else spoken.lstrip()
+            said = self._white + spoken
+            self._content.append(said)
+            self._code.add(said)
+            self._white, self._spoke, self._after_call = "", True, False
+        self._white += text[len(text.rstrip()) :]
+
+    def _say_raw(self, size: int) -> bool:
+        self._say(self._held[:size])
+        self._held = self._held[size:]
+        return True
+
+    def _read_content(self) -> bool:
+        place = self._places.search(self._held)
+        self._say_raw(place.start() if place else len(self._held))
+        if not self._held:
+            return False
+        if self._held[0] == "`":
+            return self._read_backticks()
+        if self._code.inside(self._white):
+            return self._say_raw(1)
+        for first in self._form.starts:
+            if self._begin_call(0, first):
+                return True
+        if self._held[0] in "{[":
+            return self._begin_tail()
+        return self._say_raw(1)
+
+    def _read_backticks(self) -> bool:
+        ticks = len(self._held) - len(self._held.lstrip("`"))
+        if ticks == len(self._held) and not self._last:
+            return False
+        if ticks == len(FENCE) and not self._code.fenced:
+            return self._begin_tail()
+        return self._say_raw(ticks)
+
+    # Objects at the end of the message.
+
+    def _begin_tail(self) -> bool:
+        self._tail = CallTail(self._functions)
+        self._state = "tail"
+        return True
+
+    def _read_tail(self) -> bool:
+        tail = self._tail
+        assert tail is not None, "the state says so"
+        self._held = self._held[tail.feed(self._held) :]
+        if tail.alive and not self._last:
+            return False
+        found = tail.calls() if tail.alive else None
+        self._tail, self._state = None, "content"
+        if found is None:
+            self._held = tail.text + self._held
+            self._read_twice += len(tail.text)
+            if self._read_twice > MAX_READ_TWICE:
+                return self._say_raw(len(tail.text))
+            return self._say_raw(len(FENCE) if self._held.startswith(FENCE) else 1)
+        for name, arguments in found:
+            self._add_call(name, as_json(arguments))
+        self._held = ""
+        self._after_call = True
+        return False
+
+    # The beginning of a call.
+
+    def _begin_call(self, at: int, first: int) -> bool:
+        """Whether a call begins at `at` with this opener. Raises Unfinished if more text decides."""
+        form, text = self._form, self._held
+        place = match(form.openers[first:], text, at, self._last)
+        if place is None:
+            return False
+        place = self._skip_white(place)
+        if form.layout == "object":
+            return self._begin_object(place)
+        name = _NAME.match(text, place)
+        if name is None:
+            self._need(place)
+            return False
+        self._need(name.end())
+        place = match(form.middle, text, name.end(), self._last)
+        if place is None or not self._may_follow(self._skip_white(place)):
+            return False
+        self._start(name[0], place)
+        return True
+
+    def _need(self, at: int) -> None:
+        """Raises Unfinished if the text ends at `at` and more may come."""
+        if at >= len(self._held) and not self._last:
+            raise Unfinished
+
+    def _skip_white(self, at: int) -> int:
+        at = skip_white(self._held, at)
+        self._need(at)
+        return at
+
+    def _may_follow(self, at: int) -> bool:
+        """Whether arguments, or the end of a call without any, may begin at `at`."""
+        form = self._form
+        if form.layout == "named" and self._held[at : at + 1] in ("{", "["):
+            return True
+        if form.layout == "python":
+            return match(("(",), self._held, at, self._last) is not None
+        unfinished = False
+        inner = [form.parameter.begin] if form.parameter else []
+        for marks in (*inner, *((one,) for one in form.closers)):
+            try:
+                if match(marks, self._held, at, self._last) is not None:
+                    return True
+            except Unfinished:
+                unfinished = True
+        if unfinished:
+            raise Unfinished
+        return False
+
+    def _start(self, name: str, at: int) -> None:
+        """A call has begun; its arguments begin at `at`."""
+        self._held = self._held[at:]
+        match self._form.layout:
+            case "parameters":
+                self._begin_arguments(name, ParameterStream(self._form, self._functions.get(name, {})))
+            case "python":
+                self._begin_arguments(name, PythonStream())
+            case _:
+                self._begin_json(name)
+
+    def _add_call(self, name: str, arguments: str = "") -> None:
+        self._out.append(CallDelta(self.calls, name, arguments))
+        self.calls += 1
+        self._after_call = True
+
+    def _add_arguments(self, text: str) -> None:
+        if not text:
+            return
+        if self._out and self._out[-1].index == self.calls - 1:
+            self._out[-1] = replace(self._out[-1], arguments=self._out[-1].arguments + text)
+        else:
+            self._out.append(CallDelta(self.calls - 1, arguments=text))
+
+    # Objects with a name and arguments.
+
+    def _begin_object(self, at: int) -> bool:
+        """Whether an object, or a list of objects, begins at `at`."""
+        while self._held[at : at + 1] == "[":
+            at = self._skip_white(at + 1)
+        if self._held[at : at + 1] != "{":
+            return False
+        ahead = self._skip_white(at + 1)
+        if self._held[ahead : ahead + 1] == "{":
+            ahead = self._skip_white(ahead + 1)
+        if self._held[ahead : ahead + 1] not in ('"', "'"):
+            return False
+        self._raw, self._object, self._held = self._held[:at], "", self._held[at:]
+        self._rewriter, self._written = JsonRewriter(self._form.stops), ""
+        self._state = "object"
+        return True
+
+    def _read_object(self) -> bool:
+        """Tell arguments as they come if the name precedes them; otherwise read the object to its end."""
+        seen = self._object + self._held
+        head = self._head.match(seen) if len(self._object) < MAX_HEAD else None
+        if head and head.end() < len(seen):
+            self._held = seen[head.end() :]
+            self._begin_json(_text_of(head["name"]))
+            self._in_object = True
+            return True
+        self._written += self._rewriter.feed(self._held, self._last)
+        if not self._rewriter.done:
+            self._object, self._held = seen, ""
+            return False
+        self._held = self._rewriter.rest
+        call = call_in(_value_of(self._written))
+        if call is None or (call[1] is None and self._rewriter.is_cut):
+            self._state = "content"
+            self._say(self._raw + seen[: len(seen) - len(self._held)])
+            return True
+        self._add_call(call[0], as_json(arguments_of(call[1])))
+        self._closed, self._state = False, "after"
+        return True
+
+    def _begin_json(self, name: str) -> None:
+        self._begin_arguments(name, ArgumentStream(self._form.stops, self._form.quote))
+
+    def _begin_arguments(self, name: str, stream: ArgumentStream | MemberStream) -> None:
+        """A call has begun, and its arguments follow."""
+        self._add_call(name)
+        self._stream = stream
+        self._closed = self._in_object = False
+        self._state = "arguments"
+
+    def _read_arguments(self) -> bool:
+        if self._form.layout == "named" and self._is_empty_call():
+            self._add_arguments("{}")
+            self._state = "after"
+            return True
+        self._add_arguments(self._stream.feed(self._held, self._last))
+        self._held = self._stream.rest if self._stream.done else ""
+        if self._stream.done:
+            self._state = "members" if self._in_object else "after"
+        return self._stream.done
+
+    def _is_empty_call(self) -> bool:
+        """Whether something else stands where an object of arguments is due."""
+        if not isinstance(self._stream, ArgumentStream) or self._stream.begun:
+            return False
+        at = self._skip_white(0)
+        return self._held[at : at + 1] not in ("{", "[") and at < len(self._held)
+
+    def _read_members(self) -> bool:
+        """The rest of a call's object after its arguments: a brace, which may be missing, or more members."""
+        at = self._skip_white(0)
+        if self._held[at : at + 1] == "," and self._held[self._skip_white(at + 1) :][:1] in ('"', "'"):
+            self._held = self._held[at + 1 :]
+            self._rewriter = JsonRewriter(self._form.stops)
+            self._rewriter.feed("{")
+            self._state = "skipped"
+            return True
+        if self._held[at : at + 1] == "}":
+            self._held = self._held[at + 1 :]
+        self._state = "after"
+        return True
+
+    def _read_skipped(self) -> bool:
+        self._rewriter.feed(self._held, self._last)
+        if not self._rewriter.done:
+            self._held = ""
+            return False
+        self._held, self._state = self._rewriter.rest, "after"
+        return True
+
+    # After a call.
+
+    def _read_after(self) -> bool:
+        """What follows a call: closers, the next call, or content."""
+        form, at = self._form, skip_white(self._held, 0)
+        if at == len(self._held):
+            if self._last:
+                self._held = ""
+            return False
+        if (size := self._closer_at(at)) is not None:
+            self._held = self._held[at + size :]
+            self._closed = True
+            return True
+        if not self._closed and self._held[at] in "}]" and form.layout in ("object", "named"):
+            self._held = self._held[at + 1 :]
+            return True
+        if self._begin_next(at):
+            return True
+        self._white += self._held[:at]
+        self._held = self._held[at:]
+        self._state = "content"
+        return True
+
+    def _closer_at(self, at: int) -> int | None:
+        """The length of the closer that begins at `at`."""
+        unfinished = False
+        for closer in self._form.closers:
+            if self._held.startswith(closer, at):
+                return len(closer)
+            unfinished = unfinished or closer.startswith(self._held[at:])
+        if unfinished and not self._last:
+            raise Unfinished
+        return None
+
+    def _begin_next(self, at: int) -> bool:
+        """Whether another call follows, with or without a separator."""
+        while at < len(self._held) and self._held[at] in _SEPARATORS:
+            at += 1
+        self._need(at)
+        unfinished = False
+        for first, mark in enumerate(self._form.openers):
+            try:
+                if isinstance(mark, str) and self._begin_call(at, first):
+                    return True
+            except Unfinished:
+                unfinished = True
+        if unfinished:
+            raise Unfinished
+        if self._form.layout == "python" and not self._closed:
+            return self._begin_call(at, len(self._form.openers))
+        if self._form.layout != "object" or (self._closed and self._form.openers):
+            return False
+        return self._begin_object(at)
+
+
+class ForcedReader(ToolReader):
+    """Reads an answer that is held to calls: a list of objects or, with a name, arguments of that function.
+
+    Nothing of it is content.
+    """
+
+    def __init__(self, functions: Mapping[str, Json], name: str | None) -> None:
+        super().__init__(PLAIN, functions)
+        self._muted = True
+        self._state = "after"
+        if name is not None:
+            self._begin_json(name)
+
+
+def _text_of(written: str) -> str:
+    """The text of a JSON string, given without its quotes."""
+    return str(json.loads(JsonRewriter().feed(f'"{written}"', last=True)))
+
+
+def _value_of(written: str) -> Any:
+    try:
+        return json.loads(written)
+    except (ValueError, RecursionError):
+        return written

@@ -1,0 +1,239 @@
+"""JSON schemas of functions: what forced calls are held to, and whether arguments fit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, cast
+
+from specsot_master.core.dialects.tool_calls.arguments import Json, read_arguments, rewritten
+
+MAX_REFERENCES: Final = 32  # References that lead to one place; more are a circle.
+_COMPOSED: Final = ("anyOf", "oneOf", "allOf")
+# Keywords whose value is one schema, a list of schemas, or schemas by name.
+_ONE: Final = (
+    "additionalProperties",
+    "contains",
+    "else",
+    "if",
+    "items",
+    "not",
+    "propertyNames",
+    "then",
+    "unevaluatedProperties",
+)
+_LISTED: Final = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
+_NAMED: Final = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
+
+
+def parameters_of(function: Mapping[str, Any]) -> Json:
+    """The schema of a function's arguments. A function that declares no parameters takes none."""
+    declared = cast("Json | None", function.get("parameters"))
+    if not declared:
+        return {"type": "object", "properties": {}, "additionalProperties": False}
+    bare = set(declared) <= {"type", "title", "description", "$schema"}
+    none = {"properties": {}, "additionalProperties": False} if bare else {}
+    return {"type": "object", **declared, **none}
+
+
+def forced_schema(functions: Sequence[Json], name: str | None, max_calls: int | None) -> Json:
+    """The schema of this function's arguments; without a name, of a list of calls, one to `max_calls`."""
+    if name is not None:
+        return next(parameters_of(one) for one in functions if one["name"] == name)
+    places = [f"arguments{n}" for n in range(len(functions))]
+    calls = [_call_schema(one["name"], place) for one, place in zip(functions, places)]
+    bounds = {"minItems": 1} | ({} if max_calls is None else {"maxItems": max_calls})
+    schemas = {place: moved(parameters_of(one), f"#/$defs/{place}") for one, place in zip(functions, places)}
+    return {"type": "array", "items": {"anyOf": calls}, **bounds, "$defs": schemas}
+
+
+def _call_schema(name: str, place: str) -> Json:
+    return {
+        "type": "object",
+        "properties": {"name": {"const": name}, "arguments": {"$ref": f"#/$defs/{place}"}},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+
+
+def moved(schema: Json, root: str) -> Json:
+    """The schema as it stands at `root` of another one: its references lead to the same places as before.
+
+    "#/$defs/Value" -> "#/$defs/arguments0/$defs/Value" if root is "#/$defs/arguments0"; "#" -> root.
+    """
+    copied = cast(Json, json.loads(json.dumps(schema)))
+    for key in ("$id", "$schema"):  # They name a document, which the schema no longer is.
+        copied.pop(key, None)
+    for one in every_schema(copied):
+        for key in ("$ref", "$dynamicRef"):
+            if isinstance(one.get(key), str) and (one[key] == "#" or one[key].startswith("#/")):
+                one[key] = root + one[key][1:]
+    return copied
+
+
+def every_schema(schema: Any) -> Iterator[Json]:
+    """The schema and all schemas inside it, without recursion: clients nest them as deeply as they like."""
+    waiting: list[Any] = [schema]
+    while waiting:
+        one = waiting.pop()
+        if not isinstance(one, dict):
+            continue
+        found = cast(Json, one)
+        yield found
+        waiting += (found.get(key) for key in _ONE)
+        for key in _LISTED:
+            waiting += cast("list[Any]", found[key]) if isinstance(found.get(key), list) else ()
+        for key in _NAMED:
+            waiting += cast(Json, found[key]).values() if isinstance(found.get(key), dict) else ()
+
+
+def resolved(schema: Any, root: Json) -> Json:
+    """The schema to which references lead; {} if they lead nowhere."""
+    for _ in range(MAX_REFERENCES):
+        if not isinstance(schema, dict):
+            return {}
+        way = cast(Json, schema).get("$ref")
+        if not isinstance(way, str):
+            return cast(Json, schema)
+        schema = _follow(way, root)
+    return {}
+
+
+def _follow(way: str, root: Json) -> Any:
+    here: Any = root if way.startswith("#") else None
+    for part in way.lstrip("#").split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(here, dict):
+            here = cast(Json, here).get(name)
+        elif isinstance(here, list) and name.isdecimal() and int(name) < len(cast("list[Any]", here)):
+            here = cast("list[Any]", here)[int(name)]
+        else:
+            return None
+    return here
+
+
+_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
+    "object": (dict,),
+    "array": (list,),
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "null": (type(None),),
+}
+
+
+def fits(value: Any, schema: Any, root: Json, depth: int = 0) -> bool:
+    """Whether a value satisfies a schema, as far as types, members, items, enums and compositions go.
+
+    Bounds, patterns and formats are not looked at: this decides what a text is, not whether a call is right.
+    """
+    if depth > MAX_REFERENCES or not isinstance(schema, dict):
+        return schema is not False
+    schema = resolved(schema, root)
+    if not _has_type(value, schema.get("type")):
+        return False
+    if "const" in schema and value != schema["const"]:
+        return False
+    if isinstance(schema.get("enum"), list) and value not in schema["enum"]:
+        return False
+    for key in _COMPOSED:
+        if isinstance(schema.get(key), list):
+            found = [fits(value, one, root, depth + 1) for one in schema[key]]
+            if not (all(found) if key == "allOf" else any(found) or not found):
+                return False
+    if isinstance(value, dict):
+        return _members_fit(cast(Json, value), schema, root, depth)
+    if isinstance(value, list) and isinstance(schema.get("items"), dict):
+        return all(fits(one, schema["items"], root, depth + 1) for one in cast("list[Any]", value))
+    return True
+
+
+def _has_type(value: Any, declared: Any) -> bool:
+    names = [declared] if isinstance(declared, str) else declared
+    if not isinstance(names, list):
+        return True
+    for name in cast("list[Any]", names):
+        kinds = _TYPES.get(name, (object,)) if isinstance(name, str) else (object,)
+        whole = name == "integer" and isinstance(value, float) and value.is_integer()
+        if whole or (
+            isinstance(value, kinds) and not (isinstance(value, bool) and name in ("integer", "number"))
+        ):
+            return True
+    return False
+
+
+def _members_fit(value: Json, schema: Json, root: Json, depth: int) -> bool:
+    properties = cast(Json, schema["properties"]) if isinstance(schema.get("properties"), dict) else {}
+    required = cast("list[Any]", schema["required"]) if isinstance(schema.get("required"), list) else []
+    if any(str(name) not in value for name in required):
+        return False
+    closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
+    if closed and any(name not in properties for name in value):
+        return False
+    return all(
+        fits(one, properties[name], root, depth + 1) for name, one in value.items() if name in properties
+    )
+
+
+def types_of(schema: Any, root: Json, depth: int = 0) -> frozenset[str]:
+    """The JSON types that values of a schema may have; empty if it does not say."""
+    schema = resolved(schema, root)
+    declared = schema.get("type")
+    if isinstance(declared, str):
+        return frozenset((declared,))
+    if isinstance(declared, list):
+        return frozenset(map(str, cast("list[Any]", declared)))
+    listed = schema["enum"] if isinstance(schema.get("enum"), list) else []
+    values = cast("list[Any]", [schema["const"]] if "const" in schema else listed)
+    if values:
+        return frozenset(_type_of(value) for value in values)
+    found: set[str] = set()
+    for key in _COMPOSED:
+        if depth < MAX_REFERENCES and isinstance(schema.get(key), list):
+            parts = [types_of(one, root, depth + 1) for one in schema[key]]
+            if key != "allOf" and not all(parts):
+                return frozenset()
+            found.update(*parts)
+    return frozenset(found)
+
+
+def _type_of(value: Any) -> str:
+    if isinstance(value, bool):
+        return "boolean"
+    return next(name for name, kinds in _TYPES.items() if isinstance(value, kinds))
+
+
+def value_of_text(text: str, name: str, parameters: Json) -> Any:
+    """The value of an argument that a model wrote without quotes, by the type that its schema declares.
+
+    "3" -> 3 for an integer, "3" for a string; a value whose schema says nothing is JSON if it can be.
+    """
+    properties = parameters.get("properties")
+    declared = cast(Json, properties).get(name) if isinstance(properties, dict) else None
+    types = types_of(declared, parameters)
+    if types == {"string"}:
+        return text
+    try:
+        json.loads(text, parse_constant=_no_constant)
+        value = json.loads(rewritten(text)[0])
+    except (ValueError, RecursionError):
+        return _unquoted(text, types)
+    said = _type_of(value)
+    if types and said not in types and not (said == "integer" and "number" in types):
+        return text if "string" in types else value
+    return value
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(name)
+
+
+def _unquoted(text: str, types: frozenset[str]) -> Any:
+    word = {"True": True, "False": False, "None": None}.get(text.strip(), text)
+    if not isinstance(word, str):
+        return word if not types or _type_of(word) in types else text
+    if "string" in types or not text.lstrip().startswith(("{", "[")):
+        return text
+    read = read_arguments(f'{{"value": {text}}}').get("value", text)
+    return read if _type_of(read) in types else text

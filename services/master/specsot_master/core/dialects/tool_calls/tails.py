@@ -1,0 +1,162 @@
+"""JSON objects at the end of a message that may be calls, bare or in code fences.
+
+Qwen2.5-Coder and Llama 3 write nothing else. Since the same text may be an example or an answer, it is a call
+only if nothing else follows it, its function is offered, and its arguments fit the function's schema.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Final, Literal, cast
+
+from specsot_master.core.dialects.tool_calls.arguments import Json, JsonRewriter, arguments_of
+from specsot_master.core.dialects.tool_calls.schemas import fits
+
+FENCE: Final = "```"
+NAME_KEYS: Final = ("name", "tool_name")
+ARGUMENT_KEYS: Final = ("arguments", "parameters")
+_OTHER_KEYS: Final = ("function", "id", "type", "tool_call_id")
+_KEYS: Final = (*NAME_KEYS, *ARGUMENT_KEYS, *_OTHER_KEYS)
+_BEGINNING = re.compile(r"\{\s*(?:\{\s*)?")
+_BETWEEN: Final = ",;[]}"
+_LANGUAGE = re.compile(r"```[\w-]*")
+_STRING = re.compile(r'"((?:[^"\\]|\\.)*)("?)', re.DOTALL)
+
+
+def call_in(value: Any) -> tuple[str, Any] | None:
+    """Name and arguments of a call written as an object; None: the object is none."""
+    if not isinstance(value, dict):
+        return None
+    call = cast(Json, value)
+    if isinstance(call.get("function"), dict):
+        call = cast(Json, call["function"])
+    elif isinstance(call.get("function"), str):
+        call = {"name": call["function"], **call}
+    name = next((call[key] for key in NAME_KEYS if isinstance(call.get(key), str)), None)
+    key = next((key for key in ARGUMENT_KEYS if key in call), None)
+    return None if name is None else (name, call[key] if key else None)
+
+
+class CallTail:
+    """Feed it the text from a brace or a fence on; it says whether the rest of the message may be calls.
+
+    functions: the schemas of the arguments of functions that are offered, by name.
+    """
+
+    def __init__(self, functions: Mapping[str, Json]) -> None:
+        self.text = ""
+        self.alive = True
+        self._functions = functions
+        self._state: Literal["between", "fence", "object"] = "between"
+        self._begun = 0  # Where the object begins that is read.
+        self._decided = False  # Whether that object is known to call a function that is offered.
+        self._depth = 0
+        self._quoted = self._escaped = False
+        self._ticks = 0  # Backticks read in a row.
+
+    def feed(self, text: str) -> int:
+        """Read text while calls are possible. Return how many characters were read."""
+        for count, one in enumerate(text, 1):
+            self.text += one
+            self._read(one)
+            if not self.alive:
+                return count
+        return len(text)
+
+    def _read(self, one: str) -> None:
+        if self._state == "object":
+            self._read_object(one)
+            return
+        ticks = self._ticks + 1 if one == "`" else 0
+        if self._state == "fence" and (one.isalnum() or one in "-_"):
+            return  # The language of a fence.
+        self._state = "between"
+        if one == "{":
+            self._state, self._begun, self._depth, self._decided = "object", len(self.text) - 1, 1, False
+            self._quoted = self._escaped = False
+        elif one == "`":
+            self._state = "fence" if ticks == len(FENCE) else "between"
+            self.alive = ticks <= len(FENCE)
+        else:
+            self.alive = not self._ticks or self._ticks == len(FENCE)
+            self.alive = self.alive and (one.isspace() or one in _BETWEEN)
+        self._ticks = ticks
+
+    def _read_object(self, one: str) -> None:
+        if self._quoted:
+            self._quoted = self._escaped or one != '"'
+            self._escaped = one == "\\" and not self._escaped
+        elif one == '"':
+            self._quoted = True
+        elif one in "{[":
+            self._depth += 1
+        elif one in "}]":
+            self._depth -= 1
+            if self._depth <= 0:
+                self._state = "between"
+        if not self._decided:
+            self.alive = self._may_call(self.text[self._begun :])
+
+    def _may_call(self, written: str) -> bool:
+        beginning = _BEGINNING.match(written)
+        assert beginning is not None, "an object begins with a brace"
+        ahead = written[beginning.end() :]
+        key = _STRING.match(ahead)
+        if key is None:
+            return not ahead
+        if not key[2]:
+            return any(known.startswith(key[1]) for known in _KEYS)
+        if key[1] not in NAME_KEYS:
+            self._decided = True
+            return key[1] in _KEYS
+        rest = ahead[key.end() :].lstrip()
+        if not rest.startswith(":"):
+            return not rest
+        value = rest[1:].lstrip()
+        name = _STRING.match(value)
+        if name is None:
+            return not value
+        self._decided = bool(name[2])
+        known = self._functions
+        return name[1] in known if name[2] else any(one.startswith(name[1]) for one in known)
+
+    def calls(self) -> list[tuple[str, Json]] | None:
+        """The calls that the text is, now that the message is complete. None: it is text."""
+        found: list[tuple[str, Json]] = []
+        rest = self._between(self.text)
+        while rest:
+            rewriter = JsonRewriter(stops=(FENCE,))
+            written = rewriter.feed(rest, last=True)
+            call = _checked(written, self._functions)
+            if call is None:
+                return None
+            found.append(call)
+            rest = self._between(rewriter.rest)
+        return found or None
+
+    def _between(self, text: str) -> str:
+        """The text from the next object on."""
+        while True:
+            stripped = text.lstrip(" \t\r\n" + _BETWEEN)
+            fence = _LANGUAGE.match(stripped)
+            if fence is None:
+                return stripped
+            text = stripped[fence.end() :]
+
+
+def _checked(written: str, functions: Mapping[str, Json]) -> tuple[str, Json] | None:
+    try:
+        value = json.loads(written)
+    except (ValueError, RecursionError):
+        return None
+    call = call_in(value)
+    if call is None or call[0] not in functions or not set(value) <= set(_KEYS):
+        return None
+    inner = value["function"] if isinstance(value.get("function"), dict) else value
+    if not any(key in inner for key in ARGUMENT_KEYS):
+        return None
+    schema = functions[call[0]]
+    arguments = arguments_of(call[1])
+    return (call[0], arguments) if fits(arguments, schema, schema) else None

@@ -1,0 +1,415 @@
+"""The state machine of a request to a model that forks by tags: a sequence, its threads, a sequence again.
+
+    start -> text -> [threads -> text ->]* finished
+
+What came of a block's threads is put into the text, which is then read again: the sequence that goes on has
+all of it as its prompt. So each sequence is plain decoding of its prompt. Where the outlines cannot be forked
+(fewer than two, too many, too few tokens left) the model writes on behind them by itself.
+`max_new_tokens` bounds all of it, with the tags that are put around threads.
+
+The tags are ThreadWeaver's: github.com/facebookresearch/threadweaver at 2662232, README.md ("Inference State
+Machine"); the white space is that of `AsyncBranchingController` without conclusions in
+threadweaver_rl/verl/experimental/agent_loop/single_turn_agent_loop.py, as threadweaver_sft/src/simple_eval.py
+has it. Blocks are not nested there: the first `</Thread>` ends a thread.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from specsot.core.frames import End, Outcome
+from specsot.core.skeleton import MAX_POINTS, MAX_TITLE_BYTES, Point
+from specsot.events import (
+    BranchFinished,
+    BranchStarted,
+    BranchText,
+    Event,
+    Finished,
+    MergedText,
+    Numbered,
+    Planned,
+    Reason,
+    Started,
+    TokenLogprobs,
+)
+from specsot.params import Ask
+from specsot_master.core.commands import REASON_OF_END, CloseSequence, Command, OpenAnswer, OpenBranch
+from specsot_master.core.limits import MIN_BRANCH_TOKENS, split_budget
+from specsot_master.core.plans.answer import AnswerText
+from specsot_master.core.plans.forecast import Outlook
+from specsot_master.core.plans.router import BY_ITSELF, Decision
+from specsot_master.core.plans.text_pieces import TextPiece, TokenSpans
+from specsot_master.core.stats import OutputTokens, RequestTally
+
+OUTLINES, OUTLINES_END, THREAD, THREAD_END = "<Outlines>", "</Outlines>", "<Thread>", "</Thread>"
+TAGS = (OUTLINES, OUTLINES_END, THREAD, THREAD_END, "<Outline>", "</Outline>", "<Parallel>", "</Parallel>")
+_OUTLINE = re.compile(r"<Outline>\s*([0-9]+(?:\.[0-9]+)*)\s*:([^<]*)")
+_BLOCK_END = "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """A thread that is to be written. number: as the model wrote it."""
+
+    number: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForkTags:
+    """The dialect in one model's tokens. encode: text with tags to tokens. decode: tokens to text, without
+    special ones if so told.
+    """
+
+    outlines_end: int
+    thread_end: int
+    encode: Callable[[str], tuple[int, ...]]
+    decode: Callable[[Sequence[int], bool], str]
+
+    @property
+    def block_end(self) -> tuple[int, ...]:
+        return self.encode(_BLOCK_END)
+
+    def head(self, outline: Outline, first: bool = True) -> tuple[int, ...]:
+        """What a thread's prompt ends with, and what stands before it in the answer; there only the first one
+        begins a line.
+        """
+        return self.encode(f"{_BLOCK_END if first else ''}{THREAD}\n{outline.number}:")
+
+    def outlines(self, written: Sequence[int]) -> tuple[Outline, ...]:
+        """Those of the last block, each number once; none where they cannot be threads of one block."""
+        _, begun, block = self.decode(written, False).rpartition(OUTLINES)
+        named = reversed(_OUTLINE.findall(block)) if begun else ()
+        found = {number: _title(words) for number, words in named}
+        outlines = tuple(Outline(number, title) for number, title in reversed(found.items()))
+        return outlines if 2 <= len(outlines) <= MAX_POINTS else ()
+
+
+def find_tags(
+    encode: Callable[[str], tuple[int, ...]], decode: Callable[[Sequence[int], bool], str]
+) -> ForkTags | None:
+    """None: a tag is not one token, so the model was not taught this dialect."""
+    tokens = {tag: encode(tag) for tag in TAGS}
+    if any(len(one) != 1 for one in tokens.values()):
+        return None
+    return ForkTags(tokens[OUTLINES_END][0], tokens[THREAD_END][0], encode, decode)
+
+
+def may_fork(ask: Ask) -> bool:
+    """Whether this request's answer may be written in threads; otherwise it is one sequence."""
+    alone = (
+        *(ask.form, ask.tools, ask.min_tokens, ask.polish, ask.finish_within_s is not None),
+        *(ask.window, ask.pruning, ask.head_aware, ask.prompt_logprobs is not None),
+        *(ask.ignore_eos, ask.stop_token_ids, ask.include_stop_str_in_output),
+    )
+    return ask.mode != "direct" and not any(alone)
+
+
+def _title(words: str) -> str:
+    line = " ".join(words.split())
+    return line.encode()[:MAX_TITLE_BYTES].decode(errors="ignore")
+
+
+FORKED = Decision("auto", BY_ITSELF)
+ALONE = "what is asked for needs one sequence"
+# Of one answer; behind them the model writes alone. The published procedure ends after 32 steps, two a block.
+MAX_BLOCKS = 16
+
+
+@dataclass(slots=True)
+class Stretch:
+    """What one sequence writes. tag: the token that ended it. waiting: text whose place in the answer is not
+    there yet. head, ending: tokens that stand before and behind it in the answer.
+    """
+
+    answer: AnswerText
+    budget: int
+    head: tuple[int, ...] = ()
+    point: Point | None = None
+    spans: TokenSpans = field(default_factory=TokenSpans)
+    opened: bool = False
+    headed: bool = False
+    tag: int | None = None
+    reason: Reason | None = None
+    ending: tuple[int, ...] = ()
+    waiting: list[str] = field(default_factory=list[str])
+    logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
+
+    @property
+    def live(self) -> bool:
+        return self.opened and self.reason is None
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Of its text, without the one that ended it."""
+        return self.spans.within(0, self.answer.released if self.answer.stopped else None)
+
+    @property
+    def placed(self) -> tuple[int, ...]:
+        """A thread's tokens in the answer, with what is before it and its end."""
+        return (*self.head, *self.tokens, *self.ending) if self.headed else ()
+
+    @property
+    def written(self) -> int:
+        return len(self.spans) + (self.tag is not None)
+
+    def read(self, pieces: Iterable[TextPiece]) -> str:
+        """What of it may be shown. Nothing follows a stop string."""
+        shown: list[str] = []
+        for piece in pieces:
+            if self.answer.stopped:
+                break
+            self.spans.add(piece)
+            self.tag = piece.stop
+            shown.append(self.answer.feed(piece.text))
+        return "".join(shown)
+
+    def take_logprobs(self) -> tuple[TokenLogprobs, ...]:
+        """Those of the tokens whose text is out, each once; at its end of all that are left."""
+        whole = self.reason is not None and not self.answer.stopped
+        return self.spans.take_logprobs(0, None if whole else self.answer.released)
+
+
+class ForkPlan:
+    """One request from start to end, as `RequestPlan`. Ordinal 0 is what is written alone, others are
+    threads, numbered through all blocks.
+
+    context: tokens behind the prompt, all that the next sequence reads; at its end those of the answer.
+    """
+
+    deadline: None = None
+
+    def __init__(self, ask: Ask, request: str, seed: int, model: str, now: float, tags: ForkTags) -> None:
+        self._ask, self._request, self._seed, self._model, self._tags = ask, request, seed, model, tags
+        self._tally, self._number = RequestTally(now), 0
+        self.context: tuple[int, ...] = ()
+        self._solo = self._stretch(ask.limits.new_tokens)
+        self._block, self._outlines = dict[int, Stretch](), dict[int, Outline]()
+        self._threads = self._blocks = 0  # so far
+        self._current = 0  # threads of the block that are in the answer
+        self._text, self._length = list[str](), 0
+        self._written = self._headings = 0
+        self.finished = False
+        self.reason: str | None = None
+
+    @property
+    def all_opened(self) -> bool:
+        return self.finished
+
+    def foresee(self, outlook: Outlook) -> None:
+        """Nothing is foreseen: how often it forks, nobody knows."""
+
+    def start(self, prompt_tokens: int, now: float, found: int = 0) -> list[Command]:
+        """Admitted: the model writes."""
+        self._tally.prompt_tokens, self._tally.cached_tokens = prompt_tokens, min(found, prompt_tokens)
+        started = Started(self._request, self._model, self._ask.mode, self._seed, prompt_tokens)
+        return [self._tell(started), *self._go_on(now)]
+
+    def on_lap(self, outcomes: Iterable[Outcome], now: float) -> None:
+        if not self.finished:
+            self._tally.lap(outcomes, now)
+
+    def on_text(self, ordinal: int, pieces: Sequence[TextPiece], now: float) -> list[Command]:
+        """A sequence's new tokens and their text; its end token, if any, left out."""
+        stretch = self._find(ordinal)
+        if stretch is None or not pieces:
+            return []
+        lap = sum(piece.token is not None for piece in pieces)
+        told = self._show(ordinal, stretch, stretch.read(pieces), lap)
+        if stretch.answer.stopped:
+            return [*told, CloseSequence(ordinal), *self._end(ordinal, stretch, Reason.STOP, now)]
+        return told
+
+    def on_end(self, ordinal: int, end: End, now: float) -> list[Command]:
+        stretch = self._find(ordinal)
+        return self._end(ordinal, stretch, REASON_OF_END[end], now) if stretch else []
+
+    def ready(self) -> tuple[Point, ...]:
+        """Threads that may be opened now, never more than may run beside each other."""
+        if self.finished:
+            return ()
+        live = sum(one.live for one in self._block.values())
+        waiting = [one.point for one in self._block.values() if one.point and not (one.opened or one.reason)]
+        return tuple(waiting[: max(self._ask.limits.max_parallel - live, 0)])
+
+    def preview(self, point: Point) -> OpenBranch:
+        """What opening this thread will ask for; changes nothing."""
+        points = tuple(one.point for one in self._block.values() if one.point)
+        return OpenBranch(point, points, (), self._block[point.id].budget)
+
+    def open_branch(self, point: Point) -> list[Command]:
+        order = self.preview(point)
+        self._block[point.id].opened = True
+        return [order, self._tell(BranchStarted(point.id, point.title, order.budget))]
+
+    def head_of(self, thread: int) -> tuple[int, ...]:
+        """What a thread's prompt has behind prompt and context."""
+        return self._tags.head(self._outlines[thread])
+
+    def cancel(self, now: float) -> list[Command]:
+        """The caller said stop: whatever runs is closed, and the text so far is the answer."""
+        if self.finished:
+            return []
+        commands: list[Command] = []
+        for ordinal, stretch in {0: self._solo, **self._block}.items():
+            if stretch.live:
+                commands += [CloseSequence(ordinal), *self._close(ordinal, stretch, Reason.CANCELLED)]
+        for stretch in self._block.values():
+            stretch.reason = stretch.reason or Reason.CANCELLED
+        return [*commands, *self._merge(), *self._finish(Reason.CANCELLED, now)]
+
+    def _stretch(self, budget: int, head: tuple[int, ...] = (), point: Point | None = None) -> Stretch:
+        return Stretch(AnswerText(self._ask.stop), budget, head, point)
+
+    def _find(self, ordinal: int) -> Stretch | None:
+        stretch = self._block.get(ordinal) if ordinal else self._solo
+        return stretch if stretch and stretch.live and not self.finished else None
+
+    # --- text ---
+
+    def _show(self, ordinal: int, stretch: Stretch, text: str, lap: int = 0) -> list[Command]:
+        logprobs = stretch.take_logprobs()
+        if not text and not logprobs:
+            return []
+        stretch.waiting.append(text)
+        stretch.logprobs += logprobs
+        if not ordinal:
+            return self._tell_merged(*self._take(stretch), lap)
+        offset = stretch.answer.length - len(text)
+        return [self._tell(BranchText(ordinal, offset, text, lap, logprobs)), *self._merge()]
+
+    def _merge(self) -> list[Command]:
+        """The block as far as order allows: a thread's head, its text, what ended it."""
+        text, logprobs = "", tuple[TokenLogprobs, ...]()
+        threads = tuple(self._block.values())
+        while self._current < len(threads):
+            thread = threads[self._current]
+            if not thread.headed and (thread.waiting or thread.ending):
+                thread.headed, text = True, text + self._spell(thread.head)
+                self._headings += len(thread.head)
+            body, told = self._take(thread)
+            text, logprobs = text + body, logprobs + told
+            if thread.reason is None:
+                break
+            text += self._spell(thread.ending)
+            self._current += 1
+        return self._tell_merged(text, logprobs)
+
+    def _take(self, stretch: Stretch) -> tuple[str, tuple[TokenLogprobs, ...]]:
+        taken = "".join(stretch.waiting), tuple(stretch.logprobs)
+        stretch.waiting, stretch.logprobs = [], []
+        return taken
+
+    def _tell_merged(
+        self, text: str, logprobs: tuple[TokenLogprobs, ...] = (), lap: int = 0
+    ) -> list[Command]:
+        if not text and not logprobs:
+            return []
+        offset, self._length = self._length, self._length + len(text)
+        self._text.append(text)
+        return [self._tell(MergedText(offset, text, logprobs, lap))]
+
+    def _spell(self, tokens: Sequence[int]) -> str:
+        """Tags as the client wants them: they are special tokens."""
+        return self._tags.decode(tokens, self._ask.skip_special_tokens)
+
+    # --- ends of sequences ---
+
+    def _end(self, ordinal: int, stretch: Stretch, reason: Reason, now: float) -> list[Command]:
+        told = self._close(ordinal, stretch, reason)
+        if not ordinal:
+            return [*told, *self._settle(reason, now)]
+        over = all(one.reason for one in self._block.values())
+        return [*told, *(self._join(now) if over else ())]
+
+    def _close(self, ordinal: int, stretch: Stretch, reason: Reason) -> list[Command]:
+        text, stretch.reason = stretch.answer.flush(), reason
+        tag = self._tags.thread_end if ordinal else self._tags.outlines_end
+        if reason is Reason.STOP and stretch.tag == tag and not stretch.answer.stopped:
+            stretch.ending = (tag,)
+        told = self._show(ordinal, stretch, text)
+        if not ordinal:
+            self.context += stretch.tokens
+            self._written += stretch.written
+            return told
+        return [*told, self._tell(BranchFinished(ordinal, reason, len(stretch.tokens))), *self._merge()]
+
+    def _settle(self, reason: Reason, now: float) -> list[Command]:
+        """What is written alone has reached outlines, or its end."""
+        if not self._solo.ending:
+            return self._finish(reason, now)
+        self.context += self._solo.ending
+        told = self._tell_merged(self._spell(self._solo.ending))
+        return [*told, *(self._fork(now) or self._go_on(now))]
+
+    def _fork(self, now: float) -> list[Command]:
+        """The block's threads; none: it is written alone."""
+        outlines, tags = self._tags.outlines((*self._solo.tokens, *self._solo.ending)), self._tags
+        heads = [tags.head(outline, not place) for place, outline in enumerate(outlines)]
+        rest = self._rest - sum(map(len, heads)) - len(tags.block_end) - MIN_BRANCH_TOKENS
+        if not outlines or self._blocks == MAX_BLOCKS or rest < MIN_BRANCH_TOKENS * len(outlines):
+            return []
+        ids = range(self._threads + 1, self._threads + 1 + len(outlines))
+        points = [Point(id, 0, outline.title) for id, outline in zip(ids, outlines)]
+        budgets = split_budget(points, rest, self._ask.limits.max_branch_tokens, MIN_BRANCH_TOKENS)
+        self._blocks, self._threads, self._current = self._blocks + 1, ids[-1], 0
+        self._outlines = dict(zip(ids, outlines))
+        points = [Point(point.id, budgets[point.id], point.title) for point in points]
+        self._block = {
+            point.id: self._stretch(budgets[point.id], head, point) for point, head in zip(points, heads)
+        }
+        self._tally.enter("branches", now)
+        return [self._tell(Planned(tuple(points)))]
+
+    def _join(self, now: float) -> list[Command]:
+        """All threads are over. One that did not end by itself ends the answer, as in the published
+        procedure: the model was never taught to go on behind it.
+        """
+        threads = self._block.values()
+        if not all(one.ending for one in threads):
+            return self._finish(_worst(one.reason for one in threads), now)
+        self._take_block()
+        self.context += self._tags.block_end
+        self._headings += len(self._tags.block_end)
+        return [*self._tell_merged(self._spell(self._tags.block_end)), *self._go_on(now)]
+
+    def _take_block(self) -> tuple[Stretch, ...]:
+        """Its threads, which are in the answer now."""
+        threads, self._block = tuple(self._block.values()), {}
+        for thread in threads:
+            self.context += thread.placed
+            self._written += thread.written
+        return threads
+
+    def _go_on(self, now: float) -> list[Command]:
+        if self._rest < 1:
+            return self._finish(Reason.LENGTH, now)
+        self._solo = self._stretch(self._rest)
+        self._solo.opened = True
+        self._tally.enter("direct", now)
+        return [OpenAnswer(self._rest)]
+
+    @property
+    def _rest(self) -> int:
+        return self._ask.limits.new_tokens - len(self.context)
+
+    def _finish(self, reason: Reason, now: float) -> list[Command]:
+        self.finished, self.reason = True, reason.value
+        writers = self._solo, *self._take_block()
+        counts = OutputTokens(self._written, 0, len(self.context) - self._headings, self._headings)
+        way = FORKED.way(bool(self._blocks), not self._blocks)
+        figures = self._tally.close(*way, counts, self._threads, now)
+        hits = (one.answer.hit for one in writers if one.answer.hit)
+        stop = next(hits, None) if reason is Reason.STOP else None
+        return [self._tell(Finished(reason, "".join(self._text), self.context, figures, stop))]
+
+    def _tell(self, event: Event) -> Numbered:
+        number, self._number = self._number, self._number + 1
+        return Numbered(number, event)
+
+
+def _worst(reasons: Iterable[Reason | None]) -> Reason:
+    among = set(reasons)
+    return next((one for one in (Reason.FAILED, Reason.LENGTH) if one in among), Reason.STOP)

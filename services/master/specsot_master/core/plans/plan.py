@@ -1,0 +1,439 @@
+"""The state machine of one request: takes what happened, returns commands to carry out and events to send.
+
+    start -> [score ->] skeleton -> plan -> branches -> [polish ->] finished
+         \\-> answer <--/ ------------------------------------/
+
+A plan of which fewer than two points can be kept is followed by a plain answer. Where the branches are to be
+joined (polish), what that turn writes is the answer, and their merged text is told only in its place.
+`max_new_tokens` bounds all of it: the plan with its markers, the headings of the merged answer, every branch
+with its end token, or the direct answer that the model chose instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from specsot import events
+from specsot.core.frames import End, Outcome
+from specsot.core.list_plan import ListReader
+from specsot.core.skeleton import MAX_POINTS, PlanReader, Point
+from specsot.errors import PlanError
+from specsot.params import Ask
+from specsot_master.core.commands import (
+    REASON_OF_END,
+    CloseSequence,
+    Command,
+    FailRequest,
+    OpenAnswer,
+    OpenBranch,
+    OpenPolish,
+    OpenScore,
+    OpenSkeleton,
+)
+from specsot_master.core.limits import (
+    MIN_BRANCH_TOKENS,
+    least_of,
+    mode_of,
+    plan_limit,
+    rules_of,
+    share_out,
+    skeleton_limit,
+)
+from specsot_master.core.plans.answer import FirstSequence
+from specsot_master.core.plans.branches import PlanBranches
+from specsot_master.core.plans.cuts import BRANCH_LOOPS, DIRECT_LOOPS, LoopRule
+from specsot_master.core.plans.forecast import Outlook
+from specsot_master.core.plans.guards import plan_of, question_of
+from specsot_master.core.plans.merged_answer import heading_of
+from specsot_master.core.plans.router import ASKED_FOR, Decision, ScorePrompt, ends_loops, judge_by
+from specsot_master.core.plans.text_pieces import TextPiece
+from specsot_master.core.plans.time_limit import TimeLimit
+from specsot_master.core.stats import OutputTokens, RequestTally
+
+PROMPT_PART = 512  # tokens of a prompt in one event; with 20 others each, below what a message may hold
+
+
+class RequestPlan:
+    """One request from start to end. Ordinal 0 is the skeleton or the answer, others are point ids.
+
+    Every method returns commands in the order in which they are to be carried out; events among them
+    are numbered without a gap. Once `finished`, every method returns nothing. `reason`: why, unless it
+    gave up. size: tokens of a text that the answer holds and the model did not write.
+    told: what a model is told that plans in lists; None where it plans in the language of markers.
+    decision: which way it goes; None: as it asks. score: what is asked where the model's score decides that.
+    most: points of a list for which there is time.
+    """
+
+    def __init__(
+        self,
+        ask: Ask,
+        request: str,
+        seed: int,
+        model: str = "",
+        now: float = 0.0,
+        size: Callable[[str], int] = len,
+        told: Sequence[str] | None = None,
+        decision: Decision | None = None,
+        score: ScorePrompt | None = None,
+        most: int | None = None,
+    ) -> None:
+        self._ask, self._request, self._seed, self._model = ask, request, seed, model
+        self._decision = decision or Decision(mode_of(ask), ASKED_FOR)
+        self._mode, self._size = self._decision.mode, size
+        self._told, self._listed = told, told is not None
+        self._rules = rules_of(ask, self._listed, most)
+        self._tally = RequestTally(now)
+        self._number = 0
+        self._outlook: Outlook | None = None  # where somebody foresees
+        whole = ask.finish_within_s
+        self.deadline = TimeLimit(now + whole, whole, polishes=ask.polish) if whole else None
+        self._to_polish, self._polished = ask.polish, False  # a turn will join the branches; it is there
+        self._branches: PlanBranches | None = None
+        self._before = 0  # tokens of ordinal 0 before the ones that count: a score, a list that was left
+        self._stop_token: int | None = None  # that ended a sequence
+        self._solo = self._make_solo()
+        self._solo_over = False
+        self._score = score  # None once it is over
+        self._scored: events.TokenLogprobs | None = None
+        self._told_direct = self._mode == "direct"
+        self.finished = False
+        self.reason: str | None = None
+
+    @property
+    def all_opened(self) -> bool:
+        plan = self._branches
+        return self.finished or self._told_direct or bool(plan and plan.all_opened and not self._to_polish)
+
+    def foresee(self, outlook: Outlook) -> None:
+        self._outlook = outlook
+        if self.deadline:
+            self.deadline.outlook = outlook
+
+    def start(self, prompt_tokens: int, now: float, found: int = 0) -> list[Command]:
+        """Admitted: the first sequence is opened. prompt_tokens: as a direct answer's prompt counts them.
+        found: those of the first prompt that were in the ring already.
+        """
+        self._tally.prompt_tokens, self._tally.cached_tokens = prompt_tokens, min(found, prompt_tokens)
+        forecast = self._outlook.of_both(now - self._tally.began) if self._outlook else None
+        started = events.Started(
+            self._request, self._model, self._ask.mode, self._seed, prompt_tokens, forecast
+        )
+        if self._score:
+            self._tally.enter("decision", now)
+            return [self._tell(started), OpenScore()]
+        return [self._tell(started), *self._begin(now)]
+
+    def on_lap(self, outcomes: Iterable[Outcome], now: float) -> None:
+        """One lap brought these outcomes for this request; counts them, before `on_text` and `on_end`."""
+        if not self.finished:
+            self._tally.lap(outcomes, now)
+
+    def on_text(self, ordinal: int, pieces: Sequence[TextPiece], now: float) -> list[Command]:
+        """A sequence's new tokens and their text; its end token, if any, left out."""
+        if self.finished or not pieces:
+            return []
+        told = self._note(pieces)
+        over, writes = False, ordinal or self._told_direct or self._polished
+        if self.deadline and writes:
+            live = len(self._branches.live) if self._branches else 1
+            pieces, over = self.deadline.take(ordinal, pieces, now, live)
+        told += self._write_branch(ordinal, pieces, now) if ordinal else self._write_solo(pieces, now)
+        plans = self._listed and not (writes or self._solo_over or self._score)
+        if plans and self.deadline and self.deadline.ends_plan(now):
+            return [*told, CloseSequence(0), *self._end_solo(End.LENGTH, now)]
+        return [*told, *self._end_in_time(ordinal, now)] if over and not self.finished else told
+
+    def _note(self, pieces: Sequence[TextPiece]) -> list[Command]:
+        """What pieces say beside their text. The prompt's chances are told in events that fit everywhere."""
+        if pieces[-1].stop in self._ask.stop_token_ids:
+            self._stop_token = pieces[-1].stop
+        scored = pieces[0].prompt
+        starts = range(0, len(scored), PROMPT_PART)
+        return [self._tell(events.PromptScored(1 + at, scored[at : at + PROMPT_PART])) for at in starts]
+
+    def on_end(self, ordinal: int, end: End, now: float) -> list[Command]:
+        if self.finished:
+            return []
+        rest = self.deadline.rest(ordinal, whole=end is End.STOP) if self.deadline else ()
+        if not ordinal:
+            told = self._write_solo(rest, now) if rest else []
+            return [*told, *self._end_solo(end, now)]
+        told = self._write_branch(ordinal, rest, now)
+        if self._branches and self._branches[ordinal].live:
+            self._branches[ordinal].ended = end is End.STOP and not self._ask.include_stop_str_in_output
+        return [*told, *self._end_branch(ordinal, REASON_OF_END[end], now)]
+
+    def _end_in_time(self, ordinal: int, now: float) -> list[Command]:
+        """This sequence ends here; branches that have not begun never do."""
+        branches = self._branches
+        waiting = [branches.open(id).point.id for id in branches.unopened] if branches else []
+        ends = [self.on_end(id, End.LENGTH, now) for id in (*waiting, ordinal)]
+        return [CloseSequence(ordinal), *(command for end in ends for command in end)]
+
+    def ready(self) -> tuple[Point, ...]:
+        """Points whose branches may be opened now, the most urgent first."""
+        return self._branches.ready() if self._branches and not self.finished else ()
+
+    def preview(self, point: Point) -> OpenBranch:
+        """What opening this branch will ask for; changes nothing."""
+        assert self._branches is not None
+        budget = self._branches[point.id].budget
+        return OpenBranch(point, self._branches.points, self._branches.parents(point), budget)
+
+    def open_branch(self, point: Point) -> list[Command]:
+        assert self._branches is not None
+        order = self.preview(point)
+        self._branches.open(point.id)
+        return [order, self._tell(events.BranchStarted(point.id, point.title, order.budget))]
+
+    def cancel(self, now: float) -> list[Command]:
+        """The caller said stop: whatever runs is closed, and the text so far is the answer."""
+        return [] if self.finished else self._abandon(events.Reason.CANCELLED, now)
+
+    def _begin(self, now: float) -> list[Command]:
+        """The way is known: an answer, or a skeleton."""
+        rest = self._ask.limits.new_tokens - self._before
+        if self._mode == "direct":
+            self._tally.enter("direct", now)
+            return [OpenAnswer(rest)]
+        self._tally.enter("skeleton", now)
+        limit = skeleton_limit(self._ask, self._listed)
+        return [OpenSkeleton(min(limit, rest), self._rules, self._ask.constraint)]
+
+    def _decide(self, end: End, now: float) -> list[Command]:
+        if end in (End.FAILED, End.CANCELLED):
+            return self._abandon(REASON_OF_END[end], now)
+        assert self._score is not None
+        self._decision = judge_by(self._scored, self._score)
+        self._mode, self._score, self._before = self._decision.mode, None, 1
+        self._solo, self._told_direct = self._make_solo(), self._mode == "direct"
+        told_direct = [self._tell(events.Planned(()))] if self._told_direct else []
+        return [*told_direct, *self._begin(now)]
+
+    def _make_solo(self) -> FirstSequence:
+        reader = None if self._mode == "direct" else self._make_reader()
+        rest = self._ask.limits.new_tokens - self._before
+        loops = DIRECT_LOOPS if reader is None and ends_loops(self._ask) else None
+        return self._begin_text(rest, reader, plan_limit(self._ask), loops)
+
+    def _begin_text(
+        self,
+        limit: int,
+        reader: PlanReader | ListReader | None = None,
+        plan: int = 0,
+        loops: LoopRule | None = None,
+    ) -> FirstSequence:
+        ask, self._stop_token = self._ask, None
+        return FirstSequence(ask.stop, limit, reader, plan, loops, ask.min_tokens, self._shown_stops)
+
+    @property
+    def _branch_loops(self) -> LoopRule | None:
+        """When a point of a list, or the text that joins the points, ends because it repeats itself."""
+        return BRANCH_LOOPS if self._listed and not self._ask.min_tokens else None
+
+    @property
+    def _shown_stops(self) -> tuple[str, ...]:
+        return self._ask.stop if self._ask.include_stop_str_in_output else ()
+
+    def _make_reader(self) -> PlanReader | ListReader:
+        rules = replace(self._rules, max_points=MAX_POINTS)
+        return ListReader(self._rules) if self._listed else PlanReader(rules)
+
+    # --- ordinal 0 ---
+
+    def _write_solo(self, pieces: Sequence[TextPiece], now: float) -> list[Command]:
+        if self._solo_over:
+            return []
+        if self._score:
+            self._scored = pieces[0].logprobs
+            return []
+        try:
+            for piece in pieces:
+                self._solo.write(piece)
+        except PlanError as error:
+            return self._give_up(error)
+        told = self._tell_solo(sum(piece.token is not None for piece in pieces))
+        if self._solo.over:
+            return [*told, CloseSequence(0), *self._settle_solo(self._solo.over, now)]
+        return told
+
+    def _end_solo(self, end: End, now: float) -> list[Command]:
+        if self._solo_over:
+            return []
+        if self._score:
+            return self._decide(end, now)
+        if end in (End.FAILED, End.CANCELLED):
+            return self._abandon(REASON_OF_END[end], now)
+        self._solo.ended = end is End.STOP and not self._ask.include_stop_str_in_output
+        try:
+            self._solo.finish()
+        except PlanError as error:
+            return self._give_up(error)
+        return [*self._tell_solo(0), *self._settle_solo(REASON_OF_END[end], now)]
+
+    def _tell_solo(self, lap: int) -> list[Command]:
+        told: list[Command] = []
+        raw, logprobs = self._solo.take_raw(), self._solo.take_raw_logprobs()
+        if raw or logprobs:
+            told.append(self._tell(events.SkeletonText(raw, logprobs)))
+        if self._solo.direct and not (self._told_direct or self._polished):
+            self._told_direct = True
+            self._tally.rename("direct")
+            told.append(self._tell(events.Planned(())))
+        delta, logprobs = self._solo.take_delta(), self._solo.take_logprobs()
+        if delta or logprobs:
+            told.append(self._tell(events.MergedText(self._solo.length - len(delta), delta, logprobs, lap)))
+        return told
+
+    def _settle_solo(self, reason: events.Reason, now: float) -> list[Command]:
+        """Ordinal 0 writes no more: its plan begins to be carried out, or its answer is the end."""
+        self._solo_over = True
+        if not self._solo.planned:
+            return self._finish(reason, now)
+        limits, rest = self._ask.limits, self._ask.limits.new_tokens - self._before - self._solo.written
+        points = plan_of(
+            self._solo.points,
+            reason is events.Reason.LENGTH,
+            question_of(self._ask),
+            rest if self._listed else None,
+            self._told or (),
+        )
+        if not points:
+            return self._answer_instead(rest, now)
+        rest = rest // 2 if self._to_polish else rest
+        headings = {point.id: self._size(heading_of(point)) for point in points}
+        among: Sequence[Point] = points[: self._rules.max_points]
+        among = self.deadline.fit(among, now) if self.deadline else among
+        shares = share_out(among, headings, rest, MIN_BRANCH_TOKENS, limits.max_branch_tokens)
+        cut = reason is events.Reason.LENGTH or len(shares.points) < len(points)
+        self._branches = PlanBranches(
+            shares,
+            *(self._ask.stop, limits.max_parallel, cut, self._branch_loops),
+            least=partial(least_of, self._ask),
+            shown=self._shown_stops,
+        )
+        self._tally.enter("branches", now)
+        since, written = now - self._tally.began, self._before + self._solo.written
+        forecast = self._outlook.of_plan(shares.points, since, written) if self._outlook else None
+        return [self._tell(events.Planned(shares.points, forecast))]
+
+    def _answer_instead(self, rest: int, now: float) -> list[Command]:
+        """The plan is no good: a plain answer, which ends where it repeats itself, as a point would."""
+        self._before, self._told_direct = self._before + self._solo.written, True
+        self._decision = Decision("direct", events.NO_PLAN)
+        loops = None if self._ask.min_tokens else BRANCH_LOOPS
+        self._solo, self._solo_over = self._begin_text(rest, loops=loops), False
+        self._tally.enter("direct", now)
+        return [self._tell(events.Planned(())), OpenAnswer(rest)]
+
+    # --- branches ---
+
+    def _write_branch(self, id: int, pieces: Sequence[TextPiece], now: float) -> list[Command]:
+        branches = self._branches
+        if branches is None or not branches[id].live:
+            return []
+        lap = sum(piece.token is not None for piece in pieces)
+        told = self._tell_branch(id, branches.write(id, pieces), lap)
+        if branches[id].answer.stopped:
+            return [*told, CloseSequence(id), *self._end_branch(id, events.Reason.STOP, now)]
+        return told
+
+    def _tell_branch(self, id: int, text: str, lap: int, over: bool = False) -> list[Command]:
+        assert self._branches is not None
+        logprobs = self._branches[id].take_logprobs(over)
+        if not text and not logprobs:
+            return []
+        offset = self._branches[id].answer.length - len(text)
+        told: list[Command] = [self._tell(events.BranchText(id, offset, text, lap, logprobs))]
+        return told + self._tell_merged(self._branches.merge.write(id, text, logprobs))
+
+    def _tell_merged(self, delta: str) -> list[Command]:
+        assert self._branches is not None
+        if self._ask.polish:
+            return []
+        merge = self._branches.merge
+        logprobs = merge.take_logprobs()
+        if not delta and not logprobs:
+            return []
+        return [self._tell(events.MergedText(merge.length - len(delta), delta, logprobs))]
+
+    def _end_branch(self, id: int, reason: events.Reason, now: float) -> list[Command]:
+        branches = self._branches
+        if branches is None or not branches[id].live:
+            return []
+        told = self._tell_branch(id, branches[id].answer.flush(), 0, over=True)
+        for one in (id, *branches.end(id, reason)):
+            delta = branches.merge.finish(one, branches[one].mark)
+            told += [self._tell_finished_branch(one), *self._tell_merged(delta)]
+        return [*told, *self._end_branches(branches, now)] if branches.over else told
+
+    def _end_branches(self, branches: PlanBranches, now: float) -> list[Command]:
+        """Their texts are joined, if that is wanted, there are two, and tokens and time suffice."""
+        wanted, self._to_polish = self._to_polish, False
+        limit = self._ask.limits.new_tokens - self._before - self._solo.written - branches.written
+        whole = (
+            branches.reason in (events.Reason.STOP, events.Reason.LENGTH) and len(branches.merge.headed) > 1
+        )
+        late = self.deadline and not self.deadline.allows(len(branches.tokens), now)
+        if not wanted or not whole or late or limit < MIN_BRANCH_TOKENS:
+            return self._finish(branches.reason, now)
+        self._before, self._polished, self._solo_over = self._before + self._solo.written, True, False
+        self._solo = self._begin_text(limit, loops=self._branch_loops)
+        self._tally.enter("polish", now)
+        return [OpenPolish(branches.bodies, limit)]
+
+    def _tell_finished_branch(self, id: int) -> events.Numbered:
+        assert self._branches is not None
+        branch = self._branches[id]
+        assert branch.reason is not None
+        return self._tell(events.BranchFinished(id, branch.reason, len(branch.tokens)))
+
+    # --- ends ---
+
+    def _abandon(self, reason: events.Reason, now: float) -> list[Command]:
+        """Close what lives, finish with what is there: of branches, all that each has written."""
+        commands: list[Command] = [] if self._solo_over else [CloseSequence(0)]
+        if self._told_direct and not (self._solo_over or self._score):
+            self._solo.finish()  # text that might have begun a loop
+            commands += self._tell_solo(0)
+        if branches := self._branches:
+            for id in branches.live:
+                text, branches[id].reason = branches[id].answer.flush(), reason
+                told = self._tell_branch(id, text, 0, over=True)
+                commands += [CloseSequence(id), *told, self._tell_finished_branch(id)]
+            for point in branches.points:
+                commands += self._tell_merged(branches.merge.finish(point.id))
+        return [*commands, *self._finish(reason, now)]
+
+    def _give_up(self, error: PlanError) -> list[Command]:
+        self.finished = True
+        return [CloseSequence(0), FailRequest(error)]
+
+    def _finish(self, reason: events.Reason, now: float) -> list[Command]:
+        self.finished, self.reason = True, reason.value
+        solo, branches, told = self._solo, self._branches, list[Command]()
+        text, tokens, headings, polish = solo.text, solo.tokens, 0, solo.written if self._polished else 0
+        written, plan = self._before + solo.written, self._before + solo.plan_tokens
+        if branches:
+            written, plan = written + branches.written, written - polish
+        if branches and not (polish and text):
+            text, tokens, headings = branches.merge.text, branches.tokens, branches.heading_tokens
+            if self._ask.polish and text:
+                told = [self._tell(events.MergedText(0, text, branches.merge.take_logprobs()))]
+        counts = OutputTokens(written, plan, len(tokens), headings, polish)
+        way = self._decision.way(bool(branches) or self._mode == "sot", self._told_direct)
+        figures = self._tally.close(*way, counts, len(branches.points) if branches else 0, now)
+        figures = replace(figures, in_time=bool(self.deadline and self.deadline.passed))
+        whole = reason in (events.Reason.STOP, events.Reason.LENGTH) and not (self.deadline or polish)
+        if self._outlook and whole and (branches or self._mode == "direct"):
+            cut = reason is events.Reason.LENGTH
+            self._outlook.on_end(branches is not None, figures.seconds, figures.laps, len(tokens), cut)
+        alone = reason is events.Reason.STOP and (not branches or bool(polish and solo.text))
+        stop = (solo.stop, None if solo.stop else self._stop_token) if alone else (None, None)
+        return [*told, self._tell(events.Finished(reason, text, tokens, figures, *stop))]
+
+    def _tell(self, event: events.Event) -> events.Numbered:
+        number, self._number = self._number, self._number + 1
+        return events.Numbered(number, event)

@@ -1,0 +1,272 @@
+"""Who plans: rules that read the request, then, where they say nothing, one score by the model.
+
+Rules look at the form of a question, not at its subject. A direct answer is the safe way: where nothing says
+that an answer has several parts, there is none. Words are English, Chinese, German and Spanish; what depends
+on no words (limits, code, figures, a long text) holds in every language.
+
+The score needs no further prompt: the direct answer is begun with one word, and the model says in one pass
+whether it would go on as before several things ("Here are") or before one ("Here is").
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+from specsot.core.skeleton import MAX_LIST_POINTS
+from specsot.events import TokenLogprobs
+from specsot.params import MAX_LOGPROBS, Ask, Message, Mode, Sampling
+from specsot_master.core.plans import router_words
+
+MIN_PLANNED_TOKENS = 128  # two points of 64; a plan of one point is a direct answer with detours
+LONG_TEXT = 1000  # characters; a question is shorter, so this holds a text to work on; not measured
+# Words, or Chinese characters, of a later question that leans on what was said before: with a pronoun, and
+# without; not measured.
+FOLLOW_UP_WORDS, FEW_WORDS = 12, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Which way a request goes, and why in a few words. mode "auto": the model chooses, by its score where
+    there is a threshold, else as it writes.
+    """
+
+    mode: Mode
+    reason: str
+    threshold: float | None = None
+
+    def way(self, planned: bool, direct: bool) -> tuple[Mode, str]:
+        """Which it went, and why; neither, where it was stopped before anybody knew."""
+        if planned and not direct:
+            return "sot", f"planned: {self.reason}"
+        return "direct", f"direct: {self.reason}" if direct else "undecided"
+
+
+ASKED_FOR = "asked for"
+BY_ITSELF = "chosen by the model"
+UNDECIDED = "nothing says that the answer has several points"
+SEVERAL_POINTS = "the answer has several points"
+ONE_CAUSE = "one cause is asked for"
+NO_WORDS = "no words"
+CODE = "code"
+
+
+@dataclass(frozen=True, slots=True)
+class ScorePrompt:
+    """A prompt for one token. several, one: tokens that lead to several things, or to one. threshold: of the
+    score, from which on the answer is planned.
+    """
+
+    tokens: tuple[int, ...]
+    several: tuple[int, ...]
+    one: tuple[int, ...]
+    threshold: float = 0.0
+
+
+BEGUN, SEVERAL, ONE = "Here", (" are",), (" is", "'s")
+
+
+def scoring(ask: Ask) -> Ask:
+    limits = replace(ask.limits, max_new_tokens=1)
+    return replace(ask, sampling=Sampling(), limits=limits, logprobs=MAX_LOGPROBS, ignore_eos=True)
+
+
+def score_of(told: TokenLogprobs, prompt: ScorePrompt) -> float | None:
+    """Log of how much likelier several things are than one; None where the model thinks of neither. What is
+    not among the likeliest is taken to be as likely as the last of them.
+    """
+    chances = {one.token: one.logprob for one in told.top}
+    several, one = _sum_of(chances, prompt.several), _sum_of(chances, prompt.one)
+    if several is None and one is None:
+        return None
+    least = min(chances.values())
+    return (least if several is None else several) - (least if one is None else one)
+
+
+def _sum_of(chances: Mapping[int, float], tokens: Sequence[int]) -> float | None:
+    found = [math.exp(chances[token]) for token in tokens if token in chances]
+    return math.log(sum(found)) if found else None
+
+
+def judge(score: float | None, threshold: float) -> Decision:
+    if score is None:
+        return Decision("direct", "the model gave no score")
+    if score >= threshold:
+        return Decision("sot", f"score {score:.2f} >= {threshold:.2f}")
+    return Decision("direct", f"score {score:.2f} < {threshold:.2f}")
+
+
+def judge_by(told: TokenLogprobs | None, prompt: ScorePrompt) -> Decision:
+    return judge(score_of(told, prompt) if told else None, prompt.threshold)
+
+
+def decide(ask: Ask, messages: Sequence[Message], taught: bool, threshold: float | None = None) -> Decision:
+    """By what can be read. "auto": the score decides; or a model that was taught to plan chooses by itself,
+    where no rule wants a direct answer.
+
+    messages: none where the prompt is given in tokens. threshold: measured for this model, if it was.
+    """
+    if ask.mode != "auto":
+        return Decision(ask.mode, ASKED_FOR)
+    if ask.tokens:
+        return Decision("direct", "the prompt is given in tokens")
+    if ask.limits.new_tokens < MIN_PLANNED_TOKENS:
+        return Decision("direct", f"max_new_tokens below {MIN_PLANNED_TOKENS}")
+    if not taught and (reason := _form_of(ask, messages)):
+        return Decision("direct", reason)
+    later = any(one.role == "assistant" for one in messages)
+    decision = decide_question(messages[-1].content if messages else "", later)
+    if taught:
+        asked = decision.mode == "sot" or decision.reason in (UNDECIDED, NO_WORDS)
+        return Decision("auto", BY_ITSELF) if asked else decision
+    if decision.reason == UNDECIDED and threshold is not None:
+        return Decision("auto", UNDECIDED, threshold)
+    return decision
+
+
+def _form_of(ask: Ask, messages: Sequence[Message]) -> str | None:
+    """Why the request, whatever it asks, is not one for a plan."""
+    if ask.tools:
+        return "tools are offered"
+    if ask.stop:
+        return "stop strings are given"
+    return None if messages[-1].role == "user" else "the last message is not a question"
+
+
+def ends_loops(ask: Ask) -> bool:
+    """Return whether a direct answer ends where it repeats itself over and over.
+
+    Text is not ended that may have to repeat itself: code, which the question asks for, what a form
+    describes, what continues a prompt in tokens, and what the question wants repeated. Neither is text that
+    has to go on: to its least length, or whatever end tokens come.
+    """
+    if ask.tokens or ask.form is not None or ask.min_tokens or ask.ignore_eos:
+        return False
+    question = ask.prompt if ask.prompt is not None else ask.messages[-1].content if ask.messages else ""
+    return not _holds(router_words.REPEATING, question) and decide_question(question).reason != CODE
+
+
+def decide_question(question: str, later: bool = False) -> Decision:
+    """By the words of a question. later: something was answered before it."""
+    text = question.strip()
+    parts = tuple(_bare(part) for part in re.split(router_words.SPLIT, text) if part.strip())
+    if not parts:
+        return Decision("direct", NO_WORDS)
+    asked = _without_thanks(parts)
+    reasons: tuple[Callable[[], str | None], ...] = (
+        lambda: "a long text is given" if len(text) > LONG_TEXT else None,
+        lambda: CODE if _is_code(text, parts) else None,
+        lambda: "arithmetic" if _is_maths(text) else None,
+        lambda: "it refers back" if later and _refers_back(text) else None,
+        lambda: _form_in(text, parts),
+        lambda: _last_form(asked[-1]),
+        lambda: "a yes-or-no question" if _starts(router_words.YES_OR_NO, asked[-1]) else None,
+        lambda: (
+            f"more than {MAX_LIST_POINTS} points" if (points_asked(text) or 0) > MAX_LIST_POINTS else None
+        ),
+    )
+    for find in reasons:
+        if reason := find():
+            return Decision("direct", reason)
+    explained = [part for part in asked if _wants_one_cause(part)]
+    asking = [part for part in asked if part not in explained]
+    if len(asked) > 1:
+        asking = [part for part in asking if not _starts(router_words.OF_THE_ANSWER, part)]
+    if any(_starts(router_words.LIST, part) for part in asking):
+        return Decision("sot", SEVERAL_POINTS)
+    return Decision("direct", ONE_CAUSE if explained else UNDECIDED)
+
+
+def points_asked(question: str) -> int | None:
+    """How many things a question asks for by number, where it does: "List five European rivers." """
+    found = _compiled(router_words.ASKED).search(_bare(question))
+    if found is None:
+        return None
+    count = found["count"]
+    return int(count) if count.isdecimal() else router_words.NUMBERS[count]
+
+
+def _bare(part: str) -> str:
+    """Without what is said for politeness: "Could you please tell me how ..." is "how ..."."""
+    before, part = "", part.strip().lower()
+    while before != part:
+        before, part = part, re.sub(router_words.POLITE, "", part).lstrip(" ,:;-")
+    return part
+
+
+def compares(question: str) -> bool:
+    """Return whether a question sets things beside each other, as "Compare renting and buying." does."""
+    anywhere, first = router_words.COMPARING
+    parts = (_bare(part) for part in re.split(router_words.SPLIT, question.strip()) if part.strip())
+    return _holds(anywhere, question) or any(_starts(first, part) for part in parts)
+
+
+def _is_code(text: str, parts: Sequence[str]) -> bool:
+    """Return whether code is given, or is what answers the question.
+
+    A program language that is named asks for code, unless the question is about languages. Sentences that ask
+    for advice in prose do not count ("How can I make a web page load faster?").
+    """
+    if _holds(router_words.CODE_GIVEN, text):
+        return True
+    others = [part for part in parts if not _starts(router_words.ADVICE, part)]
+    text = text if len(others) == len(parts) else "\n".join(others)
+    return _holds(router_words.CODE_ASKED, text) or (
+        _holds(router_words.PROGRAMMING_LANGUAGES, text) and not _holds(router_words.ABOUT_LANGUAGES, text)
+    )
+
+
+def _is_maths(text: str) -> bool:
+    """Figures with signs between them, or two quantities and a question for a third."""
+    return _holds(router_words.MATHS, text) or (
+        len(_compiled(router_words.NUMBER).findall(text)) > 1 and _holds(router_words.QUANTITY, text)
+    )
+
+
+def _refers_back(text: str) -> bool:
+    words = len(text.split()) + len(re.findall(router_words.HAN, text))
+    short = words <= FEW_WORDS or (words <= FOLLOW_UP_WORDS and _holds(router_words.PRONOUNS, text))
+    return short or _holds(router_words.FOLLOW_UP, text)
+
+
+def _form_in(text: str, parts: Sequence[str]) -> str | None:
+    """A form of one answer that the text holds, or a sentence of it begins with."""
+    for name, (anywhere, first) in router_words.FORMS.items():
+        if _holds(anywhere, text) or any(_starts(first, part) for part in parts):
+            return name
+    return None
+
+
+def _last_form(part: str) -> str | None:
+    return next((name for name, first in router_words.LAST_FORMS.items() if _starts(first, part)), None)
+
+
+def _without_thanks(parts: Sequence[str]) -> Sequence[str]:
+    """Without the small talk behind a question, which says nothing of it."""
+    small_talk = router_words.LAST_FORMS["small talk"]
+    while len(parts) > 1 and _starts(small_talk, parts[-1]):
+        parts = parts[:-1]
+    return parts
+
+
+def _wants_one_cause(part: str) -> bool:
+    """Why a thing is as it is, or does what it does, is one explanation: "Why is the sky blue?" What people
+    do or should do, what is good or bad, what grows or ends, and what happened has several reasons.
+    """
+    return _starts(router_words.WHY, part) and not _holds(router_words.SEVERAL_REASONS, part)
+
+
+def _holds(pattern: str, text: str) -> bool:
+    return _compiled(pattern).search(text) is not None
+
+
+def _starts(pattern: str, text: str) -> bool:
+    return _compiled(pattern).match(text) is not None
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.IGNORECASE)

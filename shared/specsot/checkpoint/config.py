@@ -1,0 +1,448 @@
+"""A base model's shape, read from its Hugging Face config.json; per-head KV windows, from a file beside it.
+
+Required fields and families' spellings. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TypeVar
+
+from specsot.checkpoint.families import (
+    ACTIVATIONS,
+    FAMILIES,
+    LLAMA,
+    WITH_IMAGES,
+    Activation,
+    Delta,
+    Family,
+    MlpKind,
+    Names,
+    NormKind,
+    Routing,
+)
+from specsot.checkpoint.fields import Fields, Json, read_json
+from specsot.checkpoint.quantization_config import Published, read_published
+from specsot.checkpoint.rope import Rope, read_near_rope, read_rope
+from specsot.errors import InvalidRequest, ModelError
+from specsot.params import MAX_TOKENS, HeadImportance, HeadWindows
+
+LAYOUT = "SpecSoT reads Hugging Face directories (config.json, tokenizer.json, *.safetensors) and GGUF files"
+# What a model that reads images says beside `text_config`, not in it.
+OF_THE_WHOLE = ("eos_token_id", "quantization_config", "compression_config")
+SHOWN = 5  # names of a directory that an error lists
+
+
+def require_model_directory(directory: Path) -> Path:
+    """The directory, when it has a config.json. ModelError says what is there instead, and what to do."""
+    if directory.is_file():
+        raise ModelError(f"{directory}: a file, not a model directory; {LAYOUT}")
+    if not directory.is_dir():
+        raise ModelError(f"{directory}: no such file or directory, and no name on the hub (owner/name)")
+    if not (directory / "config.json").is_file():
+        raise ModelError(f"{directory}: no config.json in it, and no GGUF file; {_held(directory)}")
+    return directory
+
+
+def require_torch() -> None:
+    """ModelError where PyTorch or safetensors is missing; imports neither."""
+    missing = [name for name in ("torch", "safetensors") if find_spec(name) is None]
+    if missing:
+        raise ModelError(f"{' and '.join(missing)} not installed: pip install 'specsot[model]'")
+
+
+def require_quantizer(kind: str | None, device: str) -> None:
+    """ModelError where what holds weights in these bits is not installed; imports nothing."""
+    on_cpu = device.partition(":")[0] == "cpu"
+    library, extra = ("numba", "model") if on_cpu else ("torchao", "quant")
+    if (kind == "int4" or (on_cpu and kind == "int8")) and find_spec(library) is None:
+        raise ModelError(f"{kind} weights need {library}: pip install 'specsot[{extra}]'")
+
+
+def _held(directory: Path) -> str:
+    """What it holds, so that a wrong folder is recognised."""
+    names = sorted(path.name for path in directory.iterdir())
+    if not names:
+        return "it is empty"
+    shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+    return f"it holds {shown}"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """A decoder-only model with rotary positions and grouped-query attention.
+
+    heads = kv_heads * g; query head h reads KV head h // g. eos: ids that end a text, may be empty.
+    norm_offset: what RMS norms add to their weights. query_scalar: scores are divided by its square root;
+    None: of head_dim. near_rope: of layers in `windowed`; None: `rope`.
+    window: how many positions a row of the layers in `windowed` sees, its own too; None: there are none.
+    parallel: attention and MLP both read the layer's input.
+    qk_norm: over each query and key head, or over all at once (whole_qk_norm).
+    routing: of layers with experts; None: no layer has any. clamp: limit and gain of a clamped SwiGLU; None:
+    `activation` decides. gated_heads: each query head's output is multiplied by a sigmoid. delta: of gated
+    delta layers; None: every layer attends. published: how matrices are quantized in the files; None: they
+    are not. text_of: the model that reads images, too, of which this is the text; None: it is all there is.
+    """
+
+    model_type: str
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    eps: float
+    max_positions: int
+    tied: bool
+    rope: Rope
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    eos: tuple[int, ...] = ()
+    names: Names = LLAMA.names
+    norm: NormKind = "rms"
+    mlp: MlpKind = "gated"
+    activation: Activation = "silu"
+    parallel: bool = False
+    whole_qk_norm: bool = False
+    routing: Routing | None = None
+    clamp: tuple[float, float] | None = None
+    norm_offset: float = 0.0
+    embedding_scale: float = 1.0
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
+    query_scalar: int | None = None
+    near_rope: Rope | None = None
+    window: int | None = None
+    windowed: frozenset[int] = frozenset()
+    gated_heads: bool = False
+    delta: Delta | None = None
+    published: Published | None = None
+    text_of: str | None = None
+
+    def recurrent(self, layer: int) -> bool:
+        return self.delta is not None and layer in self.delta.layers
+
+    def sparse(self, layer: int) -> bool:
+        return self.routing is not None and layer not in self.routing.dense
+
+
+def read_config(directory: Path) -> ModelConfig:
+    """The config of a model directory. ModelError names the file and what is wrong with it."""
+    require_model_directory(directory)
+    source, generation = directory / "config.json", directory / "generation_config.json"
+    return make_config(read_json(source), read_json(generation) if generation.exists() else {}, source)
+
+
+def make_config(values: Json, generation: Json, source: Path) -> ModelConfig:
+    """The same from the fields themselves; `source` says for people whose they are."""
+    whole, values = str(values.get("model_type")), text_fields(values, source)
+    family = FAMILIES.get(str(values.get("model_type")))
+    if family is None:
+        known = ", ".join((*FAMILIES, *WITH_IMAGES))
+        raise ModelError(f"{source}: model_type {values.get('model_type')!r} is not one of {known}")
+    published = read_published(values, source)
+    text_of = whole if whole in WITH_IMAGES else None
+    return _read(Fields(source, values), family, _eos(values, generation, source), published, text_of)
+
+
+def text_fields(values: Json, source: Path) -> Json:
+    """The fields that speak of text: of a model that reads images, too, those of its `text_config`."""
+    usual = WITH_IMAGES.get(str(values.get("model_type")))
+    if usual is None:
+        return values
+    text = values.get("text_config")
+    if not isinstance(text, dict):
+        raise ModelError(f"{source}: text_config must be an object, got {text!r}")
+    outer = {name: values[name] for name in OF_THE_WHOLE if values.get(name) is not None}
+    tied = {"tie_word_embeddings": True} if values.get("tie_word_embeddings") else {}
+    return {"model_type": usual, **text, **outer, **tied}
+
+
+def _read(
+    fields: Fields, family: Family, eos: tuple[int, ...], published: Published | None, text_of: str | None
+) -> ModelConfig:
+    hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads", family.heads)
+    kv_heads, head_dim = _heads(fields, family, hidden, heads)
+    rope = _rope(fields, family, head_dim)
+    bias = fields.flag("attention_bias", family.attention_bias)
+    window, windowed = _windowed(fields, family)
+    return ModelConfig(
+        model_type=str(fields.values["model_type"]),
+        hidden=hidden,
+        layers=fields.count("num_hidden_layers"),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate=fields.count("intermediate_size", fields.values.get(family.width_field)),
+        vocab=fields.count("vocab_size", family.vocab),
+        eps=fields.number(family.eps_field, family.eps),
+        max_positions=fields.count("max_position_embeddings", family.positions),
+        tied=fields.flag("tie_word_embeddings", family.tied),
+        rope=rope,
+        qkv_bias=bias if family.qkv_bias is None else family.qkv_bias,
+        out_bias=bias if family.out_bias is None else family.out_bias,
+        mlp_bias=fields.flag("mlp_bias") if family.mlp_bias is None else family.mlp_bias,
+        qk_norm=fields.flag("use_qk_norm") if family.qk_norm is None else family.qk_norm,
+        whole_qk_norm=family.whole_qk_norm,
+        eos=eos,
+        names=family.names,
+        norm=family.norm,
+        mlp=family.mlp,
+        activation=_activation(fields, family),
+        parallel=family.parallel and fields.flag("use_parallel_residual", True),
+        published=published,
+        text_of=text_of,
+        clamp=_clamp(fields, family),
+        norm_offset=family.norm_offset,
+        embedding_scale=hidden**0.5 if family.scaled else 1.0,
+        query_scalar=family.query_scalar and fields.count("query_pre_attn_scalar", family.query_scalar),
+        near_rope=None if family.near_theta is None else read_near_rope(fields, family.near_theta),
+        **_softcaps(fields, family),
+        window=window,
+        windowed=windowed,
+        gated_heads=family.gated_heads,
+        delta=None if family.delta is None else _delta(fields, family.delta),
+        routing=None if family.routing is None else _routing(fields, family, family.routing),
+    )
+
+
+def _heads(fields: Fields, family: Family, hidden: int, heads: int) -> tuple[int, int]:
+    """Key-value heads, and the dimensions of each head."""
+    if not family.own_head_dim:
+        if hidden % heads:
+            raise ModelError(f"{fields.source}: hidden_size {hidden} does not divide into {heads} heads")
+        return heads, _even(fields, "hidden_size / num_attention_heads", hidden // heads)
+    kv_heads = fields.count("num_key_value_heads", family.kv_heads or heads)
+    if heads % kv_heads:
+        raise ModelError(f"{fields.source}: {heads} heads do not divide into {kv_heads} key-value heads")
+    head_dim = fields.count("head_dim", family.head_dim or hidden // heads or None)
+    return kv_heads, _even(fields, "head_dim", head_dim)
+
+
+def _even(fields: Fields, name: str, value: int) -> int:
+    if value % 2:
+        raise ModelError(f"{fields.source}: {name} must be even, got {value}")
+    return value
+
+
+def _rope(fields: Fields, family: Family, head_dim: int) -> Rope:
+    values = dict(fields.values)
+    if values.get("rotary_dim") is not None:  # MiniMax's word, where the field of the family is missing
+        values.setdefault(family.share_field, fields.count("rotary_dim") / head_dim)
+    rope = read_rope(values, fields.source, family)
+    rotated = rope.rotated(head_dim)
+    if rotated < 2 or rotated % 2:
+        raise ModelError(
+            f"{fields.source}: {family.share_field} {rope.share} turns {rotated} of a head's {head_dim} "
+            "dimensions; that must be an even number > 0"
+        )
+    return rope
+
+
+def _routing(fields: Fields, family: Family, usual: Routing) -> Routing:
+    """num_experts: Qwen's published configs; num_local_experts: Mixtral's, and what Transformers 5 saved of
+    Qwen's; n_routed_experts: GLM's.
+    """
+    words = ("num_experts", "n_routed_experts", "num_local_experts")
+    named = next((word for word in words if fields.values.get(word) is not None), words[-1])
+    experts, chosen = fields.count(named, usual.experts), fields.count("num_experts_per_tok", usual.chosen)
+    if chosen > experts:
+        raise ModelError(f"{fields.source}: num_experts_per_tok is {chosen}, {named} only {experts}")
+    width = fields.count(family.width_field, usual.width)
+    groups, opened = _groups(fields, experts, chosen)
+    return replace(
+        usual,
+        experts=experts,
+        chosen=chosen,
+        width=width,
+        normalised=fields.flag("norm_topk_prob", usual.normalised),
+        scale=fields.number("routed_scaling_factor", usual.scale),
+        groups=groups,
+        open_groups=opened,
+        shared=_shared_width(fields, width) if family.names.shared else 0,
+        dense=_dense_layers(fields, family),
+    )
+
+
+def _groups(fields: Fields, experts: int, chosen: int) -> tuple[int, int]:
+    """How many groups of experts there are, and how many of them a row chooses from."""
+    groups, opened = fields.count("n_group", 1), fields.count("topk_group", 1)
+    if groups > 1 and (experts % groups or experts < 2 * groups or opened * experts < chosen * groups):
+        raise ModelError(
+            f"{fields.source}: {opened} of {groups} groups (topk_group, n_group) of {experts} experts do not "
+            f"hold {chosen} to choose, or groups are not of two or more each"
+        )
+    return groups, min(opened, groups)
+
+
+def _shared_width(fields: Fields, width: int) -> int:
+    """Qwen names it, GLM has so many as wide as an expert."""
+    return fields.index("shared_expert_intermediate_size", width * fields.index("n_shared_experts", 1))
+
+
+def _dense_layers(fields: Fields, family: Family) -> frozenset[int]:
+    """The first first_k_dense_replace, those of mlp_only_layers, and all but every decoder_sparse_step-th."""
+    layers, step = fields.count("num_hidden_layers"), fields.count("decoder_sparse_step", 1)
+    named = fields.values.get("mlp_only_layers") or []
+    if not isinstance(named, list) or not all(isinstance(layer, int) for layer in named):
+        raise ModelError(f"{fields.source}: mlp_only_layers must be numbers of layers, got {named!r}")
+    first = fields.index("first_k_dense_replace", family.first_dense)
+    dense = (layer < first or layer in named or (layer + 1) % step for layer in range(layers))
+    return frozenset(layer for layer, one in enumerate(dense) if one)
+
+
+def _activation(fields: Fields, family: Family) -> Activation:
+    name = fields.values.get("hidden_activation") or fields.values.get("hidden_act") or family.activation
+    if not isinstance(name, str) or name not in ACTIVATIONS:
+        raise ModelError(f"{fields.source}: hidden_act {name!r} is not one of {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+def _clamp(fields: Fields, family: Family) -> tuple[float, float] | None:
+    if family.clamp is None:
+        return None
+    limit, gain = family.clamp
+    return fields.number("swiglu_limit", limit), fields.number("swiglu_alpha", gain)
+
+
+def _delta(fields: Fields, usual: Delta) -> Delta:
+    """layer_types name the layers; else all but every full_attention_interval-th are gated delta layers."""
+    count, every = fields.count("num_hidden_layers"), fields.count("full_attention_interval", 4)
+    kinds = fields.values.get("layer_types") or [
+        "linear_attention" if (layer + 1) % every else "full_attention" for layer in range(count)
+    ]
+    known = {"linear_attention", "full_attention"}
+    if not isinstance(kinds, list) or len(kinds) != count or not known.issuperset(map(str, kinds)):
+        raise ModelError(f"{fields.source}: layer_types must be {count} of {', '.join(sorted(known))}")
+    keys = fields.count("linear_num_key_heads", usual.key_heads)
+    values = fields.count("linear_num_value_heads", usual.value_heads)
+    if values % keys:
+        raise ModelError(f"{fields.source}: {values} value heads do not divide into {keys} key heads")
+    return Delta(
+        keys,
+        values,
+        fields.count("linear_key_head_dim", usual.key_dim),
+        fields.count("linear_value_head_dim", usual.value_dim),
+        fields.count("linear_conv_kernel_dim", usual.kernel),
+        frozenset(layer for layer, kind in enumerate(kinds) if kind == "linear_attention"),
+        usual.apart,
+    )
+
+
+def _softcaps(fields: Fields, family: Family) -> dict[str, float | None]:
+    """Of scores and logits, in families that have them; null in the config: none."""
+    if family.softcaps is None:
+        return {}
+    named = {"attention_softcap": "attn_logit_softcapping", "logit_softcap": "final_logit_softcapping"}
+    found = {
+        name: fields.values.get(word, usual) for (name, word), usual in zip(named.items(), family.softcaps)
+    }
+    return {name: None if cap is None else fields.number(named[name], cap) for name, cap in found.items()}
+
+
+def _windowed(fields: Fields, family: Family) -> tuple[int | None, frozenset[int]]:
+    """Positions that some layers see, and which layers; None: every layer sees all there can be."""
+    asked = family.window == "asked" and fields.flag("use_sliding_window")
+    rows = fields.values.get("sliding_window", family.window_rows)
+    if rows is None or not (asked or family.window == "always"):
+        return None, frozenset()
+    window, layers = fields.count("sliding_window", rows), fields.count("num_hidden_layers")
+    near = [kind == "sliding_attention" for kind in _layer_types(fields, family, layers)]
+    far = family.near_theta is None and window >= fields.count("max_position_embeddings", family.positions)
+    if not any(near) or far:
+        return None, frozenset()
+    return window, frozenset(layer for layer, one in enumerate(near) if one)
+
+
+def _layer_types(fields: Fields, family: Family, layers: int) -> list[str]:
+    """Of every layer, as the config names them or by the family's rule."""
+    kinds = ("full_attention", "sliding_attention")
+    named = fields.values.get("layer_types")
+    if named is None:
+        first = fields.index("max_window_layers", family.whole_layers) if family.whole_layers else 0
+        pattern = fields.index("sliding_window_pattern", family.pattern)
+        near = (layer >= first and (not pattern or (layer + 1) % pattern > 0) for layer in range(layers))
+        return [kinds[one] for one in near]
+    if not isinstance(named, list) or len(named) < layers or not all(kind in kinds for kind in named):
+        raise ModelError(
+            f"{fields.source}: layer_types must be {' or '.join(kinds)} for each of {layers} layers"
+        )
+    return named[:layers]
+
+
+def _eos(values: Json, generation: Json, source: Path) -> tuple[int, ...]:
+    """End-of-sequence ids: of generation_config.json where it names some, else of config.json."""
+    named = generation.get("eos_token_id")
+    found = values.get("eos_token_id") if named is None else named
+    ids = found if isinstance(found, list) else [] if found is None else [found]
+    if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids):
+        raise ModelError(f"{source}: eos_token_id must be token ids, got {found!r}")
+    return tuple(ids)
+
+
+HEADS_FILE = "kv_heads.json"
+
+
+def read_heads(directory: Path, config: ModelConfig) -> HeadWindows | None:
+    """None where nothing was measured. Raises ModelError, also for another model's heads."""
+    return _read_heads(directory, config, lambda layers: HeadWindows(_of_heads(layers, _head_window)))
+
+
+def read_importance(directory: Path, config: ModelConfig) -> HeadImportance | None:
+    """The importance of each KV head. None if it was not measured, as in files of earlier versions, which
+    have windows alone. Raises ModelError, also for another model's heads.
+    """
+
+    def importance_of(layers: Any) -> HeadImportance | None:
+        if all("importance" not in head for heads in layers for head in heads):
+            return None
+        return HeadImportance(_of_heads(layers, lambda head: head["importance"]))
+
+    return _read_heads(directory, config, importance_of)
+
+
+_Heads = TypeVar("_Heads", HeadWindows, HeadWindows | None, HeadImportance | None)
+
+
+def _read_heads(directory: Path, config: ModelConfig, read: Callable[[Any], _Heads]) -> _Heads | None:
+    """What `read` makes of the layers that the file of measured heads holds. None if there is no file."""
+    path = directory / HEADS_FILE
+    if not path.is_file():
+        return None
+    try:
+        layers = read_json(path)["layers"]
+        found = read(layers)
+    except (KeyError, TypeError, AttributeError, InvalidRequest) as error:
+        raise ModelError(f"{path}: {type(error).__name__}: {error}") from None
+    there, wanted = (len(layers), len(layers[0])), (config.layers, config.kv_heads)
+    if there != wanted:
+        raise ModelError(f"{path}: {there[0]} layers of {there[1]} KV heads, the model has {wanted}")
+    return found
+
+
+_Head = TypeVar("_Head")
+
+
+def _of_heads(layers: Any, read: Callable[[Any], _Head]) -> tuple[tuple[_Head, ...], ...]:
+    return tuple(tuple(read(head) for head in heads) for heads in layers)
+
+
+def write_heads(
+    path: Path, layers: Sequence[Sequence[Mapping[str, Any]]], measured: Mapping[str, Any]
+) -> None:
+    """layers: of every KV head `sinks`, `recent` (None: all) and `importance`, and whatever else people
+    should know."""
+    lines = ",\n".join(f"    {json.dumps(list(heads))}" for heads in layers)
+    path.write_text(f'{{\n  "measured": {json.dumps(dict(measured))},\n  "layers": [\n{lines}\n  ]\n}}\n')
+
+
+def _head_window(head: Mapping[str, Any]) -> tuple[int, int]:
+    recent = head["recent"]
+    return head["sinks"], MAX_TOKENS if recent is None else recent

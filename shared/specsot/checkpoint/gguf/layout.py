@@ -1,0 +1,372 @@
+"""From a GGUF header to config.json, and to where each tensor that Transformers names is in the file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsot.checkpoint.families import FAMILIES, Names
+from specsot.checkpoint.gguf.header import Header, StoredTensor
+from specsot.errors import ModelError
+
+# By general.architecture; "llama" is Llama, Mistral, and, with experts, Mixtral.
+ARCHITECTURES = {
+    "llama": "llama",
+    "mistral3": "ministral3",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3moe": "qwen3_moe",
+    "phi3": "phi3",
+    "gemma2": "gemma2",
+    "gemma3": "gemma3_text",
+    "glm4moe": "glm4_moe",
+    "minimax-m2": "minimax_m2",
+    "gpt-oss": "gpt_oss",
+    "gptneox": "gpt_neox",
+}
+ROPE_FREQS = "rope_freqs.weight"  # Llama 3's scaling, worked out for each frequency
+LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"  # of longrope
+LARGEST_GEMMAS = {"gemma2": 46, "gemma3": 62}  # layers of those whose query_pre_attn_scalar is not head_dim
+
+Order = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor is stored. kind: ggml's number of its type. begin, bytes: within its file.
+
+    order: its rows seen as so many axes, and these axes in the order they should have; None: as stored.
+    more: what was added to its numbers.
+    """
+
+    file: str
+    kind: int
+    shape: tuple[int, ...]
+    begin: int
+    bytes: int
+    order: Order | None = None
+    more: float = 0.0
+
+
+def model_type_of(header: Header) -> str:
+    """Raises ModelError for an architecture that is none of ours."""
+    found = ARCHITECTURES.get(header.architecture)
+    if found is None:
+        known = ", ".join(ARCHITECTURES)
+        raise ModelError(f"{header.file}: a GGUF of architecture {header.architecture!r}, not one of {known}")
+    return "mixtral" if header.get("expert_count") and found == "llama" else found
+
+
+def config_of(header: Header) -> dict[str, Any]:
+    """What its config.json would say. Raises ModelError."""
+    kind, heads = model_type_of(header), header.count("attention.head_count")
+    head_dim = header.get("attention.key_length", header.count("embedding_length") // heads)
+    rotated = header.get("rope.dimension_count", head_dim)
+    if header.get("attention.value_length", head_dim) != head_dim:
+        raise ModelError(f"{header.file}: keys and values of different lengths are not supported")
+    eps = "layer_norm_epsilon" if kind == "gpt_neox" else "layer_norm_rms_epsilon"
+    return {
+        "model_type": kind,
+        "vocab_size": _embedding(header).shape[0],
+        "hidden_size": header.count("embedding_length"),
+        "intermediate_size": header.count("feed_forward_length"),
+        "num_hidden_layers": _layers(header),
+        "num_attention_heads": heads,
+        "num_key_value_heads": header.get("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": header.count("context_length"),
+        FAMILIES[kind].eps_field: header.get(f"attention.{eps}"),
+        FAMILIES[kind].theta_field: header.get("rope.freq_base", 10000.0),
+        FAMILIES[kind].share_field: rotated / head_dim,
+        "rope_scaling": _rope_scaling(header),
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+        "bos_token_id": header.metadata.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": header.metadata.get("tokenizer.ggml.eos_token_id"),
+        **_particulars(kind, header),
+    }
+
+
+def _layers(header: Header) -> int:
+    """Without those behind them that predict further tokens."""
+    return header.count("block_count") - header.get("nextn_predict_layers", 0)
+
+
+def _particulars(kind: str, header: Header) -> dict[str, Any]:
+    window = header.get("attention.sliding_window") or None
+    if kind == "mixtral":
+        experts, chosen = header.count("expert_count"), header.count("expert_used_count")
+        return {"num_local_experts": experts, "num_experts_per_tok": chosen, "sliding_window": None}
+    if kind == "qwen3_moe":
+        return {
+            "num_experts": header.count("expert_count"),
+            "num_experts_per_tok": header.count("expert_used_count"),
+            "moe_intermediate_size": header.count("expert_feed_forward_length"),
+            "norm_topk_prob": True,  # as llama.cpp runs them
+        }
+    if kind == "glm4_moe":
+        return _of_glm(header)
+    if kind in ("minimax_m2", "gpt_oss"):
+        return {
+            "num_local_experts": header.count("expert_count"),
+            "num_experts_per_tok": header.count("expert_used_count"),
+            "intermediate_size": header.count("expert_feed_forward_length"),
+            "attention_bias": "blk.0.attn_q.bias" in header.tensors,
+            "sliding_window": window,
+        }
+    if kind in ("gemma2", "gemma3_text"):
+        return _of_gemma(kind, header)
+    if kind in ("phi3", "ministral3"):
+        return {"sliding_window": window}
+    if kind == "gpt_neox":
+        return {"use_parallel_residual": header.get("use_parallel_residual", True)}
+    if kind == "llama":
+        biased = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}
+        return {field: name in header.tensors for field, name in biased.items()}
+    return {}
+
+
+def _of_gemma(kind: str, header: Header) -> dict[str, Any]:
+    heads, caps = header.count("attention.head_count"), (50.0, 30.0) if kind == "gemma2" else (None, None)
+    width, head_dim = header.count("embedding_length"), header.count("attention.key_length")
+    largest = header.count("block_count") == LARGEST_GEMMAS[header.architecture]
+    return {
+        "sliding_window": header.get("attention.sliding_window", 4096),
+        "attn_logit_softcapping": header.get("attn_logit_softcapping", caps[0]),
+        "final_logit_softcapping": header.get("final_logit_softcapping", caps[1]),
+        "query_pre_attn_scalar": width // heads if largest else head_dim,
+        "rope_local_base_freq": header.get("rope.freq_base_swa", 10000.0),
+    }
+
+
+def _of_glm(header: Header) -> dict[str, Any]:
+    return {
+        "n_routed_experts": header.count("expert_count"),
+        "num_experts_per_tok": header.count("expert_used_count"),
+        "moe_intermediate_size": header.count("expert_feed_forward_length"),
+        "n_shared_experts": header.get("expert_shared_count", 0),
+        "first_k_dense_replace": header.get("leading_dense_block_count", 0),
+        "norm_topk_prob": header.get("expert_weights_norm", True),
+        "routed_scaling_factor": header.get("expert_weights_scale", 1.0),
+        "n_group": header.get("expert_group_count", 1),
+        "topk_group": header.get("expert_group_used_count", 1),
+        "attention_bias": "blk.0.attn_q.bias" in header.tensors,
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in header.tensors,
+    }
+
+
+def _embedding(header: Header) -> StoredTensor:
+    if "token_embd.weight" not in header.tensors:
+        raise ModelError(f"{header.file}: no tensor token_embd.weight")
+    return header.tensors["token_embd.weight"]
+
+
+def _rope_scaling(header: Header) -> dict[str, Any] | None:
+    """Raises ModelError for a kind that is not supported."""
+    kind, factor = header.get("rope.scaling.type", "none"), header.get("rope.scaling.factor")
+    if ROPE_FREQS in header.tensors:
+        return _llama3_scaling(header)
+    if LONG in header.tensors and SHORT in header.tensors:
+        return _longrope(header)
+    if kind == "yarn":
+        return _yarn(header, factor)
+    if kind == "none" or (kind == "linear" and factor in (None, 0.0, 1.0)):
+        return None
+    if kind != "linear":
+        known = "none, linear, yarn, llama3, longrope"
+        raise ModelError(f"{header.file}: rope scaling {kind!r} is not one of {known}")
+    return {"rope_type": "linear", "factor": factor}
+
+
+def _longrope(header: Header) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "long_factor": _numbers(header, LONG).tolist(),
+        "short_factor": _numbers(header, SHORT).tolist(),
+        "original_max_position_embeddings": header.get("rope.scaling.original_context_length"),
+    }
+    return {"rope_type": "longrope", **{name: value for name, value in found.items() if value is not None}}
+
+
+def _yarn(header: Header, factor: float | None) -> dict[str, Any]:
+    """mscale: of both kinds alike, as llama.cpp has one number. Ranges of gpt-oss are not of whole pairs."""
+    scale, scaling = header.get("rope.scaling.yarn_log_multiplier"), "rope.scaling"
+    found: dict[str, Any] = {
+        "factor": factor,
+        "original_max_position_embeddings": header.get(f"{scaling}.original_context_length"),
+        "beta_fast": header.get(f"{scaling}.yarn_beta_fast"),
+        "beta_slow": header.get(f"{scaling}.yarn_beta_slow"),
+        "mscale": scale,
+        "mscale_all_dim": scale,
+        "llama_4_scaling_beta": header.get("attention.temperature_scale"),
+    }
+    whole = {"truncate": False} if header.architecture == "gpt-oss" else {}
+    return {"rope_type": "yarn", **whole, **{name: value for name, value in found.items() if value}}
+
+
+def _numbers(header: Header, name: str) -> NDArray[np.float32]:
+    """Of a tensor of fp32."""
+    found = header.tensors[name]
+    with found.file.open("rb") as file:
+        file.seek(found.begin)
+        return np.frombuffer(file.read(4 * prod(found.shape)), "<f4")
+
+
+def _llama3_scaling(header: Header) -> dict[str, Any]:
+    """The file has its result only, which all of Llama 3.1 to 3.3 made of the same three numbers."""
+    factors = _numbers(header, ROPE_FREQS)
+    theta, low, high, original = header.get("rope.freq_base", 10000.0), 1.0, 4.0, 8192
+    waves = 2 * np.pi * theta ** (np.arange(len(factors)) / len(factors))
+    factor = float(factors.max(initial=1.0))
+    smooth = (original / waves - low) / (high - low)
+    between = 1 / ((1 - smooth) / factor + smooth)
+    expected = np.where(waves < original / high, 1.0, np.where(waves > original / low, factor, between))
+    if header.tensors[ROPE_FREQS].kind != 0 or not np.allclose(factors, expected, rtol=1e-4):
+        raise ModelError(
+            f"{header.file}: {ROPE_FREQS} is not the scaling of Llama 3, others are not supported"
+        )
+    return {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": low,
+        "high_freq_factor": high,
+        "original_max_position_embeddings": original,
+    }
+
+
+def places_of(header: Header, config: Mapping[str, Any]) -> dict[str, Place]:
+    """By the names that Transformers gives them. Raises ModelError: a type or a tensor nobody knows here."""
+    sizes, found, further = BlockSizes(), dict[str, Place](), _further(header)
+    for stored_name, stored in header.tensors.items():
+        if stored_name in (ROPE_FREQS, LONG, SHORT) or stored_name.startswith(further):
+            continue
+        where = f"{header.file}: {stored_name}"
+        place = Place(str(stored.file), stored.kind, stored.shape, stored.begin, sizes.count(stored, where))
+        named = list(_named(stored_name, place, config))
+        if not named:
+            raise ModelError(f"{where}: {header.architecture} has no such tensor here")
+        found |= named
+    return found
+
+
+def _further(header: Header) -> tuple[str, ...]:
+    """How tensors of layers begin that predict further tokens."""
+    first = _layers(header)
+    return tuple(f"blk.{layer}." for layer in range(first, header.count("block_count")))
+
+
+def _named(stored: str, place: Place, config: Mapping[str, Any]) -> Iterator[tuple[str, Place]]:
+    """Name and place; of experts that are stored as one, of each of them."""
+    family = FAMILIES[config["model_type"]]
+    names = family.names
+    outer = {"token_embd": names.embedding, "output_norm": names.norm, "output": names.head}
+    stem, _, suffix = stored.rpartition(".")
+    if stem.endswith("norm"):  # Gemma's are stored as they multiply
+        place = replace(place, more=family.norm_offset)
+    if stem in outer:
+        yield f"{outer[stem]}.{suffix}", place
+        return
+    split = re.fullmatch(r"blk\.(\d+)\.(\w+?)(?:\.(\d+))?", stem)
+    if split is None:
+        return
+    layer, part = names.layer.format(split[1]), split[2]
+    expert = _experts(names).get(part.removesuffix("_exps"))
+    if part.endswith("_exps") and expert:
+        for number, one in enumerate(_apart(place)):
+            yield f"{layer}.{expert.format(number)}.{suffix}", one
+    elif expert and split[3]:
+        yield f"{layer}.{expert.format(split[3])}.{suffix}", place
+    elif bare := _bare(names).get(part):
+        yield f"{layer}.{bare}", place
+    elif name := _inner(names).get(part):
+        yield f"{layer}.{name}.{suffix}", replace(place, order=_order(part, place, config))
+
+
+def _experts(names: Names) -> dict[str, str]:
+    return dict(zip(("ffn_gate", "ffn_up", "ffn_down"), names.experts)) if names.router else {}
+
+
+def _bare(names: Names) -> dict[str, str]:
+    """Those that have no suffix here."""
+    sinks = names.sinks and f"{names.attention}.{names.sinks}"
+    return {"attn_sinks": sinks, "exp_probs_b": names.correction}
+
+
+def _inner(names: Names) -> dict[str, str]:
+    shared = dict(zip(("ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"), names.shared or ()))
+    own = {
+        "attn_norm": names.input_norm,
+        "ffn_norm": names.mlp_norm,
+        "post_attention_norm": names.after_attention or names.mlp_norm,
+        "post_ffw_norm": names.after_mlp,
+        "attn_output": f"{names.attention}.{names.out}",
+        "attn_qkv": names.qkv and f"{names.attention}.{names.qkv}",
+        "ffn_gate_inp": names.router,
+        "ffn_gate": names.gate,
+        "ffn_up": names.gate_up or names.up,
+        "ffn_down": names.down,
+        **shared,
+    }
+    heads = ("q_proj", "k_proj", "v_proj", "q_norm", "k_norm")
+    apart = {f"attn_{one.removesuffix('_proj')}": f"{names.attention}.{one}" for one in heads}
+    return {**own, **({} if names.qkv else apart)}
+
+
+def _apart(place: Place) -> Iterator[Place]:
+    """The experts of one tensor, which are stored one after the other."""
+    count, shape = place.shape[0], place.shape[1:]
+    size = place.bytes // count
+    return (replace(place, shape=shape, begin=place.begin + n * size, bytes=size) for n in range(count))
+
+
+def _order(part: str, place: Place, config: Mapping[str, Any]) -> Order | None:
+    """llama.cpp turns neighbouring rows of Llama's queries and keys, Transformers the two halves of a head;
+    and of GPT-NeoX it stores all queries, then all keys, then all values.
+    """
+    heads, kind = config["num_attention_heads"], config["model_type"]
+    if kind in ("llama", "mixtral", "ministral3") and part in ("attn_q", "attn_k"):
+        heads = heads if part == "attn_q" else config["num_key_value_heads"]
+        return (heads, place.shape[0] // heads // 2, 2), (0, 2, 1)
+    if part == "attn_qkv" and FAMILIES[kind].names.qkv_by_head:
+        return (3, heads, place.shape[0] // heads // 3), (1, 0, 2)
+    return None
+
+
+class BlockSizes:
+    """How many bytes tensors take, by the gguf package's tables. Raises ModelError where that is missing."""
+
+    def __init__(self) -> None:
+        try:
+            from gguf import constants, quants
+        except ImportError:
+            raise ModelError("the package gguf is not installed: pip install gguf") from None
+        self._constants, self._quants = constants, quants
+        self._known: dict[int, tuple[int, int]] = {}
+
+    def count(self, stored: StoredTensor, where: str) -> int:
+        """Raises ModelError: a type nobody dequantizes, rows that are no whole blocks, a file too short."""
+        if stored.kind not in self._known:
+            self._known[stored.kind] = self._find(stored.kind, where)
+        block, size = self._known[stored.kind]
+        if not stored.shape or stored.shape[-1] % block:
+            raise ModelError(f"{where}: rows of shape {list(stored.shape)} are not blocks of {block}")
+        total, there = prod(stored.shape) // block * size, stored.file.stat().st_size
+        if stored.begin + total > there:
+            raise ModelError(
+                f"{where} ends at byte {stored.begin + total}, {stored.file.name} at {there}: truncated"
+            )
+        return total
+
+    def _find(self, kind: int, where: str) -> tuple[int, int]:
+        """Numbers of a block, and bytes."""
+        try:
+            named = self._constants.GGMLQuantizationType(kind)
+            block, size = self._constants.GGML_QUANT_SIZES[named]
+            self._quants.dequantize(np.zeros((1, size), np.uint8), named)
+        except (ValueError, KeyError, NotImplementedError):
+            raise ModelError(f"{where}: ggml type {kind} is none that the package gguf dequantizes") from None
+        return block, size

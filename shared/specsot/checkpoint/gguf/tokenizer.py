@@ -1,0 +1,175 @@
+"""From a GGUF file's metadata to a tokenizer (the `tokenizers` library's), and to what surrounds it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from tokenizers.models import BPE
+
+from specsot.checkpoint.gguf.header import Header
+from specsot.core.vocabulary import FIM_ENDS
+from specsot.errors import ModelError
+
+CONTROL, USER_DEFINED, UNUSED = 3, 4, 5  # llama.cpp's types of tokens
+SPACE = "\u2581"  # sentencepiece's picture of a space
+
+# How a byte-level vocabulary's merges expect text to be split, by tokenizer.ggml.pre; as in llama.cpp.
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA3, QWEN2 = _WORDS + "{1,3}" + _REST, _WORDS + _REST
+TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_CUT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+GPT4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]*[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]+{_CUT}"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]+[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]*{_CUT}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+SPLITS: Mapping[str, Sequence[str]] = {
+    **dict.fromkeys(("default", "gpt-2", "mpt", "olmo", "jais", "phi-2", "trillion", "roberta-bpe"), (GPT2,)),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), (r"\p{N}", GPT2)),
+    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "lfm2"), (LLAMA3,)),
+    **dict.fromkeys(("smaug-bpe", "dbrx", "midm-2.0", "glm4", "chatglm-bpe"), (LLAMA3,)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "megrez", "stablelm2", "hunyuan"), (QWEN2,)),
+    "tekken": (TEKKEN,),
+    **dict.fromkeys(("gpt-4o", "minimax-m2"), (GPT4O,)),
+}
+IGNORE_MERGES = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "lfm2", "tekken")
+# Control tokens that end an answer, whatever a file names besides; as in llama.cpp.
+HARMONY = ("<|return|>", "<|call|>")  # where both are, <|end|> ends a message of several
+ENDS = (
+    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|end_of_text|>", "<|endoftext|>", "<|eom_id|>"),
+    *("<end_of_turn>", *HARMONY, *FIM_ENDS),
+)
+SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+
+
+class StoredTokenizer:
+    """What the metadata say. Raises ModelError where they say too little, or of a kind nobody knows here."""
+
+    def __init__(self, header: Header) -> None:
+        self._header = header
+        self._kind = self._get("model")
+        if self._kind not in ("gpt2", "llama"):
+            raise self._wrong(f"tokenizer {self._kind!r} is not one of gpt2, llama")
+        self._tokens: list[str] = self._get("tokens", [])
+        self._types: list[int] = self._get("token_type", [1] * len(self._tokens))
+        self._gemma = self._kind == "llama" and header.architecture.startswith("gemma")
+        if self._gemma:  # tokens of several spaces are stored as such
+            self._tokens = [SPACE * len(one) if one and not one.strip(" ") else one for one in self._tokens]
+        if not self._tokens or len(self._types) != len(self._tokens):
+            raise self._wrong(f"{len(self._tokens)} tokens of {len(self._types)} types make no vocabulary")
+
+    def build(self) -> Tokenizer:
+        tokenizer = self._byte_level() if self._kind == "gpt2" else self._sentencepiece()
+        tokenizer.add_special_tokens([AddedToken(one, normalized=False) for one in self._special()])
+        defined = [one for one in self._of_type(USER_DEFINED) if one.strip(SPACE)]
+        tokenizer.add_tokens([AddedToken(one, normalized=False) for one in defined])
+        bos = self._name("bos")
+        if bos and self._get("add_bos_token", self._kind == "llama" or self._pre in IGNORE_MERGES[:4]):
+            names = [(bos, self._get("bos_token_id"))]
+            tokenizer.post_processor = processors.TemplateProcessing(f"{bos}:0 $A:0", None, names)
+        return tokenizer
+
+    def config(self) -> dict[str, Any]:
+        names = {field: self._name(stored) for field, stored in SPECIAL.items()}
+        return {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            **{k: v for k, v in names.items() if v is not None},
+        }
+
+    def ends(self) -> list[int]:
+        stored = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+        told = {self._get(f"{one}_token_id") for one in stored} - {None}
+        kinds = (CONTROL, USER_DEFINED)
+        named = {
+            token: id for id, token in enumerate(self._tokens) if token in ENDS and self._types[id] in kinds
+        }
+        if named.keys() >= {*HARMONY}:
+            told.discard(named.pop("<|end|>", None))
+        return sorted({*told, *named.values()})
+
+    @property
+    def template(self) -> str | None:
+        return self._header.metadata.get("tokenizer.chat_template")
+
+    @property
+    def _pre(self) -> str:
+        return self._get("pre", "default")
+
+    def _byte_level(self) -> Tokenizer:
+        splits = SPLITS.get(self._pre)
+        if splits is None:
+            raise self._wrong(f"tokenizer.ggml.pre {self._pre!r} is not known here")
+        merges = [tuple(one.split(" ", 1)) for one in self._get("merges", [])]
+        tokenizer = Tokenizer(BPE(self._ids(), merges, ignore_merges=self._pre in IGNORE_MERGES))
+        parts = [pre_tokenizers.Split(Regex(one), "isolated") for one in splits]
+        whole = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*parts, whole])
+        tokenizer.decoder = decoders.ByteLevel()
+        return tokenizer
+
+    def _sentencepiece(self) -> Tokenizer:
+        merges = [tuple(one.split(" ", 1)) for one in self._get("merges", [])] or list(self._implied_merges())
+        unknown = self._name("unknown") or "<unk>"
+        tokenizer = Tokenizer(BPE(self._ids(), merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+        before = bool(self._get("add_space_prefix", True))
+        if self._header.architecture == "phi3":  # a space comes before a space, too
+            tokenizer.normalizer = normalizers.Sequence(
+                [normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)]
+            )
+        else:
+            scheme = "first" if before else "never"
+            tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, scheme, split=False)
+        parts = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+        tokenizer.decoder = decoders.Sequence([*parts, *([decoders.Strip(" ", 1, 0)] if before else [])])
+        return tokenizer
+
+    def _implied_merges(self) -> Iterator[tuple[str, str]]:
+        """Sentencepiece joins whatever pair makes the token with the best score; Gemma, the first one."""
+        ids, scores = self._ids(), self._get("scores", [])
+        if self._gemma:
+            scores = [-float(id) for id in range(len(self._tokens))]
+        if len(scores) != len(self._tokens):
+            raise self._wrong(f"{len(self._tokens)} tokens have {len(scores)} scores, and no merges")
+        pairs = [
+            (-scores[id], -len(token[:cut]), -len(token[cut:]), token[:cut], token[cut:])
+            for token, id in ids.items()
+            for cut in range(1, len(token))
+            if token[:cut] in ids and token[cut:] in ids
+        ]
+        return ((left, right) for *_, left, right in sorted(pairs, key=lambda pair: pair[:3]))
+
+    def _ids(self) -> dict[str, int]:
+        return {token: id for id, token in enumerate(self._tokens) if not self._is_padding(id)}
+
+    def _is_padding(self, id: int) -> bool:
+        """Whether converters invented the name, such as [PAD151935], of a row that only pads the lm_head."""
+        return self._types[id] == UNUSED and self._tokens[id] == f"[PAD{id}]"
+
+    def _special(self) -> list[str]:
+        named = [name for one in SPECIAL.values() if (name := self._name(one)) is not None]
+        return list(dict.fromkeys([*self._of_type(CONTROL), *named]))
+
+    def _of_type(self, kind: int) -> list[str]:
+        return [token for token, one in zip(self._tokens, self._types) if one == kind]
+
+    def _name(self, special: str) -> str | None:
+        id = self._get(f"{special}_token_id")
+        if id is None:
+            return None
+        if not 0 <= id < len(self._tokens):
+            raise self._wrong(f"{special} token {id} is none of {len(self._tokens)}")
+        return None if self._is_padding(id) else self._tokens[id]
+
+    def _get(self, name: str, default: Any = None) -> Any:
+        return self._header.metadata.get(f"tokenizer.ggml.{name}", default)
+
+    def _wrong(self, what: str) -> ModelError:
+        return ModelError(f"{self._header.file}: {what}")

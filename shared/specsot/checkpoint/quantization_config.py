@@ -1,0 +1,245 @@
+"""How others quantized a model's weights, as `quantization_config` in its config.json says. Needs no torch.
+
+Which matrices are quantized is not read here: their tensors say so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
+
+from specsot.checkpoint.families import names_of
+from specsot.errors import ModelError
+from specsot.members import Quantization
+
+Method = Literal["awq", "gptq", "bitsandbytes", "fp8", "compressed-tensors", "mxfp4"]
+
+# Of one matrix X: what its tensors are called behind X. The first one or two tell that it is quantized.
+MARKS: Mapping[Method, tuple[str, ...]] = {
+    "awq": (".qweight",),
+    "gptq": (".qweight",),
+    "bitsandbytes": (".weight.absmax", ".SCB"),
+    "fp8": (".weight_scale_inv",),
+    "compressed-tensors": (".weight_packed", ".weight_scale"),
+    "mxfp4": ("_blocks",),
+}
+PARTS: Mapping[Method, tuple[str, ...]] = {
+    "awq": (".qzeros", ".scales"),
+    "gptq": (".qzeros", ".scales", ".g_idx"),
+    "bitsandbytes": (
+        ".weight.quant_map",
+        ".weight.nested_absmax",
+        ".weight.nested_quant_map",
+        ".weight.quant_state.bitsandbytes__nf4",
+        ".weight.quant_state.bitsandbytes__fp4",
+        ".weight_format",
+    ),
+    "fp8": (".input_scale", ".activation_scale"),
+    "compressed-tensors": (
+        ".weight_zero_point",
+        ".weight_shape",
+        ".weight_g_idx",
+        ".input_scale",
+        ".input_zero_point",
+        ".output_scale",
+        ".output_zero_point",
+    ),
+    "mxfp4": ("_scales",),
+}
+PACKED_BITS = (4, 8)
+GROUP = 32  # inputs that share a scale: in our int4, and of a CPU's activations beside it
+LONG_GROUP = 64  # activations that share one on a CPU beside int8
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """Numbers of one matrix. kind: of integers, 8-bit floats, 4-bit floats, or 4-bit places in a table.
+
+    group: inputs that share a scale; None: a whole row. block: outputs and inputs that do.
+    centred: zero is in the middle of the range. ordered: inputs of a group lie side by side.
+    """
+
+    kind: Literal["int", "fp8", "fp4", "table"]
+    bits: int
+    group: int | None = None
+    block: tuple[int, int] | None = None
+    centred: bool = True
+    ordered: bool = True
+
+    @property
+    def form(self) -> Quantization | None:
+        """The form of ours that holds them as they are; None: none does."""
+        if (self.kind, self.bits) == ("int", 4):
+            return "int4" if self.ordered and self.group and self.group % GROUP == 0 else None
+        if self.group or self.block or not self.centred:
+            return None
+        return "int8" if self.kind == "int" else "fp8" if self.kind == "fp8" else None
+
+    def __str__(self) -> str:
+        said = f"{self.bits} bit" if self.kind in ("int", "table") else self.kind
+        if self.block:
+            return f"{said} in blocks of {self.block[0]}x{self.block[1]}"
+        return f"{said} in groups of {self.group}" if self.group else said
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Numbers of the matrices that `names` mean: classes of modules, modules, or `re:` and a pattern."""
+
+    names: tuple[str, ...]
+    numbers: Numbers
+
+    def mean(self, module: str) -> bool:
+        known = names_of(module)
+        return any(
+            any(re.match(one[3:], name) for name in known) if one.startswith("re:") else one in known
+            for one in self.names
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """zero_offset: what is added to zero points as GPTQ stores them."""
+
+    method: Method
+    targets: tuple[Targets, ...]
+    zero_offset: int = 0
+
+    def __str__(self) -> str:
+        numbers = ", ".join(dict.fromkeys(str(one.numbers) for one in self.targets))
+        return numbers if numbers.startswith(self.method) else f"{self.method} {numbers}"
+
+    @property
+    def form(self) -> Quantization | None:
+        """That of all matrices; see `Numbers`."""
+        forms: set[Quantization | None] = {one.numbers.form for one in self.targets}
+        return forms.pop() if len(forms) == 1 else None
+
+    def numbers(self, module: str) -> Numbers:
+        """Of this matrix: its own name decides, else its class."""
+        named = (one for one in self.targets if one.mean(module))
+        classed = (one for one in self.targets if "Linear" in one.names)
+        return next(chain(named, classed, self.targets)).numbers
+
+    def modules(self, names: Iterable[str]) -> frozenset[str]:
+        """The quantized ones among those whose tensors have these names."""
+        marks = MARKS[self.method]
+        return frozenset(name.removesuffix(mark) for name in names for mark in marks if name.endswith(mark))
+
+    def logical(self, name: str, modules: frozenset[str]) -> str:
+        """What the model calls the tensor of which `name` is a part; a name of its own otherwise."""
+        for part in (*MARKS[self.method], *PARTS[self.method]):
+            if name.endswith(part) and (module := name.removesuffix(part)) in modules:
+                return f"{module}{self.suffix}"
+        return name
+
+    @property
+    def suffix(self) -> str:
+        """Of what the model calls a matrix; gpt-oss calls all experts of a layer by one name without any."""
+        return "" if self.method == "mxfp4" else ".weight"
+
+
+def read_published(values: Mapping[str, Any], source: Path) -> Published | None:
+    """None where weights are plain. Raises ModelError in one line for what nobody reads here."""
+    found = values.get("quantization_config", values.get("compression_config"))
+    if found is None:
+        return None
+    if not isinstance(found, dict):
+        raise ModelError(f"{source}: quantization_config must be an object, got {found!r}")
+    method = found.get("quant_method")
+    if method not in READERS:
+        raise ModelError(f"{source}: quant_method {method!r} is not one of {', '.join(READERS)}")
+    try:
+        return READERS[method](found)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ModelError(f"{source}: quantization_config of {method}: {error}") from None
+
+
+def _awq(found: Mapping[str, Any]) -> Published:
+    _expect(found.get("version", "gemm").lower(), "version", "gemm")
+    return Published("awq", (Targets((), _grouped(found)),))
+
+
+def _gptq(found: Mapping[str, Any]) -> Published:
+    layout = found.get("checkpoint_format") or "gptq"
+    _expect(layout, "checkpoint_format", "gptq", "gptq_v2")
+    if found.get("dynamic"):
+        raise ValueError("modules of other bits (dynamic) are not supported")
+    return Published("gptq", (Targets((), _grouped(found)),), 0 if layout == "gptq_v2" else 1)
+
+
+def _grouped(found: Mapping[str, Any]) -> Numbers:
+    bits, group = int(found["bits"]), int(found["group_size"])
+    _expect(bits, "bits", *PACKED_BITS)
+    centred, ordered = bool(found.get("sym", True)), not found.get("desc_act")
+    return Numbers("int", bits, group if group > 0 else None, None, centred, ordered)
+
+
+def _bitsandbytes(found: Mapping[str, Any]) -> Published:
+    four = bool(found.get("load_in_4bit", found.get("_load_in_4bit")))
+    return Published("bitsandbytes", (Targets((), Numbers("table", 4) if four else Numbers("int", 8)),))
+
+
+def _fp8(found: Mapping[str, Any]) -> Published:
+    block = found.get("weight_block_size")
+    return Published("fp8", (Targets((), Numbers("fp8", 8, block=_pair(block))),))
+
+
+def _mxfp4(found: Mapping[str, Any]) -> Published:
+    return Published("mxfp4", (Targets((), Numbers("fp4", 4, GROUP)),))
+
+
+def _compressed(found: Mapping[str, Any]) -> Published:
+    for name in ("sparsity_config", "transform_config"):
+        if found.get(name):
+            raise ValueError(f"{name} is not supported")
+    groups = found["config_groups"].values()
+    if not groups:
+        raise ValueError("config_groups is empty")
+    return Published(
+        "compressed-tensors",
+        tuple(Targets(tuple(group["targets"]), _compressed_numbers(group["weights"])) for group in groups),
+    )
+
+
+def _compressed_numbers(weights: Mapping[str, Any]) -> Numbers:
+    bits, group, kind = int(weights["num_bits"]), weights.get("group_size"), weights.get("type", "int")
+    strategy = weights.get("strategy") or ("group" if group else "tensor")
+    _expect(strategy, "strategy", "tensor", "channel", "group", "block")
+    block = _pair(weights.get("block_structure")) if strategy == "block" else None
+    group = int(group) if group and strategy == "group" else None
+    if kind == "int":
+        _expect(bits, "num_bits", *PACKED_BITS)
+        centred = bool(weights.get("symmetric", True))
+        ordered = weights.get("actorder") in (None, False, "static", "weight")
+        return Numbers("int", bits, group, block, centred, ordered)
+    if bits == 8:
+        return Numbers("fp8", 8, group, block)
+    _expect((kind, bits, group), "type, num_bits and group_size", ("float", 4, 32))
+    return Numbers("fp4", 4, 32)
+
+
+def _pair(block: Any) -> tuple[int, int] | None:
+    if block is None:
+        return None
+    outputs, inputs = block
+    return int(outputs), int(inputs)
+
+
+def _expect(value: object, name: str, *known: object) -> None:
+    if value not in known:
+        raise ValueError(f"{name} {value!r} is not one of {', '.join(map(str, known))}")
+
+
+READERS: Mapping[Any, Any] = {
+    "awq": _awq,
+    "gptq": _gptq,
+    "bitsandbytes": _bitsandbytes,
+    "fp8": _fp8,
+    "compressed-tensors": _compressed,
+    "mxfp4": _mxfp4,
+}

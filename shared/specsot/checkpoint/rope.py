@@ -1,0 +1,134 @@
+"""Rotary settings of a config.json, spelled the old way or the new one. Needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import log, sqrt
+from pathlib import Path
+
+from specsot.checkpoint.families import LLAMA, Family
+from specsot.checkpoint.fields import Fields, Json
+from specsot.errors import ModelError
+
+KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary positions. kind: default, linear (positions / factor), llama3 or yarn (both by wavelength), or
+    longrope (each pair slowed by one of `factors`).
+
+    low, high, original: llama3's low_freq_factor, high_freq_factor, original_max_position_embeddings; or
+    yarn's beta_slow, beta_fast and the latter. truncate: yarn's range ends at whole pairs.
+    stretch: what queries and keys are multiplied with.
+    slope: queries grow by 1 + slope * log(1 + floor(position / original)), as Llama 4 has it; 0: they do not.
+    share: the part of each head that turns, its first dimensions; the rest stays as it is.
+    """
+
+    theta: float = 10000.0
+    kind: str = "default"
+    factor: float = 1.0
+    low: float = 1.0
+    high: float = 4.0
+    original: int = 8192
+    share: float = 1.0
+    truncate: bool = True
+    stretch: float = 1.0
+    factors: tuple[float, ...] = ()
+    slope: float = 0.0
+
+    def rotated(self, head_dim: int) -> int:
+        """Dimensions of a head that turn."""
+        return int(head_dim * self.share)
+
+
+def read_rope(fields: Json, source: Path, family: Family = LLAMA) -> Rope:
+    """Rotary settings from `rope_parameters` (new) or `rope_theta` and `rope_scaling` (old).
+
+    ModelError names what is wrong, and a kind that is not supported.
+    """
+    settings = fields.get("rope_scaling") or fields.get("rope_parameters") or {}
+    if isinstance(settings, dict) and "full_attention" in settings:
+        settings = settings["full_attention"]
+    if not isinstance(settings, dict):
+        raise ModelError(f"{source}: rope settings must be an object, got {settings!r}")
+    old = {
+        "rope_theta": fields.get(family.theta_field),
+        "partial_rotary_factor": fields.get(family.share_field),
+    }
+    reader = Fields(source, {**old, **settings})
+    kind = settings.get("rope_type", settings.get("type", "default"))
+    kind = "longrope" if kind == "su" else kind
+    if kind not in KINDS:
+        raise ModelError(f"{source}: rope type {kind!r} is not one of {', '.join(KINDS)}")
+    share, theta = _share(reader, family), reader.number("rope_theta", family.theta)
+    rope = _of_kind(kind, reader, fields, theta, share)
+    if reader.values.get("llama_4_scaling_beta") is None:
+        return rope
+    original = reader.count("original_max_position_embeddings")
+    return replace(rope, slope=reader.number("llama_4_scaling_beta"), original=original)
+
+
+def _of_kind(kind: str, reader: Fields, fields: Json, theta: float, share: float) -> Rope:
+    if kind in ("default", "dynamic"):  # dynamic is another one beyond max_position_embeddings only
+        return Rope(theta, share=share)
+    if kind == "longrope":
+        return _longrope(Fields(reader.source, {**fields, **reader.values}), theta, share)
+    factor = reader.number("factor")
+    if kind == "linear":
+        return Rope(theta, kind, factor, share=share)
+    original = reader.count("original_max_position_embeddings", fields.get("max_position_embeddings"))
+    if kind == "llama3":
+        low, high = reader.number("low_freq_factor"), reader.number("high_freq_factor")
+        return Rope(theta, kind, factor, low, high, original, share)
+    low, high = reader.number("beta_slow", 1.0), reader.number("beta_fast", 32.0)
+    return Rope(
+        theta, kind, factor, low, high, original, share, reader.flag("truncate", True), _stretch(reader)
+    )
+
+
+def read_near_rope(fields: Fields, usual: float) -> Rope:
+    """Of layers with a window, which no kind scales: `rope_local_base_freq`, or the new spelling."""
+    settings = fields.values.get("rope_parameters") or {}
+    near = settings.get("sliding_attention") or {} if isinstance(settings, dict) else {}
+    if near.get("rope_type", "default") != "default":
+        raise ModelError(f"{fields.source}: rope type {near['rope_type']!r} in layers with a window")
+    return Rope(
+        Fields(fields.source, {**fields.values, **near}).number(
+            "rope_theta" if "rope_theta" in near else "rope_local_base_freq", usual
+        )
+    )
+
+
+def _longrope(reader: Fields, theta: float, share: float) -> Rope:
+    """The long factors where the context is longer than the original one, and for all texts: to change them
+    within a text would change the keys that are there already.
+    """
+    positions = reader.count("max_position_embeddings")
+    original = reader.count("original_max_position_embeddings", positions)
+    name = "long_factor" if positions > original else "short_factor"
+    factors = reader.values.get(name)
+    if not isinstance(factors, list) or not all(isinstance(one, int | float) and one > 0 for one in factors):
+        raise ModelError(f"{reader.source}: {name} must be numbers > 0, got {factors!r}")
+    factor = reader.number("factor", positions / original)
+    usual = sqrt(1 + log(factor) / log(original)) if factor > 1 else 1.0
+    stretch = reader.number("attention_factor", usual)
+    return Rope(theta, "longrope", share=share, stretch=stretch, factors=tuple(map(float, factors)))
+
+
+def _stretch(reader: Fields) -> float:
+    """Yarn's attention_factor, or what Transformers takes where none is given."""
+
+    def grown(scale: float) -> float:
+        return max(0.1 * scale * log(reader.number("factor")) + 1.0, 1.0)
+
+    both = [reader.values.get(name) for name in ("mscale", "mscale_all_dim")]
+    usual = grown(reader.number("mscale")) / grown(reader.number("mscale_all_dim")) if all(both) else grown(1)
+    return reader.number("attention_factor", usual)
+
+
+def _share(reader: Fields, family: Family) -> float:
+    share = reader.number("partial_rotary_factor", family.share)
+    if share > 1 or (share < 1 and not family.partial):
+        raise ModelError(f"{reader.source}: partial_rotary_factor {share!r} is not supported")
+    return share

@@ -1,5 +1,0 @@
-"""GGUF files (llama.cpp's format) as model directories: what a file's metadata says becomes text files in a
-cache, and tensors are read out of the file itself.
-
-Knows nothing of layers as they are computed; only `tensors` needs torch.
-"""

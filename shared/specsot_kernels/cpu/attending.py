@@ -1,0 +1,227 @@
+"""Attention of a few queries over columns of one key head, in fp32: keys and values lie in pages in fp16, and
+what is read of them is widened once for up to three queries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numba
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
+from specsot_kernels.cpu import vectors as v
+from specsot_kernels.cpu.vectors import (
+    BYTES,
+    F32,
+    I64,
+    INSTRUCTIONS,
+    INT,
+    LANES,
+    SECOND,
+    VF,
+    VH,
+    VI,
+    Builder,
+    Value,
+    address,
+    fetch_line,
+    fma_of,
+    operation,
+    read,
+    spread,
+    variables,
+    write,
+)
+
+KEPT = 2  # bytes of a number of keys and values, in fp16
+
+
+def _widened(b: Builder, at: Value) -> Value:
+    return b.fpext(read(VH)(b, at), VF)
+
+
+def _fetch(b: Builder, base: Value, at: Value, vectors: int) -> None:
+    """So many vectors of keys or values at base + the offset that lies there."""
+    place = b.add(base, read(I64)(b, at))
+    for line in range(-(-vectors * KEPT * LANES // BYTES)):
+        fetch_line(b, address(b, place, (line, BYTES)), SECOND)
+
+
+def _fold(b: Builder, x: Value, y: Value, apart: int) -> Value:
+    """Of each of two vectors the lanes so far apart added: eight lanes of x, eight of y."""
+    kept = [lane for lane in range(2 * LANES) if not lane & apart]
+    if apart < 4:  # x's beside y's in each four
+        kept.sort(key=lambda lane: lane % LANES // 4)
+    lower, upper = (
+        b.shuffle_vector(x, y, ir.Constant(VI, [lane + shift for lane in kept])) for shift in (0, apart)
+    )
+    return b.fadd(lower, upper)
+
+
+def _scores(vectors: int, queries: int) -> Callable[..., Value]:
+    """Of some queries with keys at base + each of `count` offsets; added to what is there where `further`.
+    Always 16 keys at a time, each summed in the same order: offsets and `out` go on behind the last. values:
+    where to fetch from at the same offsets, or 0.
+    """
+
+    def emit(
+        b: Builder, q: Value, q_apart: Value, base: Value, offsets: Value, count: Value, out: Value,
+        out_apart: Value, further: Value, values: Value,
+    ) -> None:  # fmt: skip
+        asked = [
+            [read(VF)(b, address(b, q, (q_apart, query), (part, BYTES))) for part in range(vectors)]
+            for query in range(queries)
+        ]
+        more = b.icmp_signed("!=", further, I64(0))
+        with cgutils.for_range(b, b.lshr(b.add(count, I64(LANES - 1)), I64(4))) as loop:
+            places = address(b, offsets, (loop.index, 8 * LANES))
+            fetched = b.icmp_signed("!=", values, I64(0))
+            with b.if_then(fetched), cgutils.for_range(b, I64(LANES)) as column:
+                _fetch(b, values, address(b, places, (column.index, 8)), vectors)
+
+            def dots(column: int) -> list[Value]:
+                key = b.add(base, read(I64)(b, address(b, places, (column, 8))))
+                first, *others = (
+                    _widened(b, address(b, key, (part, KEPT * LANES))) for part in range(vectors)
+                )
+                found = [b.fmul(query[0], first) for query in asked]
+                for part, numbers in enumerate(others, 1):
+                    found = [fma_of(b, query[part], numbers, one) for query, one in zip(asked, found)]
+                return found
+
+            def folded(left: list[Value], right: list[Value], apart: int) -> list[Value]:
+                return [_fold(b, x, y, apart) for x, y in zip(left, right)]
+
+            fours = list[list[Value]]()
+            for first in range(4):
+                x, y = (folded(dots(first + at), dots(first + at + 4), 8) for at in (0, 8))
+                fours.append(folded(x, y, 4))
+            x, y = (folded(fours[at], fours[at + 1], 2) for at in (0, 2))
+            for query, found in enumerate(folded(x, y, 1)):
+                at = address(b, out, (out_apart, query), (loop.index, BYTES))
+                before = b.select(more, read(VF)(b, at), ir.Constant(VF, None))
+                write(VF)(b, at, b.fadd(before, found))
+
+    return emit
+
+
+def _values(vectors: int, queries: int) -> Callable[..., Value]:
+    """Add values at base + offsets, weighted for some queries: the first, third, ... to what is at `odd`, the
+    others to what is at `even`. Two sums, because each addition waits for the one before. keys, soon: base
+    and offsets of as many that are fetched, or 0.
+    """
+
+    def emit(
+        b: Builder, weights: Value, weights_apart: Value, base: Value, offsets: Value, count: Value,
+        odd: Value, even: Value, apart: Value, keys: Value, soon: Value,
+    ) -> None:  # fmt: skip
+        every = [(query, part) for query in range(queries) for part in range(vectors)]
+        places = [
+            [address(b, at, (apart, query), (part, BYTES)) for query, part in every] for at in (odd, even)
+        ]
+        sums = [variables(b, VF, len(every)) for _ in places]
+        for own, at in zip(sums, places):
+            for one, place in zip(own, at):
+                b.store(read(VF)(b, place), one)
+
+        def gather(column: Value, own: list[Value]) -> None:
+            value = b.add(base, read(I64)(b, address(b, offsets, (column, 8))))
+            numbers = [_widened(b, address(b, value, (part, KEPT * LANES))) for part in range(vectors)]
+            weight = [
+                spread(b, read(F32)(b, address(b, weights, (weights_apart, query), (column, 4))))
+                for query in range(queries)
+            ]
+            for (query, part), one in zip(every, own):
+                b.store(fma_of(b, weight[query], numbers[part], b.load(one)), one)
+
+        with cgutils.for_range(b, b.lshr(count, I64(1))) as loop:
+            column = b.shl(loop.index, I64(1))
+            with b.if_then(b.icmp_signed("!=", keys, I64(0))):
+                for more in (0, 1):
+                    _fetch(b, keys, address(b, soon, (column, 8), (more, 8)), vectors)
+            gather(column, sums[0])
+            gather(b.add(column, I64(1)), sums[1])
+        with cgutils.for_range(b, b.and_(count, I64(1))):
+            gather(b.sub(count, I64(1)), sums[0])
+        for own, at in zip(sums, places):
+            for one, place in zip(own, at):
+                write(VF)(b, place, b.load(one))
+
+    return emit
+
+
+def _of_some(tile: Callable[..., Any], vectors: int, given: int) -> Any:
+    """Of so many queries that are left, as many as one tile takes; how many that were."""
+    one, two, three = (operation(types.void, (INT,) * given, tile(vectors, count)) for count in (1, 2, 3))
+
+    @numba.njit
+    def fit(left: Any, given: Any) -> Any:
+        if left == 3 or left > 4:
+            three(*given)
+            return 3
+        if left > 1:
+            two(*given)
+            return 2
+        one(*given)
+        return 1
+
+    return fit
+
+
+# Numbers of a value that are summed up at once: as many as there are registers for.
+_AT_ONCE = 4 * LANES if INSTRUCTIONS == "avx512vnni" else LANES
+_score4, _score1 = (_of_some(_scores, vectors, 9) for vectors in (4, 1))
+_value4, _value1 = (_of_some(_values, vectors, 10) for vectors in (_AT_ONCE // LANES, 1))
+
+
+@numba.njit
+def score(queries, group, keys, offsets, count, dim, out, apart, values):
+    """Of so many queries, one behind the other; what is found of each, so far apart. values: where those of
+    the same columns are fetched from, or 0.
+    """
+    first = 0
+    while first < dim:
+        wide, head = first + 64 <= dim, 0
+        while head < group:
+            query, to = queries + 4 * (head * dim + first), out + head * apart
+            later = 0 if head or not values else values + KEPT * first
+            given = query, 4 * dim, keys + KEPT * first, offsets, count, to, apart, first, later
+            left = group - head
+            head += _score4(left, given) if wide else _score1(left, given)
+        first += 64 if wide else LANES
+
+
+@numba.njit
+def gather(weights, apart, group, values, offsets, count, dim, odd, even, keys, soon):
+    """keys: where those at offsets `soon` are fetched from, or 0."""
+    first = 0
+    while first < dim:
+        wide, head = first + _AT_ONCE <= dim, 0
+        while head < group:
+            at, own = 4 * (head * dim + first), weights + head * apart
+            later = 0 if head or not keys else keys + KEPT * first
+            one, two, base = odd + at, even + at, values + KEPT * first
+            given = own, apart, base, offsets, count, one, two, 4 * dim, later, soon
+            left = group - head
+            head += _value4(left, given) if wide else _value1(left, given)
+        first += _AT_ONCE if wide else LANES
+
+
+@numba.njit
+def soften(scores, count):
+    """Scores become exponentials, zeros behind them; returns 1 / their sum."""
+    end = (count + LANES - 1) // LANES * 64
+    for at in range(4 * count, end, 4):
+        v.put(scores + at, numba.float32(-1e30))
+    most = v.splat(-1e30)
+    for at in range(0, end, 64):
+        most = v.most(most, v.load(scores + at))
+    peak, sum_ = v.splat(v.largest(most)), v.splat(0.0)
+    for at in range(0, end, 64):
+        weight = v.exp(v.sub(v.load(scores + at), peak))
+        sum_ = v.add(sum_, weight)
+        v.store(scores + at, weight)
+    return numba.float32(1.0) / v.total(sum_)

@@ -1,0 +1,499 @@
+"""Products in few bits and whole layers (as Llama and Qwen have them) over KV pages, by a team of threads.
+
+Tables of 64-bit numbers say where everything is; every field is its offset in bytes. All numbers are fp32
+but weights, and keys and values in their pages. A row's result is the same, bit for bit, in any company: its
+sums are whole numbers, or run in one order, and its columns are read in the order of its text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from pathlib import Path
+
+import numba
+import numpy as np
+from numba import types
+
+from specsot_kernels.cpu import tiles
+from specsot_kernels.cpu import vectors as v
+from specsot_kernels.cpu.attending import KEPT, gather, score, soften
+from specsot_kernels.cpu.tiles import HEIGHTS, LONG_STEPS, STEPS, TALL_BLOCKS, TILE_ROWS, WIDE_BLOCKS
+from specsot_kernels.cpu.vectors import AMX, GROUP, GROUP_BYTES, LANES, LONG_GROUP, WIDE_INPUTS
+
+# Of a product. factors: scales of outputs, of 8 bits. bias: zeros where there is none.
+WEIGHT, FACTORS, BIAS, INPUTS, OUTPUTS, BITS = range(0, 48, 8)
+PRODUCT = 6
+# Of a layer: four products, weights of norms; those of heads may be 0.
+QKV, OUT, GATE_UP, DOWN = range(0, 4 * 8 * PRODUCT, 8 * PRODUCT)
+INPUT_NORM, MLP_NORM, Q_NORM, K_NORM = range(DOWN + 48, DOWN + 80, 8)
+LAYER = DOWN // 8 + PRODUCT + 4
+# Of a frame, or of a single product (the first nine, and from `X` on).
+# X:            what a product reads, and a layer without a first norm.
+# LAYERS_APART: bytes from a layer's keys to the next one's.
+# SIGHT:        for each row (and each of `SEEN_BY` heads) where the offsets of the first columns that it sees
+#               lie, how many there are, both of those behind them, and how many positions nearer it is to the
+#               first ones than its own says.
+# TAPS:         for each layer a product of its input, or 0, and where that is written; 0: there are none.
+# ASKED, TURNED, SCORES, EVEN: of each thread what it needs for the queries that it attends with at once.
+(ROWS, EPS, THREAD, THREADS, MEETING, SHORT, SCALES, SUMS, WIDE,
+ HIDDEN, HEADS, KV_HEADS, HEAD_DIM, PAGE_ROWS, KEYS, VALUES, LAYERS_APART, SLOTS, POSITIONS, TURNS,
+ SIGHT, SEEN_BY, ASKED, TURNED, SCORES, SCORES_APART, EVEN, PROJECTED, ATTENDED, INNER,
+ X, OUTPUT, NORM, BEST, COUNT, CHANCES, TOKENS, OFFSETS, TAPS, SYSTEM) = range(0, 40 * 8, 8)  # fmt: skip
+FRAME = 40
+# What a call is asked for: a product, the `COUNT` best of its `BEST` outputs, the keys and values of a layer,
+# or so many layers one behind the other (positive numbers).
+MULTIPLY, CHOOSE, REMEMBER = 0, -1, -2
+# Of a row's queries of one key head: the first one as it meets the first columns, the row's sight, the first
+# one itself, its scores (behind them 1 / the sum of its weights), and two sums; and the first columns of who
+# takes its place next, if nobody has read them. Others lie behind it.
+LEAD, BEFORE, TAIL, BEHIND, QUERY, WEIGHTS, ODD, OTHER, SOON, SOON_COUNT = range(8, 11 * 8, 8)
+ASKING = 11 * 8
+WORD = 8 if WIDE_INPUTS else 4  # bytes of four inputs of 8-bit products
+# Rows and columns that attention works on together: keys of so many columns stay in the nearest cache.
+ROWS_AT_ONCE, COLUMNS_AT_ONCE = 4, 64
+ROWS_OF_TWO = 8  # rows that two passes take; 4 + 4 read 36 GB/s of weights, 6 + 2 33, and a single row 35
+
+
+@numba.njit(forceinline=True)
+def none():
+    """0 as any number: functions that are given a 0 as it is written are compiled once more, for it alone."""
+    return numba.int64(0)
+
+
+@numba.njit(forceinline=True)
+def wait(frame, threads):
+    if threads > 1:
+        v.meet(v.get_long(frame + MEETING), threads, v.get_long(frame + SYSTEM))
+
+
+@numba.njit
+def normalise(x, weight, size, eps, out):
+    """x / sqrt(mean(x^2) + eps) * weight."""
+    squares = v.splat(0.0)
+    for at in range(0, 4 * size, 64):
+        part = v.load(x + at)
+        squares = v.fma(part, part, squares)
+    scale = v.splat(
+        numba.float32(1.0)
+        / numba.float32((v.total(squares) / numba.float32(size) + eps) ** numba.float32(0.5))
+    )
+    for at in range(0, 4 * size, 64):
+        v.store(out + at, v.mul(v.mul(v.load(x + at), scale), v.load(weight + at)))
+
+
+@numba.njit
+def shorten(x, size, bits, out, scales, sums, across):
+    """A row in 8 bits, each group of inputs with a scale, and what the 128 that is added to weights of 8 bits
+    costs; for weights of 4 bits the sum of the numbers. What is not finite gets a scale that is not.
+    """
+    short = WIDE_INPUTS and bits == 8
+    further, last = v.splat(0.0), v.splat(0.0)
+    for first in range(0, size, LONG_GROUP if bits == 8 else GROUP):
+        at, to = x + 4 * first, out + (2 if short else 1) * first
+        low, high = v.load(at), v.load(at + 64)
+        if bits == 8:
+            whole_group = first + GROUP < size  # else zeros follow
+            further = v.load(at + 128) if whole_group else v.splat(0.0)
+            last = v.load(at + 192) if whole_group else v.splat(0.0)
+        peak = v.peak(low, high, further, last)
+        inverse = v.splat(numba.float32(127.0) / peak if peak > 0 else numba.float32(0.0))
+        scale = peak / numba.float32(127.0)
+        low, high = v.mul(low, inverse), v.mul(high, inverse)
+        whole = v.put_shorts(to, low, high) if short else v.put_bytes(to, low, high)
+        v.put(scales, scale)
+        if bits == 8:
+            further, last = v.mul(further, inverse), v.mul(last, inverse)
+            behind = to + (2 if short else 1) * GROUP
+            whole += v.put_shorts(behind, further, last) if short else v.put_bytes(behind, further, last)
+            v.put_int(sums, -128 * whole)
+        else:
+            v.put(sums, scale * numba.float32(whole))
+        scales, sums = scales + across, sums + across
+
+
+@numba.njit
+def short_bytes(inputs, bits):
+    """Of a row in 8 bits, whole groups."""
+    return -(-inputs // LONG_GROUP) * LONG_GROUP * (WORD // 4) if bits == 8 else inputs
+
+
+@numba.njit
+def shorten_row(frame, product, x, row):
+    inputs, bits = v.get_long(product + INPUTS), v.get_long(product + BITS)
+    out = v.get_long(frame + SHORT) + row * short_bytes(inputs, bits)
+    scales, sums = v.get_long(frame + SCALES) + 4 * row, v.get_long(frame + SUMS) + 4 * row
+    shorten(x, inputs, bits, out, scales, sums, 4 * v.get_long(frame + ROWS))
+
+
+@numba.njit
+def multiply(thread, threads, frame, product, prior, prior_stride, out):
+    """This thread's outputs of all rows: out = prior + x W^T."""
+    inputs, outputs, bits = (
+        v.get_long(product + INPUTS), v.get_long(product + OUTPUTS), v.get_long(product + BITS),
+    )  # fmt: skip
+    eight = bits == 8
+    rows, short = v.get_long(frame + ROWS), v.get_long(frame + SHORT)
+    scales, sums = v.get_long(frame + SCALES), v.get_long(frame + SUMS)
+    weight, factors = v.get_long(product + WEIGHT), v.get_long(product + FACTORS)
+    groups, blocks = -(-inputs // LONG_GROUP) if eight else inputs // GROUP, outputs // LANES
+    steps, stride, across = LONG_STEPS if eight else STEPS, short_bytes(inputs, bits), 4 * rows
+    apart = groups * (LONG_GROUP * LANES if eight else GROUP_BYTES)
+    # Of whole numbers, which are the same: where there is AMX, 16 rows take as long as 6 otherwise.
+    tiled = AMX and eight and rows > HEIGHTS[0]
+    if tiled:
+        tiles.configure()
+    # While few rows wait for memory, weights fetched by two passes come sooner than by one that is taller.
+    height = HEIGHTS[0] if rows > ROWS_OF_TWO else min(max((rows + 1) // 2, 2), HEIGHTS[0])
+    height = TILE_ROWS if tiled else height
+    passes = (rows + height - 1) // height
+    lines = (LONG_STEPS + passes - 1) // passes
+    pace = (apart + groups * steps * passes - 1) // (groups * steps * passes)
+    block, last = blocks * thread // threads, blocks * (thread + 1) // threads
+    while block < last:
+        width = WIDE_BLOCKS if rows == 1 else TALL_BLOCKS
+        width = width if last - block >= width else 1
+        w, shift, row = weight + block * apart, block * 64, 0
+        ahead = w + width * apart
+        while row < rows:
+            x, scale, total, left = short + row * stride, scales + 4 * row, sums + 4 * row, rows - row
+            before, to = prior + row * prior_stride + shift, out + row * outputs * 4 + shift
+            if tiled and left > HEIGHTS[0]:
+                for at in range(width):
+                    tiles.matrix(
+                        left, x, stride, w + at * apart, groups, scale, total, across,
+                        factors + shift + 64 * at, before + 64 * at, prior_stride, to + 64 * at, outputs * 4,
+                        ahead, lines,
+                    )  # fmt: skip
+                    ahead += groups * lines * 64
+                row += TILE_ROWS
+                continue
+            given = (
+                x, stride, w, apart, groups, scale, total, across, factors + shift,
+                before, prior_stride, to, outputs * 4, ahead, pace,
+            )  # fmt: skip
+            left = min(left, height)
+            few = passes <= tiles.FEW_PASSES
+            if eight:
+                row += tiles.multiply8(width, left, given, few)
+            else:
+                row += tiles.multiply4(width, left, given, few)
+            ahead += groups * steps * width * pace
+        block += width
+    if tiled:
+        tiles.release()
+
+
+@numba.njit(forceinline=True)
+def own_rows(thread, threads, frame):
+    """Side by side: threads whose scales share a line of memory wait for each other."""
+    rows = v.get_long(frame + ROWS)
+    return rows * thread // threads, rows * (thread + 1) // threads
+
+
+@numba.njit
+def project(thread, threads, frame, product, x, stride, norm, out):
+    """Rows at x, normalised where there is a norm, times a weight, plus its bias."""
+    inputs = v.get_long(product + INPUTS)
+    wide = v.get_long(frame + WIDE) + thread * 4 * inputs
+    first, last = own_rows(thread, threads, frame)
+    for row in range(first, last):
+        source = x + row * stride
+        if norm:
+            normalise(source, norm, inputs, v.get(frame + EPS), wide)
+            source = wide
+        shorten_row(frame, product, source, row)
+    wait(frame, threads)
+    multiply(thread, threads, frame, product, v.get_long(product + BIAS), none(), out)
+
+
+@numba.njit
+def turn(frame, head, norm, position, scale):
+    """Normalise and rotate a head in place; interleaved pairs."""
+    dim = v.get_long(frame + HEAD_DIM)
+    if norm:
+        normalise(head, norm, dim, v.get(frame + EPS), head)
+    table = v.get_long(frame + TURNS) + position * 8 * dim
+    for at in range(0, 4 * dim, 64):
+        x = v.load(head + at)
+        turned = v.fma(v.swap(x), v.load(table + 4 * dim + at), v.mul(x, v.load(table + at)))
+        v.store(head + at, v.mul(turned, v.splat(scale)))
+
+
+@numba.njit
+def keep(frame, layer, row):
+    """Turn a row's queries and keys; its keys and values go to their page."""
+    heads, kv_heads, dim = (
+        v.get_long(frame + HEADS), v.get_long(frame + KV_HEADS), v.get_long(frame + HEAD_DIM),
+    )  # fmt: skip
+    at = v.get_long(frame + PROJECTED) + row * (heads + 2 * kv_heads) * dim * 4
+    position = v.get_long(v.get_long(frame + POSITIONS) + 8 * row)
+    scale = numba.float32(1.0) / numba.float32(numba.float32(dim) ** numba.float32(0.5))
+    for head in range(heads):
+        turn(frame, at + head * dim * 4, v.get_long(layer + Q_NORM), position, scale)
+    slot, page_rows = v.get_long(v.get_long(frame + SLOTS) + 8 * row), v.get_long(frame + PAGE_ROWS)
+    for head in range(kv_heads):
+        key = at + (heads + head) * dim * 4
+        turn(frame, key, v.get_long(layer + K_NORM), position, numba.float32(1.0))
+        if slot >= 0:
+            place = ((slot // page_rows * kv_heads + head) * page_rows + slot % page_rows) * dim * KEPT
+            for first in range(0, dim, LANES):
+                to, source = place + KEPT * first, key + 4 * first
+                v.store_half(v.get_long(frame + KEYS) + to, v.load(source))
+                v.store_half(v.get_long(frame + VALUES) + to, v.load(source + kv_heads * dim * 4))
+
+
+@numba.njit
+def turn_back(frame, query, steps, out):
+    """A query as so many positions nearer to the first columns."""
+    dim = v.get_long(frame + HEAD_DIM)
+    table = v.get_long(frame + TURNS) + steps * 8 * dim
+    for at in range(0, 4 * dim, 64):
+        x, sine = v.load(query + at), v.sub(v.splat(0.0), v.load(table + 4 * dim + at))
+        v.store(out + at, v.fma(v.swap(x), sine, v.mul(x, v.load(table + at))))
+
+
+@numba.njit
+def ask(thread, frame, first, last, pair):
+    """Fill in a thread's table: of rows first .. last - 1 the queries that share a key head. Returns it, and
+    how many columns the first part of what they see has at most.
+    """
+    rows, seen_from = v.get_long(frame + ROWS), v.get_long(frame + SIGHT)
+    heads, kv_heads, size = (
+        v.get_long(frame + HEADS), v.get_long(frame + KV_HEADS), 4 * v.get_long(frame + HEAD_DIM),
+    )  # fmt: skip
+    group, seen_by, apart = heads // kv_heads, v.get_long(frame + SEEN_BY), v.get_long(frame + SCORES_APART)
+    own = thread * ROWS_AT_ONCE
+    start = v.get_long(frame + ASKED) + own * ASKING
+    at, turned = start, v.get_long(frame + TURNED) + own * group * size
+    even, scores = (
+        v.get_long(frame + EVEN) + own * group * size,
+        v.get_long(frame + SCORES) + own * group * apart,
+    )
+    longest, before = 0, 0
+    for row in range(first, last):
+        sight = seen_from + (row * seen_by + pair % seen_by) * 40
+        longest, steps = max(longest, v.get_long(sight + 8)), v.get_long(sight + 32)
+        query = v.get_long(frame + PROJECTED) + (row * (heads + 2 * kv_heads) + pair * group) * size
+        odd = v.get_long(frame + ATTENDED) + (row * heads + pair * group) * size
+        for part in range(0, group * size, 64):
+            v.store(odd + part, v.splat(0.0))
+            v.store(even + part, v.splat(0.0))
+        if steps:
+            for head in range(group):
+                turn_back(frame, query + head * size, steps, turned + head * size)
+        v.put_long(at, turned if steps else query)
+        for field in range(0, 32, 8):
+            v.put_long(at + LEAD + field, v.get_long(sight + field))
+        v.put_long(at + QUERY, query)
+        v.put_long(at + WEIGHTS, scores)
+        v.put_long(at + ODD, odd)
+        v.put_long(at + OTHER, even)
+        after, further = (row + ROWS_AT_ONCE, pair) if last < rows else (row - first, pair + 1)
+        fresh = 0
+        if after < rows and further < kv_heads:
+            following = seen_from + (after * seen_by + further % seen_by) * 40
+            lead = v.get_long(following)
+            v.put_long(at + SOON, lead)
+            if (further > pair or lead != v.get_long(sight)) and lead != before:
+                fresh = v.get_long(following + 8)
+            before = lead
+        v.put_long(at + SOON_COUNT, fresh)
+        at, turned, even, scores = (
+            at + ASKING,
+            turned + group * size,
+            even + group * size,
+            scores + group * apart,
+        )
+    return start, at, longest
+
+
+@numba.njit
+def attend(thread, frame, first, pair):
+    """Softmax attention of some rows' queries that share a key head, over the columns that each row sees, in
+    their order. Columns that many rows see are read a few at a time for all of them. What is read next is
+    fetched meanwhile: values while keys are read, and the keys of who follows while values are.
+    """
+    dim, last = v.get_long(frame + HEAD_DIM), min(first + ROWS_AT_ONCE, v.get_long(frame + ROWS))
+    group, apart = v.get_long(frame + HEADS) // v.get_long(frame + KV_HEADS), v.get_long(frame + SCORES_APART)
+    shift = pair * v.get_long(frame + PAGE_ROWS) * dim * KEPT
+    keys, values = v.get_long(frame + KEYS) + shift, v.get_long(frame + VALUES) + shift
+    coming = keys + (v.get_long(frame + PAGE_ROWS) * dim * KEPT if last == v.get_long(frame + ROWS) else 0)
+    begin, end, longest = ask(thread, frame, first, last, pair)
+    for start in range(0, longest, COLUMNS_AT_ONCE):
+        for at in range(begin, end, ASKING):
+            count = min(v.get_long(at + BEFORE) - start, COLUMNS_AT_ONCE)
+            if count > 0:
+                places, out = v.get_long(at + LEAD) + 8 * start, v.get_long(at + WEIGHTS) + 4 * start
+                read = at > begin and v.get_long(at - ASKING + LEAD) == v.get_long(at + LEAD)
+                then = none() if read else values
+                score(v.get_long(at), group, keys, places, count, dim, out, apart, then)
+    for at in range(begin, end, ASKING):
+        scores, before, behind = v.get_long(at + WEIGHTS), v.get_long(at + BEFORE), v.get_long(at + BEHIND)
+        query, places = v.get_long(at + QUERY), v.get_long(at + TAIL)
+        score(query, group, keys, places, behind, dim, scores + 4 * before, apart, none())
+        for head in range(group):
+            own = scores + head * apart
+            v.put(own + apart - 4, soften(own, before + behind))
+    for start in range(0, longest, COLUMNS_AT_ONCE):
+        for at in range(begin, end, ASKING):
+            count = min(v.get_long(at + BEFORE) - start, COLUMNS_AT_ONCE)
+            if count > 0:
+                places, weights = v.get_long(at + LEAD) + 8 * start, v.get_long(at + WEIGHTS) + 4 * start
+                odd, even = v.get_long(at + ODD), v.get_long(at + OTHER)
+                soon = coming if start < v.get_long(at + SOON_COUNT) else none()
+                then = v.get_long(at + SOON) + 8 * start
+                gather(weights, apart, group, values, places, count, dim, odd, even, soon, then)
+    for at in range(begin, end, ASKING):
+        odd, even, before = v.get_long(at + ODD), v.get_long(at + OTHER), v.get_long(at + BEFORE)
+        one, two = (even, odd) if before % 2 else (odd, even)
+        scores, places, behind = v.get_long(at + WEIGHTS), v.get_long(at + TAIL), v.get_long(at + BEHIND)
+        gather(scores + 4 * before, apart, group, values, places, behind, dim, one, two, none(), none())
+        for head in range(group):
+            scale = v.splat(v.get(scores + head * apart + apart - 4))
+            for part in range(4 * head * dim, 4 * (head + 1) * dim, 64):
+                v.store(odd + part, v.mul(v.add(v.load(odd + part), v.load(even + part)), scale))
+
+
+@numba.njit
+def gate(inner, size):
+    """silu(first half) * second half, into the first half."""
+    for at in range(0, 4 * size, 64):
+        x = v.load(inner + at)
+        sigmoid = v.div(v.splat(1.0), v.add(v.splat(1.0), v.exp(v.sub(v.splat(0.0), x))))
+        v.store(inner + at, v.mul(v.mul(x, sigmoid), v.load(inner + 4 * size + at)))
+
+
+@numba.njit
+def before_attention(thread, threads, frame, layer):
+    norm, (first, last) = v.get_long(layer + INPUT_NORM), own_rows(thread, threads, frame)
+    inputs = v.get_long(frame + HIDDEN) if norm else v.get_long(frame + X)
+    stride = v.get_long(layer + QKV + INPUTS) * 4
+    project(thread, threads, frame, layer + QKV, inputs, stride, norm, v.get_long(frame + PROJECTED))
+    wait(frame, threads)
+    for row in range(first, last):
+        keep(frame, layer, row)
+
+
+@numba.njit
+def after_attention(thread, threads, frame, layer):
+    hidden, (first, last) = v.get_long(frame + HIDDEN), own_rows(thread, threads, frame)
+    width, size = v.get_long(layer + OUT + INPUTS), v.get_long(layer + DOWN + INPUTS)
+    stride = v.get_long(layer + OUT + OUTPUTS) * 4
+    for row in range(first, last):
+        shorten_row(frame, layer + OUT, v.get_long(frame + ATTENDED) + row * width * 4, row)
+    wait(frame, threads)
+    multiply(thread, threads, frame, layer + OUT, hidden, stride, hidden)
+    wait(frame, threads)
+    inner = v.get_long(frame + INNER)
+    project(thread, threads, frame, layer + GATE_UP, hidden, stride, v.get_long(layer + MLP_NORM), inner)
+    wait(frame, threads)
+    for row in range(first, last):
+        gate(inner + row * size * 8, size)
+        shorten_row(frame, layer + DOWN, inner + row * size * 8, row)
+    wait(frame, threads)
+    multiply(thread, threads, frame, layer + DOWN, hidden, stride, hidden)
+
+
+@numba.njit
+def tap(thread, threads, frame, product, out):
+    """Hidden rows as they are, times a weight."""
+    stride = v.get_long(product + INPUTS) * 4
+    project(thread, threads, frame, product, v.get_long(frame + HIDDEN), stride, none(), out)
+    wait(frame, threads)
+
+
+@numba.njit
+def team(frame):
+    if v.get_long(frame + MEETING):
+        thread, threads = v.call_int(v.get_long(frame + THREAD)), v.call_int(v.get_long(frame + THREADS))
+        return numba.int64(thread), numba.int64(threads)
+    return numba.int64(0), numba.int64(1)
+
+
+@numba.njit
+def choose(logits, size, count, chances, tokens, offsets):
+    """The best of a row's logits, falling, equal ones as they come: log-probabilities, and tokens."""
+    held = 0
+    least = numba.float32(-np.inf)
+    for at in range(0, 4 * size, 64):
+        if held < count or v.largest(v.load(logits + at)) > least:
+            for one in range(at, min(at + 64, 4 * size), 4):
+                value = v.get(logits + one)
+                if held < count or value > least:
+                    place = held if held < count else count - 1
+                    held = min(held + 1, count)
+                    while place > 0 and v.get(chances + 4 * place - 4) < value:
+                        v.put(chances + 4 * place, v.get(chances + 4 * place - 4))
+                        v.put_long(tokens + 8 * place, v.get_long(tokens + 8 * place - 8))
+                        place -= 1
+                    v.put(chances + 4 * place, value)
+                    v.put_long(tokens + 8 * place, one // 4)
+                    least = v.get(chances + 4 * held - 4)
+    peak, sum_ = v.splat(v.get(chances)), v.splat(0.0)
+    for at in range(0, 4 * size, 64):
+        sum_ = v.add(sum_, v.exp(v.sub(v.load(logits + at), peak)))
+    whole = v.get(chances) + numba.float32(math.log(v.total(sum_)))
+    for place in range(held):
+        v.put(chances + 4 * place, v.get(chances + 4 * place) - whole)
+        token = v.get_long(tokens + 8 * place)
+        v.put_long(tokens + 8 * place, token + (v.get_long(offsets + 8 * token) if offsets else 0))
+
+
+@numba.njit
+def run_layer(thread, threads, frame, layer):
+    before_attention(thread, threads, frame, layer)
+    wait(frame, threads)
+    parts = (v.get_long(frame + ROWS) + ROWS_AT_ONCE - 1) // ROWS_AT_ONCE
+    tasks = parts * v.get_long(frame + KV_HEADS)
+    for task in range(tasks * thread // threads, tasks * (thread + 1) // threads):
+        attend(thread, frame, task % parts * ROWS_AT_ONCE, task // parts)
+    wait(frame, threads)
+    after_attention(thread, threads, frame, layer)
+    if thread == 0:  # nobody looks at keys before all have met again
+        for field in (KEYS, VALUES):
+            v.put_long(frame + field, v.get_long(frame + field) + v.get_long(frame + LAYERS_APART))
+    wait(frame, threads)
+
+
+def _run(tables):
+    """tables: addresses of a frame's table and of a layer's or a product's, and what is asked for."""
+    frame, layer, asked = v.get_long(tables), v.get_long(tables + 8), v.get_long(tables + 16)
+    thread, threads = team(frame)
+    if asked == REMEMBER:
+        before_attention(thread, threads, frame, layer)
+        return
+    taps = v.get_long(frame + TAPS)
+    for number in range(asked):
+        place = taps + 16 * number
+        if taps and v.get_long(place):
+            tap(thread, threads, frame, v.get_long(place), v.get_long(place + 8))
+        run_layer(thread, threads, frame, layer + number * LAYER * 8)
+    if asked > 0:
+        return
+    stride, out = v.get_long(layer + INPUTS) * 4, v.get_long(frame + OUTPUT)
+    project(thread, threads, frame, layer, v.get_long(frame + X), stride, v.get_long(frame + NORM), out)
+    if asked == CHOOSE:
+        wait(frame, threads)
+        count, size = v.get_long(frame + COUNT), v.get_long(frame + BEST)
+        chances, tokens = v.get_long(frame + CHANCES), v.get_long(frame + TOKENS)
+        for row in range(thread, v.get_long(frame + ROWS), threads):
+            logits = out + row * v.get_long(layer + OUTPUTS) * 4
+            own = row * count
+            choose(logits, size, count, chances + 4 * own, tokens + 8 * own, v.get_long(frame + OFFSETS))
+
+
+def _compile():
+    """Kept between runs where that can be, as long as the files of this folder are the same."""
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    _run.__qualname__ = f"run_{digest[:16]}{'_amx' * AMX}"
+    kind = types.void(types.int64)
+    try:
+        return numba.cfunc(kind, cache=True)(_run)
+    except RuntimeError:  # no folder can be written to
+        return numba.cfunc(kind)(_run)
+
+
+compiled = _compile()
+run = compiled.ctypes

@@ -1,0 +1,305 @@
+"""Weights as the kernels read them, which columns rows see, and the threads that run kernels."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from specsot_kernels.cpu import laps
+from specsot_kernels.cpu.tiles import TILE_ROWS
+from specsot_kernels.cpu.vectors import BYTES, GROUP, LANES, LONG_GROUP, MEETING
+from specsot_kernels.segments import HeadColumns, RowSpan, VisibleColumns, hidden_by_head, tail_seen
+
+Numbers = NDArray[np.int64]
+FLOATS_AT_A_TIME = 1 << 22  # weights that are packed at a time, which bounds the extra memory; not measured
+TINY = 1e-30  # instead of a scale of zero
+
+Codes = tuple[Tensor, Tensor, Tensor]
+
+
+class PackedWeight:
+    """A weight [out, in] in 8 or 4 bits with its bias, and the table that says where they are.
+
+    8 bits: a scale per output, symmetric. 4 bits: for each 32 inputs a scale and the least value in fp16, so
+    what came from such blocks (a GGUF file's Q4_1) is kept as it was. Blocks of 16 outputs lie behind each
+    other; in a block, 4 inputs of each output are a step. Sizes are padded with zeros to whole blocks.
+    """
+
+    __slots__ = ("_bias", "_factors", "_held", "inputs", "outputs", "shape", "table")
+
+    def __init__(self, weight: Tensor | Codes, bias: Tensor | None, bits: int) -> None:
+        """weight: numbers; or codes [out, in] (int8, or uint8 of 4 bits) that are not to be rounded again,
+        and their scales and least values, fp32 [out, 1] or [out, in / 32].
+        """
+        given = (weight,) if isinstance(weight, Tensor) else weight
+        self.shape = given[0].shape
+        self.outputs, self.inputs = padded(self.shape)
+        rows = max(FLOATS_AT_A_TIME // self.inputs // LANES, 1) * LANES
+        parts = [self._lay(part, bits) for part in zip(*(each.split(rows) for each in given))]
+        self._held = torch.cat([held for held, _ in parts])
+        self._factors = torch.cat([factors for _, factors in parts])
+        self._bias = torch.zeros(self.outputs)
+        if bias is not None:
+            self._bias[: len(bias)] = bias
+        places = (each.data_ptr() for each in (self._held, self._factors, self._bias))
+        self.table = np.array([*places, self.inputs, self.outputs, bits], dtype=np.int64)
+
+    def rows(self, numbers: Tensor) -> Tensor:
+        """Rows of a weight in 8 bits as fp32: numbers [n] -> [n, in]."""
+        blocks = self._held.view(self.outputs // LANES, -1, LANES, 4)
+        whole = blocks[numbers // LANES, :, numbers % LANES].flatten(1)[:, : self.shape[1]]
+        return (whole.float() - 128) * self._factors[numbers, None]
+
+    def _lay(self, part: tuple[Tensor, ...], bits: int) -> tuple[Tensor, Tensor]:
+        """Some outputs, as they are held: codes (in 4 bits with their scales), and scales (of 8 bits)."""
+        round_, lay = (_round8, _lay8) if bits == 8 else (_round4, _lay4)
+        codes, scale, least = round_(part[0].float()) if len(part) == 1 else part
+        below, behind = -len(codes) % LANES, -self.shape[1] % (LONG_GROUP if bits == 8 else GROUP)
+        whole = F.pad(codes, (0, behind, 0, below))
+        return lay(whole, *(F.pad(each, (0, 0, 0, below)) for each in (scale, least)))
+
+    @property
+    def nbytes(self) -> int:
+        return self._held.nbytes + self._factors.nbytes + self._bias.nbytes
+
+
+def padded(shape: Sequence[int]) -> tuple[int, int]:
+    """Outputs and inputs as they are held."""
+    return -(-shape[0] // LANES) * LANES, -(-shape[1] // GROUP) * GROUP
+
+
+def _round8(weight: Tensor) -> Codes:
+    scale = weight.abs().amax(1, keepdim=True) / 127
+    return (weight / scale.clamp_min(TINY)).round_().to(torch.int8), scale, torch.zeros_like(scale)
+
+
+def _lay8(codes: Tensor, scale: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
+    whole = codes.view(torch.uint8) ^ 128  # 128 more
+    return whole.view(-1, LANES, codes.shape[1] // 4, 4).transpose(1, 2).flatten(), scale.flatten()
+
+
+def _round4(weight: Tensor) -> Codes:
+    grouped = weight.view(len(weight), -1, GROUP)
+    least = grouped.amin(-1).half()
+    scale = ((grouped.amax(-1) - least.float()) / 15).half()
+    steps = (grouped - least.float()[..., None]) / scale.float().clamp_min(TINY)[..., None]
+    return steps.round_().clamp_(0, 15).to(torch.uint8).flatten(1), scale, least
+
+
+def _lay4(codes: Tensor, scale: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
+    groups = codes.shape[1] // GROUP
+    # [blocks, outputs, groups, pairs of steps, lower or upper, inputs]
+    ordered = codes.view(-1, LANES, groups, 4, 2, 4).permute(0, 2, 3, 1, 5, 4)
+    pairs = (ordered[..., 0] | (ordered[..., 1] << 4)).flatten(2)
+    of_groups = (each.half().view(-1, LANES, groups).transpose(1, 2).contiguous() for each in (scale, least))
+    held = torch.cat((pairs, *(each.view(torch.uint8) for each in of_groups)), -1).flatten()
+    return held, torch.empty(0)
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnPlan:
+    """Which columns each row of a frame sees, in order.
+
+    sight: [rows, 1 or kv_heads, 5], see `laps.SIGHT`. longest: columns of a row, at most. held: what it
+    points into.
+    """
+
+    sight: Numbers
+    longest: int
+    held: tuple[Numbers, ...]
+
+
+def plan_columns(spans: Sequence[RowSpan], page_rows: int, row_bytes: int, kv_heads: int) -> ColumnPlan:
+    """row_bytes: of one key of one head."""
+    apart = kv_heads if any(isinstance(span.sight, HeadColumns) for span in spans) else 1
+    depths = [span.depth(page_rows) for span in spans]
+    pages = np.array([page for span, depth in zip(spans, depths) for page in span.pages[:depth]], np.int64)
+    offsets = ((pages * (kv_heads * page_rows))[:, None] + np.arange(page_rows)) * row_bytes
+    held = [_lengthen(offsets.reshape(-1))]
+    counts, begins = (np.array(each) for each in ([span.rows for span in spans], depths))
+    firsts, begins = np.cumsum(counts) - counts, (np.cumsum(begins) - begins) * page_rows
+    sight = np.zeros((counts.sum(), apart, 5), dtype=np.int64)
+    sight[..., 0] = np.repeat(held[0].ctypes.data + 8 * begins, counts)[:, None]
+    before = np.array([span.base + 1 for span in spans]) - firsts
+    sight[..., 1] = (np.arange(len(sight)) + np.repeat(before, counts))[:, None]
+    for span, first, begin in zip(spans, firsts, begins):
+        if span.sight is not None or (span.visible is not None and span.tail > 1):  # else it sees itself last
+            own = held[0][begin : begin + span.total]
+            held.append(_see(span, sight[first : first + span.rows], own))
+    return ColumnPlan(sight, max(span.total for span in spans), tuple(held))
+
+
+def _see(span: RowSpan, rows: Numbers, offsets: Numbers) -> Numbers:
+    """Fill in these rows [rows, heads, 5], which see other columns than those up to themselves; returns the
+    offsets in bytes that they point to beside `offsets`.
+    """
+    match span.sight:
+        case VisibleColumns(sinks, since, turns):
+            rows[..., 1], rows[..., 4] = np.array(sinks)[:, None], np.array(turns)[:, None]
+            recent = np.arange(span.base) >= np.array(since)[:, None]
+            seen, start = np.concatenate((recent, tail_seen(span)), 1)[:, None], 0
+        case HeadColumns() as sight:
+            rows[..., 1], seen, start = 0, ~hidden_by_head(span, sight), 0
+        case None:
+            rows[..., 1], seen, start = span.base, tail_seen(span)[:, None], span.base
+    tail = _lengthen(offsets[start + np.nonzero(seen)[-1]])
+    counts = np.broadcast_to(seen.sum(-1), rows.shape[:2])
+    ends = np.cumsum(seen.sum(-1)).reshape(seen.shape[:2])
+    rows[..., 2], rows[..., 3] = tail.ctypes.data + 8 * (ends - seen.sum(-1)), counts
+    return tail
+
+
+def _lengthen(offsets: Numbers) -> Numbers:
+    """Kernels read, and fetch ahead, so many columns at a time: somewhere they must be."""
+    return np.concatenate((offsets, np.zeros(laps.COLUMNS_AT_ONCE, dtype=np.int64)))
+
+
+class _Scratch(threading.local):
+    """What this thread's newest frame works in; wanted: bytes that it would have needed."""
+
+    def __init__(self) -> None:
+        self.held, self.wanted = torch.empty(0, dtype=torch.uint8), 0
+
+
+_scratch = _Scratch()
+
+
+class KernelFrame:
+    """The table of a frame, what it points to, and the threads that work on it.
+
+    Of a thread's frames only the newest may be run.
+    """
+
+    def __init__(self, rows: int, widest: int, eps: float = 0.0) -> None:
+        """widest: inputs of a product, at most."""
+        self.rows = rows
+        self._numbers = np.zeros(laps.FRAME, dtype=np.int64)
+        self._tables = np.zeros(3, dtype=np.int64)
+        self._tables[0] = self._numbers.ctypes.data
+        self._held: list[object] = []
+        if _scratch.wanted > len(_scratch.held):
+            _scratch.held = torch.empty(_scratch.wanted, dtype=torch.uint8)
+        self._free, self._scratch, self._used = _scratch.held.data_ptr(), _scratch.held, 0
+        self._threads = torch.get_num_threads() if _openmp() else 1
+        self.put(laps.ROWS, rows)
+        self._numbers[laps.EPS // 8] = np.float32(eps).view(np.int32)
+        if self._threads > 1:
+            for field, entry in zip((laps.THREAD, laps.THREADS, laps.SYSTEM), _entries()):
+                self.put(field, entry)
+            self.point(laps.MEETING, torch.zeros(MEETING, dtype=torch.uint8))
+        # With what AMX reads, and throws away, behind the last row.
+        self.make(laps.SHORT, (rows + TILE_ROWS) * (widest + LONG_GROUP) * laps.WORD // 4)
+        for field in (laps.SCALES, laps.SUMS):
+            self.make(field, (rows * (widest // GROUP + 1) + TILE_ROWS) * 4)
+        self.make(laps.WIDE, self._threads * widest * 4)
+
+    def put(self, field: int, number: int) -> None:
+        self._numbers[field // 8] = number
+
+    def point(self, field: int, held: Tensor) -> None:
+        """To a tensor, which stays as long as the frame."""
+        assert held.is_contiguous()
+        self._held.append(held)
+        self.put(field, held.data_ptr())
+
+    def make(self, field: int, size: int) -> None:
+        """So many bytes to work in."""
+        first, self._used = self._used, self._used + size + -size % BYTES
+        if self._used <= len(self._scratch):
+            self.put(field, self._free + first)
+        else:
+            _scratch.wanted = self._used
+            self.point(field, torch.empty(size, dtype=torch.uint8))
+
+    def make_attention(self, longest: int, head_dim: int, group: int) -> None:
+        """What each thread attends in. longest: columns of a row, at most; group: queries of a key head."""
+        queries, apart = self._threads * laps.ROWS_AT_ONCE * group, longest + LANES + 1
+        self.put(laps.SCORES_APART, 4 * apart)
+        self.make(laps.SCORES, queries * apart * 4)
+        self.make(laps.ASKED, queries * laps.ASKING)
+        for field in (laps.TURNED, laps.EVEN):
+            self.make(field, queries * head_dim * 4)
+
+    def run(self, table: Numbers, asked: int) -> None:
+        """table: of layers, or of a product. asked: see `laps.MULTIPLY`."""
+        self._tables[1], self._tables[2] = table.ctypes.data, asked
+        library = _openmp()
+        if library is None or self._threads == 1:
+            laps.run(self._tables.ctypes.data)
+        else:
+            library.GOMP_parallel(laps.compiled.address, self._tables.ctypes.data, self._threads, 0)
+
+
+Normed = tuple[Tensor, float]  # weight [in] and epsilon of an RMSNorm that comes before
+
+
+def multiply(x: Tensor, weight: PackedWeight, norm: Normed | None = None) -> Tensor:
+    """x [rows, in] -> fp32 [rows, out]."""
+    rows, (count, size) = len(x), weight.shape
+    if not rows:
+        return torch.empty(0, count)
+    whole = x.float() if size == weight.inputs else F.pad(x.float(), (0, weight.inputs - size))
+    frame, out = _product(whole, weight, norm), torch.empty(rows, weight.outputs)
+    frame.point(laps.OUTPUT, out)
+    frame.run(weight.table, laps.MULTIPLY)
+    return out[:, :count]
+
+
+def choose(
+    x: Tensor, weight: PackedWeight, norm: Normed | None, count: int, offsets: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The `count` best outputs of each row of x [rows, in]: log-probabilities and numbers [rows, count].
+    offsets: [out] what is added to each number. Outputs are whole vectors.
+    """
+    frame, shape = _product(x, weight, norm), (len(x), count)
+    chances, tokens = torch.empty(shape), torch.empty(shape, dtype=torch.long)
+    frame.make(laps.OUTPUT, len(x) * weight.outputs * 4)
+    for field, held in ((laps.CHANCES, chances), (laps.TOKENS, tokens), (laps.OFFSETS, offsets)):
+        if held is not None:
+            frame.point(field, held)
+    frame.put(laps.BEST, weight.outputs)
+    frame.put(laps.COUNT, count)
+    frame.run(weight.table, laps.CHOOSE)
+    return chances, tokens
+
+
+def _product(x: Tensor, weight: PackedWeight, norm: Normed | None) -> KernelFrame:
+    frame = KernelFrame(len(x), weight.inputs, norm[1] if norm else 0.0)
+    frame.point(laps.X, x.contiguous())
+    if norm is not None:
+        frame.point(laps.NORM, norm[0])
+    return frame
+
+
+@cache
+def _openmp() -> ctypes.CDLL | None:
+    """The threads that PyTorch computes with; None where they are not GNU's: then it is one thread."""
+    lib = Path(torch.__file__).parent / "lib"
+    found = sorted((*lib.glob("libgomp*.so*"), *(lib.parent.parent / "torch.libs").glob("libgomp*.so*")))
+    if not found:
+        return None
+    library = ctypes.CDLL(str(found[0]))
+    library.GOMP_parallel.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+    library.GOMP_parallel.restype = None
+    return library
+
+
+@cache
+def _entries() -> tuple[int, ...]:
+    """Where these functions begin: my number, how many we are, the system's."""
+    named = (
+        (_openmp(), "omp_get_thread_num"),
+        (_openmp(), "omp_get_num_threads"),
+        (ctypes.CDLL(None), "syscall"),
+    )
+    return tuple(ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for library, name in named)

@@ -1,0 +1,396 @@
+"""Tiles of products: rows x blocks of 16 outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numba
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
+from specsot_kernels.cpu.vectors import (
+    AMX,
+    BYTES,
+    F32,
+    GROUP,
+    GROUP_BYTES,
+    I8,
+    I32,
+    I64,
+    INSTRUCTIONS,
+    INT,
+    LANES,
+    LONG_GROUP,
+    NEAREST,
+    SECOND,
+    VF,
+    VI,
+    WIDE_INPUTS,
+    Builder,
+    Value,
+    address,
+    call_named,
+    fetch_line,
+    fma_of,
+    operation,
+    read,
+    spread,
+    variables,
+    write,
+)
+
+STEPS, LONG_STEPS = GROUP // 4, LONG_GROUP // 4  # of a group, four inputs each
+
+
+def _bytes(lanes: int) -> ir.Type:
+    return ir.VectorType(I8, lanes)
+
+
+def _part(b: Builder, v: Value, first: int, lanes: int) -> Value:
+    return b.shuffle_vector(v, v, ir.Constant(ir.VectorType(I32, lanes), list(range(first, first + lanes))))
+
+
+def _beside(b: Builder, parts: list[Value]) -> Value:
+    """One vector of several of one kind."""
+    while len(parts) > 1:
+        count = 2 * parts[0].type.count
+        order = ir.Constant(ir.VectorType(I32, count), list(range(count)))
+        parts = [b.shuffle_vector(x, y, order) for x, y in zip(parts[::2], parts[1::2])]
+    return parts[0]
+
+
+def _pairs(b: Builder, v: Value) -> Value:
+    """Lanes 0 + 1, 2 + 3, ..."""
+    half = v.type.count // 2
+    even, odd = (ir.Constant(ir.VectorType(I32, half), list(range(at, 2 * half, 2))) for at in (0, 1))
+    return b.add(b.shuffle_vector(v, v, even), b.shuffle_vector(v, v, odd))
+
+
+class _Sums:
+    """Sums of products of unsigned weights, 4 of each of 16 outputs in a step, with signed inputs; exact.
+
+    vectors: integer registers of one row of 16 outputs, each of `kind`. apart: sums that an output has until
+    the end.
+    """
+
+    vectors, kind, apart = 1, VI, 1
+
+    def start(self, b: Builder, first: Value) -> list[Value]:
+        """Registers whose sums are that whole number already."""
+        return [spread(b, b.sdiv(first, I32(self.apart)), self.kind.count)] * self.vectors
+
+    def read(self, b: Builder, x: Value) -> Value:
+        """The 4 inputs at an address, as `step` wants them."""
+        return spread(b, read(I32)(b, x))
+
+    def step(self, b: Builder, sums: list[Value], weights: Value, inputs: Value) -> list[Value]:
+        return [call_named(b, "llvm.x86.avx512.vpdpbusd.512", VI, sums[0], b.bitcast(weights, VI), inputs)]
+
+    def end(self, b: Builder, sums: list[Value]) -> Value:
+        """16 sums of 32 bits."""
+        return sums[0]
+
+
+class _HalfSums(_Sums):
+    """AVX-VNNI: 8 outputs a register."""
+
+    vectors, kind = 2, ir.VectorType(I32, 8)
+
+    def read(self, b: Builder, x: Value) -> Value:
+        return spread(b, read(I32)(b, x), 8)
+
+    def step(self, b: Builder, sums: list[Value], weights: Value, inputs: Value) -> list[Value]:
+        parts = (b.bitcast(_part(b, weights, at, 32), self.kind) for at in (0, 32))
+        name = "llvm.x86.avx512.vpdpbusd.256"
+        return [call_named(b, name, self.kind, total, part, inputs) for total, part in zip(sums, parts)]
+
+    def end(self, b: Builder, sums: list[Value]) -> Value:
+        return _beside(b, sums)
+
+
+class _PairSums(_Sums):
+    """AVX2, 8 bits: products of 16-bit numbers, which cannot saturate; 4 outputs a register."""
+
+    vectors, kind, apart = 4, ir.VectorType(I32, 8), 2
+
+    def read(self, b: Builder, x: Value) -> Value:
+        return b.bitcast(spread(b, read(I64)(b, x), 4), ir.VectorType(ir.IntType(16), 16))
+
+    def step(self, b: Builder, sums: list[Value], weights: Value, inputs: Value) -> list[Value]:
+        wide = (b.zext(_part(b, weights, at, 16), inputs.type) for at in range(0, 64, 16))
+        name = "llvm.x86.avx2.pmadd.wd"
+        return [b.add(total, call_named(b, name, self.kind, part, inputs)) for total, part in zip(sums, wide)]
+
+    def end(self, b: Builder, sums: list[Value]) -> Value:
+        return _pairs(b, _beside(b, sums))
+
+
+class _ShortSums(_Sums):
+    """AVX2, 4 bits: 16-bit sums of pairs, from zero on; 8 steps are at most 8 * 2 * 15 * 127 = 30,480."""
+
+    vectors, kind = 2, ir.VectorType(ir.IntType(16), 16)
+
+    def start(self, b: Builder, first: Value) -> list[Value]:
+        return [ir.Constant(self.kind, None)] * self.vectors
+
+    def read(self, b: Builder, x: Value) -> Value:
+        return b.bitcast(spread(b, read(I32)(b, x), 8), _bytes(32))
+
+    def step(self, b: Builder, sums: list[Value], weights: Value, inputs: Value) -> list[Value]:
+        parts = (_part(b, weights, at, 32) for at in (0, 32))
+        name = "llvm.x86.avx2.pmadd.ub.sw"
+        return [
+            b.add(total, call_named(b, name, self.kind, part, inputs)) for total, part in zip(sums, parts)
+        ]
+
+    def end(self, b: Builder, sums: list[Value]) -> Value:
+        ones = ir.Constant(self.kind, [1] * 16)
+        wide = ir.VectorType(I32, 8)
+        return _beside(b, [call_named(b, "llvm.x86.avx2.pmadd.wd", wide, part, ones) for part in sums])
+
+
+class _AnySums(_Sums):
+    """Without instructions for it."""
+
+    def read(self, b: Builder, x: Value) -> Value:
+        return b.bitcast(spread(b, read(I32)(b, x)), _bytes(64))
+
+    def step(self, b: Builder, sums: list[Value], weights: Value, inputs: Value) -> list[Value]:
+        wide = ir.VectorType(I32, 64)
+        products = b.mul(b.zext(weights, wide), b.sext(inputs, wide))
+        return [b.add(sums[0], _pairs(b, _pairs(b, products)))]
+
+
+def _sums(bits: int) -> _Sums:
+    if INSTRUCTIONS == "avx2":
+        return _PairSums() if bits == 8 else _ShortSums()
+    return {"avx512vnni": _Sums, "avxvnni": _HalfSums}.get(INSTRUCTIONS, _AnySums)()
+
+
+def _weights(b: Builder, at: Value, bits: int) -> Iterator[Value]:
+    """Of one group and 16 outputs, the 64 numbers of each step."""
+    halves, low = ir.VectorType(ir.IntType(16), 32), ir.Constant(_bytes(64), [15] * 64)
+    for step in range(LONG_STEPS if bits == 8 else STEPS // 2):
+        numbers = read(_bytes(64))(b, address(b, at, (step, BYTES)))
+        if bits == 8:
+            yield numbers
+        else:
+            yield b.and_(numbers, low)
+            upper = b.lshr(b.bitcast(numbers, halves), ir.Constant(halves, [4] * 32))
+            yield b.and_(b.bitcast(upper, _bytes(64)), low)
+
+
+def _tile(bits: int, rows: int, blocks: int, near: int | None) -> Callable[..., Value]:
+    """8 bits: out = prior + scale of w * sum over groups of (sum of (w + 128) x - 128 sum of x) * scale of x.
+    4 bits: out = prior + sum over groups of (sum of w x) * scale of w * scale of x + least w * sum of x.
+    near: see `fetch_line`; None: nothing is fetched.
+    """
+    wide, steps = 2 if WIDE_INPUTS and bits == 8 else 1, LONG_STEPS if bits == 8 else STEPS
+    half_floats = ir.VectorType(ir.HalfType(), LANES)
+
+    def emit(
+        b: Builder,
+        x: Value,
+        x_stride: Value,
+        w: Value,
+        apart: Value,
+        groups: Value,
+        scales: Value,
+        sums: Value,
+        across: Value,
+        factors: Value,
+        prior: Value,
+        prior_stride: Value,
+        out: Value,
+        out_stride: Value,
+        ahead: Value,
+        pace: Value,
+    ) -> None:
+        """apart: bytes from one block of weights to the next. across: bytes from the scales and sums of one
+        group to the next one's, each one number a row. ahead: what to fetch, so many bytes with each load of
+        weights.
+        """
+        how, group_bytes = _sums(bits), LANES * LONG_GROUP if bits == 8 else GROUP_BYTES
+        totals = [[variables(b, VF, 1)[0] for _ in range(blocks)] for _ in range(rows)]
+        with cgutils.for_range(b, groups) as loop:
+            coming = address(b, ahead, (b.mul(loop.index, pace), steps * blocks))
+            starts = [address(b, w, (apart, block), (loop.index, group_bytes)) for block in range(blocks)]
+            xs = [address(b, x, (loop.index, 4 * steps * wide), (x_stride, row)) for row in range(rows)]
+
+            def of_row(kind: ir.Type, at: Value, row: int) -> Value:
+                return read(kind)(b, address(b, at, (loop.index, across), (row, 4)))
+
+            less = [of_row(I32, sums, row) if bits == 8 else I32(0) for row in range(rows)]
+            held = [[how.start(b, one)] * blocks for one in less]
+            for step, numbers in enumerate(zip(*(_weights(b, at, bits) for at in starts))):
+                if near is not None:
+                    for load in range(blocks):
+                        fetch_line(b, address(b, coming, (pace, step * blocks + load)), near)
+                for own, at in zip(held, xs):
+                    inputs = how.read(b, address(b, at, (step, 4 * wide)))
+                    own[:] = [how.step(b, one, weights, inputs) for one, weights in zip(own, numbers)]
+            for row in range(rows):
+                scale = spread(b, of_row(F32, scales, row))
+                for block, one in enumerate(totals[row]):
+                    found, total = b.sitofp(how.end(b, held[row][block]), VF), b.load(one)
+                    if bits == 8:
+                        b.store(fma_of(b, found, scale, total), one)
+                        continue
+                    factor, floor = (
+                        b.fpext(read(half_floats)(b, address(b, starts[block], (place, 1))), VF)
+                        for place in (4 * BYTES, 4 * BYTES + 2 * LANES)
+                    )
+                    total = fma_of(b, found, b.fmul(factor, scale), total)
+                    b.store(fma_of(b, floor, spread(b, of_row(F32, sums, row)), total), one)
+        for row in range(rows):
+            for block, one in enumerate(totals[row]):
+                before = read(VF)(b, address(b, prior, (prior_stride, row), (block, BYTES)))
+                found = b.load(one)
+                if bits == 8:
+                    found = b.fmul(found, read(VF)(b, address(b, factors, (block, BYTES))))
+                write(VF)(b, address(b, out, (out_stride, row), (block, BYTES)), b.fadd(before, found))
+
+    return emit
+
+
+# Blocks of 16 outputs that several rows are multiplied with at once, and how many rows: as many as there are
+# registers for. A single row takes more blocks.
+TALL_BLOCKS = 2 if INSTRUCTIONS == "avx512vnni" else 1
+WIDE_BLOCKS = 4 if INSTRUCTIONS == "avx512vnni" else 2
+HEIGHTS = {"avx512vnni": (6, 4, 3, 2, 1), "avxvnni": (4, 2, 1)}.get(INSTRUCTIONS, (2, 1))
+# Passes over a block of weights that do not hide how long memory takes: 8 rows in two of them came to 1.4
+# times the speed with what comes next fetched into the second cache, where more of it can be under way. With
+# eleven, 64 rows, each line is asked for many times, and the nearest cache is 5 to 10 % faster (AMD EPYC).
+FEW_PASSES = 1 if INSTRUCTIONS == "avx2" else 3
+
+
+def _compiled(bits: int, rows: int, blocks: int, near: int | None) -> Any:
+    return operation(types.void, (INT,) * 15, _tile(bits, rows, blocks, near))
+
+
+def _tallest(bits: int, heights: Sequence[int]) -> Any:
+    """Of so many rows that are left, as many as one tile takes; how many that were."""
+    height, tile = heights[0], _compiled(bits, heights[0], TALL_BLOCKS, SECOND)
+    less = _tallest(bits, heights[1:]) if height > 1 else None
+
+    @numba.njit
+    def fit(left: Any, given: Any) -> Any:
+        if less is None or left >= height:
+            tile(*given)
+            return height
+        return less(left, given)
+
+    return fit
+
+
+def _multiplied(bits: int) -> Any:
+    """One tile: `width` blocks of outputs by the rows that are left, at most; how many rows it took.
+    few: whether passes are.
+    """
+    tall, tallest = _tallest(bits, HEIGHTS), HEIGHTS[0]
+    full = _compiled(bits, tallest, TALL_BLOCKS, NEAREST)
+    wide, one = _compiled(bits, 1, WIDE_BLOCKS, SECOND), _compiled(bits, 1, 1, None)
+
+    @numba.njit
+    def multiply(width: Any, left: Any, given: Any, few: Any) -> Any:
+        if width == TALL_BLOCKS and left >= tallest and not few:
+            full(*given)
+            return tallest
+        if width == TALL_BLOCKS:
+            return tall(left, given)
+        if width == WIDE_BLOCKS:
+            wide(*given)
+        else:
+            one(*given)
+        return 1
+
+    return multiply
+
+
+multiply8, multiply4 = (_multiplied(bits) for bits in (8, 4))
+
+# What AMX works with: tiles of 16 rows, and of so many weights as a block of outputs has in a group.
+TILE_ROWS = 16
+_X, _W, _SUMS = (ir.Constant(I8, number) for number in range(3))
+
+
+def _amx(b: Builder, name: str, *values: Value) -> None:
+    call_named(b, f"llvm.x86.{name}", ir.VoidType(), *values)
+
+
+def _configure(b: Builder) -> None:
+    """This thread's tiles: bytes of a line, and lines."""
+    told = bytearray(BYTES)
+    told[0] = 1  # palette
+    for tile, (line, lines) in enumerate(((LONG_GROUP, TILE_ROWS), (BYTES, LONG_STEPS), (BYTES, TILE_ROWS))):
+        told[16 + 2 * tile], told[48 + tile] = line, lines
+    at = cgutils.alloca_once_value(b, ir.Constant(_bytes(BYTES), list(told)))
+    _amx(b, "ldtilecfg", b.bitcast(at, I8.as_pointer()))
+
+
+def _matrix(
+    b: Builder, count: Value, x: Value, x_stride: Value, w: Value, groups: Value, scales: Value, sums: Value,
+    across: Value, factors: Value, prior: Value, prior_stride: Value, out: Value, out_stride: Value,
+    ahead: Value, lines: Value,
+) -> None:  # fmt: skip
+    """As `_tile` of 8 bits, bit for bit, a block of outputs by `count` rows of 16 that can be read. The tiles
+    of a group are under way while the sums of the group before become floats. lines: to fetch in a group.
+    """
+    size = TILE_ROWS * BYTES
+    room = b.ptrtoint(cgutils.alloca_once(b, ir.ArrayType(VI, 2 * TILE_ROWS + 1)), I64)
+    room = b.and_(b.add(room, I64(BYTES - 1)), I64(-BYTES))
+
+    def start(group: Value) -> None:
+        place = address(b, room, (b.and_(group, I64(1)), size))
+        for tile, at, stride in (
+            (_X, address(b, x, (group, LONG_GROUP)), x_stride),
+            (_W, address(b, w, (group, LANES * LONG_GROUP)), I64(BYTES)),
+        ):
+            _amx(b, "tileloadd64", tile, b.inttoptr(at, I8.as_pointer()), stride)
+        _amx(b, "tilezero", _SUMS)
+        _amx(b, "tdpbsud", _SUMS, _X, _W)
+        _amx(b, "tilestored64", _SUMS, b.inttoptr(place, I8.as_pointer()), I64(BYTES))
+
+    totals = variables(b, VF, TILE_ROWS)
+    start(I64(0))
+    with cgutils.for_range(b, groups) as loop:
+        coming = b.add(loop.index, I64(1))
+        with b.if_then(b.icmp_signed("<", coming, groups)):
+            start(coming)
+        with cgutils.for_range(b, lines) as line:
+            fetch_line(b, address(b, ahead, (b.add(b.mul(loop.index, lines), line.index), BYTES)))
+        place = address(b, room, (b.and_(loop.index, I64(1)), size))
+        for row, one in enumerate(totals):
+            less, scale = (
+                spread(b, read(kind)(b, address(b, at, (loop.index, across), (row, 4))))
+                for kind, at in ((I32, sums), (F32, scales))
+            )
+            found = b.sitofp(b.add(read(VI, BYTES)(b, address(b, place, (row, BYTES))), less), VF)
+            b.store(fma_of(b, found, scale, b.load(one)), one)
+    factor = read(VF)(b, factors)
+    for row, one in enumerate(totals):
+        with b.if_then(b.icmp_signed("<", I64(row), count)):
+            before = read(VF)(b, address(b, prior, (prior_stride, row)))
+            found = b.fadd(before, b.fmul(b.load(one), factor))
+            write(VF)(b, address(b, out, (out_stride, row)), found)
+
+
+if AMX:
+    configure = operation(types.void, (), _configure)
+    release = operation(types.void, (), lambda b: _amx(b, "tilerelease"))
+    matrix = operation(types.void, (INT,) * 15, _matrix)
+else:  # never called
+
+    @numba.njit
+    def configure() -> None:
+        pass
+
+    @numba.njit
+    def release() -> None:
+        pass
+
+    @numba.njit
+    def matrix(*given: Any) -> None:
+        pass

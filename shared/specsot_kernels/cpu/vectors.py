@@ -1,0 +1,315 @@
+"""What the kernels are written in: vectors of 16 floats, exact integer dot products, calls of addresses.
+
+Every operation is spelled out, so a row's result depends neither on its neighbours nor on an optimizer's
+choices. Vectors have 16 lanes on every machine; where registers are shorter, LLVM uses several.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable
+from functools import reduce
+from inspect import Parameter, Signature
+from platform import machine
+from typing import Any
+
+import numba
+from llvmlite import binding, ir
+from numba import types
+from numba.core import cgutils, config
+from numba.extending import intrinsic, models, register_model
+
+from specsot_kernels.errors import UnsupportedProcessor
+
+LANES = 16
+BYTES = 64  # of a vector of floats, and of the 8-bit numbers that one step of a product reads
+GROUP = 32  # inputs that share a scale: weights in 4 bits, and activations beside them
+LONG_GROUP = 64  # activations that share one beside weights in 8 bits
+LARGEST_HALF = 65504.0
+GROUP_BYTES = 4 * BYTES + 4 * LANES  # of 16 outputs: their 4-bit numbers, scales and least values in fp16
+
+F32, I32, I64, I8 = ir.FloatType(), ir.IntType(32), ir.IntType(64), ir.IntType(8)
+VF = ir.VectorType(F32, LANES)
+VI = ir.VectorType(I32, LANES)
+VH = ir.VectorType(ir.HalfType(), LANES)
+Builder = Any
+Value = Any
+
+
+class _Floats(types.Type):
+    def __init__(self) -> None:
+        super().__init__("f32x16")
+
+
+floats = _Floats()
+
+
+@register_model(_Floats)
+class _FloatsModel(models.PrimitiveModel):
+    def __init__(self, dmm: Any, fe_type: Any) -> None:
+        super().__init__(dmm, fe_type, VF)
+
+
+def _features() -> frozenset[str]:
+    """Of the processor that Numba compiles for."""
+    told, named = getattr(config, "CPU_FEATURES", None), getattr(config, "CPU_NAME", None)
+    if told is None and named:  # by NUMBA_CPU_NAME
+        return frozenset(("avx2", "f16c", "fma") if named == "haswell" else ())
+    if told is None:
+        return frozenset(name for name, there in binding.get_host_cpu_features().items() if there)
+    return frozenset(one[1:] for one in told.split(",") if one.startswith("+"))
+
+
+def _instructions() -> str:
+    has = _features()
+    if {"avx512vnni", "avx512bw", "avx512vl"} <= has:
+        return "avx512vnni"
+    if "avxvnni" in has:
+        return "avxvnni"
+    if {"avx2", "fma", "f16c"} <= has:
+        return "avx2"
+    if machine().lower() in ("x86_64", "amd64"):  # LLVM would call functions that nobody brings
+        raise UnsupportedProcessor("int8 and int4 weights need a processor with AVX2")
+    return "any"
+
+
+INSTRUCTIONS = _instructions()
+WIDE_INPUTS = INSTRUCTIONS == "avx2"  # 8-bit products read their inputs as 16 bits there
+
+
+def _has_amx() -> bool:
+    """Linux lends its registers to a process that asks."""
+    able = INSTRUCTIONS == "avx512vnni" and {"amx-tile", "amx-int8"} <= _features()
+    return able and sys.platform == "linux" and ctypes.CDLL(None).syscall(158, 0x1023, 18) == 0
+
+
+AMX = _has_amx()
+
+
+def operation(result: Any, arguments: tuple[Any, ...], emit: Callable[..., Value]) -> Any:
+    """An operation of these types, whose code `emit(builder, *values)` writes."""
+    signature = result(*arguments)
+
+    def code(context: Any, builder: Builder, signature: Any, values: Any) -> Value:
+        made = emit(builder, *values)
+        return context.get_dummy_value() if made is None else made
+
+    def typed(typing: Any, *given: Any) -> Any:
+        return signature, code
+
+    names = ("typing", *(f"a{number}" for number in range(len(arguments))))  # Numba wants them counted
+    typed.__signature__ = Signature([Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names])  # type: ignore[attr-defined]
+    return intrinsic(typed)
+
+
+def read(kind: ir.Type, align: int = 1) -> Callable[..., Value]:
+    return lambda b, at: b.load(b.inttoptr(at, kind.as_pointer()), align=align)
+
+
+def write(kind: ir.Type) -> Callable[..., Value]:
+    return lambda b, at, value: b.store(value, b.inttoptr(at, kind.as_pointer()), align=1) and None
+
+
+def spread(b: Builder, value: Value, lanes: int = LANES) -> Value:
+    """One number in all lanes."""
+    kind = ir.VectorType(value.type, lanes)
+    one = b.insert_element(ir.Constant(kind, ir.Undefined), value, I32(0))
+    return b.shuffle_vector(one, one, ir.Constant(ir.VectorType(I32, lanes), [0] * lanes))
+
+
+def variables(b: Builder, kind: ir.Type, count: int) -> list[Value]:
+    """Zeros, which a loop may change; LLVM keeps them in registers."""
+    return [cgutils.alloca_once_value(b, ir.Constant(kind, None)) for _ in range(count)]
+
+
+def address(b: Builder, at: Value, *terms: tuple[Value | int, Value | int]) -> Value:
+    for count, stride in terms:
+        at = b.add(
+            at,
+            b.mul(
+                I64(count) if isinstance(count, int) else count,
+                I64(stride) if isinstance(stride, int) else stride,
+            ),
+        )
+    return at
+
+
+def call_named(b: Builder, name: str, result: ir.Type, *values: Value, **flags: Any) -> Value:
+    kind = ir.FunctionType(result, [value.type for value in values])
+    return b.call(cgutils.get_or_insert_function(b.module, kind, name), values, **flags)
+
+
+def fma_of(b: Builder, x: Value, y: Value, z: Value) -> Value:
+    return call_named(b, "llvm.fma.v16f32", VF, x, y, z)
+
+
+SECOND, NEAREST = 2, 3  # caches; few lines can be on their way to the nearest one (some 8 GB/s of it here)
+
+
+def fetch_line(b: Builder, at: Value, near: int = NEAREST) -> None:
+    """This will be read soon. Where a line serves several rows, memory would wait for products: the processor
+    looks ahead by instructions, and there are many between two lines.
+    """
+    line = b.inttoptr(at, I8.as_pointer())
+    call_named(b, "llvm.prefetch.p0", ir.VoidType(), line, I32(0), I32(near), I32(1))
+
+
+def _constant(lane: Any) -> ir.Constant:
+    return ir.Constant(VI if isinstance(lane, int) else VF, [lane] * LANES)
+
+
+def _swap(b: Builder, v: Value) -> Value:
+    order = [lane ^ 1 for lane in range(LANES)]
+    return b.shuffle_vector(v, v, ir.Constant(VI, order))
+
+
+def _largest(b: Builder, v: Value) -> Value:
+    return call_named(b, "llvm.vector.reduce.fmax.v16f32", F32, v, fastmath=("nnan",))  # else lane by lane
+
+
+def _peak(b: Builder, *parts: Value) -> Value:
+    """The largest size of all numbers; what is not finite counts as larger than all that is."""
+    sizes = (b.and_(b.bitcast(one, VI), _constant(0x7FFFFFFF)) for one in parts)
+    larger = reduce(lambda x, y: call_named(b, "llvm.umax.v16i32", VI, x, y), sizes)
+    return b.bitcast(call_named(b, "llvm.vector.reduce.umax.v16i32", I32, larger), F32)
+
+
+def total_of(b: Builder, v: Value) -> Value:
+    return call_named(b, "llvm.vector.reduce.fadd.v16f32", F32, F32(-0.0), v, fastmath=("reassoc",))
+
+
+def _whole(b: Builder, v: Value) -> Value:
+    return b.fptosi(call_named(b, "llvm.roundeven.v16f32", VF, v), VI)
+
+
+def _power(b: Builder, v: Value) -> Value:
+    """2 ** v of whole numbers between -126 and 127."""
+    raised = b.add(b.fptosi(v, VI), _constant(127))
+    return b.bitcast(b.shl(raised, _constant(23)), VF)
+
+
+def _put_whole(bits: int) -> Callable[..., Value]:
+    """Rounds 32 floats to whole numbers of so many bits, keeps them at an address, returns their sum."""
+    kind = ir.VectorType(ir.IntType(bits), LANES)
+
+    def emit(b: Builder, at: Value, low: Value, high: Value) -> Value:
+        wholes = [_whole(b, one) for one in (low, high)]
+        for place, whole in zip((0, LANES * bits // 8), wholes):
+            write(kind)(b, b.add(at, I64(place)), b.trunc(whole, kind))
+        return call_named(b, "llvm.vector.reduce.add.v16i32", I32, b.add(*wholes))
+
+    return emit
+
+
+def _put_half(b: Builder, at: Value, x: Value) -> None:
+    """What fp16 has no room for becomes its largest number; what is not finite stays so, and is found."""
+    high, low = _constant(LARGEST_HALF), _constant(-LARGEST_HALF)
+    cut = b.select(b.fcmp_ordered(">", x, high), high, x)
+    cut = b.select(b.fcmp_ordered("<", cut, low), low, cut)
+    nothing = b.fsub(x, x)  # NaN where x is not finite
+    write(VH)(b, at, b.fptrunc(b.select(b.fcmp_unordered("uno", nothing, nothing), x, cut), VH))
+
+
+INT, FLOAT, SHORT = types.int64, types.float32, types.int32
+load = operation(floats, (INT,), read(VF))
+store = operation(types.void, (INT, floats), write(VF))
+store_half = operation(types.void, (INT, floats), _put_half)
+get = operation(FLOAT, (INT,), read(F32))
+put = operation(types.void, (INT, FLOAT), write(F32))
+put_int = operation(types.void, (INT, SHORT), write(I32))
+get_long = operation(INT, (INT,), read(I64))
+put_long = operation(types.void, (INT, INT), write(I64))
+splat = operation(floats, (FLOAT,), lambda b, x: spread(b, x))
+add = operation(floats, (floats, floats), lambda b, x, y: b.fadd(x, y))
+sub = operation(floats, (floats, floats), lambda b, x, y: b.fsub(x, y))
+mul = operation(floats, (floats, floats), lambda b, x, y: b.fmul(x, y))
+div = operation(floats, (floats, floats), lambda b, x, y: b.fdiv(x, y))
+fma = operation(floats, (floats, floats, floats), fma_of)
+least = operation(floats, (floats, floats), lambda b, x, y: call_named(b, "llvm.minnum.v16f32", VF, x, y))
+most = operation(floats, (floats, floats), lambda b, x, y: call_named(b, "llvm.maxnum.v16f32", VF, x, y))
+rounded = operation(floats, (floats,), lambda b, x: call_named(b, "llvm.roundeven.v16f32", VF, x))
+power = operation(floats, (floats,), _power)
+swap = operation(floats, (floats,), _swap)  # lanes 0 and 1, 2 and 3, ...
+largest = operation(FLOAT, (floats,), _largest)
+peak = operation(FLOAT, (floats,) * 4, _peak)
+total = operation(FLOAT, (floats,), total_of)
+put_bytes = operation(SHORT, (INT, floats, floats), _put_whole(8))
+put_shorts = operation(SHORT, (INT, floats, floats), _put_whole(16))
+
+
+def _call_int(b: Builder, at: Value) -> Value:
+    return b.call(b.inttoptr(at, ir.FunctionType(I32, []).as_pointer()), [])
+
+
+# Of a meeting, each in a line of memory of its own: who has come, how many times all have met, who sleeps.
+MEETING = 3 * BYTES
+LOOKS = 300  # at a meeting, before a thread sleeps: some 15 us here
+FUTEX, WAIT, WAKE = 98 if machine() == "aarch64" else 202, 128, 129  # Linux; within a process
+
+
+def _meet(b: Builder, at: Value, threads: Value, system: Value) -> None:
+    """Wait until so many threads have come. Who waits for one without a core soon lends it its own: OpenMP's
+    threads look 30 times as often, and beside other processes that was most of a lap. system: see `syscall`.
+    """
+    came, met, asleep = (b.inttoptr(b.add(at, I64(line * BYTES)), I32.as_pointer()) for line in range(3))
+    call = b.inttoptr(system, ir.FunctionType(I64, [I64] * 7).as_pointer())
+
+    def look(place: Value) -> Value:
+        return b.load_atomic(place, "seq_cst", 4)
+
+    def add(place: Value, number: int) -> Value:
+        return b.atomic_rmw("add", place, I32(number), "seq_cst")
+
+    def futex(what: int, number: Value) -> None:
+        b.call(call, [I64(FUTEX), b.ptrtoint(met, I64), I64(what), number, *[I64(0)] * 3])
+
+    before = look(met)
+    last = b.icmp_signed("==", b.sext(add(came, 1), I64), b.sub(threads, I64(1)))
+    with b.if_else(last) as (then, otherwise):
+        with then:
+            b.store_atomic(I32(0), came, "seq_cst", 4)
+            add(met, 1)
+            with b.if_then(b.icmp_signed("!=", look(asleep), I32(0))):
+                futex(WAKE, I64(2**31 - 1))
+        with otherwise:
+            looks = cgutils.alloca_once(b, I32)
+            b.store(I32(0), looks)
+            waiting, apart, spin, sleep, over = (b.append_basic_block() for _ in range(5))
+            b.branch(waiting)
+            b.position_at_end(waiting)
+            b.cbranch(b.icmp_signed("==", look(met), before), apart, over)
+            b.position_at_end(apart)
+            count = b.load(looks)
+            b.store(b.add(count, I32(1)), looks)
+            b.cbranch(b.icmp_signed("<", count, I32(LOOKS)), spin, sleep)
+            b.position_at_end(spin)
+            if INSTRUCTIONS != "any":
+                call_named(b, "llvm.x86.sse2.pause", ir.VoidType())
+            b.branch(waiting)
+            b.position_at_end(sleep)
+            add(asleep, 1)
+            futex(WAIT, b.sext(before, I64))
+            add(asleep, -1)
+            b.branch(waiting)
+            b.position_at_end(over)
+
+
+meet = operation(types.void, (INT, INT, INT), _meet)
+call_int = operation(SHORT, (INT,), _call_int)
+
+
+@numba.njit(forceinline=True)
+def exp(x: Any) -> Any:
+    """e ** x, within 2 units of the last place; x is taken as between -87 and 88."""
+    x = most(least(x, splat(88.0)), splat(-87.0))
+    n = rounded(mul(x, splat(1.44269504)))
+    r = fma(n, splat(-0.693359375), x)
+    r = fma(n, splat(2.12194440e-4), r)
+    p = fma(splat(1.9875691500e-4), r, splat(1.3981999507e-3))
+    p = fma(p, r, splat(8.3334519073e-3))
+    p = fma(p, r, splat(4.1665795894e-2))
+    p = fma(p, r, splat(1.6666665459e-1))
+    p = fma(p, r, splat(5.0000001201e-1))
+    p = add(fma(mul(p, r), r, r), splat(1.0))
+    return mul(p, power(n))

@@ -1,0 +1,101 @@
+"""Finds on the GPU which rows a draft head computes next, from a verified frame that the host has not read.
+
+Acceptance is that of `specsot.core.tree.accept`: from the root to the child that is a node's target, and on.
+"""
+
+# Triton reads the annotations of kernels itself, and knows constexpr alone.
+from __future__ import annotations
+
+import triton.language as tl
+from torch import Tensor
+
+from specsot_kernels.gpu.launching import kernel_for_any, on_device_of, power_of_two
+from specsot_kernels.growing import DueNumbers, VerifiedTrees
+
+NODES = 64  # of a tree that are looked at together; not measured
+
+
+def accept_rows(
+    verified: VerifiedTrees, numbers: DueNumbers, fresh: Tensor, features: Tensor, ids: int
+) -> None:
+    """Write the numbers of all `told` trees; those of others stay. Features of what was accepted go to their
+    slots.
+
+    fresh: [rows, hidden] of the frame. features: [slots, hidden]. ids: tokens that a head knows; another one
+    is said as it is, and fed as 0. Compiled once for every width of `slots`.
+    """
+    trees, most = verified.told.shape[0], numbers.said.shape[1] - 1
+    attending = numbers.leads.numel() // numbers.asked.numel()
+    grown, hidden, room = numbers.below.numel(), fresh.shape[1], verified.slots.shape[1]
+    with on_device_of(fresh):
+        _accept[(trees, most)](
+            *verified, *numbers, fresh, features, room, most, numbers.due.stride(0),
+            numbers.grown.stride(0), attending, grown, hidden, features.stride(0), fresh.stride(0), ids,
+            NODES, power_of_two(room), power_of_two(attending), power_of_two(hidden), num_warps=4,
+        )  # fmt: skip
+
+
+@kernel_for_any(
+    "room",
+    "most",
+    "from_due",
+    "from_grown",
+    "attending",
+    "many",
+    "hidden",
+    "from_feature",
+    "from_fresh",
+    "ids",
+)
+def _accept(
+    targets, tokens, parents, told, slots, due, asked, leads, grown, places, below, said, fresh, features,
+    room, most, from_due, from_grown, attending, many, hidden, from_feature, from_fresh, ids,
+    nodes: tl.constexpr, width: tl.constexpr, across: tl.constexpr, size: tl.constexpr,
+):  # fmt: skip
+    """Of one tree. This program copies the features of its `turn`-th row; the first one writes numbers."""
+    tree, turn = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    first, count = tl.load(told + tree * 3).to(tl.int64), tl.load(told + tree * 3 + 1)
+    committed, place = tl.load(told + tree * 3 + 2), tl.arange(0, nodes)
+    node, taken, mine, goes = 0, 0, -1, 1
+    while goes != 0:
+        mine = tl.where(taken == turn, node, mine)
+        target = tl.load(targets + first + node)
+        if turn == 0:
+            token = tl.where((target >= 0) & (target < ids), target, 0)
+            slot = tl.load(slots + tree * room + taken)
+            at = tree * most + taken
+            tl.store(due + at, token)
+            tl.store(due + from_due + at, committed + taken)
+            tl.store(due + 2 * from_due + at, slot)
+            tl.store(due + 3 * from_due + at, slot)
+            tl.store(said + tree * (most + 1) + 1 + taken, target)
+        taken += 1
+        child = count
+        for start in range(0, count, nodes):
+            there = start + place < count
+            above = tl.load(parents + first + start + place, mask=there, other=-2)
+            held = tl.load(tokens + first + start + place, mask=there, other=-2)
+            found = there & (start + place > node) & (above == node) & (held == target)
+            child = tl.minimum(child, tl.min(tl.where(found, start + place, count), 0))
+        goes = tl.where((child < count) & (taken < most), 1, 0)
+        node = child
+    if turn == 0:
+        tl.store(said + tree * (most + 1), taken)
+        tl.store(asked + tree, (tree * most + taken - 1).to(tl.int32))
+        number, attend = tl.arange(0, across), tl.minimum(taken, attending)
+        lead = tl.where(number < attend, committed + taken - attend + number + 1, 0)
+        tl.store(leads + tree * attending + number, lead, mask=number < attending)
+        row = tl.arange(0, width)
+        held = row < many
+        goal = tl.load(places + tree * many + row, mask=held, other=0)
+        deep = tl.load(below + row, mask=held, other=0)
+        tl.store(grown + goal, committed + taken + deep, mask=held)
+        own = tl.load(slots + tree * room + taken + row, mask=held, other=-1)
+        tl.store(grown + from_grown + goal, own, mask=held)
+        tl.store(grown + 2 * from_grown + goal, tl.full((width,), 0, tl.int32) + committed + taken, mask=held)
+    if mine >= 0:
+        column = tl.arange(0, size)
+        live = column < hidden
+        row_of = tl.load(slots + tree * room + turn).to(tl.int64)
+        values = tl.load(fresh + (first + mine) * from_fresh + column, mask=live, other=0.0)
+        tl.store(features + row_of * from_feature + column, values, mask=live)

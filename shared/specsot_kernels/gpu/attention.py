@@ -1,0 +1,499 @@
+"""Attention of a frame's rows over KV pages: pieces in parallel, then each row's pieces merged.
+
+The same entry point as `specsot_model.attention`: one plan a frame, `attend` for every layer. Scores, sums
+and merges are fp32 whatever the pages hold.
+"""
+
+# Triton reads the annotations of kernels itself, and knows constexpr alone.
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from specsot_kernels.anchors import PolicySights, anchored_of, policy_sights
+from specsot_kernels.attention_tables import SHORT, Numbers, TableRoom, sinces_of, tabulate, tile_of
+from specsot_kernels.gpu.launching import (
+    await_before,
+    early_start,
+    kernel,
+    let_next_begin,
+    on_device_of,
+    power_of_two,
+)
+from specsot_kernels.gpu.prompts import PromptPlan, attend_prompts, plan_prompts, suits
+from specsot_kernels.segments import RowSpan
+
+COLUMNS = 64  # of a tile at most; no measurement recorded
+FEW = 16  # queries of the least tile, which a row or two have
+MERGED = 4  # parts of a row that are on their way at a time: docs/results/h100-product.md
+MERGERS = 4096  # programs that merge, at most; so many heads are one's: ibid.
+# Programs that read: instead of more than MOST, RUNNING take piece after piece, since idle ones need a place
+# on the GPU, too; fewer cost less than that loop: ibid.
+MOST, RUNNING = 2048, 512
+PROMPTS = 512  # rows of prompts that fill a GPU with tiles that are not cut into pieces
+ALIGNED = 4  # numbers: where a table begins; kernels compiled for one frame serve all
+LOG2E = tl.constexpr(1.4426950408889634)
+LOWEST = tl.constexpr(-1e30)  # of a score: a row that sees nothing of a piece stays finite
+
+
+class Launch(NamedTuple):
+    """Columns that a program reads at a time; its warps, and steps in flight."""
+
+    columns: int
+    warps: int
+    stages: int
+
+
+def launch_of(
+    tile: int, room: int, itemsize: int, eight: bool = False, short: bool = False, copied: bool = False
+) -> Launch:
+    """What was fastest for tiles of so many queries: the least, short and copied ones on an H100, others on
+    an H200 (docs/results/h200-product.md, h100-product.md, h100-vllm.md, h100-kernels.md). Heads of more than
+    128 numbers fill shared memory with fewer steps in flight; not measured.
+    """
+    if room <= 128:
+        few = Launch(COLUMNS, 8, 3) if eight else Launch(COLUMNS, 2, 1) if short else Launch(COLUMNS, 4, 2)
+        return few if tile <= FEW else Launch(COLUMNS, 4, 2 if tile == SHORT and not copied else 3)
+    return Launch(COLUMNS if itemsize < 4 else COLUMNS // 2, 8, 2)
+
+
+class AnchorRows(NamedTuple):
+    """Rows of texts with a policy, on the device: see `PolicySights`.
+
+    rates:   fp32 [head_dim / 2], radians that a pair turns by for each position.
+    cosines, sines: fp32 [rows, head_dim / 2], of what queries turn by; `turn` computes them of `turns`.
+    """
+
+    anchors: Tensor
+    turns: Tensor
+    rates: Tensor
+    cosines: Tensor
+    sines: Tensor
+
+    @classmethod
+    def of(cls, anchors: Tensor, turns: Tensor, rates: Tensor) -> AnchorRows:
+        """Not computed yet."""
+        return cls(anchors, turns, rates, *rates.new_zeros((2, len(turns), len(rates))))
+
+    def turn(self) -> None:
+        """Once a frame, before anybody attends. With sines in it, attention's kernel took twice as long to
+        compile.
+        """
+        angles = self.turns.float()[:, None] * self.rates
+        torch.cos(angles, out=self.cosines)
+        torch.sin(angles, out=self.sines)
+
+
+@dataclass(frozen=True, slots=True)
+class TreePlan:
+    """What `plan_attention` decided, on the device; opaque. Good for one frame.
+
+    short: pieces are many and have few rows; most rows are in one alone.
+    sinces: [rows] the first column that each row sees; None: all see the first.
+    prompts: the same for a kernel that reads prompts faster, where it suits.
+    anchored: where a policy hides something from rows; then `sinces` are there, too.
+    """
+
+    tables: tuple[Tensor, ...]
+    slots: int
+    page_rows: int
+    tile: int
+    sinces: Tensor | None = None
+    prompts: PromptPlan | None = None
+    short: bool = False
+    anchored: AnchorRows | None = None
+
+
+def plan_attention(
+    spans: Sequence[RowSpan],
+    page_rows: int,
+    heads_per_kv: int,
+    device: torch.device | str,
+    window: int | None = None,
+    rates: Tensor | None = None,
+) -> TreePlan:
+    """Plan one frame's attention: `spans` in row order, pages of `page_rows` rows. One copy to the device.
+
+    window: each row sees its own position and so many less one before it; None: all.
+    rates: see `AnchorRows`; needed where spans have sights.
+    """
+    many = sum(span.rows for span in spans)
+    tile = tile_of(many, heads_per_kv)
+    rows, told = max(tile // heads_per_kv, 1), tuple[Numbers, ...]()
+    if any(span.sight for span in spans):
+        told = policy_sights(spans, window)
+    elif window is not None:
+        told = (sinces_of(spans, window),)
+    anchored = tuple(anchored_of(spans, page_rows))
+    tables = tabulate(spans, page_rows, rows, window, told[0] if told else None, anchored)
+    sent, prompts = send_tables((*tables, *told), device), None
+    if many >= PROMPTS and not told and all(span.visible is None for span in spans):
+        prompts = plan_prompts(spans, page_rows, heads_per_kv, device)
+    near, behind = _told(sent[len(tables) :], rates)
+    if behind:
+        behind.turn()
+    given = len(tables.slots), page_rows, tile, near, prompts, False, behind
+    return TreePlan(sent[: len(tables)], *given)
+
+
+def plan_over(
+    tables: Sequence[Tensor],
+    room: TableRoom,
+    page_rows: int,
+    heads_per_kv: int,
+    told: Sequence[Tensor] = (),
+    rates: Tensor | None = None,
+) -> TreePlan:
+    """A plan that is good for as long as somebody fills `tables`, int32 of `room.shapes`, before each use.
+
+    told: of each row, filled, too: nothing, `sinces`, or as `PolicySights` has it. rates: see `AnchorRows`,
+    whose `turn` is to be called before each use.
+    """
+    pieces, *rest, pages = tables
+    tile, (sinces, anchored) = max(power_of_two(room.tile_rows * heads_per_kv), FEW), _told(told, rates)
+    given = room.slots, page_rows, tile, sinces, None, room.short, anchored
+    return TreePlan((pieces, pages, *rest), *given)
+
+
+def _told(told: Sequence[Tensor], rates: Tensor | None) -> tuple[Tensor | None, AnchorRows | None]:
+    """Sinces, and what policies leave besides."""
+    if len(told) < len(PolicySights._fields):
+        return told[0] if told else None, None
+    sinces, anchors, turns = told
+    assert rates is not None, "queries turn to anchors"
+    return sinces, AnchorRows.of(anchors, turns, rates)
+
+
+def plan_over_prompts(tiles: Tensor, pages: Tensor, page_rows: int) -> TreePlan:
+    """The same for `tabulate_prompts`, over pages that its kernel `suits`."""
+    return TreePlan((), 0, page_rows, 0, prompts=PromptPlan(tiles, pages))
+
+
+def send_tables(tables: Sequence[Numbers], device: torch.device | str) -> tuple[Tensor, ...]:
+    """In one copy."""
+    sizes = [-(-each.size // ALIGNED) * ALIGNED for each in tables]
+    flat = np.concatenate([np.resize(each, size) for each, size in zip(tables, sizes)])
+    whole = torch.from_numpy(flat)
+    if torch.device(device).type == "cuda":  # from pinned memory: else the host waits for all that runs there
+        whole = whole.pin_memory()
+    parts = whole.to(device, non_blocking=True).split(sizes)
+    return tuple(part[: each.size].view(each.shape) for part, each in zip(parts, tables))
+
+
+def are_copied(plan: TreePlan, kind: torch.dtype, kv_layer: Tensor) -> bool:
+    """Whether tiles of columns are copied by descriptors: docs/results/h100-kernels.md; the least and short
+    ones were not measured so.
+    """
+    many = plan.tile > FEW and not plan.short and plan.page_rows % COLUMNS == 0
+    return many and suits(kind, kv_layer)
+
+
+def attend(
+    q: Tensor,
+    kv_layer: Tensor,
+    plan: TreePlan,
+    sinks: Tensor | None = None,
+    softcap: float | None = None,
+    launch: Launch | None = None,
+) -> Tensor:
+    """Attention output of every row.
+
+    q:        [rows, kv_heads, g, head_dim], already scaled; rows and heads may be strided.
+    kv_layer: [2, pages, kv_heads, page_rows, head_dim]; all but the last may be strided. Or int8 with the
+              scale of each row after it, in fp16, in 16 bytes: so many are read at a time.
+    sinks:    fp32 [kv_heads, g], contiguous: scores without values. softcap: bounds the others, by tanh.
+    returns   [rows, kv_heads * g * head_dim].
+    """
+    if plan.prompts and sinks is None and softcap is None and suits(q.dtype, kv_layer):
+        return attend_prompts(q, kv_layer, plan.prompts)
+    rows, kv_heads, g, dim = q.shape
+    pieces, pages, leads, bases, bits, starts, slots = plan.tables
+    parts = q.new_empty((plan.slots, kv_heads * g, dim), dtype=torch.float32)
+    weights = q.new_empty((plan.slots, kv_heads * g), dtype=torch.float32)
+    out = q.new_empty((rows, kv_heads * g * dim))
+    room = max(power_of_two(dim), 16)
+    near, cap, eight = plan.sinces is not None, softcap or 0.0, kv_layer.dtype == torch.int8
+    copied = are_copied(plan, q.dtype, kv_layer)
+    wide, warps, stages = launch or launch_of(plan.tile, room, q.itemsize, eight, plan.short, copied)
+    sinces = leads if plan.sinces is None else plan.sinces
+    anchored = (leads, weights, weights)
+    if plan.anchored:
+        anchored = plan.anchored.anchors, plan.anchored.cosines, plan.anchored.sines
+    scales = kv_layer[..., dim:].view(torch.float16) if eight else kv_layer
+    again = len(pieces) * kv_heads > MOST
+    programs = max(RUNNING // kv_heads, 1) if again else len(pieces)
+    each = power_of_two(-(-rows * kv_heads * g // MERGERS))
+    flat, blocks = plan.page_rows % wide == 0, kv_layer
+    if copied:
+        blocks = TensorDescriptor.from_tensor(kv_layer.view(-1, dim), [wide, dim])
+    with on_device_of(q):
+        _read[(kv_heads, programs)](
+            q, kv_layer, blocks, scales, pieces, pages, leads, bases, bits, sinces, *anchored, starts, parts,
+            weights, out, *q.stride()[:3], *kv_layer.stride()[:4], len(pieces), g, plan.page_rows,
+            bits.shape[1], dim, room, plan.tile, wide, flat, near, plan.anchored is not None, plan.short,
+            again, sinks is not None, cap, eight, copied, num_warps=warps, num_stages=stages,
+            **early_start(q),
+        )  # fmt: skip
+        _merge[(rows, -(-kv_heads * g // each))](
+            parts, weights, starts, slots, weights if sinks is None else sinks, out, dim, kv_heads * g, room,
+            MERGED, each, plan.short, sinks is not None, num_warps=1, **early_start(q),
+        )  # fmt: skip
+    return out
+
+
+@kernel
+def _read(
+    q, kv, blocks, scales, pieces, pages, leads, bases, bits, sinces, anchors, cosines, sines, starts, parts,
+    weights, out, q_row, q_group, q_head, kv_half, kv_page, kv_head, kv_row, many, g, page_rows, words,
+    dim: tl.constexpr, room: tl.constexpr, tile: tl.constexpr, wide: tl.constexpr, flat: tl.constexpr,
+    near: tl.constexpr, anchored: tl.constexpr, short: tl.constexpr, again: tl.constexpr,
+    sunk: tl.constexpr, cap: tl.constexpr, eight: tl.constexpr, copied: tl.constexpr, early: tl.constexpr,
+):  # fmt: skip
+    """One piece under one KV head; again: piece after piece.
+
+    A captured graph has room for more pieces than most frames have: those that are too many come last.
+    """
+    let_next_begin(early)
+    head, number = tl.program_id(0), tl.program_id(1)
+    high = tl.load(pieces + number * 7 + 1)
+    given = (
+        q, kv, blocks, scales, pages, leads, bases, bits, sinces, anchors, cosines, sines, starts, parts,
+        weights, out, q_row, q_group, q_head, kv_half, kv_page, kv_head, kv_row, head, g, page_rows, words,
+    )  # fmt: skip
+    if again:
+        while high > 0:
+            _read_piece(
+                given, pieces + number * 7, high, dim, room, tile, wide, flat, near, anchored,
+                short, sunk, cap, eight, copied, early,
+            )  # fmt: skip
+            number += tl.num_programs(1)
+            high = tl.load(pieces + number * 7 + 1, mask=number < many, other=0)
+        await_before(early)
+    else:
+        if high == 0:
+            await_before(early)
+            return
+        _read_piece(
+            given, pieces + number * 7, high, dim, room, tile, wide, flat, near, anchored, short,
+            sunk, cap, eight, copied, early,
+        )  # fmt: skip
+
+
+@kernel
+def _read_piece(
+    given, piece, high, dim: tl.constexpr, room: tl.constexpr, tile: tl.constexpr, wide: tl.constexpr,
+    flat: tl.constexpr, near: tl.constexpr, anchored: tl.constexpr,
+    short: tl.constexpr, sunk: tl.constexpr, cap: tl.constexpr, eight: tl.constexpr, copied: tl.constexpr,
+    early: tl.constexpr,
+):  # fmt: skip
+    """The softmax of a piece's rows over its columns, and its log-sum-exp; of rows that are in no other, what
+    they get, where pieces are short.
+    """
+    (
+        q, kv, blocks, scales, pages, leads, bases, bits, sinces, anchors, cosines, sines, starts, parts,
+        weights, out, q_row, q_group, q_head, kv_half, kv_page, kv_head, kv_row, head, g, page_rows, words,
+    ) = given  # fmt: skip
+    top_row, where = tl.load(piece), tl.load(piece + 2)
+    columns, at, common, slot = tl.load(piece + 3), tl.load(piece + 4), tl.load(piece + 5), tl.load(piece + 6)
+    line, d = tl.arange(0, tile), tl.arange(0, room)
+    row, live = top_row + line // g, line < high * g
+    lead = tl.load(leads + row, mask=live, other=0)
+    base = tl.load(bases + row, mask=live, other=0)
+    merged = live
+    if short and not sunk:
+        merged = tl.load(starts + row + 1, mask=live, other=0) - tl.load(starts + row, mask=live, other=0) > 1
+    since = tl.zeros_like(lead)
+    if near:
+        since = tl.load(sinces + row, mask=live, other=0)
+    await_before(early)  # the tables are older than the kernels of this frame
+    there = live[:, None] & (d < dim)[None, :]
+    from_q = row.to(tl.int64) * q_row + head * q_group + (line % g) * q_head
+    queries = tl.load(q + from_q[:, None] + d[None, :], mask=there, other=0.0)
+    if anchored:  # noqa: SIM102  # the first is known when this is compiled
+        if common < 0:
+            lead = tl.load(anchors + row, mask=live, other=0)
+            since = tl.zeros_like(lead)
+            other = tl.load(q + from_q[:, None] + (d ^ 1)[None, :], mask=there, other=0.0).to(tl.float32)
+            pair = (row * (dim // 2))[:, None] + (d // 2)[None, :]
+            sine = tl.where((d & 1)[None, :] == 0, 1.0, -1.0) * tl.load(sines + pair, mask=there, other=0.0)
+            cosine = tl.load(cosines + pair, mask=there, other=0.0)
+            queries = (queries.to(tl.float32) * cosine + other * sine).to(queries.dtype)
+    highest, total = tl.full((tile,), LOWEST, tl.float32), tl.zeros((tile,), tl.float32)
+    state = (highest, total, tl.zeros((tile, room), tl.float32))
+    pages, kv, bits = pages + where, kv + head * kv_head, bits + row * words
+    if eight:
+        scales += head * (kv_head // 2)
+    free = tl.minimum(tl.maximum(common - at, 0), columns) // wide * wide
+    whole = 0  # from here to `free` every row sees every column
+    if near:
+        nearest = tl.min(tl.where(live, since, at + columns), 0)
+        start = tl.minimum(tl.maximum(nearest - at, 0), columns) // wide * wide
+        whole = tl.minimum(tl.maximum(tl.max(since, 0) - at, start), columns)
+        whole = (whole + wide - 1) // wide * wide
+        free = tl.maximum(free, whole)
+        for left in range(start, tl.minimum(whole, columns), wide):
+            keys, values, key_scale, value_scale = _fetch(
+                kv, blocks, scales, pages, left, columns, head, kv_half, kv_page, kv_row, page_rows,
+                q.dtype.element_ty, dim, room, wide, flat, eight, copied,
+            )  # fmt: skip
+            scores = _score(queries, keys, key_scale, cap, eight)
+            seen = _seen(bits, lead, base, since, live, left, at, columns, words, wide, near)
+            state = take_in(state, tl.where(seen, scores, LOWEST), values, value_scale, eight)
+    for left in range(whole, free, wide):
+        keys, values, key_scale, value_scale = _fetch(
+            kv, blocks, scales, pages, left, columns, head, kv_half, kv_page, kv_row, page_rows,
+            q.dtype.element_ty, dim, room, wide, flat, eight, copied,
+        )  # fmt: skip
+        scores = _score(queries, keys, key_scale, cap, eight)
+        state = take_in(state, scores, values, value_scale, eight)
+    for left in range(free, columns, wide):
+        keys, values, key_scale, value_scale = _fetch(
+            kv, blocks, scales, pages, left, columns, head, kv_half, kv_page, kv_row, page_rows,
+            q.dtype.element_ty, dim, room, wide, flat, eight, copied,
+        )  # fmt: skip
+        scores = _score(queries, keys, key_scale, cap, eight)
+        seen = _seen(bits, lead, base, since, live, left, at, columns, words, wide, near)
+        state = take_in(state, tl.where(seen, scores, LOWEST), values, value_scale, eight)
+    highest, total, sums = state
+    sums /= tl.maximum(total, 1.0)[:, None]
+    heads, mine = tl.num_programs(0) * g, head * g + line % g
+    if short and not sunk:
+        alone = row.to(tl.int64) * heads + mine
+        tl.store(out + alone[:, None] * dim + d[None, :], sums, mask=there & ~merged[:, None])
+    weight = tl.where(highest == LOWEST, LOWEST, (highest + tl.log2(tl.maximum(total, 1.0))) / LOG2E)
+    given = (slot + line // g).to(tl.int64) * heads + mine
+    tl.store(weights + given, weight, mask=live & merged)
+    tl.store(parts + given[:, None] * dim + d[None, :], sums, mask=there & merged[:, None])
+
+
+@kernel
+def _score(queries, keys, scale, cap: tl.constexpr, eight: tl.constexpr):
+    """Scores [tile, wide], times the scales of keys in int8; cap: cap * tanh(score / cap), unless it is 0."""
+    scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+    if eight:
+        scores *= scale[None, :]
+    if cap > 0:
+        scores = cap - 2 * cap / (tl.exp(scores * (2 / cap)) + 1)
+    return scores
+
+
+@kernel
+def _seen(
+    bits, lead, base, since, live, left, at, columns, words, wide: tl.constexpr, near: tl.constexpr
+):  # fmt: skip
+    """Which columns of a tile each row sees."""
+    column = left + tl.arange(0, wide)
+    bit = at + column[None, :] - base[:, None]
+    word = _words(bits, at + left - base, bit, live, words, wide)
+    before = (at + column)[None, :] < lead[:, None]
+    if near:
+        before &= (at + column)[None, :] >= since[:, None]
+    return (before | (((word >> (bit & 31)) & 1) == 1)) & (column < columns)[None, :]
+
+
+@kernel
+def _words(bits, first, bit, live, words, wide: tl.constexpr):
+    """The word of each bit [tile, wide] of rows whose bits begin with `first`; each word is loaded once."""
+    at = first >> 5
+    word = tl.zeros_like(bit)
+    for step in tl.static_range(wide // 32 + 1):
+        there = live & (at + step >= 0) & (at + step < words)
+        one = tl.load(bits + at + step, mask=there, other=0)
+        word = tl.where((bit >> 5) == (at + step)[:, None], one[:, None], word)
+    return word
+
+
+@kernel
+def _fetch(
+    kv, blocks, scales, pages, left, columns, head, kv_half, kv_page, kv_row, page_rows, kind: tl.constexpr,
+    dim: tl.constexpr, room: tl.constexpr, wide: tl.constexpr, flat: tl.constexpr, eight: tl.constexpr,
+    copied: tl.constexpr,
+):  # fmt: skip
+    """Keys and values of a tile of columns, and their scales.
+
+    flat: they lie on one page; copied: by descriptors, with what follows them there, too; eight: rows are in
+    int8, which `kind` holds exactly.
+    """
+    if copied:
+        at = tl.load(pages + left // page_rows) * (kv_page // dim) + head * page_rows + left % page_rows
+        return blocks.load([at, 0]), blocks.load([at + (kv_half // dim).to(tl.int32), 0]), 1.0, 1.0
+    column, d = left + tl.arange(0, wide), tl.arange(0, room)
+    if flat:
+        page = tl.load(pages + left // page_rows).to(tl.int64)
+    else:
+        page = tl.load(pages + column // page_rows, mask=column < columns, other=0).to(tl.int64)
+    place = page * kv_page + (column % page_rows) * kv_row
+    held = (column < columns)[:, None] & (d < dim)[None, :]
+    where = (kv + place)[:, None] + d[None, :]
+    keys, values = tl.load(where, mask=held, other=0), tl.load(where + kv_half, mask=held, other=0)
+    one, two = 1.0, 1.0
+    if eight:
+        one = tl.load(scales + place // 2, mask=column < columns, other=0.0).to(tl.float32)
+        two = tl.load(scales + place // 2 + kv_half // 2, mask=column < columns, other=0.0).to(tl.float32)
+        keys, values = keys.to(kind), values.to(kind)
+    return keys, values, one, two
+
+
+@kernel
+def take_in(state, scores, values, scale, eight: tl.constexpr):
+    """Running softmax in powers of two: highest score, sum of weights, weighted values; times the scales of
+    values in int8.
+    """
+    highest, total, sums = state
+    scores *= LOG2E
+    higher = tl.maximum(highest, tl.max(scores, 1))
+    chances = tl.exp2(scores - higher[:, None])
+    kept = tl.exp2(highest - higher)
+    total = total * kept + tl.sum(chances, 1)
+    if eight:
+        chances *= scale[None, :]
+    sums = tl.dot(chances.to(values.dtype), values, sums * kept[:, None], input_precision="ieee")
+    return higher, total, sums
+
+
+@kernel
+def _merge(
+    parts, weights, starts, slots, sinks, out, dim, heads, room: tl.constexpr, many: tl.constexpr,
+    each: tl.constexpr, short: tl.constexpr, sunk: tl.constexpr, early: tl.constexpr,
+):  # fmt: skip
+    """`each` heads of one row: its pieces by their log-sum-exp, and a sink's. A row without pieces gets
+    zeros; where pieces are short, one with a single piece and no sink has what it gets.
+    """
+    let_next_begin(early)
+    row, head = tl.program_id(0), tl.program_id(1) * each + tl.arange(0, each)
+    d, mine = tl.arange(0, room), head < heads
+    whole = mine[:, None] & (d < dim)[None, :]
+    first, last = tl.load(starts + row), tl.load(starts + row + 1)
+    await_before(early)
+    if short and not sunk:  # noqa: SIM102  # the first is known when this is compiled
+        if last - first == 1:
+            return
+    highest, total = tl.full((each,), LOWEST, tl.float32), tl.zeros((each,), tl.float32)
+    sums = tl.zeros((each, room), tl.float32)
+    if sunk:
+        highest, total = tl.load(sinks + head, mask=mine, other=LOWEST), total + 1.0
+    for left in range(first, last, many):
+        higher = highest
+        for step in tl.static_range(many):
+            slot = tl.load(slots + left + step, mask=left + step < last, other=0).to(tl.int64)
+            live = mine & (left + step < last)
+            higher = tl.maximum(higher, tl.load(weights + slot * heads + head, mask=live, other=LOWEST))
+        kept = tl.exp(highest - higher)
+        total, sums, highest = total * kept, sums * kept[:, None], higher
+        for step in tl.static_range(many):
+            slot = tl.load(slots + left + step, mask=left + step < last, other=0).to(tl.int64)
+            live, at = mine & (left + step < last), slot * heads + head
+            weight = tl.load(weights + at, mask=live, other=LOWEST)
+            share = tl.where(live, tl.exp(weight - higher), 0.0)
+            place = parts + at[:, None] * dim + d[None, :]
+            sums += share[:, None] * tl.load(place, mask=whole & live[:, None], other=0.0)
+            total += share
+    sums = tl.where((total > 0)[:, None], sums / tl.where(total > 0, total, 1.0)[:, None], 0.0)
+    tl.store(out + (row.to(tl.int64) * heads + head)[:, None] * dim + d[None, :], sums, mask=whole)

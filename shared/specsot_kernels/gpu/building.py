@@ -1,0 +1,261 @@
+"""Draft trees in Triton: the best candidates of every request, then trees from them or from known parents."""
+
+# Triton reads the annotations of kernels itself, and knows constexpr alone.
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from specsot_kernels.contract import DraftResults, TreeArrays, TreeMaskMode
+from specsot_kernels.gpu.launching import kernel, kernel_for_any, launch, on_device_of, power_of_two
+
+FULL = tl.constexpr(TreeMaskMode.FULL_MASK.value)
+PACKED = tl.constexpr(TreeMaskMode.QLEN_ONLY_BITPACKING.value)
+WORDS = ((8, torch.uint8), (16, torch.uint16), (32, torch.uint32))
+LONG = 1 << 31  # larger numbers have 64 bits
+ROWS = 64  # of a tile at most: 64 x 64 nodes fit the registers of four warps
+
+
+def build_trees(
+    verified: Tensor,
+    parent_list: Tensor,
+    selected: Tensor,
+    drafts: Tensor,
+    seq_lens: Tensor,
+    topk: int,
+    mode: TreeMaskMode,
+    total: int | None,
+) -> TreeArrays:
+    """See `reference`."""
+    batch, nodes = len(verified), drafts.shape[1] + 1
+    rows = verified.new_empty((6, batch * nodes), dtype=torch.long)
+    made = _arrays(rows, _blank_mask(batch, nodes, seq_lens, mode, total), batch)
+    _build_into(made, rows[5], (verified, parent_list, selected, drafts, seq_lens), topk, mode)
+    return made
+
+
+def _build_into(
+    made: TreeArrays, parents: Tensor, given: Sequence[Tensor], topk: int, mode: TreeMaskMode
+) -> None:
+    """Into contiguous arrays; of a full mask the trees' columns alone.
+
+    parents: int64 [bs * n], to work in. given: the first five of `build_trees`.
+    """
+    verified, parent_list, _, drafts, _ = given
+    nodes, groups, (mask, *outputs) = drafts.shape[1] + 1, parent_list.shape[1], made
+    inputs = [each if each.is_contiguous() else each.contiguous() for each in given]
+    arrays, size = (*inputs, *outputs, parents, mask), mask.numel()
+    numbers = (nodes, topk, groups)
+    kind = (
+        verified.device, *[each.dtype for each in inputs], mask.dtype,
+        *[each.data_ptr() % 16 == 0 for each in arrays], *numbers, size < LONG, mode.value,
+    )  # fmt: skip
+    with on_device_of(verified):
+        launch(_build, (verified.shape[0], 1, 1), kind, (*arrays, *numbers, size, mode.value, _tile(nodes)))
+
+
+def arrange_trees(
+    tokens: Tensor, parents: Tensor, seq_lens: Tensor, mode: TreeMaskMode, total: int | None
+) -> TreeArrays:
+    """See `reference`."""
+    batch, nodes = tokens.shape
+    rows = tokens.new_empty((6, batch * nodes), dtype=torch.long)
+    rows[4].view(batch, nodes).copy_(tokens)
+    mask = _blank_mask(batch, nodes, seq_lens, mode, total)
+    made = _arrays(rows, mask, batch)
+    with on_device_of(tokens):
+        given = parents.contiguous(), seq_lens.contiguous()
+        _arrange[(batch,)](*given, *made[1:5], mask, nodes, mask.numel(), mode.value, _tile(nodes))
+    return made
+
+
+def write_trees(arrays: Sequence[Tensor], given: Sequence[Tensor], topk: int, mode: TreeMaskMode) -> bool:
+    """`build_trees` of its first five into the first five of TreeArrays. False: they are no such arrays."""
+    (mask, *others), (batch, below) = arrays, given[2].shape
+    rows = batch * (below + 1)
+    enough = rows * (1 if mode == TreeMaskMode.QLEN_ONLY_BITPACKING else below + 1)
+    fits = mask.dtype == _kind_of_mask(below + 1, mode) and mask.numel() >= enough
+    fits = fits and all(each.dtype == torch.long and each.numel() == rows for each in others)
+    if not fits or not all(each.is_contiguous() for each in arrays):
+        return False
+    if mode == TreeMaskMode.FULL_MASK:
+        mask.fill_(True)
+    tokens, parents = others[0].new_empty(rows), others[0].new_empty(rows)
+    _build_into(TreeArrays._make((*arrays, tokens)), parents, given, topk, mode)
+    return True
+
+
+def _tile(nodes: int) -> int:
+    return min(power_of_two(nodes), ROWS)
+
+
+def _blank_mask(batch: int, nodes: int, seq_lens: Tensor, mode: TreeMaskMode, total: int | None) -> Tensor:
+    """Room for the mask; of a full one, the columns of the text are true already."""
+    kind = _kind_of_mask(nodes, mode)
+    if mode == TreeMaskMode.FULL_MASK:
+        text = int(seq_lens.sum()) if total is None else total
+        return seq_lens.new_ones(nodes * text + batch * nodes * nodes, dtype=kind)
+    return seq_lens.new_empty(batch * nodes * (nodes if mode == TreeMaskMode.QLEN_ONLY else 1), dtype=kind)
+
+
+def _kind_of_mask(nodes: int, mode: TreeMaskMode) -> torch.dtype:
+    if mode == TreeMaskMode.QLEN_ONLY_BITPACKING:
+        return next(kind for most, kind in WORDS if nodes <= most)
+    return torch.bool
+
+
+def _arrays(rows: Tensor, mask: Tensor, batch: int) -> TreeArrays:
+    positions, index, first, following, tokens, _ = rows.unbind()
+    return TreeArrays(
+        mask, positions, index.view(batch, -1), first.view(batch, -1), following.view(batch, -1), tokens
+    )
+
+
+@kernel_for_any("size")
+def _build(
+    verified, parent_list, selected, drafts, seq_lens, positions, index, children, siblings, tokens, parents,
+    mask, nodes, topk, groups, size, mode: tl.constexpr, tile: tl.constexpr,
+):  # fmt: skip
+    b = tl.program_id(0).to(tl.int64)
+    tokens, parents = tokens + b * nodes, parents + b * nodes
+    chosen = selected + b * (nodes - 1) - 1  # node 1 is the first that was chosen
+    for top in range(0, nodes, tile):
+        node = top + tl.arange(0, tile)
+        drafted = (node > 0) & (node < nodes)
+        token = tl.load(drafts + b * (nodes - 1) - 1 + node, mask=drafted, other=0).to(tl.int64)
+        token = tl.where(node == 0, tl.load(verified + b).to(tl.int64), token)
+        tl.store(tokens + node, token, mask=node < nodes)
+        group = tl.load(chosen + node, mask=drafted, other=0).to(tl.int64) // topk
+        known = drafted & (group >= 0) & (group < groups)
+        wanted = tl.load(parent_list + b * groups + group, mask=known, other=-1).to(tl.int64)
+        above = tl.full((tile,), -1, tl.int32)
+        for left in range(1, nodes, tile):
+            other = left + tl.arange(0, tile)
+            flat = tl.load(chosen + other, mask=other < nodes, other=-2).to(tl.int64)
+            same = flat[None, :] == wanted[:, None]
+            above = tl.maximum(above, tl.max(tl.where(same, other[None, :], -1), 1))
+        above = tl.where(group == 0, 0, above)
+        tl.store(parents + node, tl.where(drafted, above, -1), mask=node < nodes)
+    tl.debug_barrier()  # each thread reads parents that others wrote
+    _lay_out(parents, seq_lens, positions, index, children, siblings, mask, nodes, size, mode, tile)
+
+
+@kernel
+def _arrange(
+    parents, seq_lens, positions, index, children, siblings, mask, nodes, size,
+    mode: tl.constexpr, tile: tl.constexpr,
+):  # fmt: skip
+    b = tl.program_id(0).to(tl.int64)
+    parents += b * nodes
+    _lay_out(parents, seq_lens, positions, index, children, siblings, mask, nodes, size, mode, tile)
+
+
+@kernel
+def _lay_out(
+    parents, seq_lens, positions, index, children, siblings, mask, nodes, size,
+    mode: tl.constexpr, tile: tl.constexpr,
+):  # fmt: skip
+    """Everything that follows from the parents of one request's nodes, tile by tile."""
+    b = tl.program_id(0).to(tl.int64)
+    length = tl.load(seq_lens + b).to(tl.int64)
+    start, stride = b * nodes * nodes, length * 0 + nodes
+    if mode == FULL:
+        start, stride = start + nodes * _sum_before(seq_lens, b) + length, length + nodes
+    for top in range(0, nodes, tile):
+        node = top + tl.arange(0, tile)
+        own = _parent(parents, node, nodes)
+        first, following = tl.full((tile,), nodes, tl.int32), tl.full((tile,), nodes, tl.int32)
+        depth = tl.zeros((tile,), tl.int32)
+        for left in range(0, nodes, tile):
+            other = left + tl.arange(0, tile)
+            theirs = _parent(parents, other, nodes)
+            child = theirs[None, :] == node[:, None]
+            first = tl.minimum(first, tl.min(tl.where(child, other[None, :], nodes), 1))
+            sibling = (theirs[None, :] == own[:, None]) & (other[None, :] > node[:, None])
+            sibling = sibling & (own[:, None] >= 0)
+            following = tl.minimum(following, tl.min(tl.where(sibling, other[None, :], nodes), 1))
+            seen = (other[None, :] == 0) | (other[None, :] == node[:, None])
+            depth, at = (node > 0).to(tl.int32), own
+            while tl.max(at, 0) > 0:
+                seen = seen | (other[None, :] == at[:, None])
+                depth += (at > 0).to(tl.int32)
+                at = tl.where(at > 0, _parent(parents, at, nodes), -1)
+            if mode == PACKED:  # one tile holds every word that there is
+                word = tl.sum(
+                    tl.where(seen & (other < nodes)[None, :], 1, 0).to(tl.int64) << other[None, :], 1
+                )
+                tl.store(mask + b * nodes + node, word, mask=node < nodes)
+            else:
+                place = start + node[:, None] * stride + other[None, :]
+                fits = (node < nodes)[:, None] & (other < nodes)[None, :] & (place < size)
+                tl.store(mask + place, seen, mask=fits)
+        row = b * nodes + node
+        tl.store(positions + row, length + depth, mask=node < nodes)
+        tl.store(index + row, row, mask=node < nodes)
+        tl.store(children + row, tl.where(first == nodes, -1, first), mask=node < nodes)
+        tl.store(siblings + row, tl.where(following == nodes, -1, following), mask=node < nodes)
+
+
+@kernel
+def _parent(parents, node, nodes):
+    """The parents of a tile's nodes; -1 where there is none."""
+    above = tl.load(parents + node, mask=(node >= 0) & (node < nodes), other=-1).to(tl.int32)
+    return tl.where(above < node, above, -1)
+
+
+@kernel
+def _sum_before(seq_lens, b):
+    """Tokens of the requests before request b."""
+    total = b * 0
+    for start in range(0, b, 128):
+        each = start + tl.arange(0, 128)
+        total += tl.sum(tl.load(seq_lens + each, mask=each < b, other=0).to(tl.int64), 0)
+    return total
+
+
+def organize_draft_results(
+    score_list: Sequence[Tensor], token_list: Sequence[Tensor], parents_list: Sequence[Tensor], nodes: int
+) -> DraftResults:
+    """See `reference`."""
+    batch = len(score_list[0])
+    scores = torch.cat([each.flatten(1) for each in score_list], dim=1)
+    tokens = torch.cat(tuple(token_list), dim=1)
+    known = torch.cat(tuple(parents_list[:-1]), dim=1) if len(parents_list) > 1 else parents_list[0][:, :1]
+    selected, chosen = tokens.new_empty((2, batch, nodes - 1), dtype=torch.long).unbind()
+    if nodes > 1:
+        size, wide = scores.shape[1], scores.dtype == torch.float64
+        with on_device_of(scores):
+            _choose[(batch,)](scores, tokens, selected, chosen, size, nodes - 1, wide, power_of_two(size))
+    return DraftResults(known.long(), selected, chosen)
+
+
+@kernel
+def _choose(
+    scores, tokens, selected, chosen, size, wanted, wide: tl.constexpr, room: tl.constexpr
+):  # fmt: skip
+    b, number = tl.program_id(0).to(tl.int64), tl.arange(0, room)
+    there = number < size
+    score = tl.load(scores + b * size + number, mask=there, other=0.0)
+    score = score.to(tl.float64) if wide else score.to(tl.float32)
+    score = tl.where(score == score, score, float("-inf")) + 0.0  # no NaN, no negative zero
+    if wide:
+        order = score.to(tl.int64, bitcast=True)
+        order = order ^ ((order >> 63) & 0x7FFFFFFFFFFFFFFF)
+    else:
+        short = score.to(tl.int32, bitcast=True)
+        order = (short ^ ((short >> 31) & 0x7FFFFFFF)).to(tl.int64)
+    positive = tl.sum((there & (order >= 0)).to(tl.int32), 0) >= wanted
+    least = tl.where(positive, 0, -9223372036854775808 if wide else -2147483648).to(tl.int64)
+    for bit in range(62 if wide else 30, -1, -1):
+        higher = least + (tl.full((), 1, tl.int64) << bit)
+        enough = tl.sum((there & (order >= higher)).to(tl.int32), 0) >= wanted
+        least = tl.where(enough, higher, least)
+    above, level = there & (order > least), there & (order == least)
+    room_left = wanted - tl.sum(above.to(tl.int32), 0)
+    taken = above | (level & (tl.cumsum(level.to(tl.int32), 0) <= room_left))
+    place = b * wanted + tl.cumsum(taken.to(tl.int32), 0) - 1
+    tl.store(selected + place, number, mask=taken)
+    tl.store(chosen + place, tl.load(tokens + b * size + number, mask=taken, other=0), mask=taken)

@@ -1,0 +1,76 @@
+"""Chooses on the GPU the best nodes of the trees grown there, as rows of the lap that verifies them.
+
+The rule is that of `selection.best_each` and `selection.build_trees` in the drafter.
+"""
+
+# Triton reads the annotations of kernels itself, and knows constexpr alone.
+from __future__ import annotations
+
+import triton.language as tl
+
+from specsot_kernels.gpu.growing import order_of
+from specsot_kernels.gpu.launching import kernel_for_any, on_device_of, power_of_two
+from specsot_kernels.growing import WORD, CandidatePool, ChoiceNumbers, TreeRows
+
+
+def choose_rows(
+    pool: CandidatePool, numbers: ChoiceNumbers, rows: TreeRows, nodes: int, vocabulary: int
+) -> None:
+    """Write the rows of all trees in `numbers`, one behind the other, `nodes` each, at most 2 * WORD: all but
+    the root's, which is there, and whose position says where the others are.
+
+    vocabulary: a token beyond it is fed as the last one.
+    """
+    trees, candidates = len(numbers.chosen), pool.tokens.shape[1]
+    assert nodes - 1 <= min(candidates, 2 * WORD - 1), "as many as there are, and bits for all"
+    with on_device_of(pool.scores):
+        _choose[(trees,)](
+            *rows, pool.tokens, pool.scores, pool.parents, *numbers, pool.tokens.stride(0),
+            pool.scores.stride(0), candidates, nodes, vocabulary, rows.bits.stride(0), numbers.trust.numel(),
+            power_of_two(candidates), WORD, num_warps=8 if candidates > 256 else 4,
+        )  # fmt: skip
+
+
+@kernel_for_any("from_pool", "from_scores", "candidates", "nodes", "vocabulary", "words", "levels")
+def _choose(
+    tokens, positions, bits, pool_tokens, pool_scores, pool_parents, places, depths, trust, ranks, chosen,
+    from_pool, from_scores, candidates, nodes, vocabulary, words, levels,
+    wide: tl.constexpr, word: tl.constexpr,
+):  # fmt: skip
+    """Of one tree. A candidate's rank is its number in the tree, 0 where it is not in it."""
+    tree = tl.program_id(0).to(tl.int64)
+    number = tl.arange(0, wide)
+    there, place = number < candidates, tl.load(places + tree).to(tl.int64)
+    depth = tl.load(depths + number, mask=there, other=1)
+    value = tl.load(pool_scores + place * from_scores + number, mask=there, other=0.0)
+    order = order_of(tl.minimum(value + tl.load(trust + depth - 1, mask=there, other=0.0), 0.0))
+    wanted = nodes - 1
+    low = tl.full((), -2147483648, tl.int64)  # so many are as good as this; of `high` they are fewer
+    high = tl.full((), 2147483648, tl.int64)
+    for _ in range(32):
+        middle = (low + high) >> 1
+        enough = tl.sum((there & (order >= middle)).to(tl.int32), 0) >= wanted
+        low, high = tl.where(enough, middle, low), tl.where(enough, high, middle)
+    better, level = there & (order > low), there & (order == low)
+    spare = wanted - tl.sum(better.to(tl.int32), 0)
+    taken = better | (level & (tl.cumsum(level.to(tl.int32), 0) <= spare))
+    rank = tl.where(taken, tl.cumsum(taken.to(tl.int32), 0), 0)
+    tl.store(ranks + tree * candidates + number, rank, mask=there)
+    tl.debug_barrier()
+    first = tree * nodes
+    row = first + rank
+    token = tl.load(pool_tokens + place * from_pool + number, mask=taken, other=0)
+    token = tl.minimum(tl.maximum(token, 0), vocabulary - 1).to(tl.int32)
+    tl.store(tokens + row, token, mask=taken)
+    tl.store(positions + row, tl.load(positions + first) + depth, mask=taken)
+    tl.store(chosen + tree * wanted + rank - 1, number, mask=taken)
+    above = (number + 1).to(tl.int64)  # a candidate's number and one more; 0 is the root
+    seen = tl.full((wide,), 1, tl.int64)
+    for _ in range(levels):
+        here = taken & (above > 0)
+        mine = tl.load(ranks + tree * candidates + above - 1, mask=here, other=0).to(tl.int64)
+        seen |= tl.full((wide,), 1, tl.int64) << mine
+        above = tl.load(pool_parents + place * from_pool + above - 1, mask=here, other=0)
+    tl.store(bits + row * words, seen.to(tl.int32), mask=taken)
+    if nodes > word:
+        tl.store(bits + row * words + 1, (seen >> word).to(tl.int32), mask=taken)

@@ -1,0 +1,193 @@
+"""Target tokens of rows of logits in one launch: argmax, or drawn at a temperature behind cuts.
+
+What a row gets depends on nothing but the row and its own settings: a program reads one row alone, its parts
+always the same, and adds up in float64. So it is the same token in any tree, and in any company.
+"""
+
+# Triton reads the annotations of kernels itself, and knows constexpr alone.
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from specsot_kernels.gpu.launching import kernel, on_device_of, power_of_two
+
+WIDE, LINE = 8192, 128  # tokens that a program looks at together, and of a part of those
+BITS = {torch.bfloat16: 16, torch.float16: 20}  # of a float32, from the sign on, that such numbers need
+
+Setting = tuple[float, float, float, float, float]  # temperature, top_k (0: none), top_p, min_p, 53-bit key
+ARGMAX: Setting = (0.0, 0.0, 1.0, 0.0, 0.0)
+
+
+def choose(
+    logits: Tensor, settings: Sequence[Setting], meanwhile: Callable[[Tensor], None] | None = None
+) -> list[int | None]:
+    """A token for each row [rows, V]; None where a row holds NaN, infinity, or nothing but -infinity.
+
+    The host waits for the device once. meanwhile: called before that, with the tokens there, int32 [rows],
+    negative where there is none.
+    """
+    rows, columns = logits.shape
+    logits = logits if logits.stride(1) == 1 else logits.contiguous()
+    drawn, cut = any(one[0] > 0 for one in settings), any(one[1] or one[2] < 1 for one in settings)
+    tokens, told = logits.new_empty(rows, dtype=torch.int32), logits
+    if drawn:
+        here = torch.tensor(settings, dtype=torch.float64, pin_memory=logits.is_cuda)
+        told = here.to(logits.device, non_blocking=True)
+    wide = min(power_of_two(columns), WIDE)
+    parts, line = power_of_two(-(-columns // wide)), min(wide, LINE)
+    with on_device_of(logits):
+        _choose[(rows,)](
+            logits, told, tokens, columns, logits.stride(0), BITS.get(logits.dtype, 32) // 2, wide,
+            parts, line, drawn, cut, num_warps=32 if wide == WIDE else 4,
+        )  # fmt: skip
+    if meanwhile is not None and logits.is_cuda:
+        here = torch.empty(rows, dtype=torch.int32, pin_memory=True)
+        here.copy_(tokens, non_blocking=True)
+        there = torch.cuda.Event()
+        there.record(torch.cuda.current_stream(logits.device))
+        meanwhile(tokens)
+        there.synchronize()
+        tokens = here
+    return [None if token < 0 else token for token in tokens.tolist()]
+
+
+@kernel
+def _choose(
+    logits, settings, tokens, columns, from_row, turns: tl.constexpr, wide: tl.constexpr,
+    parts: tl.constexpr, line: tl.constexpr, drawn: tl.constexpr, cut: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * from_row
+    place = tl.arange(0, wide)
+    highest, first = tl.full((wide,), float("-inf"), tl.float32), tl.zeros((wide,), tl.int32)
+    odd = tl.zeros((wide,), tl.int32)
+    for start in range(0, columns, wide):
+        values = _values(logits, start + place, columns)
+        odd |= ((values != values) | (values == float("inf"))).to(tl.int32)
+        first = tl.where(values > highest, start + place, first)
+        highest = tl.where(values > highest, values, highest)
+    top = tl.max(highest, 0)
+    numbers = (tl.max(odd, 0) == 0) & (top > float("-inf"))
+    token = tl.min(tl.where(highest == top, first, columns), 0)
+    if drawn:
+        temperature = tl.load(settings + row * 5).to(tl.float32)
+        if numbers & (temperature > 0):
+            min_p = tl.load(settings + row * 5 + 3).to(tl.float32)
+            lowest = tl.full((), -2147483648, tl.int64)
+            if cut:
+                top_k, top_p = tl.load(settings + row * 5 + 1), tl.load(settings + row * 5 + 2)
+                if (top_k > 0) & (top_k < columns):
+                    lowest = _lowest(logits, columns, top, temperature, lowest, top_k, turns, wide, True)
+                if top_p < 1:
+                    whole = tl.zeros((wide,), tl.float64)
+                    for start in range(0, columns, wide):
+                        whole += _weights(logits, start + place, columns, top, temperature, lowest, 0.0)
+                    goal = top_p * tl.sum(whole, 0)
+                    nucleus = _lowest(logits, columns, top, temperature, lowest, goal, turns, wide, False)
+                    lowest = tl.maximum(lowest, nucleus)
+            part = tl.arange(0, parts)
+            masses = tl.zeros((parts,), tl.float64)
+            for start in range(0, columns, wide):
+                weights = _weights(logits, start + place, columns, top, temperature, lowest, min_p)
+                masses = tl.where(part == start // wide, tl.sum(weights, 0), masses)
+            key = tl.load(settings + row * 5 + 4).to(tl.int64)
+            number = _descend(masses, key, wide, parts)
+            inside = _weights(logits, number * wide + place, columns, top, temperature, lowest, min_p)
+            token = number * wide + _descend_far(inside, key, wide, line)
+    tl.store(tokens + row, tl.where(numbers, token, -1))
+
+
+@kernel
+def _descend_far(weights, key, wide: tl.constexpr, line: tl.constexpr):
+    """The same by way of lines, whose sums are few."""
+    table = tl.reshape(weights, (wide // line, line))
+    number = _descend(tl.sum(table, 1), key, line, wide // line)
+    own = tl.arange(0, wide // line)[:, None] == number
+    return number * line + _descend(tl.sum(tl.where(own, table, 0.0), 0), key, 1, line)
+
+
+@kernel
+def _descend(weights, key, each, size: tl.constexpr):
+    """The number of the weight [size] that is drawn, its highest bit first. each: tokens of a weight."""
+    number = tl.arange(0, size)
+    first = (key * 0).to(tl.int32)
+    step = first + size // 2
+    while step > 0:
+        half = first + step
+        left = tl.sum(tl.where((number >= first) & (number < half), weights, 0.0), 0)
+        right = tl.sum(tl.where((number >= half) & (number < half + step), weights, 0.0), 0)
+        goes = (right > 0) & (_uniform(key, step * each) * (left + right) >= left)
+        first = tl.where(goes, half, first)
+        step = step >> 1
+    return first
+
+
+@kernel
+def _uniform(key, half):
+    """As `specsot_worker.core.accept.uniform` has it: shifts there fill with zeros."""
+    word = key + half.to(tl.int64) * -7046029254386353131
+    word = (word ^ ((word >> 30) & 0x3FFFFFFFF)) * -4658895280553007687
+    word = (word ^ ((word >> 27) & 0x1FFFFFFFFF)) * -7723592293110705685
+    return (((word ^ ((word >> 31) & 0x1FFFFFFFF)) >> 11) & 0x1FFFFFFFFFFFFF).to(tl.float64) * 2.0**-53
+
+
+@kernel
+def _lowest(
+    logits, columns, top, temperature, above, goal, turns: tl.constexpr, wide: tl.constexpr,
+    counted: tl.constexpr,
+):  # fmt: skip
+    """The greatest order from which on, of those from `above` on, tokens number or weigh as much as `goal`;
+    two bits of it a turn.
+    """
+    place, found = tl.arange(0, wide), tl.full((), -2147483648, tl.int64)
+    for turn in range(turns):
+        step = tl.full((), 1, tl.int64) << (30 - 2 * turn)
+        one, two, three = (
+            (found + step).to(tl.int32),
+            (found + 2 * step).to(tl.int32),
+            (found + 3 * step).to(tl.int32),
+        )
+        low, middle, high = (
+            tl.zeros((wide,), tl.float64),
+            tl.zeros((wide,), tl.float64),
+            tl.zeros((wide,), tl.float64),
+        )
+        for start in range(0, columns, wide):
+            column = start + place
+            order = _order(_values(logits, column, columns))
+            if counted:
+                gain = (column < columns).to(tl.float64)
+            else:
+                gain = _weights(logits, column, columns, top, temperature, above, 0.0)
+            low += tl.where(order >= one, gain, 0.0)
+            middle += tl.where(order >= two, gain, 0.0)
+            high += tl.where(order >= three, gain, 0.0)
+        enough = (tl.sum(low, 0) >= goal).to(tl.int64) + (tl.sum(middle, 0) >= goal).to(tl.int64)
+        found += step * (enough + (tl.sum(high, 0) >= goal).to(tl.int64))
+    return found
+
+
+@kernel
+def _values(logits, column, columns):
+    """No negative zero: it is not less than zero."""
+    return tl.load(logits + column, mask=column < columns, other=float("-inf")).to(tl.float32) + 0.0
+
+
+@kernel
+def _order(values):
+    """Whole numbers in the order of the values."""
+    short = values.to(tl.int32, bitcast=True)
+    return short ^ ((short >> 31) & 0x7FFFFFFF)
+
+
+@kernel
+def _weights(logits, column, columns, top, temperature, lowest, min_p):
+    """What is left of a softmax, but for its sum, of these tokens; float64."""
+    values = _values(logits, column, columns)
+    weights = tl.exp((values - top) / temperature)
+    stays = (_order(values) >= lowest) & (weights >= min_p)
+    return tl.where(stays, weights, 0.0).to(tl.float64)

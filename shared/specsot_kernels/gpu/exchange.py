@@ -1,0 +1,144 @@
+"""Sums what GPUs of one host computed of the same rows, on each of them, by reads over NVLink.
+
+Each GPU leaves its part in its own memory, counts up in the memory of the others, waits until they have
+counted as far, and adds all parts in one order, so that all get the same bits. Nothing waits for the host,
+so it can be captured. Every GPU must launch the same sums in one order; a sum ends when all have launched it.
+"""
+
+# Triton reads the annotations of kernels itself, and knows constexpr alone.
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from itertools import permutations
+from typing import Any
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from specsot_kernels.gpu.launching import (
+    await_before,
+    early_start,
+    kernel,
+    let_next_begin,
+    on_device_of,
+    power_of_two,
+)
+
+# Buffers of each GPU. One may be written again after another one was summed: then all have read it.
+PLACES = 3
+OPEN = 1 << 30  # a count that nobody waits for
+NATIVE_ATOMICS = 3  # CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
+
+
+def reach_each_other(
+    devices: Sequence[torch.device],
+    can_read: Callable[[torch.device, torch.device], bool] = torch.cuda.can_device_access_peer,
+    driver: Callable[[], Any] = lambda: ctypes.CDLL("libcuda.so.1"),
+) -> bool:
+    """Whether each GPU can read the memory of all others, and count up there: over NVLink, not over PCIe."""
+    pairs = list(permutations(devices, 2))
+    if not all(can_read(*pair) for pair in pairs):
+        return False
+    try:
+        asked = driver()
+    except OSError:  # no CUDA
+        return False
+    return all(_can_count(asked, *pair) for pair in pairs)
+
+
+def _can_count(driver: Any, source: torch.device, target: torch.device) -> bool:
+    """As CUDA's driver says, which numbers GPUs as PyTorch does; False where it does not answer."""
+    numbers = [ctypes.c_int() for _ in range(2)]
+    found = [driver.cuDeviceGet(ctypes.byref(one), at.index) for one, at in zip(numbers, (source, target))]
+    able = ctypes.c_int()
+    found.append(driver.cuDeviceGetP2PAttribute(ctypes.byref(able), NATIVE_ATOMICS, *numbers))
+    return not any(found) and bool(able.value)
+
+
+class PeerSums:
+    """Buffers and counters for sums of at most `rows` rows of `size` numbers, one set a GPU.
+
+    counts: int32 [1, rows] a GPU, sums of each row so far. told: [GPUs, rows], what each told it.
+    """
+
+    def __init__(self, devices: Sequence[torch.device], rows: int, size: int, dtype: torch.dtype) -> None:
+        self._devices = tuple(devices)
+        shape = PLACES, rows, size
+        self._buffers = [torch.zeros(shape, dtype=dtype, device=device) for device in devices]
+        self.told, self.counts = (
+            [torch.zeros(many, rows, dtype=torch.int32, device=device) for device in devices]
+            for many in (len(devices), 1)
+        )
+        places = [[each.data_ptr() for each in held] for held in (self._buffers, self.told)]
+        self._places = [torch.tensor(places, device=device) for device in devices]
+        for one, other in permutations(self._buffers, 2):
+            if one.is_cuda:
+                other[0, 0].copy_(one[0, 0])  # PyTorch lets a GPU read another one's memory at the first copy
+
+    def own(self, part: int, place: int, rows: int) -> Tensor:
+        """Where a GPU leaves its part before `add`, [rows, size]. place: not that of the sum before."""
+        return self._buffers[part][place, :rows]
+
+    def add(self, part: int, place: int, hidden: Tensor) -> None:
+        """Add all parts to hidden [rows, size], in place."""
+        rows, size = hidden.shape
+        places, buffer = self._places[part], self._buffers[part]
+        with on_device_of(hidden):
+            _add_parts[(rows,)](
+                hidden, *places, self.told[part], self.counts[part], place * buffer.stride(0), size,
+                buffer.shape[1], part, len(places[0]), power_of_two(size), num_warps=8, **early_start(hidden),
+            )  # fmt: skip
+
+    @contextmanager
+    def alone(self, part: int) -> Generator[None]:
+        """A GPU waits for no other meanwhile; the sums are wrong. Nothing else may run."""
+        with on_device_of(self._buffers[part]):
+            self.told[part].fill_(OPEN)
+            try:
+                yield
+            finally:
+                self._wait()
+                for held in (*self.told, *self.counts):
+                    held.zero_()
+                self._wait()
+
+    def _wait(self) -> None:
+        """For this thread's work alone, see `cuda_graphs`."""
+        for device in self._devices:
+            if device.type == "cuda":
+                torch.cuda.current_stream(device).synchronize()
+
+
+@kernel
+def _add_parts(
+    hidden, buffers, others, told, counts, at, size, most, me: tl.constexpr, parts: tl.constexpr,
+    room: tl.constexpr, early: tl.constexpr,
+):  # fmt: skip
+    """One row. buffers, others: int64 [parts], where each GPU's buffers and counters lie."""
+    let_next_begin(early)
+    row, column = tl.program_id(0), tl.arange(0, room)
+    there = column < size
+    await_before(early)
+    count = tl.load(counts + row) + 1
+    for part in tl.static_range(parts):
+        if part != me:
+            other = tl.load(others + part).to(told.dtype)
+            tl.atomic_xchg(other + me * most + row, count, sem="release", scope="sys")
+    for part in tl.static_range(parts):
+        if part != me:
+            # A difference: counts may wrap around.
+            while tl.atomic_add(told + part * most + row, 0, sem="acquire", scope="sys") - count < 0:
+                pass
+    tl.debug_barrier()
+    tl.store(counts + row, count)
+    place = row.to(tl.int64) * size + column
+    total = tl.zeros((room,), tl.float32)
+    for part in tl.static_range(parts):
+        # Whole words at a time: tensors begin at multiples of 512 bytes.
+        buffer = tl.multiple_of(tl.load(buffers + part).to(hidden.dtype), 16) + at
+        total += tl.load(buffer + place, mask=there, other=0.0, cache_modifier=".cg").to(tl.float32)
+    total += tl.load(hidden + place, mask=there, other=0.0).to(tl.float32)
+    tl.store(hidden + place, total.to(hidden.dtype.element_ty), mask=there)

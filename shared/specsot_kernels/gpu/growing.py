@@ -1,0 +1,179 @@
+"""One level of a tree's growth in two launches; tests hold it to the same in plain torch.
+
+Scores become whole numbers of the same order with the column behind them, so that one maximum finds a value
+and its place, and a tie goes to the lower place.
+"""
+
+# Triton reads the annotations of kernels itself, and knows constexpr alone.
+from __future__ import annotations
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from specsot_kernels.gpu.launching import (
+    await_before,
+    early_start,
+    kernel,
+    let_next_begin,
+    on_device_of,
+    power_of_two,
+)
+from specsot_kernels.growing import CandidatePool, LevelFrontier, LevelPlace
+
+WIDE = 4096  # columns of a row that one program reads; no measurement recorded
+LEAST = tl.constexpr(-9223372036854775808)
+
+
+def grow(
+    logits: Tensor,
+    k: int,
+    place: LevelPlace,
+    words: int,
+    pool: CandidatePool,
+    before: LevelFrontier | None,
+    offsets: Tensor | None,
+) -> LevelFrontier:
+    """The k best followers of every node of a level join the pool; the best of those are the next frontier.
+
+    logits:  [B * nodes, draft vocabulary] behind the roots (one node) or the frontier before.
+    words:   of the bits.
+    offsets: what is added to an id of the draft vocabulary to get the base's.
+
+    A tie goes to the lower id, or the lower number in the pool.
+    """
+    (rows, columns), trees = logits.shape, pool.tokens.shape[0]
+    wide = min(power_of_two(columns), WIDE)
+    nodes, width, chunks = rows // trees, place.width, -(-columns // wide)
+    keys = logits.new_empty((rows, chunks, k), dtype=torch.int64)
+    sums = logits.new_empty((rows, chunks, 2), dtype=torch.float32)
+    tokens, numbers, origins = logits.new_empty((3, trees, width), dtype=torch.int64).unbind()
+    after = LevelFrontier(
+        logits.new_empty((trees, width), dtype=torch.float32),
+        tokens,
+        numbers,
+        origins,
+        logits.new_empty((trees * width, words), dtype=torch.int32),
+    )
+    old = after if before is None else before
+    with on_device_of(logits):
+        _find[(rows, chunks)](
+            logits, keys, sums, columns, logits.stride(0), k, wide, num_warps=8, **early_start(logits)
+        )
+        _choose[(trees,)](
+            keys, sums, pool.scores, pool.tokens, pool.parents, old.scores, old.numbers, old.bits,
+            after.scores, after.tokens, after.numbers, after.origins, after.bits,
+            keys if offsets is None else offsets, place.first, place.fed, pool.tokens.stride(0),
+            pool.scores.stride(0), chunks, k, nodes, width, words, power_of_two(nodes), power_of_two(k),
+            power_of_two(chunks * k), power_of_two(chunks), before is None, offsets is not None,
+            num_warps=8, **early_start(logits),
+        )  # fmt: skip
+    return after
+
+
+@kernel
+def order_of(values):
+    """Whole numbers in the order of the values."""
+    values = tl.where(values == values, values, float("-inf")) + 0.0  # no NaN, no negative zero
+    short = values.to(tl.int32, bitcast=True)
+    return (short ^ ((short >> 31) & 0x7FFFFFFF)).to(tl.int64)
+
+
+@kernel
+def _key(values, column):
+    """The same; of equal ones the lower column is the larger."""
+    return (order_of(values) << 32) | (0x7FFFFFFF - column).to(tl.int64)
+
+
+@kernel
+def _value(key):
+    order = (key >> 32).to(tl.int32)
+    return (order ^ ((order >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@kernel
+def _column(key):
+    return 0x7FFFFFFF - (key & 0x7FFFFFFF).to(tl.int32)
+
+
+@kernel
+def _find(logits, keys, sums, columns, from_row, k: tl.constexpr, wide: tl.constexpr, early: tl.constexpr):
+    """The k best of a stretch of a row; its maximum, and its sum of exponentials."""
+    let_next_begin(early)
+    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    column = chunk * wide + tl.arange(0, wide)
+    there = column < columns
+    await_before(early)
+    values = tl.load(logits + row * from_row + column, mask=there, other=float("-inf")).to(tl.float32)
+    highest = tl.max(values, 0)
+    floor = tl.where(highest > float("-inf"), highest, 0.0)
+    place = row * tl.num_programs(1) + chunk
+    tl.store(sums + place * 2, floor)
+    tl.store(sums + place * 2 + 1, tl.sum(tl.exp(values - floor), 0))
+    key = tl.where(there, _key(values, column), LEAST)
+    for found in range(k):
+        best = tl.max(key, 0)
+        tl.store(keys + place * k + found, best)
+        key = tl.where(key == best, LEAST, key)
+
+
+@kernel
+def _choose(
+    keys, sums, pool_scores, pool_tokens, pool_parents, old_scores, old_numbers, old_bits,
+    scores, tokens, numbers, origins, bits, offsets, first, fed, from_pool, from_scores, chunks,
+    k: tl.constexpr, nodes: tl.constexpr, width: tl.constexpr, words: tl.constexpr, high: tl.constexpr,
+    across: tl.constexpr, many: tl.constexpr, pieces: tl.constexpr, roots: tl.constexpr,
+    moved: tl.constexpr, early: tl.constexpr,
+):  # fmt: skip
+    """One tree: of each of its `nodes` rows the k best, of those the `width` best."""
+    let_next_begin(early)
+    tree, row = tl.program_id(0).to(tl.int64), tl.arange(0, high)
+    found, piece, slot = tl.arange(0, many), tl.arange(0, pieces), tl.arange(0, across)
+    live = row < nodes
+    await_before(early)
+    at = (tree * nodes + row) * chunks
+    held = live[:, None] & (piece < chunks)[None, :]
+    tops = tl.load(sums + (at[:, None] + piece[None, :]) * 2, mask=held, other=float("-inf"))
+    parts = tl.load(sums + (at[:, None] + piece[None, :]) * 2 + 1, mask=held, other=0.0)
+    highest = tl.where(live, tl.max(tops, 1), 0.0)
+    whole = highest + tl.log(tl.where(live, tl.sum(parts * tl.exp(tops - highest[:, None]), 1), 1.0))
+    held = live[:, None] & (found < chunks * k)[None, :]
+    key = tl.load(keys + at[:, None] * k + found[None, :], mask=held, other=LEAST)
+    values, columns = tl.zeros((high, across), tl.float32), tl.zeros((high, across), tl.int32)
+    for turn in range(k):
+        best = tl.max(key, 1)
+        key = tl.where(key == best[:, None], LEAST, key)
+        here = slot[None, :] == turn
+        values = tl.where(here, (_value(best) - whole)[:, None], values)
+        columns = tl.where(here, _column(best)[:, None], columns)
+    there = live[:, None] & (slot < k)[None, :]
+    above = tl.zeros((high,), tl.int64)
+    if not roots:
+        values += tl.load(old_scores + tree * nodes + row, mask=live, other=0.0)[:, None]
+        above = tl.load(old_numbers + tree * nodes + row, mask=live, other=0) + 1
+    named = columns.to(tl.int64)
+    if moved:
+        named += tl.load(offsets + columns, mask=there, other=0)
+    number = row[:, None] * k + slot[None, :]
+    place = tree * from_pool + first + number
+    tl.store(pool_tokens + place, named, mask=there)
+    tl.store(pool_parents + place, tl.broadcast_to(above[:, None], (high, across)), mask=there)
+    tl.store(pool_scores + tree * from_scores + first + number, values, mask=there)
+    # how many are better is a candidate's place among them
+    size: tl.constexpr = high * across
+    flat = tl.reshape(tl.where(there, _key(values, number), LEAST), (size,))
+    better = tl.sum((flat[None, :] > flat[:, None]).to(tl.int32), 1)
+    taken = (better < width) & (flat > LEAST)
+    chosen = _column(flat)
+    goal = tree * width + better
+    tl.store(scores + goal, tl.reshape(values, (size,)), mask=taken)
+    tl.store(tokens + goal, tl.reshape(named, (size,)), mask=taken)
+    tl.store(numbers + goal, (first + chosen).to(tl.int64), mask=taken)
+    parent = tree * nodes + chosen // k
+    tl.store(origins + goal, parent, mask=taken)
+    own = fed + better
+    for word in range(words):
+        seen = tl.where(own // 32 == word, tl.full((size,), 1, tl.int32) << (own % 32), 0)
+        if not roots:
+            seen |= tl.load(old_bits + parent * words + word, mask=taken, other=0)
+        tl.store(bits + goal * words + word, seen, mask=taken)

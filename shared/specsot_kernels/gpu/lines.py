@@ -1,0 +1,290 @@
+"""Batch-invariant attention: what a row gets is the same in any company, bit for bit (see `line_tables`).
+
+Tiles never change their size, and a row's sums run along its line. Pieces are read by rows together, and what
+comes of each is kept as it is; then each row goes on from there with its own columns, and adds up its pieces
+in order. Products of a masked column are exact zeros, wherever it lies in its block.
+"""
+
+# Triton reads the annotations of kernels itself, and knows constexpr alone.
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from specsot_kernels.attention_tables import QUERIES, WORD, sinces_of
+from specsot_kernels.gpu.attention import LOWEST, MERGERS, RUNNING, launch_of, send_tables, take_in
+from specsot_kernels.gpu.launching import (
+    await_before,
+    early_start,
+    kernel,
+    let_next_begin,
+    on_device_of,
+    power_of_two,
+)
+from specsot_kernels.line_tables import BLOCK, PIECE_COLUMNS, cut_lines, line_sights, tile_rows_of
+from specsot_kernels.segments import RowSpan
+
+WARP = 16  # queries of a warp
+
+
+@dataclass(frozen=True, slots=True)
+class LinePlan:
+    """On the device; opaque. Good for one frame, or for as long as somebody fills its tables and calls `lay`.
+
+    own:    [rows, ...] slots of the columns of each row from its lead on; counts: [rows] how many.
+    sinces: [rows] the first column that each row sees; None: all see the first.
+    """
+
+    tables: tuple[Tensor, ...]
+    slots: int
+    page_rows: int
+    own: Tensor
+    counts: Tensor
+    sinces: Tensor | None = None
+
+    def lay(self) -> None:
+        """Find each row's own columns: once a frame, before anybody attends."""
+        _, leads, bases, bits, _, wheres, pages = self.tables
+        rows, words = bits.shape
+        with on_device_of(bits):
+            _lay[(rows,)](
+                leads, bases, bits, wheres, pages, self.own, self.counts, self.page_rows, words,
+                self.own.shape[1], power_of_two(words * WORD), BLOCK, **early_start(bits),
+            )  # fmt: skip
+
+
+def plan_over_lines(
+    tables: Sequence[Tensor], slots: int, page_rows: int, sinces: Tensor | None = None
+) -> LinePlan:
+    """tables: int32 of `LineRoom.shapes`, with room for so many slots."""
+    rows, words = tables[3].shape
+    own, counts = tables[3].new_empty((rows, BLOCK + words * WORD)), tables[3].new_empty(rows)
+    return LinePlan(tuple(tables), slots, page_rows, own, counts, sinces)
+
+
+def plan_lines(
+    spans: Sequence[RowSpan],
+    page_rows: int,
+    heads_per_kv: int,
+    device: torch.device | str,
+    window: int | None = None,
+) -> LinePlan:
+    """Plan one frame's attention: `spans` in row order, pages of `page_rows` rows. One copy to the device.
+
+    window: each row sees its own position and so many less one before it; None: all.
+    """
+    sights = line_sights(spans)
+    cut = cut_lines(spans, sights.leads, page_rows, tile_rows_of(heads_per_kv))
+    told = () if window is None else (sinces_of(spans, window),)
+    sent = send_tables((*told, *cut.beside(sights)), device)
+    plan = plan_over_lines(sent[len(told) :], cut.slots, page_rows, sent[0] if told else None)
+    plan.lay()
+    return plan
+
+
+def attend_lines(q: Tensor, kv_layer: Tensor, plan: LinePlan) -> Tensor:
+    """Attention output of every row, as `attention.attend`; of pages that hold numbers as they are."""
+    rows, kv_heads, g, dim = q.shape
+    pieces, leads, _, _, starts, _, pages = plan.tables
+    parts = q.new_empty((plan.slots, kv_heads * g, dim), dtype=torch.float32)
+    weights = q.new_empty((plan.slots, kv_heads * g, 2), dtype=torch.float32)
+    out = q.new_empty((rows, kv_heads * g * dim))
+    room, near = max(power_of_two(dim), 16), plan.sinces is not None
+    sinces = plan.sinces if plan.sinces is not None else leads
+    wide, *together = launch_of(QUERIES, room, q.itemsize)
+    strides, given = (*q.stride()[:3], *kv_layer.stride()[:4]), (g, plan.page_rows, dim, room)
+    tile, *alone = _own_launch(g, *together) if q.itemsize == 2 else (QUERIES, *together)
+    with on_device_of(q):
+        if len(pieces):
+            _read_pieces[(kv_heads, min(len(pieces), max(RUNNING // kv_heads, 1)))](
+                q, kv_layer, pieces, pages, leads, sinces, starts, parts, weights, *strides, len(pieces),
+                *given, QUERIES, wide, PIECE_COLUMNS, plan.page_rows % wide == 0, near,
+                **_exactly(q, *together),
+            )  # fmt: skip
+        _read_own[(rows, kv_heads)](
+            q, kv_layer, leads, sinces, starts, plan.own, plan.counts, parts, weights, *strides,
+            plan.own.shape[1], *given, tile, wide, PIECE_COLUMNS, near, **_exactly(q, *alone),
+        )  # fmt: skip
+        each = power_of_two(-(-rows * kv_heads * g // MERGERS))
+        _add_pieces[(rows, -(-kv_heads * g // each))](
+            parts, weights, leads, starts, plan.counts, out, kv_heads * g, dim, room, each, PIECE_COLUMNS,
+            **_exactly(q, 1, 2),
+        )  # fmt: skip
+    return out
+
+
+def _own_launch(g: int, warps: int, stages: int) -> tuple[int, int, int]:
+    """Queries of a tile of one row, warps and steps in flight, beside those of pieces. On tensor cores one
+    warp of 16 queries gives a row the bits of four with 64; two of 32 did not, on an H100.
+    """
+    return (WARP, 1, 2) if g <= WARP and warps == QUERIES // WARP else (QUERIES, warps, stages)
+
+
+def _exactly(q: Tensor, warps: int, stages: int) -> dict[str, Any]:
+    """One rounding for each operation that is written down: compilers fuse some, and decide by context."""
+    return {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": False, **early_start(q)}
+
+
+@kernel
+def _lay(
+    leads, bases, bits, wheres, pages, own, counts, page_rows, words, width, room: tl.constexpr,
+    block: tl.constexpr, early: tl.constexpr,
+):  # fmt: skip
+    """One row: slots of the columns from its lead to its base, then of those whose bit is set."""
+    let_next_begin(early)
+    row = tl.program_id(0)
+    await_before(early)
+    lead, base = tl.load(leads + row), tl.load(bases + row)
+    pages += tl.load(wheres + row)
+    own += row.to(tl.int64) * width
+    near = lead + tl.arange(0, block)
+    page = tl.load(pages + near // page_rows, mask=near < base, other=0)
+    tl.store(own + near - lead, page * page_rows + near % page_rows, mask=near < base)
+    place = tl.arange(0, room)
+    word = tl.load(bits + row * words + place // 32, mask=place // 32 < words, other=0)
+    bit = (word >> (place % 32)) & 1
+    rank, column = tl.cumsum(bit, 0) - 1, base + place
+    page = tl.load(pages + column // page_rows, mask=bit == 1, other=0)
+    tl.store(own + base - lead + rank, page * page_rows + column % page_rows, mask=bit == 1)
+    tl.store(counts + row, tl.maximum(base - lead, 0) + tl.sum(bit, 0))
+
+
+@kernel
+def _read_pieces(
+    q, kv, pieces, pages, leads, sinces, starts, parts, weights, q_row, q_group, q_head, kv_half, kv_page,
+    kv_head, kv_row, many, g, page_rows, dim: tl.constexpr, room: tl.constexpr, tile: tl.constexpr,
+    wide: tl.constexpr, piece: tl.constexpr, flat: tl.constexpr, near: tl.constexpr, early: tl.constexpr,
+):  # fmt: skip
+    """Piece after piece under one KV head. Those that are too many come last, and have no rows."""
+    let_next_begin(early)
+    head, number = tl.program_id(0), tl.program_id(1)
+    line, d = tl.arange(0, tile), tl.arange(0, room)
+    heads, kv = tl.num_programs(0) * g, kv + head * kv_head
+    high = tl.load(pieces + number * 5 + 1)
+    await_before(early)
+    while high > 0:
+        top, where = tl.load(pieces + number * 5), tl.load(pieces + number * 5 + 2)
+        at, stop = tl.load(pieces + number * 5 + 3), tl.load(pieces + number * 5 + 4)
+        row, live = top + line // g, line < high * g
+        lead = tl.load(leads + row, mask=live, other=0)
+        queries = _queries(q, row, live, line, head, g, d, dim, q_row, q_group, q_head)
+        state, begin, since = _nothing(tile, room), at, tl.zeros_like(lead)
+        if near:
+            since = tl.load(sinces + row, mask=live, other=0)
+            begin = tl.maximum(at, tl.min(tl.where(live, since, stop), 0) // wide * wide)
+        for left in range(begin, stop, wide):
+            column = left + tl.arange(0, wide)
+            if flat:
+                page = tl.load(pages + where + left // page_rows).to(tl.int64)
+            else:
+                page = tl.load(pages + where + column // page_rows, mask=column < stop, other=0).to(tl.int64)
+            place = page * kv_page + (column % page_rows) * kv_row
+            seen = (column[None, :] < lead[:, None]) & (column[None, :] >= since[:, None])
+            state = _read_block(state, queries, kv, place, column < stop, seen, kv_half, d, dim)
+        slot = (tl.load(starts + row, mask=live, other=0) + at // piece).to(tl.int64)
+        _keep(state, weights, parts, slot * heads + head * g + line % g, live & (at < lead), d, dim)
+        number += tl.num_programs(1)
+        high = tl.load(pieces + number * 5 + 1, mask=number < many, other=0)
+
+
+@kernel
+def _read_own(
+    q, kv, leads, sinces, starts, own, counts, parts, weights, q_row, q_group, q_head, kv_half, kv_page,
+    kv_head, kv_row, width, g, page_rows, dim: tl.constexpr, room: tl.constexpr, tile: tl.constexpr,
+    wide: tl.constexpr, piece: tl.constexpr, near: tl.constexpr, early: tl.constexpr,
+):  # fmt: skip
+    """One row under one KV head: its own columns, from where its last piece was left."""
+    let_next_begin(early)
+    row, head = tl.program_id(0), tl.program_id(1)
+    line, d = tl.arange(0, tile), tl.arange(0, room)
+    live, heads, kv = line < g, tl.num_programs(1) * g, kv + head * kv_head
+    lead, slot = tl.load(leads + row), tl.load(starts + row)
+    await_before(early)
+    end = lead + tl.load(counts + row)
+    since = 0
+    if near:
+        since = tl.load(sinces + row)
+    own += row.to(tl.int64) * width - lead
+    queries = _queries(q, row, live, line, head, g, d, dim, q_row, q_group, q_head)
+    at = lead
+    while at < end:
+        number = at // piece
+        stop, begun = tl.minimum(end, (number + 1) * piece), live & (number * piece < at)
+        given = (slot + number).to(tl.int64) * heads + head * g + line
+        highest = tl.load(weights + 2 * given, mask=begun, other=LOWEST)
+        total = tl.load(weights + 2 * given + 1, mask=begun, other=0.0)
+        held = begun[:, None] & (d < dim)[None, :]
+        state = (highest, total, tl.load(parts + given[:, None] * dim + d[None, :], mask=held, other=0.0))
+        for left in range(at, stop, wide):
+            column = left + tl.arange(0, wide)
+            place = tl.load(own + column, mask=column < stop, other=0)
+            place = (place // page_rows).to(tl.int64) * kv_page + (place % page_rows) * kv_row
+            seen = (column < stop) & (column >= since)
+            state = _read_block(state, queries, kv, place, column < stop, seen[None, :], kv_half, d, dim)
+        _keep(state, weights, parts, given, live, d, dim)
+        at = stop
+
+
+@kernel
+def _add_pieces(
+    parts, weights, leads, starts, counts, out, heads, dim: tl.constexpr, room: tl.constexpr,
+    each: tl.constexpr, piece: tl.constexpr, early: tl.constexpr,
+):  # fmt: skip
+    """`each` heads of one row: its pieces, in order. A row without columns gets zeros."""
+    let_next_begin(early)
+    row, head = tl.program_id(0), tl.program_id(1) * each + tl.arange(0, each)
+    d, mine = tl.arange(0, room), head < heads
+    whole, lead = mine[:, None] & (d < dim)[None, :], tl.load(leads + row)
+    given = tl.load(starts + row).to(tl.int64) * heads + head
+    await_before(early)
+    highest, total, sums = _nothing(each, room)
+    for _ in range(0, tl.cdiv(lead + tl.load(counts + row), piece)):
+        high = tl.load(weights + 2 * given, mask=mine, other=LOWEST)
+        count = tl.load(weights + 2 * given + 1, mask=mine, other=0.0)
+        more = tl.load(parts + given[:, None] * dim + d[None, :], mask=whole, other=0.0)
+        higher = tl.maximum(highest, high)
+        left, right = tl.exp2(highest - higher), tl.exp2(high - higher)
+        total, sums = total * left + count * right, sums * left[:, None] + more * right[:, None]
+        highest, given = higher, given + heads
+    sums = sums / tl.where(total > 0, total, 1.0)[:, None]
+    place = out + (row.to(tl.int64) * heads + head)[:, None] * dim + d[None, :]
+    tl.store(place, sums.to(out.dtype.element_ty), mask=whole)
+
+
+@kernel
+def _keep(state, weights, parts, given, live, d, dim: tl.constexpr):
+    """What comes of a piece, as it is."""
+    highest, total, sums = state
+    tl.store(weights + 2 * given, highest, mask=live)
+    tl.store(weights + 2 * given + 1, total, mask=live)
+    tl.store(parts + given[:, None] * dim + d[None, :], sums, mask=live[:, None] & (d < dim)[None, :])
+
+
+@kernel
+def _queries(q, row, live, line, head, g, d, dim: tl.constexpr, q_row, q_group, q_head):
+    source = q + row.to(tl.int64) * q_row + head * q_group + (line % g) * q_head
+    return tl.load(source[:, None] + d[None, :], mask=live[:, None] & (d < dim)[None, :], other=0.0)
+
+
+@kernel
+def _nothing(tile: tl.constexpr, room: tl.constexpr):
+    """Highest score, sum of weights, weighted values: of no column."""
+    return (
+        tl.full((tile,), LOWEST, tl.float32),
+        tl.zeros((tile,), tl.float32),
+        tl.zeros((tile, room), tl.float32),
+    )
+
+
+@kernel
+def _read_block(state, queries, kv, place, there, seen, kv_half, d, dim: tl.constexpr):
+    """Take in a block of columns, whose keys begin at `place`, where they are seen."""
+    held, where = there[:, None] & (d < dim)[None, :], (kv + place)[:, None] + d[None, :]
+    keys, values = tl.load(where, mask=held, other=0.0), tl.load(where + kv_half, mask=held, other=0.0)
+    scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+    return take_in(state, tl.where(seen, scores, LOWEST), values, 1.0, False)

@@ -1,0 +1,266 @@
+"""Rows times a matrix, summed in the same order for any number of rows: what a row gets is the same in any
+company, bit for bit. It is the fastest kernel for a few rows, too, so usual laps of those have it.
+
+The inputs of a matrix are cut into as many parts as its sizes say. A part's products are added up from the
+first input to the last, then the parts' sums in their order: by programs side by side where rows are few, by
+one where they are many. Tiles differ in how many rows and outputs they have, never in the instruction's.
+"""
+
+# Triton reads the annotations of kernels itself, and knows constexpr alone.
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from specsot_kernels.gpu.launching import (
+    await_before,
+    copies_blocks,
+    early_start,
+    kernel,
+    kernel_for_any,
+    let_next_begin,
+    on_device_of,
+    power_of_two,
+)
+
+HIGH = 64  # outputs of a tile at least: what an instruction multiplies
+PROGRAMS = 144  # that a matrix is read by at least, where its inputs are cut; an H100 has 132 multiprocessors
+UNIT = 128  # inputs that a part is a multiple of, and a tile's inputs divide
+LEAST = 512  # inputs of a part; no measurement recorded
+FEW = 64  # rows whose parts have programs of their own; more are copied in blocks
+FEWEST = 16  # rows up to which cuBLAS is slower on an H100, whatever the matrix
+TALL = 192  # tiles of outputs from which it is up to FEW; no measurement recorded
+SHORT = 128  # tiles of a gated matrix below which it never is
+WIDE = 1024  # columns of a program that adds up parts; no measurement recorded
+
+
+class OrderedTile(NamedTuple):
+    """What one program multiplies at a time: so many outputs, rows and inputs; warps, and steps in flight.
+
+    ahead: its first weights are on their way before the kernel before is over.
+    """
+
+    outputs: int
+    rows: int
+    inputs: int
+    warps: int
+    stages: int
+    ahead: bool = False
+
+
+def tile_for(rows: int, itemsize: int, gated: bool) -> OrderedTile:
+    """Of some that an H100 has run; others are faster for single matrices: docs/precision.md."""
+    many = max(power_of_two(rows), 16)
+    if itemsize > 2:
+        return OrderedTile(HIGH, min(many, 64), 32, 4, 2)
+    if many == 16:
+        return OrderedTile(HIGH, 16, 128, 4, 2 if gated else 3, ahead=True)
+    if many <= FEW:
+        return OrderedTile(HIGH, many, 64, 4, 3) if gated else OrderedTile(HIGH, many, 128, 4, 4)
+    return OrderedTile(2 * HIGH, 128, 64, 8, 4)
+
+
+def pays(x: Tensor, outputs: int, gated: bool) -> bool:
+    """Whether the library's product of these rows is slower. Tiles of odd widths are not copied ahead."""
+    tiles = outputs // (HIGH * (1 + gated))
+    few = FEW if tiles >= TALL else 0 if gated and tiles < SHORT else FEWEST
+    return x.itemsize == 2 and x.shape[1] % 16 == 0 and 0 < len(x) <= few
+
+
+def parts_of(outputs: int, inputs: int) -> int:
+    """Into how many parts the inputs of a matrix are cut: this is the order of its sums."""
+    programs, parts = -(-outputs // HIGH), 1
+    while programs * parts < PROGRAMS and inputs >= 2 * parts * LEAST:
+        parts *= 2
+    return parts
+
+
+def multiply_ordered(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    gated: bool = False,
+    into: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    tile: OrderedTile | None = None,
+    parts: int | None = None,
+) -> Tensor:
+    """x @ weight.T + bias, summed in fp32.
+
+    x: [rows, inputs]; weight: [outputs, inputs], contiguous; bias: [outputs].
+    gated: the result is silu(first half) * second half.
+    into:  what the result is added to, in place; a new tensor, of `dtype` or x's, where absent.
+    parts: `parts_of` the matrix.
+    returns [rows, outputs, or half of it].
+    """
+    (rows, inputs), outputs = x.shape, weight.shape[0]
+    wanted = outputs // 2 if gated else outputs
+    out = x.new_empty((rows, wanted), dtype=dtype) if into is None else into
+    parts = parts or parts_of(outputs, inputs)
+    high, many, wide, warps, stages, ahead = tile or tile_for(rows, x.itemsize, gated)
+    apart = parts > 1 and rows <= FEW
+    sums = x.new_empty((parts, rows, outputs), dtype=torch.float32) if apart else out
+    span = -(-inputs // (parts * UNIT)) * UNIT
+    whole = inputs % wide == 0 and wanted % high == 0 and (parts - 1) * span < inputs
+    extra = bias is not None, gated, into is not None
+    source: Tensor | TensorDescriptor = x
+    lines: Tensor | TensorDescriptor = weight
+    if blocks := rows > FEW and _in_blocks(x) and _in_blocks(weight):
+        source = TensorDescriptor.from_tensor(x, [many, wide])
+        lines = TensorDescriptor.from_tensor(weight, [high, wide])
+    with on_device_of(x):
+        _multiply[(-(-rows // many), -(-wanted // high), parts if apart else 1)](
+            source, lines, out if bias is None else bias, out, sums, rows, wanted, inputs, x.stride(0), span,
+            parts, many, high, wide, whole, blocks, apart, parts > 1, ahead and not blocks, *extra,
+            num_warps=warps, num_stages=stages, enable_fp_fusion=False, **early_start(x),
+        )  # fmt: skip
+        if apart:
+            _add_parts[(rows, -(-wanted // WIDE))](
+                sums, out if bias is None else bias, out, wanted, WIDE, parts, *extra, num_warps=4,
+                enable_fp_fusion=False, **early_start(x),
+            )  # fmt: skip
+    return out
+
+
+def _in_blocks(matrix: Tensor) -> bool:
+    """Whether blocks of it are copied by descriptors."""
+    aligned = matrix.data_ptr() % 16 == 0 and matrix.stride(0) * matrix.itemsize % 16 == 0
+    return copies_blocks(matrix.device) and aligned and matrix.stride(1) == 1
+
+
+@kernel_for_any("rows")
+def _multiply(
+    x, weight, bias, out, sums, rows, outputs, inputs, from_x, span, parts, many: tl.constexpr,
+    high: tl.constexpr, wide: tl.constexpr, whole: tl.constexpr, blocks: tl.constexpr, apart: tl.constexpr,
+    cut: tl.constexpr, ahead: tl.constexpr, biased: tl.constexpr, gated: tl.constexpr, added: tl.constexpr,
+    early: tl.constexpr,
+):  # fmt: skip
+    """A tile of the result; apart: of one part's sums. Row tiles of the same outputs follow each other."""
+    let_next_begin(early)
+    top, first, part = tl.program_id(0) * many, tl.program_id(1) * high, tl.program_id(2)
+    row, output, column = top + tl.arange(0, many), first + tl.arange(0, high), tl.arange(0, wide)
+    live, there = row < rows, output < outputs
+    if blocks:
+        given = x, weight, top, first, first + outputs
+    else:
+        line = weight + tl.where(there, output, 0).to(tl.int64)[:, None] * inputs + column[None, :]
+        source = x + tl.where(live, row, 0).to(tl.int64)[None, :] * from_x + column[:, None]
+        given = source, line, column, column, outputs.to(tl.int64) * inputs
+    if not ahead:
+        await_before(early)
+    total, beside = _sum_up(
+        given, part * span, inputs, span, many, high, wide, whole, blocks, gated, ahead, early
+    )  # fmt: skip
+    if apart:
+        size = outputs * (1 + gated)
+        place = sums + (part * rows + row).to(tl.int64)[None, :] * size + output[:, None]
+        held = there[:, None] & live[None, :]
+        tl.store(place, total, mask=held)
+        if gated:
+            tl.store(place + outputs, beside, mask=held)
+    else:
+        if cut:
+            for number in range(1, parts):
+                one, two = _sum_up(
+                    given, number * span, inputs, span, many, high, wide, whole, blocks, gated, False, early
+                )  # fmt: skip
+                total += one
+                beside += two
+        place = out + row.to(tl.int64)[None, :] * outputs + output[:, None]
+        held = there[:, None] & live[None, :]
+        before = total
+        if added:
+            before = tl.load(place, mask=held, other=0.0).to(tl.float32)
+        offset = tl.zeros((high,), tl.float32)
+        if biased:
+            offset = tl.load(bias + output, mask=there, other=0.0).to(tl.float32)
+        result = _finish(total, beside, offset[:, None], before, biased, gated, added)
+        tl.store(place, result.to(out.dtype.element_ty), mask=held)
+
+
+@kernel
+def _sum_up(
+    given, begin, inputs, span, many: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
+    whole: tl.constexpr, blocks: tl.constexpr, gated: tl.constexpr, ahead: tl.constexpr, early: tl.constexpr,
+):  # fmt: skip
+    """Products of the inputs of one part; gated: with the other half of the outputs, too.
+
+    ahead: the first weights are asked for before the kernel before is waited for, here.
+    """
+    x, line, top, first, other = given
+    total, beside = tl.zeros((high, many), tl.float32), tl.zeros((high, many), tl.float32)
+    end = tl.minimum(begin + span, inputs)
+    if ahead:
+        tile = _fetch(line + begin, (begin + first < inputs)[None, :], whole)
+        twin = _fetch(line + other + begin, (begin + first < inputs)[None, :], whole) if gated else tile
+        await_before(early)
+        values = _fetch(x + begin, (begin + top < inputs)[:, None], whole)
+        total = tl.dot(tile, values, total, input_precision="ieee")
+        if gated:
+            beside = tl.dot(twin, values, beside, input_precision="ieee")
+        begin += wide
+    for left in range(begin, end, wide):
+        if blocks:
+            values, tile = x.load([top, left]).T, line.load([first, left])
+        else:
+            values = _fetch(x + left, (left + top < inputs)[:, None], whole)
+            tile = _fetch(line + left, (left + first < inputs)[None, :], whole)
+        total = tl.dot(tile, values, total, input_precision="ieee")
+        if gated:
+            if blocks:
+                twin = line.load([other, left])
+            else:
+                twin = _fetch(line + other + left, (left + first < inputs)[None, :], whole)
+            beside = tl.dot(twin, values, beside, input_precision="ieee")
+    return total, beside
+
+
+@kernel
+def _fetch(place, inside, whole: tl.constexpr):
+    return tl.load(place) if whole else tl.load(place, mask=inside, other=0.0)
+
+
+@kernel
+def _finish(
+    total, beside, offset, before, biased: tl.constexpr, gated: tl.constexpr, added: tl.constexpr
+):  # fmt: skip
+    if gated:
+        total = total / (1 + tl.exp(-total)) * beside
+    if biased:
+        total += offset
+    if added:
+        total += before
+    return total
+
+
+@kernel
+def _add_parts(
+    sums, bias, out, outputs, wide: tl.constexpr, parts: tl.constexpr, biased: tl.constexpr,
+    gated: tl.constexpr, added: tl.constexpr, early: tl.constexpr,
+):  # fmt: skip
+    """Some columns of one row. Nothing waits for another part's sums before it asks for its own."""
+    let_next_begin(early)
+    row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * wide + tl.arange(0, wide)
+    there, size = column < outputs, outputs * (1 + gated)
+    offset = tl.zeros((wide,), tl.float32)
+    if biased:
+        offset = tl.load(bias + column, mask=there, other=0.0).to(tl.float32)
+    await_before(early)
+    place, step = sums + row * size + column, tl.num_programs(0).to(tl.int64) * size
+    total, beside = tl.load(place, mask=there, other=0.0), tl.zeros((wide,), tl.float32)
+    if gated:
+        beside = tl.load(place + outputs, mask=there, other=0.0)
+    for _ in tl.static_range(1, parts):
+        place += step
+        total += tl.load(place, mask=there, other=0.0)
+        if gated:
+            beside += tl.load(place + outputs, mask=there, other=0.0)
+    before = total
+    if added:
+        before = tl.load(out + row * outputs + column, mask=there, other=0.0).to(tl.float32)
+    result = _finish(total, beside, offset, before, biased, gated, added)
+    tl.store(out + row * outputs + column, result.to(out.dtype.element_ty), mask=there)

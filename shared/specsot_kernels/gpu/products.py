@@ -1,0 +1,242 @@
+"""One row times a matrix, as fast as the matrix can be read.
+
+The norm before a product is taken into it (the sum of squares grows along the way, the result is scaled at
+the end), and so are bias or residual, and the gate of an MLP behind it. More rows: `ordered.py`.
+"""
+
+# Triton reads the annotations of kernels itself, and knows constexpr alone.
+from __future__ import annotations
+
+from math import gcd
+from typing import NamedTuple
+
+import triton.language as tl
+from torch import Tensor
+
+from specsot_kernels.gpu.launching import (
+    await_before,
+    early_start,
+    kernel,
+    let_next_begin,
+    on_device_of,
+    power_of_two,
+)
+
+LARGEST = tl.constexpr(448.0)  # of an 8-bit float with 4 bits of exponent and 3 of fraction
+LANES = tl.constexpr(16)  # 8-bit numbers that a thread reads at a time
+
+
+class RowTile(NamedTuple):
+    """What one program reads at a time of a matrix: so many rows and columns; and its warps."""
+
+    rows: int
+    columns: int
+    warps: int
+
+
+def row_tile_of(inputs: int, normed: bool, gated: bool) -> RowTile:
+    """What was fastest of fourteen on an H200, for the matrices of an 8B and a 4B model."""
+    if gated:
+        return RowTile(4, 512, 4)
+    if normed:
+        return RowTile(16, 512, 4)
+    return RowTile(8, 1024, 4) if inputs % 1024 == 0 else RowTile(4, 512, 4)
+
+
+def multiply_row(
+    x: Tensor,
+    weight: Tensor,
+    norm: tuple[Tensor, float] | None = None,
+    add: Tensor | None = None,
+    gated: bool = False,
+    into: Tensor | None = None,
+    tile: RowTile | None = None,
+) -> Tensor:
+    """weight @ x, in fp32 inside. x: [1, inputs]; weight: [outputs, inputs], contiguous.
+
+    norm:  weight [inputs] and eps of an RMSNorm of x before.
+    add:   [outputs], bias or residual; may be `into`.
+    gated: the result is silu(first half) * second half.
+    into:  where the result [1, outputs, or half of it] goes; a new tensor where absent.
+    """
+    outputs, inputs = weight.shape
+    wanted = outputs // 2 if gated else outputs
+    out = x.new_empty((1, wanted)) if into is None else into
+    rows, columns, warps = tile or row_tile_of(inputs, norm is not None, gated)
+    scale, eps = norm or (weight, 0.0)
+    with on_device_of(x):
+        _multiply_one[(-(-wanted // rows),)](
+            x, scale, weight, out if add is None else add, out, wanted, inputs, eps, rows, columns,
+            inputs % columns == 0 and wanted % rows == 0, norm is not None, add is not None, gated,
+            num_warps=warps, **early_start(x),
+        )  # fmt: skip
+    return out
+
+
+@kernel
+def _multiply_one(
+    x, scale, weight, add, out, outputs, inputs, eps, high: tl.constexpr, wide: tl.constexpr,
+    whole: tl.constexpr, normed: tl.constexpr, added: tl.constexpr, gated: tl.constexpr, early: tl.constexpr,
+):  # fmt: skip
+    """`high` outputs. The first tile of the weights is on its way before the kernel before is over."""
+    let_next_begin(early)
+    row = tl.program_id(0) * high + tl.arange(0, high)
+    column = tl.arange(0, wide)
+    place = weight + row.to(tl.int64)[:, None] * inputs + column[None, :]
+    other = place + outputs.to(tl.int64) * inputs
+    live = (row < outputs)[:, None]
+    tile = _fetch(place, live & (column < inputs)[None, :], whole)
+    if gated:
+        twin = _fetch(other, live & (column < inputs)[None, :], whole)
+    total = tl.zeros((high, wide), tl.float32)
+    if gated:
+        beside = tl.zeros((high, wide), tl.float32)
+    squares = tl.zeros((wide,), tl.float32)
+    await_before(early)
+    for left in range(0, inputs, wide):
+        values = tl.load(x + left + column, mask=left + column < inputs, other=0.0).to(tl.float32)
+        if normed:
+            squares += values * values
+            values *= tl.load(scale + left + column, mask=left + column < inputs, other=0.0).to(tl.float32)
+        total += tile.to(tl.float32) * values[None, :]
+        ahead = left + wide
+        held = live & (ahead + column < inputs)[None, :]
+        if gated:
+            beside += twin.to(tl.float32) * values[None, :]
+            if ahead < inputs:
+                twin = _fetch(other + ahead, held, whole)
+        if ahead < inputs:
+            tile = _fetch(place + ahead, held, whole)
+    short = 1.0
+    if normed:
+        short = tl.rsqrt(tl.sum(squares, 0) / inputs + eps)
+    result = tl.sum(total, 1) * short
+    if gated:
+        result = result / (1 + tl.exp(-result)) * (tl.sum(beside, 1) * short)
+    if added:
+        result += tl.load(add + row, mask=row < outputs, other=0.0).to(tl.float32)
+    tl.store(out + row, result.to(out.dtype.element_ty), mask=row < outputs)
+
+
+@kernel
+def _fetch(place, held, whole: tl.constexpr):
+    """Weights are read once: they need not stay in the cache."""
+    if whole:
+        return tl.load(place, eviction_policy="evict_first")
+    return tl.load(place, mask=held, other=0.0, eviction_policy="evict_first")
+
+
+FEW_OUTPUTS = 16384  # an lm_head has more, and so many programs that smaller ones are faster
+
+
+def short_tile_of(outputs: int, inputs: int, normed: bool, gated: bool) -> RowTile:
+    """What made an 8B model's lap fastest on an H100, of eight for each matrix; columns divide `inputs`."""
+    if gated:
+        rows, columns, warps = RowTile(8, 512, 4)
+    elif not normed:
+        rows, columns, warps = RowTile(16, 2048, 16)
+    else:
+        rows, columns, warps = RowTile(16, 1024, 8) if outputs <= FEW_OUTPUTS else RowTile(8, 1024, 4)
+    whole = gcd(inputs, columns)
+    return RowTile(rows, whole, max(warps * whole // columns, 4)) if whole >= 256 else RowTile(8, 512, 4)
+
+
+def multiply_short_row(
+    x: Tensor,
+    weight: Tensor,
+    scales: Tensor,
+    norm: tuple[Tensor, float] | None = None,
+    add: Tensor | None = None,
+    gated: bool = False,
+    into: Tensor | None = None,
+    tile: RowTile | None = None,
+) -> Tensor:
+    """`multiply_row` in 8-bit floats: the row becomes such as it is read, by the peak of the whole of it.
+
+    weight: [outputs, inputs] float8_e4m3fn, contiguous; scales: fp32 [outputs]. All else as there.
+    """
+    outputs, inputs = weight.shape
+    wanted = outputs // 2 if gated else outputs
+    out = x.new_empty((1, wanted)) if into is None else into
+    rows, columns, warps = tile or short_tile_of(outputs, inputs, norm is not None, gated)
+    gains, eps = norm or (scales, 0.0)
+    with on_device_of(x):
+        _multiply_short_one[(-(-wanted // rows),)](
+            x, gains, weight, scales, out if add is None else add, out, wanted, inputs, eps, rows, columns,
+            power_of_two(inputs), inputs % columns == 0 and wanted % rows == 0, norm is not None,
+            add is not None, gated, num_warps=warps, **early_start(x),
+        )  # fmt: skip
+    return out
+
+
+@kernel
+def _multiply_short_one(
+    x, gains, weight, scales, add, out, outputs, inputs, eps, high: tl.constexpr, wide: tl.constexpr,
+    room: tl.constexpr, whole: tl.constexpr, normed: tl.constexpr, added: tl.constexpr, gated: tl.constexpr,
+    early: tl.constexpr,
+):  # fmt: skip
+    """`high` outputs. The first tile of the weights is on its way while the row is looked at.
+
+    What an RMSNorm divides by is in the row's scale alone: rounding does not see it.
+    """
+    let_next_begin(early)
+    row = tl.program_id(0) * high + tl.arange(0, high)
+    column, every = tl.arange(0, wide), tl.arange(0, room)
+    place = weight + row.to(tl.int64)[:, None] * inputs + column[None, :]
+    other = place + outputs.to(tl.int64) * inputs
+    live = (row < outputs)[:, None]
+    tile = _fetch(place, live & (column < inputs)[None, :], whole)
+    if gated:
+        twin = _fetch(other, live & (column < inputs)[None, :], whole)
+    if normed:
+        weights = tl.load(gains + every, mask=every < inputs, other=0.0).to(tl.float32)
+    await_before(early)
+    values = tl.load(x + every, mask=every < inputs, other=0.0).to(tl.float32)
+    if normed:
+        values *= weights
+    peak = tl.max(tl.abs(values), 0)
+    scale, larger = tl.where(peak > 0, peak / LARGEST, 1.0), tl.where(peak > 0, LARGEST / peak, 1.0)
+    total = tl.zeros((high, wide // LANES), tl.float32)
+    if gated:
+        beside = tl.zeros((high, wide // LANES), tl.float32)
+    squares = tl.zeros((wide,), tl.float32)
+    for left in range(0, inputs, wide):
+        held = left + column < inputs
+        part = _load(x + left + column, held, whole).to(tl.float32)
+        if normed:
+            squares += part * part
+            part *= _load(gains + left + column, held, whole).to(tl.float32)
+        part = (part * larger).to(weight.dtype.element_ty).to(tl.float32)
+        total += _add_up(tile, part, high, wide)
+        ahead = left + wide
+        if gated:
+            beside += _add_up(twin, part, high, wide)
+            if ahead < inputs:
+                twin = _fetch(other + ahead, live & (ahead + column < inputs)[None, :], whole)
+        if ahead < inputs:
+            tile = _fetch(place + ahead, live & (ahead + column < inputs)[None, :], whole)
+    if normed:
+        scale *= tl.rsqrt(tl.sum(squares, 0) / inputs + eps)
+    there = row < outputs
+    result = tl.sum(total, 1) * (scale * tl.load(scales + row, mask=there, other=0.0))
+    if gated:
+        up = tl.sum(beside, 1) * (scale * tl.load(scales + outputs + row, mask=there, other=0.0))
+        result = result / (1 + tl.exp(-result)) * up
+    if added:
+        result += tl.load(add + row, mask=there, other=0.0).to(tl.float32)
+    tl.store(out + row, result.to(out.dtype.element_ty), mask=there)
+
+
+@kernel
+def _load(place, held, whole: tl.constexpr):
+    """Masks that are always true keep the compiler from parting the last turn of the loop from the others."""
+    if whole:
+        return tl.load(place)
+    return tl.load(place, mask=held, other=0.0)
+
+
+@kernel
+def _add_up(tile, part, high: tl.constexpr, wide: tl.constexpr):
+    """Products of each line of a tile, added up as far as a thread holds them: sums take few registers."""
+    product = tile.to(tl.float32) * part[None, :]
+    return tl.sum(tl.reshape(product, (high, wide // LANES, LANES)), 2)

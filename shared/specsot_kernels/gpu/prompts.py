@@ -1,0 +1,119 @@
+"""Attention of prompts' rows over KV pages: a tile of rows reads all that it sees, in one go.
+
+What `attention` does in pieces, for frames of many rows, whose tiles alone fill a GPU. Blocks of keys and
+values are copied by descriptors (TMA, NVIDIA from Hopper on), whole pages or whole parts of them.
+"""
+
+# Triton reads the annotations of kernels itself, and knows constexpr alone.
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from specsot_kernels.attention_tables import PROMPT_QUERIES, TableSpan, tabulate_prompts
+from specsot_kernels.gpu.launching import copies_blocks, kernel, on_device_of, power_of_two
+
+COLUMNS = 64  # of a tile at most
+# What was fastest of ten on an H100 (docs/results/h100-product.md): more warps hold fewer numbers each.
+WARPS, STAGES = 4, 3
+LOG2E = tl.constexpr(1.4426950408889634)
+LOWEST = tl.constexpr(-1e30)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPlan:
+    """See `tabulate_prompts`; a tile of no rows does nothing."""
+
+    tiles: Tensor
+    pages: Tensor
+
+
+def suits(kind: torch.dtype, kv_layer: Tensor) -> bool:
+    """Whether the kernel reads such pages for such queries: 16 bits a number, as they are."""
+    page_rows, dim = kv_layer.shape[-2:]
+    plain = kind == kv_layer.dtype and kind.itemsize == 2 and kv_layer.is_contiguous()
+    heads = 16 <= dim == power_of_two(dim) <= 128
+    wide = min(COLUMNS, page_rows)
+    pages = 16 <= wide == power_of_two(wide) and page_rows % wide == 0
+    return plain and heads and pages and copies_blocks(kv_layer.device)
+
+
+def plan_prompts(
+    spans: Sequence[TableSpan], page_rows: int, heads_per_kv: int, device: torch.device | str
+) -> PromptPlan:
+    """Of one frame, `spans` in row order."""
+    tiles, pages = tabulate_prompts(spans, page_rows, PROMPT_QUERIES // heads_per_kv)
+    sent = torch.from_numpy(np.concatenate((tiles.reshape(-1), pages)))
+    if torch.device(device).type == "cuda":
+        sent = sent.pin_memory().to(device, non_blocking=True)
+    return PromptPlan(sent[: tiles.size].view(-1, 4), sent[tiles.size :])
+
+
+def attend_prompts(
+    q: Tensor, kv_layer: Tensor, plan: PromptPlan, warps: int = WARPS, stages: int = STAGES
+) -> Tensor:
+    """As `attention.attend`, of pages that this kernel `suits`."""
+    rows, kv_heads, g, dim = q.shape
+    _, many, _, page_rows, _ = kv_layer.shape
+    out, wide = q.new_empty((rows, kv_heads * g * dim)), min(COLUMNS, page_rows)
+    blocks = TensorDescriptor.from_tensor(kv_layer.view(-1, dim), [wide, dim])
+    with on_device_of(q):
+        _prompt[(kv_heads, len(plan.tiles))](
+            q, blocks, out, plan.tiles, plan.pages, *q.stride()[:3], g, many * kv_heads * page_rows,
+            page_rows, dim, PROMPT_QUERIES, wide, num_warps=warps, num_stages=stages,
+        )  # fmt: skip
+    return out
+
+
+@kernel
+def _prompt(
+    q, blocks, out, tiles, pages, q_row, q_group, q_head, g, half, page_rows, dim: tl.constexpr,
+    tile: tl.constexpr, wide: tl.constexpr,
+):  # fmt: skip
+    """One tile of rows under one KV head."""
+    head, kv_heads, place = tl.program_id(0), tl.num_programs(0), tiles + tl.program_id(1) * 4
+    first, high, base = tl.load(place), tl.load(place + 1), tl.load(place + 2)
+    if high == 0:
+        return
+    pages += tl.load(place + 3)
+    line, d, column = tl.arange(0, tile), tl.arange(0, dim), tl.arange(0, wide)
+    row, live = line // g, line < high * g
+    given = (first + row).to(tl.int64)
+    source = q + given * q_row + head * q_group + (line % g) * q_head
+    queries = tl.load(source[:, None] + d[None, :], mask=live[:, None], other=0.0)
+    state = (
+        tl.full((tile,), LOWEST, tl.float32),
+        tl.zeros((tile,), tl.float32),
+        tl.zeros((tile, dim), tl.float32),
+    )
+    free = (base + 1) // wide * wide  # columns before are seen by every row
+    for left in range(0, free, wide):
+        at = (tl.load(pages + left // page_rows) * kv_heads + head) * page_rows + left % page_rows
+        scores = tl.dot(queries, blocks.load([at, 0]).T)
+        state = _take_in(state, scores, blocks.load([at + half, 0]))
+    for left in range(free, base + high, wide):
+        at = (tl.load(pages + left // page_rows) * kv_heads + head) * page_rows + left % page_rows
+        scores = tl.dot(queries, blocks.load([at, 0]).T)
+        scores = tl.where((left + column)[None, :] <= (base + row)[:, None], scores, LOWEST)
+        state = _take_in(state, scores, blocks.load([at + half, 0]))
+    _, total, sums = state
+    goal = (given * kv_heads * g + head * g + line % g) * dim
+    sums = (sums / total[:, None]).to(out.dtype.element_ty)
+    tl.store(out + goal[:, None] + d[None, :], sums, mask=live[:, None])
+
+
+@kernel
+def _take_in(state, scores, values):
+    """Running softmax in powers of two: highest score, sum of weights, weighted values."""
+    highest, total, sums = state
+    higher = tl.maximum(highest, tl.max(scores, 1) * LOG2E)
+    chances = tl.exp2(scores * LOG2E - higher[:, None])
+    kept = tl.exp2(highest - higher)
+    sums = tl.dot(chances.to(values.dtype), values, sums * kept[:, None])
+    return higher, total * kept + tl.sum(chances, 1), sums

@@ -1,0 +1,426 @@
+"""Fused elementwise kernels between a layer's large products: norm, rotary with KV write, gate, row moves.
+
+And rows as 8-bit floats, one scale a row, with their products scaled back.
+"""
+
+# Triton reads the annotations of kernels itself, and knows constexpr alone.
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from specsot_kernels.gpu.launching import (
+    await_before,
+    early_start,
+    kernel,
+    let_next_begin,
+    on_device_of,
+    power_of_two,
+)
+from specsot_kernels.gpu.products import LARGEST
+
+WIDE = 1024  # columns of a tile of the gate; no measurement recorded
+LEAST = tl.constexpr(2.0**-24)  # scale of a row in int8, as `specsot_model.kv.MIN_SCALE`
+HALF_WAY = tl.constexpr(1.5 * 2.0**23)  # a float in fp32 has no fraction beside it
+TOGETHER = 8  # heads of one program; no measurement recorded
+MOVED = 256  # numbers of a row that one program moves; no measurement recorded
+
+
+@dataclass(frozen=True, slots=True)
+class Turning:
+    """How queries and keys turn: `frequencies` fp32 [head_dim / 2], radians a position.
+
+    scale: of queries. norms: weights [head_dim] of the norms over each query and key head, or None.
+    turned, still: the scale is that of so many pairs, the others have this one; None: all are alike.
+    """
+
+    heads: int
+    kv_heads: int
+    frequencies: Tensor
+    scale: float
+    norms: tuple[Tensor, Tensor] | None = None
+    eps: float = 0.0
+    turned: int | None = None
+    still: float = 1.0
+
+
+def turn_and_store(
+    qkv: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    kv_layer: Tensor,
+    turning: Turning,
+    scales: tuple[Tensor, Tensor] | None = None,
+) -> None:
+    """Norm and turn query and key heads; queries stay in `qkv`, keys and values go to their slots.
+
+    qkv:       [rows, heads + 2 * kv_heads, head_dim], pairs to be turned side by side (`rotary.interleave`).
+    positions, slots: [rows]; a row whose slot is negative is written nowhere.
+    kv_layer:  [2, pages, kv_heads, page_rows, head_dim]; or int8, the scale of each row behind it in fp16.
+    scales:    fp32 [rows] and [outputs], what rows and columns of `qkv` are multiplied by before.
+    """
+    rows, _, dim = qkv.shape
+    norms = turning.norms or (turning.frequencies, turning.frequencies)
+    turned = dim // 2 if turning.turned is None else turning.turned
+    apart = turned < dim // 2 and turning.still != turning.scale
+    eight = kv_layer.dtype == torch.int8
+    steps = kv_layer[..., dim:].view(torch.float16) if eight else kv_layer
+    own, columns = scales or norms
+    with on_device_of(qkv):
+        _turn[(rows, -(-(turning.heads + 2 * turning.kv_heads) // TOGETHER))](
+            qkv, positions, slots, kv_layer, steps, turning.frequencies, *norms, own, columns,
+            *qkv.stride()[:2], *kv_layer.stride()[:4], turning.scale, turning.still, turned, turning.eps,
+            turning.heads, turning.kv_heads, kv_layer.shape[3], dim // 2, power_of_two(dim // 2), TOGETHER,
+            turning.norms is not None, apart, eight, scales is not None, num_warps=2, **early_start(qkv),
+        )  # fmt: skip
+
+
+def norm_rows(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm of [rows, size], contiguous, in fp32 inside."""
+    out, size = x.new_empty(x.shape), x.shape[1]
+    with on_device_of(x):
+        _norm[(x.shape[0],)](
+            x, weight, out, size, eps, power_of_two(size), num_warps=8, **early_start(x)
+        )  # fmt: skip
+    return out
+
+
+def gate(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up of [rows, 2 * width]; [rows, width]."""
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    out = gate_up.new_empty((rows, width))
+    with on_device_of(gate_up):
+        _gate[(rows, -(-width // WIDE))](gate_up, out, width, WIDE, **early_start(gate_up))
+    return out
+
+
+def move_rows(kv: Tensor, moves: Tensor) -> None:
+    """Copy rows of every layer from slots to slots; all are read before any is written.
+
+    kv:    [layers, 2, pages, kv_heads, page_rows, head_dim], contiguous.
+    moves: [2, many], sources and targets; where they are negative nothing is moved.
+    """
+    layers, _, pages, kv_heads, page_rows, dim = kv.shape
+    if not layers:
+        return
+    many, room = power_of_two(moves.shape[1]), min(power_of_two(dim), MOVED)
+    with on_device_of(kv):
+        _move[(kv_heads, 2 * layers, -(-dim // room))](
+            kv, moves, pages, kv_heads, page_rows, dim, moves.shape[1], many, room, **early_start(kv)
+        )
+
+
+def join_rows(
+    tokens: Tensor,
+    table: Tensor,
+    features: Tensor,
+    origins: Tensor,
+    norms: tuple[Tensor, Tensor],
+    eps: float,
+    normed: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """How an EAGLE-3 head begins: [norm(embedding), norm(feature)] of every row, and the residual.
+
+    tokens, origins: [rows], of `table` [V, size] and `features` [n, size]; norms: weights [size] of the two.
+    normed: the residual is the normed feature.
+    """
+    rows, size = tokens.shape[0], table.shape[1]
+    inputs, plain = features.new_empty((rows, 2 * size)), features.new_empty((rows, size))
+    with on_device_of(features):
+        _join[(rows, 2)](
+            tokens, table, features, origins, *norms, inputs, plain, size, eps, power_of_two(size),
+            normed, num_warps=8, **early_start(features),
+        )  # fmt: skip
+    return inputs, plain
+
+
+@kernel
+def _turn(
+    qkv, positions, slots, kv, steps, frequencies, query_norm, key_norm, own, columns, from_row, from_head,
+    kv_half, kv_page, kv_head, kv_row, scale, still, many, eps, heads, kv_heads, page_rows, pairs,
+    room: tl.constexpr, together: tl.constexpr, normed: tl.constexpr, apart: tl.constexpr,
+    eight: tl.constexpr, scaled: tl.constexpr, early: tl.constexpr,
+):  # fmt: skip
+    """A few heads of one row; queries, keys and values may be among them."""
+    let_next_begin(early)
+    row = tl.program_id(0)
+    head, pair = tl.program_id(1) * together + tl.arange(0, together), tl.arange(0, room)
+    inside = pair < pairs
+    there = (head < heads + 2 * kv_heads)[:, None] & inside[None, :]
+    asks, turns = (head < heads)[:, None], (head < heads + kv_heads)[:, None]
+    rate = tl.load(frequencies + pair, mask=inside, other=0.0)
+    angle = tl.load(positions + row).to(tl.float32) * rate
+    cosine, sine = tl.cos(angle)[None, :], tl.sin(angle)[None, :]
+    slot = tl.load(slots + row).to(tl.int64)
+    place = qkv + row.to(tl.int64) * from_row + head[:, None] * from_head + 2 * pair[None, :]
+    kind = qkv.dtype.element_ty
+    if scaled:
+        output = columns + head[:, None] * (2 * pairs) + 2 * pair[None, :]
+        left = tl.load(output, mask=there, other=0.0)
+        right = tl.load(output + 1, mask=there, other=0.0)
+    await_before(early)  # positions and slots are older than the kernels of this frame
+    first = tl.load(place, mask=there, other=0.0).to(tl.float32)
+    second = tl.load(place + 1, mask=there, other=0.0).to(tl.float32)
+    if scaled:
+        size = tl.load(own + row)
+        first = (first * (size * left)).to(kind).to(tl.float32)  # as if it were written down in between
+        second = (second * (size * right)).to(kind).to(tl.float32)
+    if normed:
+        power = tl.sum(first * first + second * second, 1) / (2 * pairs)
+        short = tl.rsqrt(power + eps)[:, None]
+        one = tl.where(asks, _pick(query_norm, 2 * pair, inside), _pick(key_norm, 2 * pair, inside))
+        two = tl.where(asks, _pick(query_norm, 2 * pair + 1, inside), _pick(key_norm, 2 * pair + 1, inside))
+        first = tl.where(turns, (first * short * one).to(kind).to(tl.float32), first)
+        second = tl.where(turns, (second * short * two).to(kind).to(tl.float32), second)
+    turned, beside = first * cosine - second * sine, first * sine + second * cosine
+    first, second = tl.where(turns, turned, first), tl.where(turns, beside, second)
+    if apart:
+        scale = tl.where(pair < many, scale, still)[None, :]
+    tl.store(place, (first * scale).to(kind), mask=there & asks)
+    tl.store(place + 1, (second * scale).to(kind), mask=there & asks)
+    held = there & (head >= heads)[:, None] & (slot >= 0)
+    half = (head - heads) // kv_heads
+    other = half * kv_half + (head - heads - half * kv_heads) * kv_head
+    other = other[:, None] + ((slot // page_rows) * kv_page + (slot % page_rows) * kv_row + 2 * pair)[None, :]
+    first, second = first.to(kind), second.to(kind)
+    if eight:
+        first, second = first.to(tl.float32), second.to(tl.float32)
+        peak = tl.max(tl.maximum(tl.abs(first), tl.abs(second)), 1)
+        unreal = tl.sum((first - first) + (second - second), 1)  # 0, or NaN where one is not finite
+        short = (tl.maximum(peak / 127, LEAST) + unreal).to(tl.float16)
+        step = short.to(tl.float32)[:, None]
+        first, second = _round(first / step).to(tl.int8), _round(second / step).to(tl.int8)
+        start = (half * kv_half + (head - heads - half * kv_heads) * kv_head) // 2
+        start += (slot // page_rows) * (kv_page // 2) + (slot % page_rows) * (kv_row // 2)
+        tl.store(steps + start, short, mask=(head >= heads) & (head < heads + 2 * kv_heads) & (slot >= 0))
+    tl.store(kv + other, first, mask=held)
+    tl.store(kv + other + 1, second, mask=held)
+
+
+@kernel
+def _round(values):
+    """To the nearest whole number within 127, halves to the even one."""
+    whole = (values + HALF_WAY) - HALF_WAY
+    return tl.minimum(tl.maximum(whole, -127.0), 127.0)
+
+
+@kernel
+def _pick(weight, column, inside):
+    return tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)[None, :]
+
+
+@kernel
+def _norm(x, weight, out, size, eps, room: tl.constexpr, early: tl.constexpr):
+    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, room)
+    let_next_begin(early)
+    there = column < size
+    scale = tl.load(weight + column, mask=there, other=0.0).to(tl.float32)
+    await_before(early)
+    values = tl.load(x + row * size + column, mask=there, other=0.0).to(tl.float32)
+    values *= tl.rsqrt(tl.sum(values * values, 0) / size + eps) * scale
+    tl.store(out + row * size + column, values.to(out.dtype.element_ty), mask=there)
+
+
+@kernel
+def _move(
+    kv, moves, pages, kv_heads, page_rows, dim, count, many: tl.constexpr, room: tl.constexpr,
+    early: tl.constexpr,
+):  # fmt: skip
+    """One head's keys, or its values, in one layer; of long rows some columns."""
+    let_next_begin(early)
+    head, half = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    move, d = tl.arange(0, many), tl.program_id(2) * room + tl.arange(0, room)
+    await_before(early)
+    source = tl.load(moves + move, mask=move < count, other=-1).to(tl.int64)
+    target = tl.load(moves + count + move, mask=move < count, other=-1).to(tl.int64)
+    if tl.max(source, 0) < 0:
+        return
+    there = (source >= 0)[:, None] & (d < dim)[None, :]
+    base = kv + (half * pages * kv_heads + head) * page_rows * dim
+    start = (source // page_rows * kv_heads * page_rows + source % page_rows) * dim
+    goal = (target // page_rows * kv_heads * page_rows + target % page_rows) * dim
+    rows = tl.load(base + start[:, None] + d[None, :], mask=there, other=0.0)
+    tl.debug_barrier()  # a row's target may be another one's source
+    tl.store(base + goal[:, None] + d[None, :], rows, mask=there)
+
+
+@kernel
+def _join(
+    tokens, table, features, origins, token_norm, feature_norm, inputs, plain, size, eps,
+    room: tl.constexpr, normed: tl.constexpr, early: tl.constexpr,
+):  # fmt: skip
+    let_next_begin(early)
+    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, room)
+    half = tl.program_id(1)
+    there = column < size
+    await_before(early)
+    if half == 0:
+        scale = tl.load(token_norm + column, mask=there, other=0.0)
+        source = table + tl.load(tokens + row).to(tl.int64) * size
+    else:
+        scale = tl.load(feature_norm + column, mask=there, other=0.0)
+        source = features + tl.load(origins + row).to(tl.int64) * size
+    values = tl.load(source + column, mask=there, other=0.0)
+    wide = values.to(tl.float32)
+    wide *= tl.rsqrt(tl.sum(wide * wide, 0) / size + eps) * scale.to(tl.float32)
+    short = wide.to(inputs.dtype.element_ty)
+    tl.store(inputs + row * 2 * size + half * size + column, short, mask=there)
+    if half == 1:
+        tl.store(plain + row * size + column, short if normed else values, mask=there)
+
+
+@kernel
+def _gate(gate_up, out, width, wide: tl.constexpr, early: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    let_next_begin(early)
+    await_before(early)
+    column = tl.program_id(1) * wide + tl.arange(0, wide)
+    there = column < width
+    opened = tl.load(gate_up + row * 2 * width + column, mask=there, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * width + width + column, mask=there, other=0.0).to(tl.float32)
+    opened = opened / (1 + tl.exp(-opened))
+    tl.store(out + row * width + column, (opened * up).to(out.dtype.element_ty), mask=there)
+
+
+OUT_COLUMNS = 1024  # columns of a tile of the output; no measurement recorded
+
+
+def shorten_rows(
+    x: Tensor, norm: tuple[Tensor, float] | None = None, added: tuple[Tensor, Tensor, Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
+    """[rows, size] as float8_e4m3fn, and what each row is to be multiplied by, fp32 [rows].
+
+    The numbers of a row of x lie side by side. norm: weight [size] and epsilon of an RMSNorm before.
+    added: what `lengthen_rows` takes, is added to x before, in place.
+    """
+    rows, size = x.shape
+    short = x.new_empty((rows, size), dtype=torch.float8_e4m3fn)
+    scales = x.new_empty(rows, dtype=torch.float32)
+    weight, eps = norm or (x, 0.0)
+    with on_device_of(x):
+        _shorten[(rows,)](
+            x, weight, *(added or (x, scales, scales)), short, scales, size, x.stride(0), eps,
+            power_of_two(size), norm is not None, added is not None, num_warps=8, **early_start(x),
+        )  # fmt: skip
+    return short, scales
+
+
+def shorten_gated(y: Tensor, scales: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+    """What `lengthen_rows` makes of these, gated, as `shorten_rows` has it."""
+    rows, size = len(y), y.shape[1] // 2
+    short = y.new_empty((rows, size), dtype=torch.float8_e4m3fn)
+    new = y.new_empty(rows, dtype=torch.float32)
+    with on_device_of(y):
+        _shorten_gated[(rows,)](
+            y, scales, columns, short, new, size, power_of_two(size), num_warps=16, **early_start(y)
+        )  # fmt: skip
+    return short, new
+
+
+def lengthen_rows(
+    y: Tensor, scales: Tensor, columns: Tensor, gated: bool = False, into: Tensor | None = None
+) -> Tensor:
+    """[rows, size] times the scales of rows and columns; gated: silu(first half) * second half of that,
+    [rows, size / 2].
+
+    into: what it is added to, in place; else it takes the place of y, or is new where it is gated.
+    """
+    rows, wanted = len(y), y.shape[1] // (1 + gated)
+    out = into if into is not None else y.new_empty((rows, wanted)) if gated else y
+    with on_device_of(y):
+        _lengthen[(rows, -(-wanted // OUT_COLUMNS))](
+            y,
+            scales,
+            columns,
+            out,
+            y.shape[1],
+            wanted,
+            out.stride(0),
+            OUT_COLUMNS,
+            gated,
+            into is not None,
+            **early_start(y),
+        )
+    return out
+
+
+@kernel
+def _shorten(
+    x, weight, y, own, columns, short, scales, size, from_x, eps, room: tl.constexpr, normed: tl.constexpr,
+    added: tl.constexpr, early: tl.constexpr,
+):  # fmt: skip
+    let_next_begin(early)
+    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, room)
+    there = column < size
+    if normed:
+        gains = tl.load(weight + column, mask=there, other=0.0).to(tl.float32)
+    if added:
+        sizes = tl.load(columns + column, mask=there, other=0.0)
+    await_before(early)
+    place = x + row * from_x + column
+    values = tl.load(place, mask=there, other=0.0).to(tl.float32)
+    if added:
+        part = tl.load(y + row * size + column, mask=there, other=0.0).to(tl.float32)
+        whole = (part * (tl.load(own + row) * sizes) + values).to(x.dtype.element_ty)
+        tl.store(place, whole, mask=there)
+        values = whole.to(tl.float32)
+    factor = 1.0
+    if normed:
+        factor = tl.rsqrt(tl.sum(values * values, 0) / size + eps)  # rounding does not see it
+        values *= gains
+    _keep(values, factor, short + row * size + column, scales + row, there)
+
+
+@kernel
+def _shorten_gated(
+    y, scales, columns, short, new, size, room: tl.constexpr, early: tl.constexpr
+):  # fmt: skip
+    let_next_begin(early)
+    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, room)
+    there = column < size
+    first = tl.load(columns + column, mask=there, other=0.0)
+    second = tl.load(columns + size + column, mask=there, other=0.0)
+    await_before(early)
+    scale, source = tl.load(scales + row), y + row * 2 * size + column
+    values = tl.load(source, mask=there, other=0.0).to(tl.float32) * (scale * first)
+    beside = tl.load(source + size, mask=there, other=0.0).to(tl.float32) * (scale * second)
+    values = values / (1 + tl.exp(-values)) * beside
+    # As where it is written down in between.
+    values = values.to(y.dtype.element_ty).to(tl.float32)
+    _keep(values, 1.0, short + row * size + column, new + row, there)
+
+
+@kernel
+def _keep(values, factor, place, scales, there):
+    """A whole row in 8-bit floats, times a factor."""
+    peak = tl.max(tl.abs(values), 0)
+    scale, larger = tl.where(peak > 0, peak / LARGEST, 1.0), tl.where(peak > 0, LARGEST / peak, 1.0)
+    tl.store(place, (values * larger).to(place.dtype.element_ty), mask=there)
+    tl.store(scales, scale * factor)
+
+
+@kernel
+def _lengthen(
+    y, scales, columns, out, size, wanted, from_out, wide: tl.constexpr, gated: tl.constexpr,
+    added: tl.constexpr, early: tl.constexpr,
+):  # fmt: skip
+    let_next_begin(early)
+    row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * wide + tl.arange(0, wide)
+    there = column < wanted
+    first = tl.load(columns + column, mask=there, other=0.0)
+    if gated:
+        second = tl.load(columns + wanted + column, mask=there, other=0.0)
+    await_before(early)
+    scale = tl.load(scales + row)
+    values = tl.load(y + row * size + column, mask=there, other=0.0).to(tl.float32) * (scale * first)
+    if gated:
+        beside = tl.load(y + row * size + wanted + column, mask=there, other=0.0).to(tl.float32)
+        beside *= scale * second
+        values = values / (1 + tl.exp(-values)) * beside
+    place = out + row * from_out + column
+    if added:
+        values += tl.load(place, mask=there, other=0.0).to(tl.float32)
+    tl.store(place, values.to(out.dtype.element_ty), mask=there)

@@ -1,0 +1,254 @@
+"""Tree verification in Triton: greedy, and by rejection sampling with the final draw."""
+
+# Triton reads the annotations of kernels itself, and knows constexpr alone.
+from __future__ import annotations
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from specsot_kernels.contract import Verified
+from specsot_kernels.gpu.launching import kernel, kernel_of_any, launch, on_device_of, power_of_two
+
+TREE = ("candidates", "slots", "first", "following")
+FOUND = ("predicts", "accepted", "counts")
+
+
+def blank(candidates: Tensor, steps: int) -> Verified:
+    """The results before any walk, -1 everywhere; one allocation."""
+    batch, nodes = candidates.shape
+    rows, longest = batch * nodes, batch * (steps + 1)
+    whole = candidates.new_full((rows + longest + batch,), -1, dtype=torch.int32)
+    return Verified(  # cheaper than `split` and `view`
+        whole.as_strided((rows,), (1,)),
+        whole.as_strided((batch, steps + 1), (steps + 1, 1), rows),
+        whole.as_strided((batch,), (1,), rows + longest),
+    )
+
+
+def can_hold(found: Verified, candidates: Tensor) -> bool:
+    """Whether a walk can write straight into these arrays of a caller's. predicts may be longer."""
+    (predicts, accepted, counts), (batch, nodes) = found, candidates.shape
+    return (
+        predicts.dtype == accepted.dtype == counts.dtype == torch.int32
+        and predicts.dim() == counts.dim() == 1
+        and predicts.numel() >= batch * nodes
+        and accepted.shape[0] >= batch
+        and counts.numel() >= batch
+        and predicts.is_contiguous()
+        and accepted.is_contiguous()
+        and counts.is_contiguous()
+    )
+
+
+def verify_tree_greedy(
+    candidates: Tensor,
+    target_predict: Tensor,
+    retrieve_index: Tensor,
+    retrieve_next_token: Tensor,
+    retrieve_next_sibling: Tensor,
+    steps: int,
+    into: Verified | None = None,
+) -> Verified:
+    """See `reference`. into: what `can_hold` the results; what no walk writes keeps its value."""
+    found = into or blank(candidates, steps)
+    arrays = tuple(
+        each if each.is_contiguous() else each.contiguous()
+        for each in (candidates, target_predict, retrieve_index, retrieve_next_token, retrieve_next_sibling)
+    )
+    batch, nodes = candidates.shape
+    kind = (candidates.device, *[each.dtype for each in arrays])
+    with on_device_of(candidates):
+        launch(_verify, (batch, 1, 1), kind, (*arrays, *found, nodes, steps), num_warps=1)
+    return found
+
+
+@kernel_of_any(*TREE, *FOUND, "targets", numbers=("nodes", "steps"))
+def _verify(candidates, targets, slots, first, following, predicts, accepted, counts, nodes, steps):
+    b = tl.program_id(0).to(tl.int64)
+    rows, row = tl.num_programs(0) * nodes, b * nodes
+    taken, looked = tl.full((), 0, tl.int64), tl.full((), 0, tl.int64)
+    slot = number_at(slots + row, taken, nodes)
+    wanted = number_at(targets, slot, rows)
+    tl.store(accepted + b * (steps + 1), slot)
+    child = number_at(first + row, taken, nodes)
+    while (child >= 0) & (child < nodes) & (taken < steps) & (looked < nodes):
+        looked += 1
+        if number_at(candidates + row, child, nodes) == wanted:
+            put_at(predicts, slot, rows, wanted)
+            slot = number_at(slots + row, child, nodes)
+            wanted = number_at(targets, slot, rows)
+            taken += 1
+            tl.store(accepted + b * (steps + 1) + taken, slot)
+            child = number_at(first + row, child, nodes)
+        else:
+            child = number_at(following + row, child, nodes)
+    put_at(predicts, slot, rows, wanted)
+    tl.store(counts + b, taken)
+
+
+@kernel
+def number_at(array, place, size):
+    """array[place] as int64; -1 where there is no such place."""
+    return tl.load(array + place, mask=(place >= 0) & (place < size), other=-1).to(tl.int64)
+
+
+@kernel
+def put_at(array, place, size, value):
+    """array[place] = value, where there is such a place."""
+    tl.store(array + place, value, mask=(place >= 0) & (place < size))
+
+
+PART = 2048  # tokens that one program reduces; no measurement recorded
+
+
+def tree_speculative_sampling(
+    candidates: Tensor,
+    retrieve_index: Tensor,
+    retrieve_next_token: Tensor,
+    retrieve_next_sibling: Tensor,
+    uniform_samples: Tensor,
+    uniform_samples_final: Tensor,
+    target_probs: Tensor,
+    draft_probs: Tensor | None,
+    threshold_single: float,
+    threshold_acc: float,
+    steps: int,
+    into: Verified | None = None,
+) -> Verified:
+    """See `reference`; `into` as `verify_tree_greedy` has it.
+
+    Every program of a request walks the same walk; the first writes it down.
+    """
+    batch, nodes, kinds = target_probs.shape
+    parts, drafted = -(-kinds // PART), draft_probs is not None
+    found = into or blank(candidates, steps)
+    ends = torch.empty(batch * (1 + parts), 2, dtype=torch.float64, device=target_probs.device)
+    drafts = target_probs if draft_probs is None else draft_probs
+    *tree, coins, last, target, draft = (
+        each if each.is_contiguous() else each.contiguous()
+        for each in (
+            candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling, uniform_samples,
+            uniform_samples_final, target_probs, drafts,
+        )
+    )  # fmt: skip
+    single, acc = float(threshold_single), float(threshold_acc)
+    types = [each.dtype for each in (*tree, coins, last, target, draft)]
+    aligned = (target.data_ptr() % 16 == 0, draft.data_ptr() % 16 == 0)
+    kind = (candidates.device, *types, *aligned, kinds, drafted)
+    before, behind = (*tree, coins, target, draft, *found, ends), (nodes, steps, kinds)
+    with on_device_of(candidates):
+        launch(
+            _weigh, (batch, parts, 1), (*kind, single, acc), (*before, *behind, single, acc, drafted, PART)
+        )
+        room = power_of_two(parts)
+        launch(
+            _draw, (batch, 1, 1), kind,
+            (*tree, last, target, draft, *found, ends, *behind, parts, drafted, PART, room),
+        )  # fmt: skip
+    return found
+
+
+@kernel_of_any(*TREE, *FOUND, "coins", "ends", numbers=("nodes", "steps"))
+def _weigh(
+    candidates, slots, first, following, coins, target, draft, predicts, accepted, counts, ends,
+    nodes, steps, kinds, single: tl.constexpr, acc: tl.constexpr, drafted: tl.constexpr, part: tl.constexpr,
+):  # fmt: skip
+    """Into `ends`: of each request where its walk ended, its node and its row; then the parts' masses."""
+    b, number = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    rows, row, writes = tl.num_programs(0) * nodes, b * nodes, number == 0
+    nothing = tl.full((), 0, tl.int64)
+    taken, looked, at = nothing, nothing, nothing
+    enough, share = tl.full((), single, tl.float64), tl.full((), acc, tl.float64)
+    slot = number_at(slots + row, at, nodes)
+    tl.store(accepted + b * (steps + 1), slot, mask=writes)
+    coin, mass = _chance(coins + row) * share, tl.full((), 0.0, tl.float64)
+    child = number_at(first + row, at, nodes)
+    while (child >= 0) & (child < nodes) & (taken < steps) & (looked < nodes):
+        looked += 1
+        token = number_at(candidates + row, child, nodes)
+        chance = _chances(target + (row + at) * kinds, token, (token >= 0) & (token < kinds))
+        mass += chance
+        if ((chance > 0) & (coin <= mass)) | (chance >= enough):
+            put_at(predicts, slot, tl.where(writes, rows, 0), token)
+            slot = number_at(slots + row, child, nodes)
+            taken += 1
+            tl.store(accepted + b * (steps + 1) + taken, slot, mask=writes)
+            at, mass = child, mass * 0
+            coin = _chance(coins + row + at) * share
+            child = number_at(first + row, child, nodes)
+        else:
+            child = number_at(following + row, child, nodes)
+    tl.store(counts + b, taken, mask=writes)
+    tl.store(ends + 2 * b, at.to(tl.float64), mask=writes)
+    tl.store(ends + 2 * b + 1, slot.to(tl.float64), mask=writes)
+    tokens = number * part + tl.arange(0, part)
+    left, whole = _left(
+        candidates + row, first + row, following + row, target, draft, row, at, taken == steps,
+        tokens, nodes, kinds, drafted,
+    )  # fmt: skip
+    place = ends + (tl.num_programs(0) + b * tl.num_programs(1) + number) * 2
+    tl.store(place, tl.sum(left, 0))
+    tl.store(place + 1, tl.sum(whole, 0))
+
+
+@kernel_of_any(*TREE, *FOUND, "coins", "ends", numbers=("nodes", "steps", "parts"))
+def _draw(
+    candidates, slots, first, following, coins, target, draft, predicts, accepted, counts, ends,
+    nodes, steps, kinds, parts, drafted: tl.constexpr, part: tl.constexpr, room: tl.constexpr,
+):  # fmt: skip
+    b = tl.program_id(0).to(tl.int64)
+    row = b * nodes
+    at, slot = tl.load(ends + 2 * b).to(tl.int64), tl.load(ends + 2 * b + 1).to(tl.int64)
+    numbers = tl.arange(0, room)
+    places = ends + (tl.num_programs(0) + b * parts + numbers) * 2
+    rest = tl.load(places, mask=numbers < parts, other=0.0)
+    rest_there = tl.sum(rest, 0) > 0
+    weights = tl.where(rest_there, rest, tl.load(places + 1, mask=numbers < parts, other=0.0))
+    goal = _chance(coins + b) * tl.sum(weights, 0)
+    number = reach(weights, numbers, goal, room)
+    tokens = number * part + tl.arange(0, part)
+    left, whole = _left(
+        candidates + row, first + row, following + row, target, draft, row, at, tl.load(counts + b) == steps,
+        tokens, nodes, kinds, drafted,
+    )  # fmt: skip
+    passed = tl.sum(tl.where(numbers < number, weights, 0.0), 0)
+    token = reach(tl.where(rest_there, left, whole), tokens, goal - passed, kinds)
+    put_at(predicts, slot, tl.num_programs(0) * nodes, token)
+
+
+@kernel
+def reach(weights, numbers, goal, size):
+    """The first number at which the sum passes the goal; rounding or not, one that weighs something."""
+    there = weights > 0
+    passed = there & (tl.cumsum(weights, 0) > goal)
+    reached = tl.min(tl.where(passed, numbers, size), 0)
+    return tl.where(reached < size, reached, tl.maximum(tl.max(tl.where(there, numbers, 0), 0), 0))
+
+
+@kernel
+def _left(
+    candidates, first, following, target, draft, row, at, whole, tokens, nodes, kinds, drafted: tl.constexpr
+):
+    """Of these tokens' chances behind node `at`: what is left (all where `whole`), and all."""
+    start = (row + at) * kinds
+    chance = _chances(target + start, tokens, tokens < kinds)
+    left = chance
+    if drafted:
+        left = tl.maximum(chance - _chances(draft + start, tokens, tokens < kinds), 0.0)
+    child, looked = number_at(first, at, nodes), at * 0
+    while (child >= 0) & (looked < nodes):  # refused, every one
+        looked += 1
+        left = tl.where(tokens == number_at(candidates, child, nodes), 0.0, left)
+        child = number_at(following, child, nodes)
+    return tl.where(whole, chance, left), chance
+
+
+@kernel
+def _chances(array, tokens, there):
+    return tl.load(array + tokens, mask=there, other=0.0).to(tl.float64)
+
+
+@kernel
+def _chance(place):
+    return tl.load(place).to(tl.float64)

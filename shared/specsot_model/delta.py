@@ -1,0 +1,165 @@
+"""Gated delta layers (linear attention) of Qwen3-Next and Qwen3.5 over pages.
+
+A row's page holds what the layer reads of the row: the state after any row follows from the rows before it.
+So forks, kept drafts, trees, shared prefixes and repairs are those of KV pages, and exact. Some states are
+kept beside the pages (`specsot_model.core.replays`), so that a lap computes only what follows the last of
+them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specsot.checkpoint.config import ModelConfig
+from specsot.checkpoint.families import Delta
+from specsot_model.attention import AttentionPlan
+from specsot_model.core.replays import CHUNK
+from specsot_model.delta_pages import DeltaPages
+from specsot_model.kv import KVPages, Places
+from specsot_model.layers import Block, fetch_norm
+from specsot_model.linear import Linear
+from specsot_model.mlp import fetch_mlp
+from specsot_model.projections import fuse
+from specsot_model.weights import Fetch
+
+EPS = 1e-6  # of the L2 norms of queries and keys
+
+
+class DeltaBlock(Block):
+    """A layer whose attention is a gated delta rule."""
+
+    def __init__(self, fetch: Fetch, index: int, config: ModelConfig, delta: Delta) -> None:
+        names, hidden = config.names, config.hidden
+        layer = names.layer.format(index)
+        mixer, exact = f"{layer}.linear_attn", replace(fetch, dtype=torch.float32)
+        self.config, self.delta, self.device = config, delta, torch.device(fetch.device)
+        self.input_norm = fetch_norm(fetch, f"{layer}.{names.input_norm}", config)
+        self.qkv = Linear(_fetch_inputs(fetch, mixer, hidden, delta), None, fetch.quantization)
+        taps = exact(f"{mixer}.conv1d.weight", (delta.mixed, 1, delta.kernel))
+        self.taps = taps.squeeze(1).T.contiguous()
+        heads = (delta.value_heads,)
+        self.decay = -exact(f"{mixer}.A_log", heads).exp()
+        self.bias = exact(f"{mixer}.dt_bias", heads)
+        self.norm = fetch(f"{mixer}.norm.weight", (delta.value_dim,))
+        self.out = fuse(fetch, [f"{mixer}.out_proj"], (hidden, delta.values), False)
+        self.mlp_norm = fetch_norm(fetch, f"{layer}.{names.mlp_norm}", config)
+        self.mlp = fetch_mlp(fetch, layer, config, index)
+
+    def forward(
+        self, hidden: Tensor, table: Tensor, places: Places, plan: AttentionPlan, kv: KVPages, layer: int
+    ) -> None:
+        """As a `Block`'s."""
+        assert isinstance(kv, DeltaPages), "make_kv makes them"
+        delta = self.delta
+        inputs, gate = self.qkv(self.input_norm(hidden)).split((delta.row, delta.values), -1)
+        row = F.pad(inputs, (0, 2 * delta.half - delta.row))
+        kv.put(layer, places, row.reshape(len(hidden), 2, 1, delta.half))
+        mixed = self._mix(kv, layer, len(hidden)).to(hidden.dtype)
+        hidden.add_(self.out(self._gate(mixed, gate.unflatten(-1, mixed.shape[1:])).flatten(1)))
+        hidden.add_(self.mlp(self.mlp_norm(hidden)))
+
+    def _gate(self, mixed: Tensor, gate: Tensor) -> Tensor:
+        """The normed output of each head [rows, heads, value_dim], times silu of its gate."""
+        wide = mixed.float()
+        normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.config.eps)
+        return (self.norm * normed.to(mixed.dtype) * F.silu(gate.float())).to(mixed.dtype)
+
+    def _mix(self, kv: DeltaPages, layer: int, rows: int) -> Tensor:
+        """Outputs of a frame's rows, fp32 [rows, value_heads, value_dim]."""
+        states = kv.states(layer)
+        begun = [states[batch.states] for batch in kv.batches]  # before others are kept in their places
+        out = states.new_empty(rows, self.delta.value_heads, self.delta.value_dim)
+        for batch, state in zip(kv.batches, begun):
+            found, after = apply_delta_rule(*self._prepare(kv.inputs(layer, batch.slots)), state)
+            out[batch.targets] = found.transpose(1, 2).flatten(0, 1)[batch.places]
+            for chunk, (replays, kept) in batch.saves.items():
+                states[kept] = after[chunk][replays]
+        kv.finish(layer)
+        return out
+
+    def _prepare(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Inputs of rows [replays, history + rows, ...] as `apply_delta_rule` takes them.
+
+        The convolution is a plain sum: a row's is the same in any company, bit for bit.
+        """
+        delta, history = self.delta, self.delta.kernel - 1
+        rows = inputs.shape[1] - history
+        mixed, b, a = inputs[..., : delta.row].split((delta.mixed, delta.value_heads, delta.value_heads), -1)
+        mixed, b, a = mixed.float(), b[:, history:].float(), a[:, history:].float()
+        parts = [mixed[:, at : at + rows] * tap for at, tap in enumerate(self.taps)]
+        summed = sum(parts[1:], parts[0])
+        q, k, v = (summed * _sigmoid(summed)).split((delta.keys, delta.keys, delta.values), -1)
+        group = delta.value_heads // delta.key_heads
+        q, k = (
+            _unit(each.unflatten(-1, (delta.key_heads, -1))).repeat_interleave(group, 2) for each in (q, k)
+        )
+        decay = self.decay * _softplus(a + self.bias)
+        heads = q * delta.key_dim**-0.5, k, v.unflatten(-1, (delta.value_heads, -1)), decay, _sigmoid(b)
+        # In one order, whether it is of one replay or of several: products would differ in their last bits.
+        q, k, v, decay, beta = (each.transpose(1, 2).contiguous() for each in heads)
+        return q, k, v, decay, beta
+
+
+def _sigmoid(x: Tensor) -> Tensor:
+    """By exp: on a CPU torch's own differs in its last bit with a number's place in memory."""
+    return (1 + (-x).exp()).reciprocal()
+
+
+def _softplus(x: Tensor) -> Tensor:
+    """In the same way."""
+    return x.clamp_min(0) + (-x.abs()).exp().log1p()
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True) + EPS)
+
+
+def _fetch_inputs(fetch: Fetch, mixer: str, hidden: int, delta: Delta) -> Tensor:
+    """One product of what pages hold of a row (queries, keys, values, b, a), then of gates; published apart,
+    or with one key head's parts side by side."""
+    if delta.apart:
+        rows = {"qkv": delta.mixed, "b": delta.value_heads, "a": delta.value_heads, "z": delta.values}
+        return torch.cat(
+            [fetch(f"{mixer}.in_proj_{name}.weight", (many, hidden)) for name, many in rows.items()]
+        )
+    group = delta.value_heads // delta.key_heads
+    wide = group * delta.value_dim
+    sizes = {"in_proj_qkvz": (delta.key_dim, delta.key_dim, wide, wide), "in_proj_ba": (group, group)}
+    parts: list[Tensor] = []
+    for name, split in sizes.items():
+        whole = fetch(f"{mixer}.{name}.weight", (delta.key_heads * sum(split), hidden))
+        by_head = whole.unflatten(0, (delta.key_heads, sum(split))).split(split, 1)
+        parts += [part.flatten(0, 1) for part in by_head]
+    q, k, v, z, b, a = parts
+    return torch.cat((q, k, v, b, a, z))
+
+
+def apply_delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, list[Tensor]]:
+    """Gated delta rule (arXiv 2412.06464), by chunks: after S := exp(decay) S, S += k (beta (v - S^T k))^T, a
+    row's output is S^T q.
+
+    q, k: fp32 [replays, heads, rows, key_dim]; v: [replays, heads, rows, value_dim]; decay (of the
+    logarithm), beta: [replays, heads, rows]; rows: whole chunks. state: [replays, heads, key_dim, value_dim].
+    Returns [replays, heads, rows, value_dim], and the state after every chunk.
+    """
+    out, states = list[Tensor](), list[Tensor]()
+    for queries, keys, values, steps, rates in zip(
+        *(each.split(CHUNK, 2) for each in (q, k, v, decay, beta))
+    ):
+        total = steps.cumsum(-1)
+        pairs = (total.unsqueeze(-1) - total.unsqueeze(-2)).exp().tril()
+        grown, rates = total.exp().unsqueeze(-1), rates.unsqueeze(-1)
+        system = (keys * rates @ keys.mT) * pairs
+        known = (keys * rates * grown) @ state
+        new = torch.linalg.solve_triangular(system, values * rates - known, upper=False, unitriangular=True)
+        out.append((queries * grown) @ state + ((queries @ keys.mT) * pairs) @ new)
+        left = (total[..., -1:] - total).exp().unsqueeze(-1)
+        state = state * grown[..., -1:, :] + (keys * left).mT @ new
+        states.append(state)
+    return torch.cat(out, 2), states

@@ -1,0 +1,214 @@
+"""Pages of ranges with gated delta layers, the states kept beside them, and what runs again of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specsot.checkpoint.config import ModelConfig
+from specsot.checkpoint.families import Delta
+from specsot.members import KvDtype, Range
+from specsot_kernels.segments import RowSpan
+from specsot_model.core.replays import CHUNK, KeptStates, PathReplay, SpanReplay, states_for
+from specsot_model.core.walks import TextRows, Walk, WalkRoom, in_blocks, keep, texts_of, walk_of
+from specsot_model.kv import KVPages, Moves, Numbers, Places, aligned, indices, untouched_zeros, views
+
+if TYPE_CHECKING:
+    from specsot_kernels.gpu.delta import WalkTables
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayBatch:
+    """Replays of as many chunks each, as tensors; once a frame, shared by its layers.
+
+    slots:   [replays, history + chunks * CHUNK]; negative where there is no row.
+    states:  [replays], where they begin.
+    places:  [wanted] rows of [replays * chunks * CHUNK], whose outputs are rows `targets` of the frame.
+    saves:   by chunk: which replays' states are kept, and where, [few] both.
+    """
+
+    slots: Tensor
+    states: Tensor
+    places: Tensor
+    targets: Tensor
+    saves: Mapping[int, tuple[Tensor, Tensor]]
+
+    @classmethod
+    def of(cls, replays: Sequence[PathReplay], history: int, begun: int, device: torch.device) -> ReplayBatch:
+        """begun: the state of a text that begins."""
+        width = _chunks(replays[0], history) * CHUNK
+        slots = [one.slots + (-1,) * (history + width - len(one.slots)) for one in replays]
+        states = [begun if one.state is None else one.state for one in replays]
+        outputs = [(run * width + at, row) for run, one in enumerate(replays) for row, at in one.outputs]
+        saves: dict[int, list[tuple[int, int]]] = {}
+        for run, one in enumerate(replays):
+            for chunk, state in one.saves:
+                saves.setdefault(chunk, []).append((run, state))
+        pairs = [list(each) for part in (outputs, *saves.values()) for each in zip(*part)]
+        parts = [[slot for one in slots for slot in one], states, *pairs]
+        sent = indices([number for part in parts for number in part], device)
+        rows, first, places, targets, *kept = sent.split([len(part) for part in parts])
+        by_chunk = {chunk: (kept[2 * n], kept[2 * n + 1]) for n, chunk in enumerate(saves)}
+        return cls(rows.view(len(replays), -1), first, places, targets, by_chunk)
+
+
+def _chunks(replay: PathReplay, history: int) -> int:
+    return -(-(len(replay.slots) - history) // CHUNK)
+
+
+class DeltaPages(KVPages):
+    """Pages of a range with gated delta layers: KV where a layer attends, else the inputs of its rows."""
+
+    step = CHUNK  # of a text, behind which states are kept
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layers: Range,
+        pages: int,
+        page_rows: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        kept: KvDtype,
+    ) -> None:
+        delta = [config.recurrent(layer) for layer in range(layers.first, layers.last)]
+        sizes = pages, page_rows, config.kv_heads, config.head_dim
+        super().__init__(delta.count(False), *sizes, dtype, device, kept)
+        shape = config.delta or Delta()
+        self._inputs = KVPages(delta.count(True), pages, page_rows, 1, shape.half, dtype, device)
+        self._places = [(one, delta[:layer].count(one)) for layer, one in enumerate(delta)]
+        both = self.layers, self._inputs.layers
+        self.layers = tuple(both[one][index] for one, index in self._places)
+        many = states_for(pages * page_rows)
+        self.history = shape.kernel - 1
+        self._kept = KeptStates(many - 1, page_rows, self.step, lambda page: self.shared(page))
+        self.batches: tuple[ReplayBatch, ...] = ()
+        sizes = many, shape.value_heads, shape.key_dim, shape.value_dim
+        self._states = untouched_zeros((delta.count(True), *sizes), torch.float32, device)
+
+    @property
+    def bytes(self) -> int:
+        return super().bytes + self._inputs.bytes + self._states.nbytes
+
+    def arrange(self, spans: Sequence[RowSpan]) -> None:
+        """Before the layers run a frame's rows: what is run again of each text."""
+        by_chunks: dict[int, list[PathReplay]] = {}
+        for one in self._kept.plan(spans, self.history) if len(self._states) else ():
+            by_chunks.setdefault(_chunks(one, self.history), []).append(one)
+        given = self.history, self._kept.count, self._states.device
+        self.batches = tuple(ReplayBatch.of(alike, *given) for alike in by_chunks.values())
+
+    def inputs(self, layer: int, slots: Tensor) -> Tensor:
+        """Rows at slots [replays, rows] -> [replays, rows, 2 * half], zeros where slots are negative."""
+        rows = self.layers[layer].flatten(1, 3)[:, slots.clamp_min(0).flatten()]
+        found = rows.transpose(0, 1).reshape(*slots.shape, -1)
+        return found.masked_fill(slots.unsqueeze(-1) < 0, 0)
+
+    def states(self, layer: int) -> Tensor:
+        """[states, value_heads, key_dim, value_dim], fp32."""
+        return self._states[self._places[layer][1]]
+
+    def finish(self, layer: int) -> None:
+        """A layer has run; with the last one its states may be used."""
+        if self._places[layer][1] == len(self._states) - 1:
+            self._kept.commit()
+
+    def put(self, layer: int, places: Places, kv: Tensor) -> None:
+        delta, index = self._places[layer]
+        if delta:
+            self._inputs.put(index, places, kv)
+        else:
+            super().put(index, places, kv)
+
+    def move(self, moves: Moves) -> None:
+        super().move(moves)
+        self._inputs.move(moves)
+        self._forget_rows([target for _, target in moves])
+
+    def copy_page(self, source: int, target: int, rows: int) -> None:
+        super().copy_page(source, target, rows)
+        self._inputs.copy_page(source, target, rows)
+        if copied := self._kept.copy(source, target, rows):
+            self._states[:, copied[1]] = self._states[:, copied[0]]
+
+    def clear_rows(self, slots: Sequence[int]) -> None:
+        super().clear_rows(slots)
+        self._inputs.clear_rows(slots)
+        self._forget_rows(slots)
+
+    def clear_page(self, page: int) -> None:
+        super().clear_page(page)
+        self._inputs.clear_page(page)
+        self._kept.forget(page)
+
+    def _forget_rows(self, slots: Sequence[int]) -> None:
+        for slot in slots:
+            self._kept.forget(*divmod(slot, self.page_rows))
+
+
+class WalkedPages(DeltaPages):
+    """The same for kernels, which run rows one by one, but for long prompts: a state may be kept behind any.
+
+    walks: what the layers run next, one behind the other.
+    """
+
+    step = 1
+    walks: Sequence[WalkTables]
+
+    def arrange(self, spans: Sequence[RowSpan]) -> None:
+        """As a `DeltaPages`'; a graph's frames have no spans, but `walks` that are filled."""
+        if spans and len(self._states):
+            found = self._kept.find(spans)
+            self.walks = [self._sent(block) for block in in_blocks(self._kept_too(self._texts(found), found))]
+
+    def room(self, rows: int) -> WalkRoom:
+        """For frames of at most so many rows."""
+        return WalkRoom(rows, self.history)
+
+    def fill(self, spans: Sequence[RowSpan], moves: Moves, room: WalkRoom) -> list[Numbers] | None:
+        """What a graph reads of a frame that moves rows first; None where there is no room for it. Good once
+        `commit` says that it runs.
+        """
+        self._forget_rows([target for _, target in moves])
+        found = self._kept.find(spans)
+        texts = self._texts(found)
+        return room.fill(walk_of(self._kept_too(texts, found))) if room.holds(texts) else None
+
+    def read(self, tables: Sequence[Tensor], room: WalkRoom) -> None:
+        """From now on, walk as these say: int32 of `room.shapes`."""
+        from specsot_kernels.gpu.delta import WalkTables
+
+        self.walks = [WalkTables(*tables, aside=room.aside, many_chunks=room.chunks)]
+
+    def commit(self) -> None:
+        """What was filled runs."""
+        self._kept.commit()
+
+    def move_on_device(self, moves: Tensor) -> None:
+        """What is forgotten of it `fill` knows."""
+        super().move_on_device(moves)
+        self._inputs.move_on_device(moves)
+
+    def _texts(self, found: Sequence[SpanReplay]) -> list[TextRows]:
+        return texts_of(found, self.history, self.page_rows, self._kept.count)
+
+    def _kept_too(self, texts: list[TextRows], found: Sequence[SpanReplay]) -> list[TextRows]:
+        keep(texts, self._kept.reserve(found))
+        return texts
+
+    def _sent(self, walk: Walk) -> WalkTables:
+        """In one copy."""
+        from specsot_kernels.gpu.delta import WalkTables
+
+        parts = walk.counts, walk.starts, walk.chunks, walk.rows
+        padded = [np.pad(part.reshape(-1), (0, aligned(part.size) - part.size)) for part in parts]
+        flat = torch.from_numpy(np.concatenate(padded))
+        if self._states.is_cuda:  # from pinned memory: else the host waits for all that runs there
+            flat = flat.pin_memory().to(self._states.device, non_blocking=True)
+        tables = views(flat, [part.shape for part in parts])
+        return WalkTables(*tables, aside=walk.aside, many_chunks=int(walk.chunks[-1]))

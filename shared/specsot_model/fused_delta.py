@@ -1,0 +1,51 @@
+"""A gated delta layer in GPU kernels that never wait for the host, for captured CUDA graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from specsot_model.attention import AttentionPlan
+from specsot_model.delta import DeltaBlock
+from specsot_model.delta_pages import WalkedPages
+from specsot_model.fp8 import ShortRows
+from specsot_model.kv import KVPages
+from specsot_model.layers import Norm
+from specsot_model.linear import RowProduct, captured_product
+
+
+class FusedDelta:
+    """The layer of a `DeltaBlock`, over the same weights."""
+
+    def __init__(self, block: DeltaBlock, add_mlp: Callable[[Tensor], object]) -> None:
+        """add_mlp: adds the layer's MLP to the residual stream, in place."""
+        from specsot_kernels.gpu.delta import DeltaRule
+
+        products, norm = [captured_product(each) for each in (block.qkv, block.out)], block.input_norm
+        self._inputs, self._out = (each for each in products if isinstance(each, RowProduct))
+        assert isinstance(norm, Norm)
+        self._input_norm, self._add_mlp = (norm.weight, norm.eps), add_mlp
+        self._norm, delta = (block.norm, block.config.eps), block.delta
+        sizes = delta.key_heads, delta.value_heads, delta.key_dim, delta.value_dim, delta.half
+        self._rule, self._row = DeltaRule(*sizes, block.taps, block.decay, block.bias), delta.row
+
+    def forward(
+        self,
+        hidden: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        plan: AttentionPlan,
+        kv: KVPages,
+        layer: int,
+        rows: ShortRows | None = None,
+    ) -> None:
+        """As `FusedBlock.forward`."""
+        from specsot_kernels.gpu.delta import norm_gated, run_delta
+
+        assert isinstance(kv, WalkedPages), "make_kv makes them"
+        inputs = self._inputs.normed(hidden, self._input_norm)
+        mixed = run_delta(inputs, slots, kv.layers[layer], kv.states(layer), kv.walks, self._rule)
+        kv.finish(layer)
+        self._out.add_to(hidden, norm_gated(mixed, inputs[:, self._row :], slots, *self._norm))
+        self._add_mlp(hidden)

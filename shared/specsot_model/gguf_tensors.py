@@ -1,0 +1,65 @@
+"""Reads tensors out of a GGUF file: of each one only its own bytes, mapped, and dequantized."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specsot.checkpoint.gguf.directory import read_places
+from specsot.checkpoint.gguf.layout import Place
+from specsot.errors import ModelError
+
+Bytes = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
+# Numbers dequantized at once, as one row: 1.2 to 2.9 times as fast as the package, which takes 16 rows
+# at a time (Q4_1, Q8_0, Q4_K, Q6_K, IQ3_S, of 768 and 4,096 columns, one thread of two busy ones).
+AT_ONCE = 1 << 18
+
+
+class GgufTensors:
+    """Has the face of what `safetensors.safe_open` returns. Raises ModelError."""
+
+    def __init__(self, pointer: Path) -> None:
+        """pointer: the file in a model directory that names each tensor's place."""
+        self._places = read_places(pointer)
+
+    def keys(self) -> Iterable[str]:
+        return self._places.keys()
+
+    def place(self, name: str) -> Place:
+        return self._places[name]
+
+    def get_slice(self, name: str) -> Shaped:
+        return Shaped(self._places[name])
+
+    def get_tensor(self, name: str) -> Tensor:
+        """In fp32."""
+        from gguf import GGMLQuantizationType, dequantize
+
+        place = self._places[name]
+        try:
+            stored: Bytes = np.memmap(place.file, np.uint8, "r", place.begin, (place.bytes,))
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{place.file}: {name}: {error}") from None
+        rows = stored.reshape(place.shape[0], -1)
+        if place.order:
+            axes, order = place.order
+            rows = rows.reshape(*axes, -1).transpose(*order, len(axes)).reshape(rows.shape)
+        kind, numbers = GGMLQuantizationType(place.kind), np.empty(place.shape, np.float32)
+        into = numbers.reshape(len(rows), -1)
+        step = max(AT_ONCE // into.shape[1], 1)
+        for first in range(0, len(rows), step):
+            part = rows[first : first + step]
+            into[first : first + step] = dequantize(part.reshape(1, -1), kind).reshape(len(part), -1)
+        return torch.from_numpy(numbers - np.float32(place.more) if place.more else numbers)
+
+
+class Shaped:
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    def get_shape(self) -> list[int]:
+        return list(self._place.shape)

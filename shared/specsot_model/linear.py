@@ -1,0 +1,476 @@
+"""Matrix products of a layer: how weights are held (dtypes, int8, int4, 8-bit floats), and their kernels."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specsot.checkpoint.config import require_quantizer
+from specsot.checkpoint.quantization_config import GROUP, LONG_GROUP
+from specsot.errors import InvalidRequest, ModelError
+from specsot.members import QUANTIZATIONS, Quantization
+from specsot_kernels.errors import UnsupportedProcessor
+from specsot_model.decoding import Codes
+from specsot_model.fp8 import Fp8, NormWeight, ShortRows, Unscaled, multiplies_fp8
+from specsot_model.int8 import Int8
+
+# Numbers of a weight in fp32 that is not packed. On a Xeon with AVX-512, one thread, oneDNN's packed product
+# of 64 thousand takes 42, 46, 78 us with 1, 4, 16 rows, the plain one 7, 10, 79; of 128 thousand 105, 115,
+# 164 and 39, 51, 167. A number of rows that is new costs the packed one up to a millisecond more.
+SMALL = 1 << 17
+PACKED_FOR = 64  # rows that oneDNN is told at packing; the packed form serves every number (probed below)
+
+Multiply = Callable[[Tensor], Tensor]
+
+
+class Linear:
+    """y = x W^T + b. weight [out, in], bias [out] or None; x [rows, in] -> [rows, out]."""
+
+    __slots__ = ("bias", "multiply", "shape", "weight")
+
+    multiply: Multiply
+
+    def __init__(
+        self, weight: Table | Codes, bias: Tensor | None = None, quantization: Quantization | None = None
+    ) -> None:
+        # None where weights are packed or quantised: then nobody but `__call__` can use it.
+        self.shape, self.weight, self.bias = weight.shape, None, None
+        if isinstance(weight, Packed):
+            self.multiply = weight
+        elif quantization:
+            self.multiply = _hold(weight, bias, quantization)
+        else:
+            assert isinstance(weight, Tensor), "codes are of a quantization"
+            few = weight.dtype == torch.float32 and weight.numel() <= SMALL
+            choice = _plain if few else _choose(weight.dtype, weight.device.type)
+            self.multiply = choice(weight, bias)
+            if choice is _plain:
+                self.weight, self.bias = weight, bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.multiply(x)
+
+
+def _plain(weight: Tensor, bias: Tensor | None) -> Multiply:
+    return lambda x: F.linear(x, weight, bias)
+
+
+def _onednn(weight: Tensor, bias: Tensor | None) -> Multiply:
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR)  # noqa: SLF001
+    return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")  # noqa: SLF001
+
+
+def _hold(weight: Tensor | Codes, bias: Tensor | None, kind: Quantization) -> Multiply:
+    held = quantise(weight, kind, bias)
+    return held if bias is None or isinstance(held, Packed | Fp8 | Int8) else lambda x: held(x).add_(bias)
+
+
+@cache
+def _choose(dtype: torch.dtype, device: str) -> Callable[[Tensor, Tensor | None], Multiply]:
+    """The packed product for this dtype, if this machine has it and it is right there.
+
+    Tried, not trusted: the packed form is told one number of rows and serves all.
+    """
+    if dtype not in (torch.float32, torch.bfloat16) or device != "cpu":
+        return _plain
+    try:
+        shapes = ((640, 384), (96, 1000), (33, 7))
+        return _onednn if all(_agrees(dtype, shape) for shape in shapes) else _plain
+    except (RuntimeError, AttributeError):
+        return _plain
+
+
+@torch.inference_mode()
+def _agrees(dtype: torch.dtype, shape: tuple[int, int]) -> bool:
+    seeded = torch.Generator().manual_seed(0)
+    weight, bias = (
+        torch.randn(shape, generator=seeded).to(dtype),
+        torch.randn(shape[0], generator=seeded).to(dtype),
+    )
+    ours, plain = _onednn(weight, bias), _plain(weight, bias)
+    inputs = (torch.randn(rows, shape[1], generator=seeded).to(dtype) for rows in (1, 2, 5, 17, 130))
+    allowed = 1e-5 if dtype == torch.float32 else 0.02  # of the largest output: the library orders sums
+    pairs = ((ours(x).float(), plain(x).float()) for x in inputs)
+    return all((a - b).abs().max() <= allowed * b.abs().max() for a, b in pairs)
+
+
+def multiply_wide(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x @ weight.T + bias in fp32, as it is summed, where the library writes that; else in the dtype."""
+    if x.dtype == torch.float32 or not _writes_sums(x.device):
+        return F.linear(x, weight, bias)
+    sums = torch.mm(x, weight.t(), out_dtype=torch.float32)
+    return sums if bias is None else sums.add_(bias)
+
+
+@cache
+def _writes_sums(device: torch.device) -> bool:
+    """PyTorch 2.8 and later, with cuBLAS."""
+    return (
+        device.type == "cuda" and torch.version.cuda is not None and "dtype" in torch.ops.aten.mm.overloads()
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RowProduct:
+    """A weight [out, in] and its bias [out]."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+    def heads(
+        self, x: Tensor, norm: NormWeight | None = None, rows: ShortRows | None = None
+    ) -> Tensor | Unscaled:
+        """Queries, keys and values [rows, out] of x [rows, in] after a norm. rows: if rounded already."""
+        return self(x) if norm is None else self.normed(x, norm)
+
+    def normed(self, hidden: Tensor, norm: NormWeight) -> Tensor:
+        """An RMSNorm of hidden [rows, in], then the product: [rows, out]."""
+        from specsot_kernels.gpu.products import multiply_row
+        from specsot_kernels.gpu.rows import norm_rows
+
+        if self._alone(hidden):
+            return multiply_row(hidden, self.weight, norm, self.bias)
+        return self(norm_rows(hidden, *norm))
+
+    def gated(self, hidden: Tensor, norm: NormWeight, rows: ShortRows | None = None) -> Tensor | ShortRows:
+        """`normed`, then silu(first half) * second half: [rows, out / 2]. A bias is not asked for."""
+        from specsot_kernels.gpu.products import multiply_row
+        from specsot_kernels.gpu.rows import norm_rows
+
+        if self._alone(hidden):
+            return multiply_row(hidden, self.weight, norm, gated=True)
+        return self(norm_rows(hidden, *norm), gated=True)
+
+    def __call__(self, x: Tensor, gated: bool = False) -> Tensor:
+        """x [rows, in] -> [rows, out]; gated: silu(first half) * second half, [rows, out / 2]."""
+        from specsot_kernels.gpu.ordered import multiply_ordered
+        from specsot_kernels.gpu.products import multiply_row
+        from specsot_kernels.gpu.rows import gate
+
+        if self._alone(x):
+            return multiply_row(x, self.weight, None, self.bias, gated)
+        if self._ordered(x, gated):
+            return multiply_ordered(x, self.weight, self.bias, gated)
+        whole = F.linear(x, self.weight, self.bias)
+        return gate(whole) if gated else whole
+
+    def wide(self, hidden: Tensor, norm: NormWeight) -> Tensor:
+        """`normed`, in fp32 as it is summed: rounded to fewer bits, large logits tie that were apart."""
+        from specsot_kernels.gpu.ordered import multiply_ordered
+        from specsot_kernels.gpu.products import multiply_row
+        from specsot_kernels.gpu.rows import norm_rows
+
+        if self._alone(hidden):
+            out = hidden.new_empty((1, len(self.weight)), dtype=torch.float32)
+            return multiply_row(hidden, self.weight, norm, self.bias, into=out)
+        x = norm_rows(hidden, *norm)
+        if self._ordered(x):
+            return multiply_ordered(x, self.weight, self.bias, dtype=torch.float32)
+        return multiply_wide(x, self.weight, self.bias)
+
+    def add_to(
+        self, hidden: Tensor, x: Tensor | ShortRows, following: NormWeight | None = None
+    ) -> ShortRows | None:
+        """Add x [rows, in] times the weight to hidden [rows, out], in place. A bias is not asked for.
+
+        following: a norm; what it makes of hidden is returned, rounded, where that costs no launch.
+        """
+        from specsot_kernels.gpu.ordered import multiply_ordered
+        from specsot_kernels.gpu.products import multiply_row
+
+        assert isinstance(x, Tensor), "rows in 8 bits are for such a weight"
+        if self._alone(x):
+            multiply_row(x, self.weight, add=hidden, into=hidden)
+        elif self._ordered(x):
+            multiply_ordered(x, self.weight, into=hidden)
+        else:
+            hidden.addmm_(x, self.weight.t())
+
+    def _alone(self, x: Tensor) -> bool:
+        """Whether these rows are one, which has a kernel of its own."""
+        return len(x) == 1
+
+    def _ordered(self, x: Tensor, gated: bool = False) -> bool:
+        from specsot_kernels.gpu.ordered import pays
+
+        return pays(x, len(self.weight), gated)
+
+
+class InvariantRowProduct(RowProduct):  # pyrefly: ignore[bad-class-definition]
+    """What a row gets is the same in any company, bit for bit: its sums always run in the same order."""
+
+    __slots__ = ()
+
+    def _alone(self, x: Tensor) -> bool:
+        return False
+
+    def _ordered(self, x: Tensor, gated: bool = False) -> bool:
+        return True
+
+
+CapturedProduct = RowProduct | Fp8 | Int8
+
+
+def captured_product(linear: Linear, invariant: bool = False) -> CapturedProduct | None:
+    """What a captured graph multiplies with; None where it cannot."""
+    if isinstance(linear.multiply, Fp8 | Int8):
+        exact = isinstance(linear.multiply, Int8) or not invariant
+        return linear.multiply if linear.multiply.captured and exact else None
+    if linear.weight is None:
+        return None
+    return (InvariantRowProduct if invariant else RowProduct)(linear.weight, linear.bias)
+
+
+NAMES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def resolve_dtype(
+    name: str, device: torch.device | str, quantization: Quantization | None = None
+) -> torch.dtype:
+    """fp32, bf16, fp16, or auto: bf16 on CUDA and on CPUs that multiply it, else fp32; and fp32 beside a
+    CPU's packed weights, whose kernels compute in it.
+
+    InvalidRequest for any other name.
+    """
+    if name == "auto":
+        if packs(quantization, device):
+            return torch.float32
+        return torch.bfloat16 if _multiplies_bf16(torch.device(device)) else torch.float32
+    if name not in NAMES:
+        raise InvalidRequest(f"dtype must be one of auto, {', '.join(NAMES)}, got {name!r}", field="dtype")
+    return NAMES[name]
+
+
+def check_device(device: str) -> None:
+    """Raises InvalidRequest for one that nobody knows, and for a GPU that PyTorch does not see."""
+    try:
+        named = torch.device(device)
+    except RuntimeError:
+        raise InvalidRequest(f"no device is called {device!r}; cpu and cuda:0 are", field="device") from None
+    there = torch.cuda.device_count() if named.type == "cuda" else 0
+    if named.type == "cuda" and (named.index or 0) >= there:
+        raise InvalidRequest(
+            f"device {device}: PyTorch {torch.__version__} sees {there} GPUs", field="device"
+        )
+
+
+def _multiplies_bf16(device: torch.device) -> bool:
+    if device.type != "cpu":
+        return device.type == "cuda"
+    able = torch.cpu.get_capabilities()
+    return bool(able.get("avx512_bf16") or able.get("amx_bf16"))
+
+
+SCALE = 2  # bytes of a scale in int4, and of its zero point
+LANES = 16  # outputs of a CPU's packed weights are padded to whole multiples, inputs to groups
+FLOATS_AT_A_TIME = 1 << 24  # weights that are floats at a time, on a GPU
+
+
+class Rounded(Protocol):
+    """A quantised weight [out, in], or a part of one."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[rows, in] -> [rows, out]."""
+        ...
+
+
+def check_quantization(kind: str | None, device: str = "cpu") -> None:
+    """Raises InvalidRequest for one that nobody knows, ModelError where what it takes is not installed."""
+    if kind is None:
+        return
+    if kind not in QUANTIZATIONS:
+        known = ", ".join(QUANTIZATIONS)
+        raise InvalidRequest(f"quantization must be one of {known}, got {kind!r}", field="quantization")
+    require_quantizer(kind, device)
+
+
+def packs(kind: Quantization | None, device: torch.device | str) -> bool:
+    """Whether a CPU's packed kernels multiply; embeddings are in 8 bits then, too."""
+    return kind in ("int8", "int4") and torch.device(device).type == "cpu"
+
+
+def in_words(kind: Quantization | None, device: str) -> str:
+    """What is rounded, and so what members of a ring must have in common; empty: nothing."""
+    if kind == "fp8":
+        both = multiplies_fp8(torch.device(device))
+        return "fp8 weights, a scale an output" + (", and activations, a scale a row" if both else "")
+    if kind == "int8" and not packs(kind, device):
+        return f"int8 weights, {LONG_GROUP} activations a scale"
+    if not packs(kind, device):
+        return kind or ""
+    groups = f"{LONG_GROUP}" if kind == "int8" else f"{GROUP} ({LONG_GROUP} beside 8 bits)"
+    return f"{kind} weights, int8 embedding, {groups} activations a scale"
+
+
+def of_lm_head(kind: Quantization | None) -> Quantization | None:
+    """What an lm_head is held in: int4 costs text there what int8 does not."""
+    return "int8" if kind == "int4" else kind
+
+
+def quantise(weight: Tensor | Codes, kind: Quantization, bias: Tensor | None = None) -> Rounded:
+    """weight: [out, in], or what others rounded to this kind; bias: for all but int4 on a GPU.
+
+    Raises ModelError for a shape that int4 cannot hold.
+    """
+    if kind == "fp8":
+        return Fp8(weight, bias)
+    if kind == "int4" and weight.shape[1] % GROUP:
+        raise ModelError(f"int4 weights need a number of inputs that {GROUP} divides, got {weight.shape[1]}")
+    if packs(kind, weight.device):
+        return Packed(weight, bias, kind)
+    if kind == "int8":
+        return Int8(weight, bias)
+    if isinstance(weight, Tensor) and weight.dtype == torch.bfloat16:
+        return Tinygemm(weight)
+    return _in_parts(weight)
+
+
+def size_of(shape: tuple[int, ...], itemsize: int, kind: Quantization | None) -> int:
+    """Bytes of a tensor whose numbers have `itemsize` bytes, if matrices are held as `kind`."""
+    if kind is None or len(shape) != 2:
+        return math.prod(shape) * itemsize
+    if kind == "fp8":
+        return math.prod(shape) + 4 * shape[0]
+    # Of a CPU's form; other devices need a little less.
+    groups = LONG_GROUP if kind == "int8" else GROUP
+    outputs, inputs = (-(-size // whole) * whole for size, whole in zip(shape, (LANES, groups)))
+    if kind == "int8":
+        return outputs * (inputs + 8)
+    return outputs * (inputs // 2 + 2 * SCALE * (inputs // GROUP) + 4)
+
+
+class Packed:
+    """Of a CPU: activations are rounded to 8 bits, each row by itself (docs/precision.md).
+
+    dtype: of its rows, as of the weight that it was made of; fp32 of codes.
+    """
+
+    __slots__ = ("device", "dtype", "weight")
+
+    def __init__(self, weight: Tensor | Codes, bias: Tensor | None, kind: Quantization) -> None:
+        try:
+            from specsot_kernels.cpu.running import PackedWeight
+        except UnsupportedProcessor as error:
+            raise ModelError(str(error)) from error
+
+        self.weight = PackedWeight(weight, bias, 8 if kind == "int8" else 4)
+        self.dtype = torch.float32 if isinstance(weight, Codes) else weight.dtype
+        self.device = weight.device
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.weight.shape
+
+    def rows(self, numbers: Tensor) -> Tensor:
+        """Of a weight in 8 bits: numbers [n] -> [n, in]."""
+        return self.weight.rows(numbers).to(self.dtype)
+
+    def __call__(self, x: Tensor, norm: tuple[Tensor, float] | None = None) -> Tensor:
+        """x [rows, in] -> [rows, out]. norm: weight [in] and epsilon of an RMSNorm that comes before."""
+        from specsot_kernels.cpu.running import multiply
+
+        return multiply(x, self.weight, norm).to(x.dtype)
+
+
+Table = Tensor | Packed  # [vocab, hidden]
+
+
+def hold_table(table: Tensor, quantization: Quantization | None) -> Table:
+    """An embedding [vocab, hidden], rounded where weights of this form are packed."""
+    if not packs(quantization, table.device):
+        return table
+    held = quantise(table, "int8")
+    assert isinstance(held, Packed)
+    return held
+
+
+def look_up(table: Table, tokens: Tensor) -> Tensor:
+    """Token ids [rows] -> their embeddings [rows, hidden]."""
+    return table.rows(tokens) if isinstance(table, Packed) else F.embedding(tokens, table)
+
+
+class Int4:
+    """Two weights a byte, those of the first half of a row's inputs in the lower bits; w = q * scale + least.
+
+    scale, least: [out, groups, 1], in 16 bits.
+    """
+
+    __slots__ = ("_least", "_pairs", "_scale")
+
+    def __init__(self, weight: Tensor | Codes) -> None:
+        whole, scale, least = weight if isinstance(weight, Codes) else _fours(weight)
+        lower, upper = whole.chunk(2, 1)
+        self._pairs: Tensor = lower | (upper << 4)
+        short = weight.dtype if isinstance(weight, Tensor) and weight.itemsize == SCALE else torch.float16
+        self._scale: Tensor = scale.to(short)[..., None]
+        self._least: Tensor = least.to(short)[..., None]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x @ self._floats(x.dtype).t()
+
+    def _floats(self, dtype: torch.dtype) -> Tensor:
+        outputs, half = self._pairs.shape
+        floats = torch.empty((outputs, 2, half), dtype=dtype, device=self._pairs.device)
+        floats[:, 0] = self._pairs & 15
+        floats[:, 1] = self._pairs >> 4
+        grouped = floats.view(outputs, -1, GROUP)
+        torch.addcmul(self._least.to(dtype), grouped, self._scale.to(dtype), out=grouped)
+        return floats.view(outputs, -1)
+
+
+def _fours(weight: Tensor) -> Codes:
+    ao, block, bounds = _torchao(), (1, GROUP), (torch.uint8, 0, 15)
+    scale, zero = ao.choose_qparams_affine(
+        weight, ao.MappingType.ASYMMETRIC, block, *bounds, zero_point_dtype=torch.uint8
+    )
+    return Codes(ao.quantize_affine(weight, block, scale, zero, *bounds), scale, -(zero * scale))
+
+
+class Tinygemm:
+    """int4 as PyTorch's kernel for NVIDIA GPUs reads it, in bf16."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self, weight: Tensor) -> None:
+        self._held = _torchao().Int4TilePackedTo4dTensor.from_hp(weight, [1, GROUP])
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self._held)
+
+
+class PartedWeight:
+    """Weights [out, in] one below the other: their products side by side."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: list[Rounded]) -> None:
+        self._parts = parts
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.cat([part(x) for part in self._parts], 1)
+
+
+def _in_parts(weight: Tensor | Codes) -> Rounded:
+    outputs = max(FLOATS_AT_A_TIME // weight.shape[1], 1)
+    parts: list[Rounded] = [Int4(part) for part in weight.split(outputs)]
+    return parts[0] if len(parts) == 1 else PartedWeight(parts)
+
+
+def _torchao() -> ModuleType:
+    """Imported where it is used: it takes seconds. What it warns of is about kernels nobody calls here."""
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.WARNING))
+    try:
+        import torchao.quantization
+    finally:
+        logging.disable(before)
+    return torchao.quantization

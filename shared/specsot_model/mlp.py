@@ -1,0 +1,346 @@
+"""A layer's MLP: gated, plain, or experts and their router."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specsot.checkpoint.config import ModelConfig
+from specsot.checkpoint.families import Activation, Routing
+from specsot_model.linear import Linear
+from specsot_model.projections import fuse
+from specsot_model.weights import Fetch
+
+Mlp = Callable[[Tensor], Tensor]  # [rows, hidden] -> [rows, hidden]
+
+Act = Callable[[Tensor], Tensor]
+
+Gate = Callable[[Tensor], Tensor]  # [rows, 2 * width], gates and ups -> [rows, width]
+
+ACTS: Mapping[Activation, Act] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+}
+
+
+def fetch_mlp(fetch: Fetch, layer: str, config: ModelConfig, index: int) -> Mlp:
+    """The MLP of layer `index`, whose tensors begin with `layer`."""
+    if config.routing is not None and config.sparse(index):
+        return fetch_experts(fetch, layer, config, config.routing)
+    return (_fetch_plain if config.mlp == "plain" else _fetch_gated)(fetch, layer, config)
+
+
+def gate(gate_up: Tensor, act: Act = F.silu) -> Tensor:
+    """act(gate) * up of [rows, 2 * intermediate]."""
+    half = gate_up.shape[-1] // 2
+    return act(gate_up.narrow(-1, 0, half)).mul_(gate_up.narrow(-1, half, half))
+
+
+def gate_clamped(gate_up: Tensor, limit: float, gain: float) -> Tensor:
+    """gpt-oss's gate of [rows, 2 * intermediate]: gate * sigmoid(gain * gate) * (up + 1), with the gate at
+    most `limit` and up within +-limit.
+    """
+    gated, up = gate_up.chunk(2, -1)
+    gated, up = gated.clamp(max=limit), up.clamp(-limit, limit)
+    return (gated * torch.sigmoid(gated * gain)).mul_(up + 1)
+
+
+def gate_of(config: ModelConfig) -> Gate:
+    if config.clamp is None:
+        return partial(gate, act=ACTS[config.activation])
+    limit, gain = config.clamp
+    return partial(gate_clamped, limit=limit, gain=gain)
+
+
+class GatedMlp:
+    """down(act(gate(x)) * up(x)), with gate and up as one product."""
+
+    __slots__ = ("_gate", "down", "gate_up")
+
+    def __init__(self, gate_up: Linear, down: Linear, gate: Gate = gate) -> None:
+        self.gate_up, self.down, self._gate = gate_up, down, gate
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.down(self._gate(self.gate_up(x)))
+
+
+class PlainMlp:
+    """down(act(up(x)))."""
+
+    __slots__ = ("_act", "down", "up")
+
+    def __init__(self, up: Linear, down: Linear, act: Act) -> None:
+        self.up, self.down, self._act = up, down, act
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.down(self._act(self.up(x)))
+
+
+RunExperts = Callable[[Tensor, Tensor], Tensor]
+"""Rows [pairs, hidden] through an expert each, [pairs] ascending -> [pairs, hidden]."""
+
+
+class Router:
+    """Which experts rows go to, and with which weights; scores in fp32."""
+
+    __slots__ = ("_bias", "_correction", "_routing", "_weight")
+
+    def __init__(
+        self, weight: Tensor, routing: Routing, bias: Tensor | None = None, correction: Tensor | None = None
+    ) -> None:
+        """weight: [experts, hidden]; bias: [experts]; correction: [experts], fp32."""
+        self._weight, self._routing, self._bias, self._correction = weight, routing, bias, correction
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows [rows, hidden] -> weights and experts, both [rows, chosen]."""
+        routing = self._routing
+        logits = F.linear(x.to(self._weight.dtype), self._weight, self._bias).float()
+        scores = logits.sigmoid() if routing.score == "sigmoid" else logits.softmax(-1)
+        ranked = scores if self._correction is None else scores + self._correction
+        if routing.groups > 1:
+            ranked = _close_groups(ranked, routing)
+        weights, experts = ranked.topk(routing.chosen, -1)
+        if ranked is not scores:
+            weights = scores.gather(-1, experts)
+        if routing.normalised:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return (weights if routing.scale == 1 else weights * routing.scale), experts
+
+
+def _close_groups(ranked: Tensor, routing: Routing) -> Tensor:
+    """[rows, experts], minus infinity outside of the groups whose two best sum to most."""
+    groups = ranked.unflatten(-1, (routing.groups, -1))
+    best = groups.topk(2, -1).values.sum(-1)
+    closed = torch.ones_like(best, dtype=torch.bool)
+    closed.scatter_(-1, best.topk(routing.open_groups, -1).indices, False)
+    return groups.masked_fill(closed[..., None], -torch.inf).flatten(-2)
+
+
+class Experts:
+    """Each row's chosen experts by their weights, and what every row goes through besides."""
+
+    __slots__ = ("_router", "_shared", "run")
+
+    def __init__(self, router: Router, run: RunExperts, shared: Mlp | None = None) -> None:
+        self._router, self.run, self._shared = router, run, shared
+
+    def __call__(self, x: Tensor) -> Tensor:
+        weights, experts = self._router(x)
+        chosen, experts = experts.shape[1], experts.flatten()
+        order = experts.argsort(stable=True)  # one expert's rows side by side
+        found = self.run(x[order // chosen], experts[order])
+        out = torch.empty_like(found)
+        out[order] = found
+        mixed = (out.view(-1, chosen, x.shape[1]) * weights[..., None]).sum(1).to(x.dtype)
+        return mixed if self._shared is None else mixed.add_(self._shared(x))
+
+
+class OpenedMlp:
+    """An MLP times a sigmoid of each row's own."""
+
+    __slots__ = ("_gate", "_mlp")
+
+    def __init__(self, gate: Tensor, mlp: Mlp) -> None:
+        """gate: [1, hidden]."""
+        self._gate, self._mlp = gate, mlp
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._mlp(x).mul_(F.linear(x, self._gate).sigmoid())
+
+
+class GroupedExperts:
+    """All experts as one grouped product. waits: PyTorch reads on the host which rows are whose, on a GPU."""
+
+    __slots__ = ("_biases", "_down", "_gate", "_gate_up")
+
+    def __init__(
+        self, gate_up: Tensor, down: Tensor, gate: Gate = gate, biases: tuple[Tensor, Tensor] | None = None
+    ) -> None:
+        """gate_up: [experts, 2 * width, hidden]; down: [experts, hidden, width]. biases: [experts, outputs]
+        of both.
+        """
+        self._gate_up, self._down, self._gate, self._biases = gate_up, down, gate, biases
+
+    @property
+    def waits(self) -> bool:
+        return self._down.dtype != torch.bfloat16
+
+    def __call__(self, rows: Tensor, experts: Tensor) -> Tensor:
+        every = torch.arange(len(self._down), device=experts.device)
+        ends = torch.searchsorted(experts, every, right=True, out_int32=True)
+        inner, down = F.grouped_mm(rows, self._gate_up.transpose(1, 2), offs=ends), self._down.transpose(1, 2)
+        if self._biases is None:
+            return F.grouped_mm(self._gate(inner), down, offs=ends)
+        first, last = self._biases
+        return F.grouped_mm(self._gate(inner + first[experts]), down, offs=ends) + last[experts]
+
+
+class LoopedExperts:
+    """One expert after the other: those in few bits, and of shapes that grouped products do not take."""
+
+    __slots__ = ("_experts",)
+
+    def __init__(self, experts: Sequence[Mlp]) -> None:
+        self._experts = experts
+
+    def __call__(self, rows: Tensor, experts: Tensor) -> Tensor:
+        counts = experts.bincount(minlength=len(self._experts)).tolist()
+        parts = zip(self._experts, rows.split(counts))
+        return torch.cat([expert(part) for expert, part in parts if len(part)])
+
+
+def fetch_experts(fetch: Fetch, layer: str, config: ModelConfig, routing: Routing) -> Experts:
+    """Router, experts and shared MLP of the layer whose tensors begin with `layer`."""
+    run = _fetch_run(fetch, layer, config, routing)
+    shared = _fetch_shared(fetch, layer, config, routing)
+    return Experts(_fetch_router(fetch, layer, config, routing), run, shared)
+
+
+def _fetch_run(fetch: Fetch, layer: str, config: ModelConfig, routing: Routing) -> RunExperts:
+    names = config.names
+    if names.whole_experts and f"{layer}.{names.whole_experts[0]}" in fetch:
+        return _fetch_whole(fetch, [f"{layer}.{name}" for name in names.whole_experts], config, routing)
+    named = [[f"{layer}.{one.format(expert)}" for one in names.experts] for expert in range(routing.experts)]
+    if names.stacked is not None and f"{named[0][0]}.weight" not in fetch:
+        return _fetch_stacked(fetch, [f"{layer}.{name}" for name in names.stacked], config, routing)
+    fetch_all = _fetch_grouped if _can_group(fetch, config, routing) else _fetch_looped
+    return fetch_all(fetch, named, config, routing)
+
+
+def _fetch_stacked(
+    fetch: Fetch, names: Sequence[str], config: ModelConfig, routing: Routing
+) -> GroupedExperts | LoopedExperts:
+    """gpt-oss's: [experts, inputs, outputs] and biases [experts, outputs]; gates and ups take turns."""
+    many, hidden, width = routing.experts, config.hidden, routing.width
+    # MXFP4 is decoded as products read it, and put in order expert by expert: nothing else is there twice.
+    gate_up = fetch(names[0], (many, hidden, 2 * width)).transpose(1, 2).contiguous()
+    for one in gate_up:
+        one.copy_(_in_halves(one))
+    down = fetch(names[1], (many, width, hidden)).transpose(1, 2).contiguous()
+    first, last = (
+        _in_halves(fetch(f"{names[0]}_bias", (many, 2 * width)).T).T.contiguous(),
+        fetch(f"{names[1]}_bias", (many, hidden)),
+    )
+    if _can_group(fetch, config, routing):
+        return GroupedExperts(gate_up, down, gate_of(config), (first, last))
+    pairs, form = zip(zip(gate_up, first), zip(down, last)), fetch.quantization
+    return LoopedExperts(
+        [GatedMlp(Linear(*up, form), Linear(*down, form), gate_of(config)) for up, down in pairs]
+    )
+
+
+def _fetch_whole(
+    fetch: Fetch, names: Sequence[str], config: ModelConfig, routing: Routing
+) -> GroupedExperts | LoopedExperts:
+    """Qwen3.5's, as products read them: [experts, outputs, inputs], gates before ups."""
+    many, hidden, width = routing.experts, config.hidden, routing.width
+    gate_up, down = fetch(names[0], (many, 2 * width, hidden)), fetch(names[1], (many, hidden, width))
+    if _can_group(fetch, config, routing):
+        return GroupedExperts(gate_up, down, gate_of(config))
+    form = fetch.quantization
+    pairs = ((Linear(up, None, form), Linear(out, None, form)) for up, out in zip(gate_up, down))
+    return LoopedExperts([GatedMlp(*pair, gate_of(config)) for pair in pairs])
+
+
+def _in_halves(turns: Tensor) -> Tensor:
+    """[2 * width, ...], gates before ups."""
+    return torch.cat((turns[::2], turns[1::2]))
+
+
+def _fetch_router(fetch: Fetch, layer: str, config: ModelConfig, routing: Routing) -> Router:
+    """In fp32 where scores are sigmoids, as GLM has it: a row's best may be near one another."""
+    names, exact = config.names, replace(fetch, dtype=torch.float32)
+    near = exact if routing.score == "sigmoid" else fetch
+    weight = near(f"{layer}.{names.router}.weight", (routing.experts, config.hidden))
+    shape = (routing.experts,)
+    bias = near(f"{layer}.{names.router}.bias", shape) if routing.biased else None
+    correction = exact(f"{layer}.{names.correction}", shape) if routing.corrected else None
+    return Router(weight, routing, bias, correction)
+
+
+def _fetch_shared(fetch: Fetch, layer: str, config: ModelConfig, routing: Routing) -> Mlp | None:
+    """The MLP that every row goes through beside its experts; None: there is none."""
+    names = config.names
+    if not routing.shared or names.shared is None:
+        return None
+    mlp = _fetch_three(fetch, [f"{layer}.{name}" for name in names.shared], routing.shared, config)
+    if not names.shared_gate:
+        return mlp
+    return OpenedMlp(fetch(f"{layer}.{names.shared_gate}.weight", (1, config.hidden)), mlp)
+
+
+def can_group(config: ModelConfig, routing: Routing, dtype: torch.dtype) -> bool:
+    """Whether PyTorch has one product for all experts: of rows of whole 16 bytes."""
+    sizes = config.hidden, routing.width
+    return hasattr(F, "grouped_mm") and not any(size * dtype.itemsize % 16 for size in sizes)
+
+
+def _can_group(fetch: Fetch, config: ModelConfig, routing: Routing) -> bool:
+    return fetch.quantization is None and can_group(config, routing, fetch.dtype)
+
+
+def _fetch_grouped(
+    fetch: Fetch, named: Sequence[Sequence[str]], config: ModelConfig, routing: Routing
+) -> GroupedExperts:
+    """Filled expert by expert, so that no more than one of them is there twice."""
+    hidden, width = config.hidden, routing.width
+    gate_up = torch.empty(len(named), 2 * width, hidden, dtype=fetch.dtype, device=fetch.device)
+    down = torch.empty(len(named), hidden, width, dtype=fetch.dtype, device=fetch.device)
+    for expert, names in enumerate(named):
+        places = gate_up[expert, :width], gate_up[expert, width:], down[expert]
+        for name, place in zip(names, places):
+            place.copy_(fetch(f"{name}.weight", tuple(place.shape)))
+    return GroupedExperts(gate_up, down, gate_of(config), _fetch_biases(fetch, named, config, routing))
+
+
+def _fetch_biases(
+    fetch: Fetch, named: Sequence[Sequence[str]], config: ModelConfig, routing: Routing
+) -> tuple[Tensor, Tensor] | None:
+    """[experts, 2 * width] and [experts, hidden], where experts have biases."""
+    if not routing.biased:
+        return None
+    sizes = routing.width, routing.width, config.hidden
+    parts = [[fetch(f"{name}.bias", (size,)) for name, size in zip(names, sizes)] for names in named]
+    return torch.stack([torch.cat(part[:2]) for part in parts]), torch.stack([part[2] for part in parts])
+
+
+def _fetch_looped(
+    fetch: Fetch, named: Sequence[Sequence[str]], config: ModelConfig, routing: Routing
+) -> LoopedExperts:
+    return LoopedExperts(
+        [_fetch_three(fetch, names, routing.width, config, routing.biased) for names in named]
+    )
+
+
+def _fetch_gated(fetch: Fetch, layer: str, config: ModelConfig) -> GatedMlp:
+    names = config.names
+    if names.gate_up:
+        shape = 2 * config.intermediate, config.hidden
+        gate_up = fuse(fetch, [f"{layer}.{names.gate_up}"], shape, config.mlp_bias)
+        down = fuse(fetch, [f"{layer}.{names.down}"], (config.hidden, config.intermediate), config.mlp_bias)
+        return GatedMlp(gate_up, down, gate_of(config))
+    three = [f"{layer}.{name}" for name in (names.gate, names.up, names.down)]
+    return _fetch_three(fetch, three, config.intermediate, config)
+
+
+def _fetch_three(
+    fetch: Fetch, named: Sequence[str], width: int, config: ModelConfig, bias: bool = False
+) -> GatedMlp:
+    """named: gate, up, down. bias: whether they have some, where the config says nothing of it."""
+    gate_up = fuse(fetch, named[:2], (width, config.hidden), bias or config.mlp_bias)
+    down = fuse(fetch, named[2:], (config.hidden, width), bias or config.mlp_bias)
+    return GatedMlp(gate_up, down, gate_of(config))
+
+
+def _fetch_plain(fetch: Fetch, layer: str, config: ModelConfig) -> PlainMlp:
+    names, inner, hidden = config.names, config.intermediate, config.hidden
+    up = fuse(fetch, [f"{layer}.{names.up}"], (inner, hidden), config.mlp_bias)
+    down = fuse(fetch, [f"{layer}.{names.down}"], (hidden, inner), config.mlp_bias)
+    return PlainMlp(up, down, ACTS[config.activation])

@@ -1,0 +1,276 @@
+"""Layers of a CPU in few bits: one call of a kernel, in which a row is the same in any company.
+
+Layers built otherwise run as `Block` has them, over the same products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from specsot.checkpoint.config import ModelConfig
+from specsot_kernels.segments import RowSpan
+from specsot_model.attention import AttentionPlan
+from specsot_model.fused import can_fuse
+from specsot_model.kv import KVPages
+from specsot_model.layers import AnyNorm, Block, Norm, add_tap
+from specsot_model.linear import Linear, Packed, multiply_wide
+from specsot_model.mlp import GatedMlp
+from specsot_model.rotary import Rotary
+
+if TYPE_CHECKING:
+    from specsot_kernels.cpu.running import ColumnPlan, KernelFrame
+
+ROWS_IN = torch.float16  # what keys and values are kept in
+TURNS_AT_ONCE = 1024  # positions by which the table of rotations grows at least; not measured
+
+
+@dataclass(frozen=True, slots=True)
+class LayerParts:
+    """One layer's products and norms. input_norm None: it reads something else than its residual."""
+
+    qkv: Linear
+    out: Linear
+    gate_up: Linear
+    down: Linear
+    input_norm: Norm | None
+    mlp_norm: Norm
+    head_norms: tuple[Norm, Norm] | None
+
+    @property
+    def table(self) -> NDArray[np.int64]:
+        """See `laps.LAYER`."""
+        products = (self.qkv, self.out, self.gate_up, self.down)
+        norms = (self.input_norm, self.mlp_norm, *(self.head_norms or (None, None)))
+        places = [norm.weight.data_ptr() if norm else 0 for norm in norms]
+        tables = [packed_of(one).weight.table for one in products]
+        return np.concatenate((*tables, np.array(places, dtype=np.int64)))
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSizes:
+    """Of all layers; inputs: of the first one's product."""
+
+    inputs: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+    @property
+    def width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def whole(self) -> bool:
+        """Whether kernels read them as whole vectors and groups."""
+        return not (
+            self.head_dim % 16 or any(one % 32 for one in (self.inputs, self.intermediate, self.width))
+        )
+
+
+class PackedLayers:
+    def __init__(self, parts: Sequence[LayerParts], sizes: LayerSizes, frequencies: Tensor) -> None:
+        """frequencies: radians per position of each pair."""
+        self._sizes, self._frequencies, self._eps = sizes, frequencies, parts[0].mlp_norm.eps
+        self._parts = parts  # tables point into them
+        self._tables = np.stack([part.table for part in parts])
+        self._widest = max(sizes.inputs, sizes.intermediate, sizes.width)
+        self._turns = torch.empty(0, 2, sizes.head_dim)
+
+    def plan(self, spans: Sequence[RowSpan], page_rows: int) -> AttentionPlan:
+        from specsot_kernels.cpu.running import plan_columns
+
+        row_bytes = ROWS_IN.itemsize * self._sizes.head_dim
+        columns = plan_columns(spans, page_rows, row_bytes, self._sizes.kv_heads)
+        return AttentionPlan((), (), None, None, columns=columns)
+
+    def run_tapped(
+        self, hidden: Tensor, taps: Mapping[int, Linear | Tensor], fused: Tensor | None,
+        positions: Tensor, slots: Tensor, plans: Sequence[AttentionPlan], kv: KVPages,
+    ) -> Tensor | None:  # fmt: skip
+        """Hidden [rows, H] through all layers, in place; returns the sum, [rows, Hd], of `fused` and of what
+        taps [Hd, H] make of the inputs of their layers. Within the same call: calls of their own took a
+        tenth of a lap of SmolLM2.
+        """
+        places, parts, rows = np.zeros((len(self._parts), 2), np.int64), dict[int, Tensor](), len(hidden)
+        for layer, tap in taps.items():
+            if layer < len(places):
+                assert isinstance(tap, Linear), "held by `Decoder.hold_tap`"
+                weight = packed_of(tap).weight
+                parts[layer] = torch.empty(rows, weight.outputs)
+                places[layer] = weight.table.ctypes.data, parts[layer].data_ptr()
+        self.runner(positions, slots, plans, kv, places)(hidden, range(len(places)))
+        for layer, tap in sorted(taps.items()):
+            part = parts[layer][:, : tap.shape[0]] if layer in parts else add_tap(hidden, tap, None)
+            fused = part if fused is None else fused.add_(part)
+        return fused
+
+    def runner(
+        self, positions: Tensor, slots: Tensor, plans: Sequence[AttentionPlan], kv: KVPages,
+        taps: NDArray[np.int64] | None = None,
+    ) -> Callable[[Tensor, range], None]:  # fmt: skip
+        """What runs hidden rows [rows, H] through some layers, in place. plans: of each.
+        taps: [layers, 2], see `laps.TAPS`.
+        """
+        from specsot_kernels.cpu import laps
+
+        longest, alike = max(_columns(plan).longest for plan in plans), all(one is plans[0] for one in plans)
+        frame = self._frame(positions, slots, kv, longest)
+
+        def run(hidden: Tensor, layers: range) -> None:
+            frame.point(laps.HIDDEN, hidden)
+            for part in (layers,) if alike else (range(layer, layer + 1) for layer in layers):
+                if part:
+                    self._look(frame, plans[part.start], kv, part.start)
+                    if taps is not None:
+                        frame.put(laps.TAPS, taps[part.start :].ctypes.data)
+                    frame.run(self._tables[part.start], len(part))
+
+        return run
+
+    def forward(
+        self, inputs: Tensor, residual: Tensor, layer: int, plan: AttentionPlan,
+        positions: Tensor, slots: Tensor, kv: KVPages,
+    ) -> Tensor:  # fmt: skip
+        """One layer that reads inputs [rows, ..]: the residual [rows, H] with its updates."""
+        from specsot_kernels.cpu import laps
+
+        frame = self._frame(positions, slots, kv, _columns(plan).longest)
+        hidden = residual.clone(memory_format=torch.contiguous_format)
+        frame.point(laps.HIDDEN, hidden)
+        frame.point(laps.X, inputs.contiguous())
+        self._look(frame, plan, kv, layer)
+        frame.run(self._tables[layer], 1)
+        return hidden
+
+    def remember(self, inputs: Tensor, layer: int, positions: Tensor, slots: Tensor, kv: KVPages) -> None:
+        """Keys and values of inputs [rows, ..] whose output nobody asks for."""
+        from specsot_kernels.cpu import laps
+
+        frame = self._frame(positions, slots, kv, None)
+        frame.point(laps.X, inputs.contiguous())
+        self._keys(frame, kv, layer)
+        frame.run(self._tables[layer], laps.REMEMBER)
+
+    def _frame(self, positions: Tensor, slots: Tensor, kv: KVPages, longest: int | None) -> KernelFrame:
+        """longest: columns of a row, at most; None: nobody attends."""
+        from specsot_kernels.cpu import laps
+        from specsot_kernels.cpu.running import KernelFrame
+
+        sizes, rows = self._sizes, len(positions)
+        frame = KernelFrame(rows, self._widest, self._eps)
+        counts = sizes.heads, sizes.kv_heads, sizes.head_dim, kv.page_rows
+        for field, count in zip((laps.HEADS, laps.KV_HEADS, laps.HEAD_DIM, laps.PAGE_ROWS), counts):
+            frame.put(field, count)
+        frame.point(laps.POSITIONS, positions.contiguous())
+        frame.point(laps.SLOTS, slots.contiguous())
+        frame.point(laps.TURNS, self._turns_to(int(positions.max()) + 1))
+        frame.make(laps.PROJECTED, rows * (sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim * 4)
+        if longest is not None:
+            frame.make(laps.ATTENDED, rows * sizes.width * 4)
+            frame.make(laps.INNER, rows * 2 * sizes.intermediate * 4)
+            frame.make_attention(longest, sizes.head_dim, sizes.heads // sizes.kv_heads)
+        return frame
+
+    def _look(self, frame: KernelFrame, plan: AttentionPlan, kv: KVPages, layer: int) -> None:
+        from specsot_kernels.cpu import laps
+
+        columns = _columns(plan)
+        frame.put(laps.SIGHT, columns.sight.ctypes.data)
+        frame.put(laps.SEEN_BY, columns.sight.shape[1])
+        self._keys(frame, kv, layer)
+
+    def _keys(self, frame: KernelFrame, kv: KVPages, layer: int) -> None:
+        from specsot_kernels.cpu import laps
+
+        pages = kv.layers[layer]
+        frame.put(laps.KEYS, pages.data_ptr())
+        frame.put(laps.VALUES, pages.data_ptr() + pages[0].nbytes)
+        frame.put(laps.LAYERS_APART, pages.nbytes)
+
+    def _turns_to(self, positions: int) -> Tensor:
+        """Rotations of at least so many positions, cosines and signed sines: [positions, 2, head_dim]."""
+        if len(self._turns) < positions:
+            count = max(TURNS_AT_ONCE, 2 ** (positions - 1).bit_length())
+            angles = torch.arange(count).float()[:, None] * self._frequencies
+            cosines, sines = (each.float() for each in (angles.double().cos(), angles.double().sin()))
+            signed = torch.stack((-sines, sines), -1).flatten(1)
+            self._turns = torch.stack((cosines.repeat_interleave(2, 1), signed), 1).contiguous()
+        return self._turns
+
+
+def _columns(plan: AttentionPlan) -> ColumnPlan:
+    assert plan.columns is not None, "planned by these layers"
+    return plan.columns
+
+
+def packed_of(linear: Linear) -> Packed:
+    assert isinstance(linear.multiply, Packed)
+    return linear.multiply
+
+
+def pack_layers(blocks: Sequence[Block], rotary: Rotary, dtype: torch.dtype) -> PackedLayers | None:
+    """None where these layers are not in few bits on a CPU, or not built as the kernel has them."""
+    packed = all(isinstance(block.qkv.multiply, Packed) for block in blocks)
+    if not (packed and dtype == torch.float32 and can_pack(blocks[0].config)):
+        return None
+    parts = [_parts(block) for block in blocks]
+    return PackedLayers(parts, _sizes(blocks[0].config), rotary.frequencies)
+
+
+def _parts(block: Block) -> LayerParts:
+    mlp, norms = block.mlp, (block.input_norm, block.mlp_norm)
+    assert isinstance(mlp, GatedMlp)
+    before, behind = (norm for norm in norms if isinstance(norm, Norm))
+    return LayerParts(block.qkv, block.out, mlp.gate_up, mlp.down, before, behind, block.head_norms)
+
+
+def _sizes(config: ModelConfig) -> LayerSizes:
+    return LayerSizes(config.hidden, config.intermediate, config.heads, config.kv_heads, config.head_dim)
+
+
+def can_pack(config: ModelConfig) -> bool:
+    """Layers as Llama and Qwen have them, of whole vectors, on a machine with Numba. No kernel stretches what
+    turns: it turns queries a second time for the sinks of windows."""
+    plain = can_fuse(config) and config.rope.stretch == 1.0 and not config.rope.slope
+    return plain and _sizes(config).whole and find_spec("numba") is not None
+
+
+def row_itemsize(config: ModelConfig, itemsize: int, packed: bool) -> int:
+    """Bytes of a number of keys and values, where they are not in int8. packed: what `packs` says."""
+    return ROWS_IN.itemsize if packed and itemsize == 4 and can_pack(config) else itemsize
+
+
+def logits_of(head: Linear, norm: AnyNorm, hidden: Tensor) -> Tensor:
+    """Hidden [rows, H] -> logits [rows, V], each row by itself where the head can; in fp32 where that costs
+    nothing.
+    """
+    if isinstance(head.multiply, Packed) and isinstance(norm, Norm) and hidden.dtype == torch.float32:
+        return head.multiply(hidden, (norm.weight, norm.eps))
+    x = norm(hidden)
+    return head(x) if head.weight is None else multiply_wide(x, head.weight, head.bias)
+
+
+def choose(
+    head: Linear, norm: Norm | None, outputs: Tensor, count: int, offsets: Tensor | None
+) -> tuple[Tensor, Tensor] | None:
+    """Of each row [rows, H] its best tokens and their log-probabilities, both [rows, count], best first.
+    offsets: [V] what is added to each token. None where no kernel does that.
+    """
+    multiply = head.multiply
+    if not isinstance(multiply, Packed) or outputs.dtype != torch.float32:
+        return None
+    from specsot_kernels.cpu import running
+
+    weight = multiply.weight
+    if weight.shape != (weight.outputs, weight.inputs) or count > weight.outputs:
+        return None
+    return running.choose(outputs, weight, (norm.weight, norm.eps) if norm else None, count, offsets)

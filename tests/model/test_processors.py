@@ -1,0 +1,30 @@
+"""A processor that the packed kernels cannot run on is one line of an error, not a traceback."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from platform import machine
+
+import pytest
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+PACK = """
+import torch
+from specsot.errors import ModelError
+from specsot_model.linear import quantise
+try:
+    quantise(torch.zeros(16, 64), "int8")
+except ModelError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(find_spec("numba") is None, reason="needs numba")
+@pytest.mark.skipif(machine().lower() not in ("x86_64", "amd64"), reason="other processors run every kernel")
+def test_weights_in_8_bits_need_avx2() -> None:
+    env = os.environ | {"NUMBA_CPU_NAME": "core2"}
+    done = subprocess.run([sys.executable, "-c", PACK], env=env, capture_output=True, text=True, check=False)
+    assert done.stdout == "int8 and int4 weights need a processor with AVX2\n", done.stderr
