@@ -59,7 +59,8 @@ class SpecSoT:
     """
 
     def __init__(self, wanted: FleetOptions, opener: Opener = open_fleet) -> None:
-        self._wanted, self._opener = wanted, opener
+        self._wanted = wanted
+        self._opener = opener
         self._background: BackgroundLoop | None = None
         self._opening: asyncio.Future[FleetClient] | None = None  # lives on the background's loop
         self._tokenizer: Any = None
@@ -156,7 +157,9 @@ class SpecSoT:
 
     def close(self) -> None:
         """End the fleet and its thread. Closing twice is fine."""
-        background, self._background, self._closed = self._background, None, True
+        background = self._background
+        self._background = None
+        self._closed = True
         if background is not None and not background.gone:
             atexit.unregister(self.close)
             background.run(self._close())

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 
-WRONG_INPUT, FAILED = 2, 1
+WRONG_INPUT = 2
+FAILED = 1
 
 # What `specsot --help` shows, without importing any of them.
 COMMANDS: Mapping[str, Mapping[str, str]] = {
@@ -97,7 +98,8 @@ class Group(click.Group):
         super().__init__(
             name, help=about, no_args_is_help=True, context_settings={"max_content_width": WIDEST}
         )
-        self._listed, self._prefix = listed, prefix
+        self._listed = listed
+        self._prefix = prefix
         if not prefix:
             add_version(self, "specsot")
 
@@ -204,7 +206,8 @@ class Warnings:
     """Shows a warning of an inactive option as one line, once; every other warning as `others` does."""
 
     def __init__(self, others: Callable[..., None]) -> None:
-        self._others, self._shown = others, set[str]()
+        self._others = others
+        self._shown = set[str]()
 
     def __call__(self, message: Warning | str, category: type[Warning], *where: Any, **further: Any) -> None:
         if not issubclass(category, InactiveOption):

@@ -69,7 +69,9 @@ class TokenTimes:
 
     def __init__(self) -> None:
         self.heard: list[tuple[float, int]] = []
-        self._watch, self._tokens, self._prompt = Stopwatch(), 0, True
+        self._watch = Stopwatch()
+        self._tokens = 0
+        self._prompt = True
 
     def put(self, value: torch.Tensor) -> None:
         if self._prompt:
@@ -87,12 +89,14 @@ class HfModel:
     """A model that is loaded in this process; `small` may assist it."""
 
     def __init__(self, model: Any, small: Any = None) -> None:
-        self._model, self._small = model, small
+        self._model = model
+        self._small = small
 
     @torch.inference_mode()
     def write(self, prompt: Ids, count: int, assisted: bool = False, seconds: float | None = None) -> HfText:
         """Greedy; fewer tokens where the time is over."""
-        ids, steps = torch.tensor([prompt], device=self._model.device), TokenTimes()
+        ids = torch.tensor([prompt], device=self._model.device)
+        steps = TokenTimes()
         more = {"assistant_model": self._small} if assisted else {}
         out = self._model.generate(
             ids,

@@ -20,7 +20,9 @@ from specsot_master.text import Text
 from specsot_model.decoder import Decoder
 from specsot_worker.stage import DecoderStage
 
-PAGE_ROWS, CHUNK = 256, 256  # rows of a page, and of a frame
+# rows of a page, and of a frame
+PAGE_ROWS = 256
+CHUNK = 256
 
 Policy = Window | Pruning | HeadWindows | None
 
@@ -59,7 +61,8 @@ def _logits(decoder: Decoder, tokens: Sequence[int], policy: Policy) -> Iterator
         chunk = PromptChunk(1, start, tuple(tokens[start:stop]), stop == len(tokens))
         passed = stage.run(Frame(1, number, () if start else (opening,), (chunk,)))
         yield start, decoder.logits(cast("torch.Tensor", passed.hidden))
-        start, number = stop, number + 1
+        start = stop
+        number = number + 1
 
 
 def _named(policy: Policy) -> dict[str, Any]:

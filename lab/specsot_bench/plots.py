@@ -13,7 +13,10 @@ from specsot_bench.core.method_page import by_length
 
 Row = Mapping[str, Any]
 
-PLAIN, RIVAL, SAME, OTHER = "#444444", "#b0703c", "#3465a4", "#5b9a3c"
+PLAIN = "#444444"
+RIVAL = "#b0703c"
+SAME = "#3465a4"
+OTHER = "#5b9a3c"
 MEANING = {
     PLAIN: "plain",
     RIVAL: "Transformers",
@@ -112,7 +115,8 @@ def _methods(
     texts: Sequence[str],
     spread: Sequence[tuple[float, float]] = (),
 ) -> None:
-    names, values = [row["method"] for row in rows], [row[key] for row in rows]
+    names = [row["method"] for row in rows]
+    values = [row[key] for row in rows]
     bars(panel, names, values, texts, list(map(_colour, rows)), spread)
 
 

@@ -117,7 +117,8 @@ def compare(
     """
     logits = reference([*prompt, *written], len(written) + 1).float()
     first, second = logits.topk(2).values.unbind(-1)
-    choices, gaps = logits.argmax(-1).tolist(), (first - second).tolist()
+    choices = logits.argmax(-1).tolist()
+    gaps = (first - second).tolist()
     wrong = [at for at, token in enumerate(written) if choices[at] != token]
     found = [TokenDifference(at, written[at], choices[at], gaps[at]) for at in wrong]
     if ends is not None and choices[-1] not in ends:

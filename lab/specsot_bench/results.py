@@ -26,7 +26,8 @@ class Stopwatch:
     """Seconds since it was made."""
 
     def __init__(self, clock: Clock = now) -> None:
-        self._clock, self.begun = clock, clock()
+        self._clock = clock
+        self.begun = clock()
 
     @property
     def seconds(self) -> float:

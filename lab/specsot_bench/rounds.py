@@ -203,7 +203,8 @@ def _left_out(task: TableRun, runners: Runners, method: Method, failed: dict[str
 def _too_long(task: TableRun, runners: Runners, tokens: int) -> str | None:
     """A window would reach farther, but there is nothing to measure it by."""
     prompt = max(len(runners.prompt(task.question(number))) for number in range(task.course.rounds))
-    needed, positions = prompt + tokens + SLACK, runners.config.max_positions
+    needed = prompt + tokens + SLACK
+    positions = runners.config.max_positions
     return (
         f"plain decoding needs {needed} positions, the model has {positions}" if needed > positions else None
     )

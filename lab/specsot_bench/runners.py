@@ -51,13 +51,17 @@ class LapRecorder(WorkerWatch):
 
     def __init__(self, row_bytes: int, drafts: DraftRecorder | None = None, clock: Clock = now) -> None:
         """row_bytes: of KV, in all layers."""
-        self._row_bytes, self._drafts, self._clock = row_bytes, drafts, clock
+        self._row_bytes = row_bytes
+        self._drafts = drafts
+        self._clock = clock
         self._table: PageTable | None = None
         self.begin()
 
     def begin(self) -> None:
         """Another request; nothing of the one before is open any more."""
-        self._watch, self._gone, self._evicted = Stopwatch(self._clock), dict[int, int](), dict[int, int]()
+        self._watch = Stopwatch(self._clock)
+        self._gone = dict[int, int]()
+        self._evicted = dict[int, int]()
         self.moments: list[LapSample] = []
         self._tokens = self._grown = self._laps = self._pages = self._evictions = 0
         self._proposed = self._accepted = 0
@@ -116,9 +120,12 @@ class DraftRecorder(DrafterWatch):
     """Follows a drafter. weights: bytes of what drafts."""
 
     def __init__(self, row_bytes: int, weights: int) -> None:
-        self._row_bytes, self._weights = row_bytes, weights
+        self._row_bytes = row_bytes
+        self._weights = weights
         self._free: Callable[[], int] = lambda: 0
-        self._most, self._count, self._page_rows = 0, 0, 0
+        self._most = 0
+        self._count = 0
+        self._page_rows = 0
 
     def begin(self) -> None:
         self._most = 0
@@ -129,7 +136,9 @@ class DraftRecorder(DrafterWatch):
         return self._weights + self._most * self._page_rows * self._row_bytes
 
     def formed(self, configuration: Configuration, free: Callable[[], int]) -> None:
-        self._free, self._count, self._page_rows = free, configuration.pages, configuration.page_rows
+        self._free = free
+        self._count = configuration.pages
+        self._page_rows = configuration.page_rows
 
     def drafted(self, drafts: Drafts, seconds: float) -> None:
         self._most = max(self._most, self._count - self._free())
@@ -141,7 +150,9 @@ def _drafts_in(outcome: Outcome) -> int:
 
 
 PAGE_ROWS = 256  # of a page, as the services have it
-ROWS, FEWER = 8192, 4096  # of KV that a fleet has pages for; without branches it needs fewer
+# of KV that a fleet has pages for; without branches it needs fewer
+ROWS = 8192
+FEWER = 4096
 HEAD_MEMORY = 1 << 28  # bytes for a head's pages
 
 
@@ -216,13 +227,15 @@ class Runners:
         ledger.begin()
         async with asyncio.timeout(seconds):
             finished = await finish(fleet, replace(said, window=method.window))
-        took, prompt = ledger.seconds, self.prompt(question)
+        took = ledger.seconds
+        prompt = self.prompt(question)
         return Recording(tuple(ledger.moments), finished.tokens, took, method.planned, prompt)
 
     async def write_together(self, method: Method, questions: Sequence[str], tokens: int) -> float:
         """Return the seconds until all questions, asked at once, have direct answers of so many tokens."""
         fleet, _ = await self._fleet_of(method)
-        limits, began = Limits(max_new_tokens=tokens), now()
+        limits = Limits(max_new_tokens=tokens)
+        began = now()
         asks = [
             Ask(tokens=self.prompt(question), mode="direct", limits=limits, seed=0, ignore_eos=True)
             for question in questions
@@ -233,9 +246,12 @@ class Runners:
     async def _written_elsewhere(
         self, method: Method, question: str, tokens: int, seconds: float | None
     ) -> Recording:
-        prompt, assisted = self.prompt(question), method.rival == "assisted"
+        prompt = self.prompt(question)
+        assisted = method.rival == "assisted"
         told = await asyncio.to_thread(self._elsewhere().write, prompt, tokens, assisted, seconds)
-        row, extra, weights = self._row_bytes(self.models.base), 0, 0
+        row = self._row_bytes(self.models.base)
+        extra = 0
+        weights = 0
         if assisted and self.models.small is not None:
             extra, whole = self._row_bytes(self.models.small), WeightForm(self._numbers.itemsize)
             weights = drafts_of(open_weights(self.models.small), whole)
@@ -261,7 +277,8 @@ class Runners:
 
     async def _open(self, drafter: DrafterName, options: DraftOptions) -> tuple[EmbeddedFleet, LapRecorder]:
         models = self.models
-        loop, compute = asyncio.get_running_loop(), self._threads.of(models.device)
+        loop = asyncio.get_running_loop()
+        compute = self._threads.of(models.device)
         source, follower = await loop.run_in_executor(compute, self._drafter, drafter, options)
         ledger = LapRecorder(self._row_bytes(models.base, models.kv_cache_dtype, self._packed), follower)
 
@@ -286,7 +303,8 @@ class Runners:
     def _drafter(
         self, drafter: DrafterName, options: DraftOptions
     ) -> tuple[drafters.DraftLoader | None, DraftRecorder | None]:
-        models, folder = self.models, self.models.drafts_with(drafter)
+        models = self.models
+        folder = self.models.drafts_with(drafter)
         if folder is None:
             return None, None
         memory = FEWER * self._row_bytes(folder) if drafter == "model" else HEAD_MEMORY

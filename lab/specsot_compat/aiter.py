@@ -82,7 +82,8 @@ class EAGLEInference:
         dtype: of directories ("fp16"). Raises ModelError, HeadMismatch, InvalidRequest.
         """
         if device is not None and hasattr(target_model, "to"):
-            target_model, device = target_model.to(device), None
+            target_model = target_model.to(device)
+            device = None
         self.config = config or eagle.EagleConfig()
         self.eagle = eagle.Eagle(draft_model, target_model, self.config, dtype=dtype, device=device)
 
@@ -124,7 +125,8 @@ def figures_of(stats: EagleStats) -> dict[str, float]:
     """By AITER's names. speedup: forwards of the target that plain decoding takes, for each that was run;
     `EAGLEInference.benchmark` measures seconds.
     """
-    trees, plain = stats.trees, max((len(one.tokens) for one in stats.sequences), default=0)
+    trees = stats.trees
+    plain = max((len(one.tokens) for one in stats.sequences), default=0)
     speedup = plain / max(stats.laps, 1)
     return {
         "acceptance_rate": stats.acceptance_rate,
@@ -292,7 +294,8 @@ def tree_speculative_sampling_target_only(
     outputs = Verified(predicts, accept_index, accept_token_num)
     tree = (candidates, retrive_index, retrive_next_token, retrive_next_sibling)
     coins = (uniform_samples, uniform_samples_for_final_sampling)
-    given, thresholds = (*tree, *coins, target_probs, draft_probs), (threshold_single, threshold_acc)
+    given = (*tree, *coins, target_probs, draft_probs)
+    thresholds = (threshold_single, threshold_acc)
     if not write_tree_sampling(outputs, given, *thresholds):
         _copy(
             outputs, tree_functions.tree_speculative_sampling(*given, *thresholds, accept_index.shape[1] - 1)

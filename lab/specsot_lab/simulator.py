@@ -66,7 +66,8 @@ class FakeLM:
 
     def write(self, tokens: Iterable[int], count: int) -> list[int]:
         """What plain decoding writes behind `tokens`."""
-        state, written = state_of(tokens), list[int]()
+        state = state_of(tokens)
+        written = list[int]()
         for _ in range(count):
             written.append(self.next(state))
             state = next_state(state, written[-1])
@@ -86,8 +87,11 @@ class OracleDrafter(Proposer):
         """depth: levels at most. spend: called with the rows of every level that is grown.
         pages: what it reports, since it needs none.
         """
-        self.widths, self._pages = (1,) * (depth - 1), pages
-        self._voice, self._skill, self._spend = voice, skill, spend
+        self.widths = (1,) * (depth - 1)
+        self._pages = pages
+        self._voice = voice
+        self._skill = skill
+        self._spend = spend
         self._known: dict[int, tuple[int, int]] = {}  # tokens read so far, and the state behind them
 
     @property
@@ -119,7 +123,8 @@ class OracleDrafter(Proposer):
         return Candidates(tokens, scores[:, :levels], parents, depths[:levels])
 
     def _chain(self, text: DraftSequence, levels: int) -> list[int]:
-        state, chain = self._read(text), list[int]()
+        state = self._read(text)
+        chain = list[int]()
         for _ in range(levels):
             right = self._voice.next(state)
             chain.append(right if self._voice.knows(state, self._skill) else 0)
@@ -179,7 +184,9 @@ class MockWorker:
     """See specsot_worker.stage."""
 
     def __init__(self, mock: Simulator, name: str, address: str) -> None:
-        self._mock, self.name, self._address = mock, name, address
+        self._mock = mock
+        self.name = name
+        self._address = address
         self.loaded = self.fetched = 0
         self.vocabulary = read_config(mock.model).vocab
 
@@ -211,7 +218,8 @@ class MockWorker:
         def grammar(opening: Opening) -> Future[Grammar] | None:
             return grammar_of(vocabulary, opening) if opening.plan or opening.form else None
 
-        pages, width = (configuration.pages, configuration.page_rows), configuration.width_at(stage.layers)
+        pages = (configuration.pages, configuration.page_rows)
+        width = configuration.width_at(stage.layers)
         store = FeatureStore(*pages, width, torch.float32, "cpu") if width else None
         return Verifier(logits, grammar, store)
 
@@ -220,7 +228,9 @@ class MockDrafter:
     """See specsot_drafter.drafter."""
 
     def __init__(self, mock: Simulator, name: str, address: str) -> None:
-        self._mock, self.name, self._address = mock, name, address
+        self._mock = mock
+        self.name = name
+        self._address = address
 
     def registration(self) -> Registration:
         mock = self._mock
@@ -300,7 +310,8 @@ class MockStage:
     uncaptured = 0
 
     def __init__(self, body: StageModel, layers: Range, pages: int, page_rows: int) -> None:
-        self.table, self.layers = PageTable(pages, page_rows), layers
+        self.table = PageTable(pages, page_rows)
+        self.layers = layers
         self._body = body
         self._states: dict[int, int] = {}
         self._planning: dict[int, int] = {}  # by sequence: where its plan begins
@@ -334,7 +345,8 @@ class MockStage:
         return replace(frame, hidden=hidden, fused=fused, seconds=seconds)
 
     def _move(self, arrangement: KvPlan) -> None:
-        size, states = self.table.page_rows, self._states
+        size = self.table.page_rows
+        states = self._states
         for copy in arrangement.copies:
             for row in range(copy.rows):
                 states[copy.target * size + row] = states[copy.source * size + row]
@@ -369,7 +381,8 @@ class MockStage:
 
     def _next(self, sequence: int, position: int, state: int) -> int:
         """What follows the token at `position`."""
-        plan, start = self._body.plan, self._planning.get(sequence)
+        plan = self._body.plan
+        start = self._planning.get(sequence)
         if start is not None and 0 <= position + 1 - start < len(plan):
             return plan[position + 1 - start]
         return self._body.voice.next(state)

@@ -16,9 +16,12 @@ TunerName = Literal["measured", "seed", "fixed"]
 DRAFT_MODES: tuple[DraftMode, ...] = ("linear", "tree", "pruned")
 TUNERS: tuple[TunerName, ...] = ("measured", "seed", "fixed")
 # Depth, children per node and nodes that a request may ask for: bounds of memory, not tuned.
-MOST_DEPTH, MOST_BREADTH, MOST_NODES = 64, 64, 1024
+MOST_DEPTH = 64
+MOST_BREADTH = 64
+MOST_NODES = 1024
 # Of past requests, by default and at most: every tree looks through all of them (the default: 25 us).
-PAST_TOKENS, MOST_PAST = 1 << 16, 1 << 22
+PAST_TOKENS = 1 << 16
+MOST_PAST = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,8 @@ class DraftOptions:
                 "draft_mode pruned is for a draft model; a head's trees are cut to the likeliest nodes anyway"
             )
             raise InvalidRequest(said, "draft_mode")
-        usual, linear = TreeShape(), self.mode == "linear"
+        usual = TreeShape()
+        linear = self.mode == "linear"
         breadth = 1 if linear else self.breadth or usual.top_k
         depth = usual.depth if self.depth is None else self.depth - 1
         offered = breadth + depth * breadth**2

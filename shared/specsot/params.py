@@ -23,7 +23,9 @@ MAX_TOKENS = 1 << 20  # tokens of a prompt, whatever the model; bounds a message
 MAX_TOKEN_ID = 2**31 - 1  # whatever the model
 MAX_MESSAGES = 4096  # messages of a conversation; bounds a request
 MAX_SEED = 2**63 - 1
-MAX_STOPS, MAX_TOOLS = 16, 64  # stop strings and tools of a request; bounds a request
+# stop strings and tools of a request; bounds a request
+MAX_STOPS = 16
+MAX_TOOLS = 64
 MAX_STOP_IDS = 128  # stop tokens of a request: they travel with every sequence that it opens
 LONGEST_TOKEN = 256  # characters; no tokenizer squeezes more text into one token
 MOST_PRIORITY = 10  # from -10 to 10

@@ -38,7 +38,9 @@ class IdleTimer:
 
     def __init__(self, pause: float, then: Callable[[], object], loop: asyncio.AbstractEventLoop) -> None:
         """pause: seconds without a restart after which `then` is called."""
-        self._pause, self._then, self._loop = pause, then, loop
+        self._pause = pause
+        self._then = then
+        self._loop = loop
         self._restarted = 0.0
         self._alarm: asyncio.TimerHandle | None = None
 
@@ -67,8 +69,10 @@ class WaitLimit:
 
     def __init__(self, seconds: float) -> None:
         loop = asyncio.get_running_loop()
-        self._timer, self._time = IdleTimer(seconds, self._look, loop), loop.time
-        self._limit, self._waiting = asyncio.timeout(None), False
+        self._timer = IdleTimer(seconds, self._look, loop)
+        self._time = loop.time
+        self._limit = asyncio.timeout(None)
+        self._waiting = False
 
     @property
     def passed(self) -> bool:

@@ -19,16 +19,20 @@ from specsot_kernels.segments import last_bits
 QUERIES = 64  # rows of a tile at most; no measurement recorded
 SHORT = 32  # queries of a tile where many texts have a few rows each: docs/results/h100-vllm.md
 # The same in frames of at most so many rows, plain ones above all: docs/results/h100-product.md
-SHORTEST, SHORTEST_ROWS = 16, 64
+SHORTEST = 16
+SHORTEST_ROWS = 64
 PROMPT_QUERIES = 128  # rows of a tile of prompts alone: docs/results/h100-product.md
 
 Numbers = NDArray[np.int32]
 Ints = NDArray[np.int64]
 
 # Columns of a piece that are worth a program; twice as many for more than FEW rows; no measurement recorded.
-LEAST, FEW = 64, 8
+LEAST = 64
+FEW = 8
 # How stretches are cut, as fits what an H100 takes (docs/results/h100-kernels.md#how-long-texts-are-cut):
-PROGRAMS, KV_HEADS = 264, 8  # that read at once, two on each of 132 SMs; heads of most models
+# that read at once, two on each of 132 SMs; heads of most models
+PROGRAMS = 264
+KV_HEADS = 8
 BEGUN = 384  # columns that are read in the time in which a piece begins and ends
 PIECES = 32  # of a stretch at most: each row's are merged one after another
 WAVES = 2  # of programs that cuts add at most: memory is kept for all of them
@@ -174,7 +178,8 @@ class TableRoom:
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """Of pieces, leads, bases, bits, starts, slots, pages."""
-        rows, words = self.rows, self.rows // WORD + 1
+        rows = self.rows
+        words = self.rows // WORD + 1
         return (self.pieces, 7), (rows,), (rows,), (rows, words), (rows + 1,), (self.slots,), (self.pages,)
 
     def fill(self, tables: AttentionTables) -> list[Numbers] | None:
@@ -252,7 +257,8 @@ def tabulate(
     window: as in `sights_of`. sinces: see `sinces_of`; whole pages before them are not read.
     anchored: see `anchored_of`. places: see `places_of`.
     """
-    sights, stretches = sights_of(spans, window), stretches_of(spans, page_rows, sinces)
+    sights = sights_of(spans, window)
+    stretches = stretches_of(spans, page_rows, sinces)
     pieces, starts, slots, pages = cut_pieces(
         stretches, sights.leads, page_rows, tile_rows, anchored=anchored, places=places
     )
@@ -275,16 +281,20 @@ def cut_pieces(
         stretches = as_arrays((*stretches, *anchored))
     first, rows, at, columns, held, pages = stretches
     seen = len(first) - len(anchored)
-    first, rows = first * times, rows * times
+    first = first * times
+    rows = rows * times
     down = -(-rows // tile_rows)
     step = _piece_columns(columns, down, page_rows, tile_rows, places)
     across = -(-columns // step)  # by `down` pieces of each stretch
     many = across * down
     of = np.arange(len(first)).repeat(many)
     place = np.arange(len(of)) - (many.cumsum() - many)[of]
-    left, below = place // down[of] * step, place % down[of] * tile_rows
-    top, high = first[of] + below, np.minimum(rows[of] - below, tile_rows)
-    where, wide = (held.cumsum() - held)[of] + left // page_rows, np.minimum(columns[of] - left, step)
+    left = place // down[of] * step
+    below = place % down[of] * tile_rows
+    top = first[of] + below
+    high = np.minimum(rows[of] - below, tile_rows)
+    where = (held.cumsum() - held)[of] + left // page_rows
+    wide = np.minimum(columns[of] - left, step)
     edges = np.array((top, top + high)).T.reshape(-1)
     lead = np.where(of < seen, np.minimum.reduceat(np.append(leads, 0), edges)[::2], ANCHORED)
     used = high.cumsum() - high
@@ -305,7 +315,8 @@ def stretches_alone(
     """Of texts of so many rows each, which read all of these pages; None where texts may share some."""
     if len({own[0] for own in pages}) < len(pages):
         return None
-    held, many = np.array([len(own) for own in pages]), np.array(rows)
+    held = np.array([len(own) for own in pages])
+    many = np.array(rows)
     every = np.fromiter(chain.from_iterable(pages), np.int32, int(held.sum()))
     return Stretches(many.cumsum() - many, many, np.zeros_like(many), held * page_rows, held, every)
 
@@ -349,7 +360,8 @@ def _piece_columns(columns: Ints, down: Ints, page_rows: int, tile_rows: int, pl
     least = LEAST if tile_rows < FEW else 2 * LEAST
     wanted = np.maximum(-(-int(columns.max()) // np.arange(1, PIECES + 1)), least)
     steps = -(-wanted // page_rows) * page_rows
-    pieces, each = -(-columns // steps[:, None]) @ down, steps + BEGUN
+    pieces = -(-columns // steps[:, None]) @ down
+    each = steps + BEGUN
     times = -(-(columns @ down + pieces * BEGUN) // (places * each)) * each
     fitting = pieces <= int(down.sum()) + WAVES * places
     return int(steps[fitting][times[fitting].argmin()])
@@ -374,7 +386,8 @@ def stretches_of(
 def _cut(blocks: Sequence[SeenRows], level: int, page_rows: int) -> Iterator[PageStretch]:
     """Stretches of neighbours from the level-th page on."""
     for run in _runs(blocks, level, page_rows):
-        (first, span, _), at = run[0], level * page_rows
+        (first, span, _) = run[0]
+        at = level * page_rows
         end = -(-(span.base + span.tail) // page_rows)
         columns = span.base + span.tail - at
         if len(run) > 1:
@@ -432,7 +445,9 @@ def sights_of(spans: Sequence[TableSpan], window: int | None = None) -> RowSight
     """Of all rows, in row order. window: bits have the last so many positions of a line alone."""
     counts = [span.rows for span in spans]
     bases = np.repeat(numbers([span.base for span in spans]), counts)
-    leads, rows, seen = bases.copy(), list[int](), spans[0].visible if spans else None
+    leads = bases.copy()
+    rows = list[int]()
+    seen = spans[0].visible if spans else None
     if seen and window is None and all(span.visible is seen for span in spans):  # trees of one shape
         return RowSights(leads, bases, np.tile(_words_of(seen), (len(spans), 1)))
     for span in spans:

@@ -112,7 +112,8 @@ def check_candidates(
             f"got {steps}, {len(token_list)} and {len(parents_list)}",
             "score_list",
         )
-    batch, k = score_list[0].shape[0], score_list[0].shape[-1]
+    batch = score_list[0].shape[0]
+    k = score_list[0].shape[-1]
     for step in range(steps):
         rows = k if step else 1
         check_shape(f"score_list[{step}]", score_list[step], batch, rows, k)
@@ -189,7 +190,8 @@ def compute_tree_statistics(accept_lengths: Array, num_draft_tokens: int, num_st
 
 def summarize(lengths: list[int], proposed: int, num_steps: int) -> TreeStatistics:
     """Statistics of trees that may differ in size; `lengths` may be empty."""
-    trees, accepted = len(lengths), sum(lengths)
+    trees = len(lengths)
+    accepted = sum(lengths)
     return TreeStatistics(
         trees=trees,
         mean_accept_length=accepted / max(trees, 1),

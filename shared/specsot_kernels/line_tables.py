@@ -103,17 +103,16 @@ def cut_lines(spans: Sequence[TableSpan], leads: Numbers, page_rows: int, tile_r
     sizes = np.array([*map(len, held)])
     wheres = (sizes.cumsum() - sizes).astype(np.int32).repeat(rows)
     shared = [0, *_shared(held, leads[rows.cumsum() - 1].tolist(), page_rows), 0]
-    starts, pages = (
-        (counts.cumsum() - counts).astype(np.int32),
-        numbers([page for run in held for page in run]),
-    )
+    starts = (counts.cumsum() - counts).astype(np.int32)
+    pages = numbers([page for run in held for page in run])
     return LineCut(_cut(rows, leads, wheres, shared, tile_rows), starts, wheres, pages, int(counts.sum()))
 
 
 def _shared(held: Sequence[tuple[int, ...]], ends: Sequence[int], page_rows: int) -> Iterator[int]:
     """Of each text and the one before: columns of whole pieces that lie on the same pages for both."""
     for at in range(1, len(held)):
-        pages, most = 0, min(len(held[at - 1]), len(held[at]))
+        pages = 0
+        most = min(len(held[at - 1]), len(held[at]))
         while pages < most and held[at - 1][pages] == held[at][pages]:
             pages += 1
         yield min(pages * page_rows, ends[at - 1], ends[at]) // PIECE_COLUMNS * PIECE_COLUMNS
@@ -128,7 +127,8 @@ def _cut(rows: Ints, leads: Numbers, wheres: Numbers, shared: Sequence[int], til
         (np.array(runs, np.int64).reshape(-1, 4), np.stack((firsts, rows, ats, leads[firsts + rows - 1]), 1))
     )
     first, high, at, stop = stretches.T
-    down, across = -(high // -tile_rows), np.maximum(-((at - stop) // PIECE_COLUMNS), 0)
+    down = -(high // -tile_rows)
+    across = np.maximum(-((at - stop) // PIECE_COLUMNS), 0)
     many: Ints = down * across
     of = np.arange(len(stretches)).repeat(many)
     place = np.arange(len(of)) - (many.cumsum() - many)[of]

@@ -199,7 +199,8 @@ class _Found:
     """The arrays of a verification, filled request by request."""
 
     def __init__(self, candidates: Array, retrieve_index: Array, steps: int) -> None:
-        self._candidates, self._slots = candidates, retrieve_index
+        self._candidates = candidates
+        self._slots = retrieve_index
         batch, nodes = candidates.shape
         self.arrays = Verified(
             np.full(batch * nodes, -1, np.int32),

@@ -17,7 +17,8 @@ Layout = Literal["packed", "batched"]  # As `specsot.members.Layout`: the kernel
 # Rows x columns of one group at most: bounds the scores that it holds per head; not measured.
 MAX_GROUP_CELLS = 1 << 20
 # A group may be padded to so many times its rows, and so many more; not measured.
-MAX_PADDING_RATIO, FREE_PADDING_ROWS = 1.5, 32
+MAX_PADDING_RATIO = 1.5
+FREE_PADDING_ROWS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +193,8 @@ def look_back(span: RowSpan, window: int, drafts: bool = True) -> Iterator[RowSp
         yield replace(span, sight=replace(span.sight, windows=heads))
         return
     for _, part in ((0, span),) if span.sight else _cut(0, span):
-        places, seen = [bits.bit_count() for bits in part.seen], part.seen
+        places = [bits.bit_count() for bits in part.seen]
+        seen = part.seen
         if part.visible is None:
             seen = tuple(bits >> far << far for bits, far in zip(seen, (max(n - window, 0) for n in places)))
         elif not drafts:
@@ -218,14 +220,19 @@ def _gather(blocks: Sequence[RowBlock], page_rows: int, layout: Layout) -> Itera
     members: list[RowBlock] = []
     longest = rows = width = 0
     for first, span in blocks:
-        longest, rows, width = max(longest, span.rows), rows + span.rows, max(width, span.total)
+        longest = max(longest, span.rows)
+        rows = rows + span.rows
+        width = max(width, span.total)
         padded = longest * (len(members) + 1)
         near = layout == "batched" and _near(padded, rows)
         if members and (
             padded * width > MAX_GROUP_CELLS or not _beside(members[-1][1], span, page_rows, near)
         ):
             yield members
-            members, longest, rows, width = [], span.rows, span.rows, span.total
+            members = []
+            longest = span.rows
+            rows = span.rows
+            width = span.total
         members.append((first, span))
     if members:
         yield members
@@ -270,7 +277,9 @@ def _read(spans: tuple[RowSpan, ...], page_rows: int, layout: Layout) -> tuple[P
 def _read_level(spans: tuple[RowSpan, ...], level: int, page_rows: int, layout: Layout) -> Iterator[PageRead]:
     """Readings of the level-th page of each span, as few as possible."""
     run: list[RowSpan] = []
-    shared, start, row = False, 0, 0
+    shared = False
+    start = 0
+    row = 0
     for span in spans:
         reaches = span.total > level * page_rows
         if len(run) == 1 and reaches:
@@ -282,7 +291,8 @@ def _read_level(spans: tuple[RowSpan, ...], level: int, page_rows: int, layout: 
         )
         if run and not joins:
             yield _reading(run, start, level, page_rows, shared)
-            run, shared = [], False
+            run = []
+            shared = False
         if reaches:
             start = start if run else row
             run.append(span)
@@ -292,7 +302,8 @@ def _read_level(spans: tuple[RowSpan, ...], level: int, page_rows: int, layout: 
 
 
 def _reading(run: list[RowSpan], first: int, level: int, page_rows: int, shared: bool) -> PageRead:
-    at, page = level * page_rows, run[0].pages[level]
+    at = level * page_rows
+    page = run[0].pages[level]
     if shared:
         return PageRead(first, sum(span.rows for span in run), 1, page, page_rows, at)
     columns = min(max(span.total for span in run) - at, page_rows)

@@ -107,7 +107,8 @@ def _prepare_trees(
     """What comes behind the five is left as it is, but has to be on their device."""
     rules, arrays = _prepare(*given)
     verified, parents, selected, drafts, lengths = arrays[:5]
-    batch, chosen = verified.shape[0], nodes - 1
+    batch = verified.shape[0]
+    chosen = nodes - 1
     check_nodes(topk, steps, nodes)
     check_shape("verified_id", verified, batch)
     check_shape("parent_list", parents, batch, topk * (steps - 1) + 1)
@@ -228,7 +229,8 @@ def _prepare_sampling(
 ) -> tuple[Any, tuple[Array, ...], int]:
     """What comes behind the eight is left as it is, but has to be on their device."""
     rules, arrays = _prepare(*given)
-    shape, chances = arrays[0].shape, arrays[6].shape
+    shape = arrays[0].shape
+    chances = arrays[6].shape
     batch, nodes = shape
     for name, array in zip(SAMPLED, arrays[1:5]):
         check_shape(name, array, *shape)

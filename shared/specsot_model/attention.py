@@ -154,12 +154,17 @@ def plan_readings(
     never hold what is not finite (KVPages.clear_page).
     """
     arrangement = plan_reads(spans, page_rows, layout)
-    opening, further, first = list[_Pass](), list[_Pass](), 0
+    opening = list[_Pass]()
+    further = list[_Pass]()
+    first = 0
     for group in arrangement.groups:
         make = _Maker(first, heads_per_kv, dtype, device)
         opens, follows = _see(group, page_rows, make)
-        opening, further, first = opening + opens, further + follows, first + group.rows
-    turns, take = _turns(spans, rates), arrangement.take
+        opening = opening + opens
+        further = further + follows
+        first = first + group.rows
+    turns = _turns(spans, rates)
+    take = arrangement.take
     if take is None:
         return AttentionPlan(tuple(opening), tuple(further), None, None, turns=turns)
     give = [0] * sum(span.rows for span in spans)
@@ -228,10 +233,12 @@ def _merge(
     softcap: float | None,
 ) -> tuple[Tensor, Tensor]:
     """Take in further readings; `out` and `weight` (log-sum-exp) are of the opening ones, then of all."""
-    whole, weight = out.float(), weight.contiguous()
+    whole = out.float()
+    weight = weight.contiguous()
     for each in passes:
         part, seen = _read(near if each.turned else q, kv_layer, each, softcap)
-        before, rows = weight[each.rows], whole[each.rows]
+        before = weight[each.rows]
+        rows = whole[each.rows]
         after = torch.logaddexp(before, seen)
         rows.mul_((before - after).exp_().unsqueeze(-1)).add_(part * (seen - after).exp_().unsqueeze(-1))
         before.copy_(after)
@@ -241,8 +248,10 @@ def _merge(
 def _read(q: Tensor, kv_layer: Tensor, each: _Pass, softcap: float | None) -> tuple[Tensor, Tensor]:
     """One reading's output [rows, kv_heads, g, head_dim] and log-sum-exp [rows, kv_heads, g]; where a row
     sees nothing, the latter is so low that what is merged with it outweighs it."""
-    reading, (_, kv_heads, g, head_dim) = each.reading, q.shape
-    cells, rows = reading.cells, reading.rows
+    reading = each.reading
+    (_, kv_heads, g, head_dim) = q.shape
+    cells = reading.cells
+    rows = reading.rows
     queries = q[each.rows].view(cells, rows, kv_heads, g, head_dim).transpose(1, 2)
     pages = as_numbers(kv_layer[:, reading.page : reading.page + cells, :, : reading.columns], q.dtype)
     out, weight = _softmax(

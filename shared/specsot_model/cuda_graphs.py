@@ -41,7 +41,8 @@ BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 200, 256, 384, 512)
 # 64 chains of four or trees of eight, of at most so many rows, on average and each; or some 64 texts whose
 # rows are one tile, such as plain ones (docs/results/h100-product.md).
 SHORT_BUCKETS = (48, 64, 320, 512)
-SHORT_MEAN, SHORT_MOST = 8, 32
+SHORT_MEAN = 8
+SHORT_MOST = 32
 # The same of prompts alone, with an attention kernel of their own; it needs 2,048 rows to fill an H100
 # (docs/results/h100-product.md).
 PROMPT_BUCKETS = (512, 1024, 2048)
@@ -76,7 +77,8 @@ def prompt_rows(decoder: Decoder, kv: KVPages, rows: int) -> int:
 
 def prompt_buckets(decoder: Decoder, kv: KVPages) -> tuple[int, ...]:
     """Rows of graphs of prompts alone; none where their kernel does not read what layers here ask for."""
-    config, wide = decoder.config, prompt_rows(decoder, kv, BUCKETS[-1]) == PROMPT_ROWS
+    config = decoder.config
+    wide = prompt_rows(decoder, kv, BUCKETS[-1]) == PROMPT_ROWS
     plain = not (config.delta or config.window or config.names.sinks or config.attention_softcap)
     if not (wide and plain):
         return ()
@@ -99,7 +101,8 @@ class GraphCapture:
 
     def __call__(self, work: Work) -> Captured:
         work()  # compiles, and lets libraries take what they will not take while they are captured
-        graph, stream = torch.cuda.CUDAGraph(), self._streams[torch.cuda.current_device()]
+        graph = torch.cuda.CUDAGraph()
+        stream = self._streams[torch.cuda.current_device()]
         with self._turns, _uncollected(), torch.cuda.graph(graph, self._pool, stream, "thread_local"):
             outputs = work()
         graph.replay()  # the first one is slow, and nobody waits for it yet
@@ -157,7 +160,8 @@ class CapturedLaps:
 
         self._invariant = decoder.batch_invariant
         self._group = decoder.config.heads // decoder.config.kv_heads
-        self._captured, self._hidden = captured, defaultdict[RowKind, Graphs](dict)
+        self._captured = captured
+        self._hidden = defaultdict[RowKind, Graphs](dict)
         self._prompts = captured(prompts, "prompts")
         self._laps = captured(buckets, "any")
         # Tiles of few queries over KV in int8 are not measured: those texts have the graphs of any others.
@@ -201,7 +205,8 @@ class CapturedLaps:
                 graphs |= self._captured((bucket,), kind, hidden=True)
             (lap,) = graphs[bucket]
             if lap.size > self._size:
-                self._size, self._stagings = lap.size, [Staging(lap.size, lap.device)]
+                self._size = lap.size
+                self._stagings = [Staging(lap.size, lap.device)]
         return _filled(rows, graphs[bucket])
 
     @torch.inference_mode()
@@ -228,7 +233,8 @@ class CapturedLaps:
         filled: of trees of as many nodes, whatever their shapes, and single rows behind those. roots: first
         tokens of all.
         """
-        (lap,), rows = filled.laps, len(filled.rows.positions)
+        (lap,) = filled.laps
+        rows = len(filled.rows.positions)
         entry = unread_entry(rows, roots, trees.nodes)
         lap.send(filled, self._stagings[0], entry.tolist())
         assert lap.trees is not None
@@ -286,8 +292,11 @@ class _CapturedLap:
         kind: RowKind,
         hidden: bool = False,
     ) -> None:
-        config, self.device = decoder.config, decoder.device
-        self._rows, self._kv, group = rows, kv, config.heads // config.kv_heads
+        config = decoder.config
+        self.device = decoder.device
+        self._rows = rows
+        self._kv = kv
+        group = config.heads // config.kv_heads
         self._tables: Sequence[FrameTables] | Sequence[PromptTables]
         if kind == "prompts":
             self._tables = [PromptTables(rows, kv.pages + rows, kv.page_rows, group)]
@@ -391,10 +400,12 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128)  # rows at which a range's curve is measur
 WIDE = (*SIZES, 256, 512)  # where laps are graphs: many texts' trees are as many rows, and those cost more
 HISTORY_ROWS = 128  # KV rows in front of the measured ones; a short prompt
 # Timed runs per size at least; and at most on a CPU (a GPU uses all the time, to reach its clock).
-MIN_TURNS, MAX_TURNS_CPU = 3, 12
+MIN_TURNS = 3
+MAX_TURNS_CPU = 12
 # Times the least that another run of a size may take for the least to count, and seconds that a disturbed
 # measurement goes on for that. At a load of 10 the least of three runs of 4 rows took 71 ms (0.7 is usual).
-REPEATED, PATIENCE_SECONDS = 1.25, 2.0
+REPEATED = 1.25
+PATIENCE_SECONDS = 2.0
 
 Timer = Callable[[], float]  # does something once, and tells its seconds
 Forward = Callable[[int], float]  # seconds of so many rows
@@ -420,7 +431,8 @@ def measure_curve(
     times: dict[int, list[float]] = {rows: [] for rows in sorted(timers, reverse=True)}
     for rows in times:
         timers[rows]()
-    begun, turns = clock(), 0
+    begun = clock()
+    turns = 0
     while turns < least or clock() - begun < (PATIENCE_SECONDS if _disturbed(times.values()) else seconds):
         for rows, taken in times.items():
             taken.append(timers[rows]())
@@ -474,7 +486,8 @@ def _captured(decoder: Decoder, kv: KVPages, sizes: Sequence[int]) -> Forward:
 def _behind(kv: KVPages, rows: int) -> tuple[int, RowSpan]:
     """Rows in front of the measured ones, and the span of those. Where states are kept, it is a tree's: a
     prompt's would take the place of the state in front."""
-    history, pages = min(HISTORY_ROWS, kv.pages * kv.page_rows - rows), tuple(range(kv.pages))
+    history = min(HISTORY_ROWS, kv.pages * kv.page_rows - rows)
+    pages = tuple(range(kv.pages))
     span = RowSpan(rows, history, rows, pages)
     return history, replace(span, visible=span.seen) if isinstance(kv, WalkedPages) else span
 

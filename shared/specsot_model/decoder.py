@@ -54,7 +54,10 @@ class Decoder:
         parts = LoadedParts() if parts is None else parts
         fetch = Fetch(files, dtype, device, quantization)
         self.batch_invariant = batch_invariant
-        self.config, self.layers, self.dtype, self.device = config, layers, dtype, device
+        self.config = config
+        self.layers = layers
+        self.dtype = dtype
+        self.device = device
         sizes = config.heads, config.kv_heads, config.head_dim, device, config.query_scalar
         self._rotary = Rotary(config.rope, *sizes)
         self._near_rotary = Rotary(config.near_rope, *sizes) if config.near_rope else self._rotary
@@ -68,10 +71,12 @@ class Decoder:
         whole = self._kernels_read and not devices
         self._fused = fuse_blocks(self._blocks, batch_invariant) if whole else None
         self._packed = pack_layers(self._blocks, self._rotary, dtype) if whole else None
-        self._embedding, last = parts.embedding if layers.first == 0 else None, layers.last == config.layers
+        self._embedding = parts.embedding if layers.first == 0 else None
+        last = layers.last == config.layers
         self._norm, self._head = (parts.norm, parts.head) if last else (None, None)
         self.alone: Callable[[], AbstractContextManager[object]] = nullcontext  # for one part of a lap
-        self.embeds, self._parts = self._embedding is not None, list[Decoder]()
+        self.embeds = self._embedding is not None
+        self._parts = list[Decoder]()
         self._split_head: split.SplitHead | None = None
         if self._split and split.split_captured(config, devices) and self._kernels_read:
             self._capture_parts(self._split.fuse(self._split.make_exchange()))
@@ -113,7 +118,8 @@ class Decoder:
         if batch_invariant and not (packed and can_pack(config)):
             check_invariant(config, torch.device(device), quantization, kv_dtype)
         split.check_split(config, tensor_parallel, quantization, batch_invariant)
-        where, devices = torch.device(device), split.devices_of(device, tensor_parallel)
+        where = torch.device(device)
+        devices = split.devices_of(device, tensor_parallel)
         files = files or open_weights(directory, allow_pickle_bin, quantization)
         form = dtype, where, loaded, quantization, kv_dtype, batch_invariant
         return cls(config, files, layers, *form, parts, devices)
@@ -182,7 +188,8 @@ class Decoder:
 
     def plan(self, spans: Sequence[RowSpan], page_rows: int, layout: Layout) -> AttentionPlan:
         """See `plan_attention`: of a frame of `spans`, over pages as any range keeps them."""
-        window, windowed = self.config.window, self.config.windowed
+        window = self.config.window
+        windowed = self.config.windowed
         if window is None:
             return self._plan(spans, page_rows, layout)
         back = [part for span in spans for part in look_back(span, window, drafts=False)]
@@ -201,7 +208,8 @@ class Decoder:
         if self._split:
             return self._split.plan(spans, page_rows, layout, self._kernels_read)
         group = self.config.heads // self.config.kv_heads
-        rates, where = self._rotary.frequencies, (layout, self.dtype, self.device)
+        rates = self._rotary.frequencies
+        where = (layout, self.dtype, self.device)
         given = *where, rates, self._kernels_read, self.batch_invariant
         plan = plan_attention(spans, page_rows, group, *given, window)
         return replace(plan, spans=tuple(spans)) if self.config.delta else plan
@@ -209,7 +217,8 @@ class Decoder:
     def make_kv(self, pages: int, page_rows: int) -> KVPages:
         if self._split:
             return self._split.make_kv(pages, page_rows, self._kv_dtype)
-        config, kept = self.config, (ROWS_IN if self._packed else self.dtype, self.device, self._kv_dtype)
+        config = self.config
+        kept = (ROWS_IN if self._packed else self.dtype, self.device, self._kv_dtype)
         if config.delta:
             make = WalkedPages if self._fused else DeltaPages
             return make(config, self.layers, pages, page_rows, *kept)
@@ -227,7 +236,8 @@ class Decoder:
         """Token ids [rows] -> hidden [rows, H]. Only for a range that starts at layer 0."""
         if self._embedding is None:
             raise ModelError(f"layers {self.layers} hold no embedding")
-        found, scale = look_up(self._embedding, tokens), self.config.embedding_scale
+        found = look_up(self._embedding, tokens)
+        scale = self.config.embedding_scale
         return found if scale == 1 else found * torch.tensor(scale, dtype=found.dtype)
 
     @torch.inference_mode()
@@ -249,20 +259,25 @@ class Decoder:
                means the last layer's output. Taps of other ranges are left alone.
         fused: [rows, Hd] sum over the taps so far (changed in place); None starts one if this range taps.
         """
-        taps, plans = taps or {}, [plan] * len(self.layers) if isinstance(plan, AttentionPlan) else list(plan)
+        taps = taps or {}
+        plans = [plan] * len(self.layers) if isinstance(plan, AttentionPlan) else list(plan)
         for layer in self.config.windowed.intersection(range(self.layers.first, self.layers.last)):
             own = plans[layer - self.layers.first]
             plans[layer - self.layers.first] = own.near or own
         if isinstance(kv, DeltaPages):
             kv.arrange(plans[0].spans)
-        first, last, ends = self.layers.first, self.layers.last, self.config.layers
+        first = self.layers.first
+        last = self.layers.last
+        ends = self.config.layers
         own = {tap - first: taps[tap] for tap in sorted(taps) if first <= tap < last or tap == last == ends}
         if self._packed and own:
             return hidden, self._packed.run_tapped(hidden, own, fused, positions, slots, plans, kv)
-        run, done = self._runner(positions, slots, plans, kv), 0
+        run = self._runner(positions, slots, plans, kv)
+        done = 0
         for layer, tap in own.items():
             run(hidden, range(done, layer))
-            fused, done = add_tap(hidden, tap, fused), layer
+            fused = add_tap(hidden, tap, fused)
+            done = layer
         run(hidden, range(done, len(self.layers)))
         return hidden, fused
 
@@ -272,11 +287,14 @@ class Decoder:
         """What runs hidden rows through some layers; what all layers share is made once."""
         if (layers := self._packed or self._split) is not None:
             return layers.runner(positions, slots, plans, kv)
-        fused, blocks, ready = self._fused, self._blocks, None
+        fused = self._fused
+        blocks = self._blocks
+        ready = None
         table, places = (None, None) if fused else (self._rotary.table(positions), kv.locate(slots))
         tables = [table] * len(self.layers)
         if self._near_rotary is not self._rotary:
-            near, layers = self._near_rotary.table(positions), range(self.layers.first, self.layers.last)
+            near = self._near_rotary.table(positions)
+            layers = range(self.layers.first, self.layers.last)
             tables = [near if layer in self.config.windowed else table for layer in layers]
 
         def run(hidden: Tensor, layers: range) -> None:
@@ -294,7 +312,8 @@ class Decoder:
         """Hidden [rows, H] after the last layer -> logits [rows, V]."""
         if self._norm is None or self._head is None:
             raise ModelError(f"layers {self.layers} hold no lm_head")
-        cap, found = self.config.logit_softcap, self._split_head(hidden) if self._split_head else None
+        cap = self.config.logit_softcap
+        found = self._split_head(hidden) if self._split_head else None
         if self._fused:
             found = fused_logits(self._head, self._norm, hidden, self.batch_invariant)
         logits = logits_of(self._head, self._norm, hidden) if found is None else found

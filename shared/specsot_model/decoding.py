@@ -89,7 +89,8 @@ def codes_of(matrix: StoredMatrix, form: Quantization) -> Codes:
     """Its codes as they are. Raises ValueError where this form cannot hold them."""
     if matrix.order is not None or matrix.table is not None:
         raise ValueError("inputs that share a scale do not lie side by side")
-    codes, scale = matrix.codes, matrix.scale.float().contiguous()
+    codes = matrix.codes
+    scale = matrix.scale.float().contiguous()
     zero = matrix.zero + torch.zeros_like(scale)
     if form == "int4":
         return _fours(codes, scale, zero, matrix.group)
@@ -111,7 +112,8 @@ def _fours(codes: Tensor, scale: Tensor, zero: Tensor, group: int) -> Codes:
     """Ours are groups of 32; one of theirs is several of those, alike."""
     if codes.is_floating_point() or codes.shape[1] % GROUP or group % GROUP:
         raise ValueError(f"they are not whole numbers in groups that {GROUP} divides")
-    signed, groups = 8 if codes.dtype == torch.int8 else 0, codes.shape[1] // GROUP
+    signed = 8 if codes.dtype == torch.int8 else 0
+    groups = codes.shape[1] // GROUP
     whole = (codes + signed).to(torch.uint8).contiguous()
     if whole.max() > 15:
         raise ValueError("they have more than 4 bits")
@@ -201,7 +203,8 @@ def _bitsandbytes(part: Part, has: Has, numbers: Numbers, published: Published) 
         return StoredMatrix(codes, part(".SCB").float()[:, None] / 127, codes.shape[1])
     kind = next(one for one in ("nf4", "fp4") if has(f".weight.quant_state.bitsandbytes__{one}"))
     state = quant_state(part(f".weight.quant_state.bitsandbytes__{kind}"))
-    (outputs, inputs), size = state["shape"], state["blocksize"]
+    (outputs, inputs) = state["shape"]
+    size = state["blocksize"]
     lower, upper = halves(part(".weight").flatten())
     codes = torch.stack((upper, lower), -1).flatten()[: outputs * inputs].view(outputs, inputs)
     scale = part(".weight.absmax")
@@ -209,7 +212,8 @@ def _bitsandbytes(part: Part, has: Has, numbers: Numbers, published: Published) 
         wide = part(".weight.nested_absmax").repeat_interleave(state["nested_blocksize"])[: len(scale)]
         scale = part(".weight.nested_quant_map")[scale.int()] * wide + state["nested_offset"]
     if inputs % size:  # scales run on from row to row
-        scale, size = scale.repeat_interleave(size)[: outputs * inputs], 1
+        scale = scale.repeat_interleave(size)[: outputs * inputs]
+        size = 1
     return StoredMatrix(codes, scale.view(outputs, -1), size, table=part(".weight.quant_map").float())
 
 

@@ -33,10 +33,14 @@ class DeltaBlock(Block):
     """A layer whose attention is a gated delta rule."""
 
     def __init__(self, fetch: Fetch, index: int, config: ModelConfig, delta: Delta) -> None:
-        names, hidden = config.names, config.hidden
+        names = config.names
+        hidden = config.hidden
         layer = names.layer.format(index)
-        mixer, exact = f"{layer}.linear_attn", replace(fetch, dtype=torch.float32)
-        self.config, self.delta, self.device = config, delta, torch.device(fetch.device)
+        mixer = f"{layer}.linear_attn"
+        exact = replace(fetch, dtype=torch.float32)
+        self.config = config
+        self.delta = delta
+        self.device = torch.device(fetch.device)
         self.input_norm = fetch_norm(fetch, f"{layer}.{names.input_norm}", config)
         self.qkv = Linear(_fetch_inputs(fetch, mixer, hidden, delta), None, fetch.quantization)
         taps = exact(f"{mixer}.conv1d.weight", (delta.mixed, 1, delta.kernel))
@@ -86,10 +90,13 @@ class DeltaBlock(Block):
 
         The convolution is a plain sum: a row's is the same in any company, bit for bit.
         """
-        delta, history = self.delta, self.delta.kernel - 1
+        delta = self.delta
+        history = self.delta.kernel - 1
         rows = inputs.shape[1] - history
         mixed, b, a = inputs[..., : delta.row].split((delta.mixed, delta.value_heads, delta.value_heads), -1)
-        mixed, b, a = mixed.float(), b[:, history:].float(), a[:, history:].float()
+        mixed = mixed.float()
+        b = b[:, history:].float()
+        a = a[:, history:].float()
         parts = [mixed[:, at : at + rows] * tap for at, tap in enumerate(self.taps)]
         summed = sum(parts[1:], parts[0])
         q, k, v = (summed * _sigmoid(summed)).split((delta.keys, delta.keys, delta.values), -1)
@@ -148,13 +155,15 @@ def apply_delta_rule(
     logarithm), beta: [replays, heads, rows]; rows: whole chunks. state: [replays, heads, key_dim, value_dim].
     Returns [replays, heads, rows, value_dim], and the state after every chunk.
     """
-    out, states = list[Tensor](), list[Tensor]()
+    out = list[Tensor]()
+    states = list[Tensor]()
     for queries, keys, values, steps, rates in zip(
         *(each.split(CHUNK, 2) for each in (q, k, v, decay, beta))
     ):
         total = steps.cumsum(-1)
         pairs = (total.unsqueeze(-1) - total.unsqueeze(-2)).exp().tril()
-        grown, rates = total.exp().unsqueeze(-1), rates.unsqueeze(-1)
+        grown = total.exp().unsqueeze(-1)
+        rates = rates.unsqueeze(-1)
         system = (keys * rates @ keys.mT) * pairs
         known = (keys * rates * grown) @ state
         new = torch.linalg.solve_triangular(system, values * rates - known, upper=False, unitriangular=True)

@@ -14,12 +14,16 @@ from pathlib import Path
 
 import torch
 
-COPIED, COPIED_ON_GPU = 1 << 26, 1 << 29  # bytes: more than caches hold
+# bytes: more than caches hold
+COPIED = 1 << 26
+COPIED_ON_GPU = 1 << 29
 # Bytes of a copy: many short ones pass between what else runs (two cores with a load of 12: 31 GB/s, and
 # 3 to 6 by whole ones); long ones keep many cores busy.
 PIECES = (1 << 21,) * 10 + (1 << 24,) * 2
 COPY_SECONDS = 0.5  # in which nothing begins any more; where it is quiet, all are over in a tenth of that
-WAIT_SECONDS, LOOK_SECONDS = 5.0, 0.02  # for others that measure on this device; not measured
+# for others that measure on this device; not measured
+WAIT_SECONDS = 5.0
+LOOK_SECONDS = 0.02
 
 
 def device_name(device: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

@@ -45,9 +45,11 @@ class Fp8:
     __slots__ = ("_one", "_scales", "_whole", "bias")
 
     def __init__(self, weight: Tensor | Codes, bias: Tensor | None = None) -> None:
-        self.bias, self._one = bias, torch.ones((), device=weight.device)
+        self.bias = bias
+        self._one = torch.ones((), device=weight.device)
         if isinstance(weight, Codes):
-            self._whole, self._scales = weight.whole.view(KIND), weight.scale.flatten()
+            self._whole = weight.whole.view(KIND)
+            self._scales = weight.scale.flatten()
             return
         peaks = weight.abs().amax(1, keepdim=True).float()
         scales = torch.where(peaks > 0, peaks / LARGEST, 1.0)

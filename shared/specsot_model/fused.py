@@ -56,10 +56,12 @@ class FusedBlock:
         residual stream, first attention's, then the MLP's.
         """
         adding = adding or partial(_product, invariant=invariant)
-        self._turning, config = turning, block.config
+        self._turning = turning
+        config = block.config
         self._rope = config.rope
         self._input_norm = _rms(block.input_norm)
-        self._qkv, self._out = _product(block.qkv, invariant), adding(block.out)
+        self._qkv = _product(block.qkv, invariant)
+        self._out = adding(block.out)
         self._add_mlp = _added(block, invariant, adding)
         self._heads = (config.kv_heads, config.heads // config.kv_heads)
         self._mlp_norm = _rms(block.mlp_norm) if isinstance(block.mlp, GatedMlp) else None
@@ -100,7 +102,8 @@ def _added(block: Block, invariant: bool, adding: Callable[[Linear], Adding]) ->
     """What adds the layer's MLP to the residual stream, as `add_to` does. Experts run in PyTorch's own
     operations.
     """
-    norm, mlp = block.mlp_norm, block.mlp
+    norm = block.mlp_norm
+    mlp = block.mlp
     if not isinstance(mlp, GatedMlp):
 
         def add_experts(hidden: Tensor, rows: ShortRows | None, following: NormWeight | None) -> None:
@@ -116,12 +119,14 @@ class CapturedBlock:
     """Any layer that waits for nothing on the host, over the weights of its `Block`."""
 
     def __init__(self, block: Block) -> None:
-        self._turning, self._block = turning_of(block), copy(block)
+        self._turning = turning_of(block)
+        self._block = copy(block)
         if not block.config.whole_qk_norm:
             self._block.head_norms = None  # what turns heads has them
         for name in ("input_norm", "mlp_norm", "after_attention", "after_mlp"):
             setattr(self._block, name, _norm_by_kernel(getattr(block, name)))
-        self._block.qkv, self._block.out = _by_kernels(block.qkv), _by_kernels(block.out)
+        self._block.qkv = _by_kernels(block.qkv)
+        self._block.out = _by_kernels(block.out)
         self._block.mlp = mlp = copy(block.mlp)
         if isinstance(mlp, PlainMlp):
             mlp.up, mlp.down = _by_kernels(mlp.up), _by_kernels(mlp.down)
@@ -185,7 +190,8 @@ def capture_block(block: Block) -> OnDevice:
     """Any layer that waits for nothing on the host."""
     if not isinstance(block, DeltaBlock):
         return CapturedBlock(block)
-    norm, mlp = _norm_by_kernel(block.mlp_norm), block.mlp
+    norm = _norm_by_kernel(block.mlp_norm)
+    mlp = block.mlp
     if isinstance(mlp, GatedMlp) and block.config.activation == "silu":
         add = _added(block, False, _product)
         return FusedDelta(block, lambda hidden: add(hidden, None, None))
@@ -211,7 +217,8 @@ def can_fuse(config: ModelConfig, experts: bool = False) -> bool:
     """Layers as Llama and Qwen have them. experts: those with experts, too."""
     gated = config.mlp == "gated" or (experts and config.mlp == "experts")
     plain = config.norm == "rms" and gated and config.activation == "silu" and config.clamp is None
-    names, gates = config.names, config.gated_heads
+    names = config.names
+    gates = config.gated_heads
     plain = plain and not (config.whole_qk_norm or names.sinks or names.after_mlp)
     plain = plain and not (gates or config.norm_offset or config.attention_softcap)
     return plain and not (config.parallel or config.out_bias or config.mlp_bias)
@@ -221,11 +228,14 @@ def turning_of(block: Block) -> Turning:
     """How this layer's queries and keys turn."""
     from specsot_kernels.gpu.rows import Turning
 
-    config, norms, rope = block.config, block.head_norms, block.rope
+    config = block.config
+    norms = block.head_norms
+    rope = block.rope
     turns = frequencies(rope, config.head_dim).to(block.device)
     weights = (norms[0].weight, norms[1].weight) if norms and not config.whole_qk_norm else None
     plain = (config.query_scalar or config.head_dim) ** -0.5
-    heads, turned = (config.heads, config.kv_heads), rope.rotated(config.head_dim) // 2
+    heads = (config.heads, config.kv_heads)
+    turned = rope.rotated(config.head_dim) // 2
     return Turning(*heads, turns, plain * rope.stretch**2, weights, config.eps, turned, plain)
 
 
@@ -282,7 +292,8 @@ def runs_kernels(device: torch.device) -> bool:
 def _has_kernels(block: Block, invariant: bool = False, plain: bool = False) -> bool:
     """Experts wait for nothing on the host where they are one grouped product in bf16. plain: nothing is
     rounded."""
-    linears, mlp = [block.qkv, block.out], block.mlp
+    linears = [block.qkv, block.out]
+    mlp = block.mlp
     if isinstance(mlp, GatedMlp):
         linears += mlp.gate_up, mlp.down
     elif isinstance(mlp, PlainMlp):
@@ -297,7 +308,8 @@ def _has_kernels(block: Block, invariant: bool = False, plain: bool = False) -> 
 
 def _by_kernels(linear: Linear) -> Linear:
     """The same product of the same weight."""
-    swift, product = copy(linear), captured_product(linear)
+    swift = copy(linear)
+    product = captured_product(linear)
     assert isinstance(product, RowProduct), "see fuse_blocks"
     swift.multiply = product
     return swift

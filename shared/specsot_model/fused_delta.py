@@ -22,13 +22,17 @@ class FusedDelta:
         """add_mlp: adds the layer's MLP to the residual stream, in place."""
         from specsot_kernels.gpu.delta import DeltaRule
 
-        products, norm = [captured_product(each) for each in (block.qkv, block.out)], block.input_norm
+        products = [captured_product(each) for each in (block.qkv, block.out)]
+        norm = block.input_norm
         self._inputs, self._out = (each for each in products if isinstance(each, RowProduct))
         assert isinstance(norm, Norm)
-        self._input_norm, self._add_mlp = (norm.weight, norm.eps), add_mlp
-        self._norm, delta = (block.norm, block.config.eps), block.delta
+        self._input_norm = (norm.weight, norm.eps)
+        self._add_mlp = add_mlp
+        self._norm = (block.norm, block.config.eps)
+        delta = block.delta
         sizes = delta.key_heads, delta.value_heads, delta.key_dim, delta.value_dim, delta.half
-        self._rule, self._row = DeltaRule(*sizes, block.taps, block.decay, block.bias), delta.row
+        self._rule = DeltaRule(*sizes, block.taps, block.decay, block.bias)
+        self._row = delta.row
 
     def forward(
         self,

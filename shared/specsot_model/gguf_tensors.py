@@ -48,7 +48,8 @@ class GgufTensors:
         if place.order:
             axes, order = place.order
             rows = rows.reshape(*axes, -1).transpose(*order, len(axes)).reshape(rows.shape)
-        kind, numbers = GGMLQuantizationType(place.kind), np.empty(place.shape, np.float32)
+        kind = GGMLQuantizationType(place.kind)
+        numbers = np.empty(place.shape, np.float32)
         into = numbers.reshape(len(rows), -1)
         step = max(AT_ONCE // into.shape[1], 1)
         for first in range(0, len(rows), step):

@@ -48,7 +48,10 @@ class FrameTables:
     def __init__(
         self, room: TableRoom, page_rows: int, window: int | None = None, rates: Tensor | None = None
     ) -> None:
-        self._room, self._page_rows, self.window, self._rates = room, page_rows, window, rates
+        self._room = room
+        self._page_rows = page_rows
+        self.window = window
+        self._rates = rates
         self.told = len(self._tell(()))  # tables of where each row's sight begins
         self._known: dict[object, list[Numbers] | None] = {}
         self.begin: Callable[[], None] | None = None  # of the plan: before anybody attends
@@ -62,8 +65,10 @@ class FrameTables:
         """What reads them, once they are there. flat: int32, as many as `shapes` have."""
         from specsot_kernels.gpu.attention import plan_over
 
-        tables, given = views(flat, self.shapes), (self._room, self._page_rows, heads_per_kv)
-        told, tables = tables[: self.told], tables[self.told :]
+        tables = views(flat, self.shapes)
+        given = (self._room, self._page_rows, heads_per_kv)
+        told = tables[: self.told]
+        tables = tables[self.told :]
         plan = plan_over(tables, *given, told, self._rates)
         if plan.anchored:
             self.begin = plan.anchored.turn
@@ -73,7 +78,8 @@ class FrameTables:
         """What is read, of whole pages: so it stays the same for many laps; and what rows see of that. None
         where the graph has no room for it.
         """
-        size, window = self._page_rows, self.window
+        size = self._page_rows
+        window = self.window
         firsts = [0] * len(spans)
         if window is not None:
             firsts = [max(span.base + 1 - window, 0) // size for span in spans]
@@ -83,7 +89,8 @@ class FrameTables:
             anchors = [anchors_in(span) for span in spans]
         pages = [span.pages[: -(-(span.base + span.tail) // size)] for span in spans]
         read = [(span.rows, span.base // size, own, at) for span, own, at in zip(spans, pages, firsts)]
-        known, room = (tuple(read), tuple(anchors)), self._room
+        known = (tuple(read), tuple(anchors))
+        room = self._room
         cut = partial(self._cut, spans, pages, firsts)
         return self._fill(spans, known, lambda: room.fill_pieces(cut()), sights_of(spans, window))
 
@@ -121,7 +128,9 @@ class FrameTables:
         self, spans: Sequence[RowSpan], pages: Sequence[tuple[int, ...]], firsts: Sequence[int]
     ) -> PieceTables:
         """pages: that each span's rows reach. firsts: of each span the first page that is read."""
-        size, rows, anchored = self._page_rows, [span.rows for span in spans], list[PageStretch]()
+        size = self._page_rows
+        rows = [span.rows for span in spans]
+        anchored = list[PageStretch]()
         bases = [span.base // size * size for span in spans]
         plain = self._rates is None and not any(firsts)
         stretches = stretches_alone(rows, pages, size) if plain else None
@@ -150,7 +159,8 @@ class LineFrames(FrameTables):
         from specsot_kernels.gpu.lines import plan_over_lines
 
         tables = views(flat, self.shapes)
-        told, tables = tables[: self.told], tables[self.told :]
+        told = tables[: self.told]
+        tables = tables[self.told :]
         plan = plan_over_lines(tables, self._lines.slots, self._page_rows, *told)
         self.begin = plan.lay
         return plan_with_kernel(plan)
@@ -174,7 +184,8 @@ def frame_tables(
     """Of the layers that see windows, if any, then of the others. short: as in `TableRoom`; hidden: where
     policies hide something.
     """
-    config, layers = decoder.config, set(range(decoder.layers.first, decoder.layers.last))
+    config = decoder.config
+    layers = set(range(decoder.layers.first, decoder.layers.last))
     windows = [config.window] * bool(layers & config.windowed) + [None] * bool(layers - config.windowed)
     given = rows, kv.pages + rows, config.heads // config.kv_heads
     if decoder.batch_invariant:
@@ -188,7 +199,9 @@ class PromptTables:
     """The same for a graph of prompts alone."""
 
     def __init__(self, rows: int, pages: int, page_rows: int, heads_per_kv: int) -> None:
-        self._rows, self._page_rows, self._tile_rows = rows, page_rows, PROMPT_QUERIES // heads_per_kv
+        self._rows = rows
+        self._page_rows = page_rows
+        self._tile_rows = PROMPT_QUERIES // heads_per_kv
         self.shapes = (rows // self._tile_rows + MAX_PROMPTS + 1, 4), (pages,)
 
     def plan(self, flat: Tensor, heads_per_kv: int) -> AttentionPlan:

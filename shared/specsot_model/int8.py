@@ -26,7 +26,8 @@ class Int8:
     def __init__(self, weight: Tensor | Codes, bias: Tensor | None = None) -> None:
         self.bias = bias
         if isinstance(weight, Codes):
-            self._whole, self._scales = weight.whole.contiguous(), weight.scale.flatten()
+            self._whole = weight.whole.contiguous()
+            self._scales = weight.scale.flatten()
         else:
             self._scales = weight.abs().amax(1).float() / 127
             self._whole = torch.empty_like(weight, dtype=torch.int8)

@@ -67,7 +67,8 @@ class KVPages:
         shape = (layers, 2, pages, kv_heads, page_rows, width)
         self._whole = untouched_zeros(shape, torch.int8 if kept == "int8" else dtype, device)
         self.layers = self._whole.unbind()
-        self.pages, self.page_rows = pages, page_rows
+        self.pages = pages
+        self.page_rows = page_rows
         self.shared: Callable[[int], bool] = lambda page: False  # whether several sequences hold a page
         self._rows = self._whole.permute(
             2, 4, 0, 1, 3, 5
@@ -152,10 +153,8 @@ class KVPages:
     @torch.inference_mode()
     def put_rows_at(self, layer: int, slots: Sequence[int], rows: Tensor) -> None:
         """What `rows_at` gave. Raises WireError where rows are kept in another way here."""
-        here, kept = (
-            self._rows[:, :, layer],
-            torch.float16 if self._whole.dtype == torch.int8 else self._whole.dtype,
-        )
+        here = self._rows[:, :, layer]
+        kept = torch.float16 if self._whole.dtype == torch.int8 else self._whole.dtype
         if rows.dtype != kept or rows[0].nbytes != here[0, 0].nbytes:
             raise WireError(f"KV rows of {rows[0].nbytes} bytes in {rows.dtype} came, {kept} is kept here")
         held = rows.view(here.dtype).view(-1, *here.shape[2:]).to(here.device)

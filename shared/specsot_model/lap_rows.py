@@ -42,6 +42,7 @@ class FilledLap:
 
 def unread_entry(rows: int, roots: Sequence[int], nodes: int) -> Numbers:
     """Tokens of trees of so many nodes, but for their roots left open, and of single rows behind them."""
-    entry, whole = np.zeros(rows, np.int32), (rows - len(roots)) // (nodes - 1)
+    entry = np.zeros(rows, np.int32)
+    whole = (rows - len(roots)) // (nodes - 1)
     entry[: whole * nodes : nodes], entry[whole * nodes :] = roots[:whole], roots[whole:]
     return entry

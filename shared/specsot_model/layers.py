@@ -42,7 +42,9 @@ class Norm:
 
     def __init__(self, weight: Tensor, eps: float) -> None:
         size = weight.shape[0]
-        self.weight, self.eps, self._shape = weight, eps, (size,)
+        self.weight = weight
+        self.eps = eps
+        self._shape = (size,)
         self._scaled = weight.float() * math.sqrt(size)
         self._floor = torch.tensor(math.sqrt(size * eps))
 
@@ -60,7 +62,10 @@ class LayerNorm:
     __slots__ = ("_bias", "_eps", "_shape", "_weight")
 
     def __init__(self, weight: Tensor, bias: Tensor, eps: float) -> None:
-        self._weight, self._bias, self._eps, self._shape = weight, bias, eps, tuple(weight.shape)
+        self._weight = weight
+        self._bias = bias
+        self._eps = eps
+        self._shape = tuple(weight.shape)
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, self._shape, self._weight, self._bias, self._eps)
@@ -81,17 +86,21 @@ class Block:
     """Layer `index` of a model, fetched under its family's names."""
 
     def __init__(self, fetch: Fetch, index: int, config: ModelConfig) -> None:
-        names, hidden, width = config.names, config.hidden, config.heads * config.head_dim
+        names = config.names
+        hidden = config.hidden
+        width = config.heads * config.head_dim
         layer = names.layer.format(index)
         attention = f"{layer}.{names.attention}"
-        self.config, self.device = config, torch.device(fetch.device)
+        self.config = config
+        self.device = torch.device(fetch.device)
         self.rope = (config.near_rope if index in config.windowed else None) or config.rope
         self.input_norm = fetch_norm(fetch, f"{layer}.{names.input_norm}", config)
         self.qkv = fuse_qkv(fetch, attention, config, hidden)
         self.head_norms: tuple[Norm, Norm] | None = None
         if config.qk_norm:
             spans = (config.heads, config.kv_heads) if config.whole_qk_norm else (1, 1)
-            dim, rotated = config.head_dim, config.rope.rotated(config.head_dim)
+            dim = config.head_dim
+            rotated = config.rope.rotated(config.head_dim)
             self.head_norms = fetch_head_norms(
                 fetch, attention, dim, config.eps, rotated, spans, config.norm_offset
             )
@@ -262,13 +271,15 @@ def rows_of_linear(linear: Linear, ids: Tensor | None, dtype: torch.dtype, devic
 
 def _name_of_embedding(fetch: Fetch, config: ModelConfig) -> str:
     """Tied models may be published with either of the two tables."""
-    own, other = config.names.embedding, config.names.head
+    own = config.names.embedding
+    other = config.names.head
     return other if config.tied and f"{own}.weight" not in fetch else own
 
 
 def _name_of_lm_head(fetch: Fetch, config: ModelConfig) -> str:
     """A table of its own counts, whatever the config says of tying, as in Transformers."""
-    own, other = config.names.head, config.names.embedding
+    own = config.names.head
+    other = config.names.embedding
     return other if config.tied and f"{own}.weight" not in fetch else own
 
 

@@ -43,7 +43,9 @@ class Linear:
         self, weight: Table | Codes, bias: Tensor | None = None, quantization: Quantization | None = None
     ) -> None:
         # None where weights are packed or quantised: then nobody but `__call__` can use it.
-        self.shape, self.weight, self.bias = weight.shape, None, None
+        self.shape = weight.shape
+        self.weight: Tensor | None = None
+        self.bias: Tensor | None = None
         if isinstance(weight, Packed):
             self.multiply = weight
         elif quantization:
@@ -54,7 +56,8 @@ class Linear:
             choice = _plain if few else _choose(weight.dtype, weight.device.type)
             self.multiply = choice(weight, bias)
             if choice is _plain:
-                self.weight, self.bias = weight, bias
+                self.weight = weight
+                self.bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.multiply(x)
@@ -92,10 +95,8 @@ def _choose(dtype: torch.dtype, device: str) -> Callable[[Tensor, Tensor | None]
 @torch.inference_mode()
 def _agrees(dtype: torch.dtype, shape: tuple[int, int]) -> bool:
     seeded = torch.Generator().manual_seed(0)
-    weight, bias = (
-        torch.randn(shape, generator=seeded).to(dtype),
-        torch.randn(shape[0], generator=seeded).to(dtype),
-    )
+    weight = torch.randn(shape, generator=seeded).to(dtype)
+    bias = torch.randn(shape[0], generator=seeded).to(dtype)
     ours, plain = _onednn(weight, bias), _plain(weight, bias)
     inputs = (torch.randn(rows, shape[1], generator=seeded).to(dtype) for rows in (1, 2, 5, 17, 130))
     allowed = 1e-5 if dtype == torch.float32 else 0.02  # of the largest output: the library orders sums
@@ -428,7 +429,9 @@ class Int4:
 
 
 def _fours(weight: Tensor) -> Codes:
-    ao, block, bounds = _torchao(), (1, GROUP), (torch.uint8, 0, 15)
+    ao = _torchao()
+    block = (1, GROUP)
+    bounds = (torch.uint8, 0, 15)
     scale, zero = ao.choose_qparams_affine(
         weight, ao.MappingType.ASYMMETRIC, block, *bounds, zero_point_dtype=torch.uint8
     )

@@ -60,8 +60,10 @@ class AbsentWeights(Weights):
 
     def __init__(self, names: tuple[str, ...], config: ModelConfig) -> None:
         """names: of the tensors there are."""
-        self._names, self._shapes = frozenset(names), dict[str, tuple[int, ...]]()
-        parts, fetch = LoadedParts(), Fetch(self, torch.float32, "meta")
+        self._names = frozenset(names)
+        self._shapes = dict[str, tuple[int, ...]]()
+        parts = LoadedParts()
+        fetch = Fetch(self, torch.float32, "meta")
         for layer in range(config.layers):
             parts.fetch(fetch, config, layer)
 

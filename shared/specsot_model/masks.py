@@ -42,7 +42,8 @@ def hidden_columns(hidden: Bools | None, lead: int, reading: PageRead) -> Bools 
 
 def hidden_behind(group: ReadGroup) -> Bools | None:
     """[rows, width - lead]: whether a row must not see column lead + c; None where nothing is hidden."""
-    lead, width = group.lead, group.width
+    lead = group.lead
+    width = group.width
     if lead == width:
         return None
     hidden = np.ones((group.rows, width - lead), dtype=bool)

@@ -86,7 +86,8 @@ class WeightForm:
 
     @classmethod
     def on(cls, device: str, itemsize: int, quantization: Quantization | None) -> WeightForm:
-        packed, plain = packs(quantization, device), quantization is None
+        packed = packs(quantization, device)
+        plain = quantization is None
         return cls(itemsize, quantization, packed, packed or (plain and torch.device(device).type == "cuda"))
 
     def bytes(self, files: Weights, names: Iterable[str]) -> int:
@@ -167,7 +168,8 @@ def _size(files: Weights, config: ModelConfig, name: str, held: WeightForm) -> i
     """Bytes of a layer's tensor. A router is never rounded, and in fp32 where scores are sigmoids; of experts
     in one tensor each is a matrix.
     """
-    routing, shape = config.routing, files.shape(name)
+    routing = config.routing
+    shape = files.shape(name)
     form = None if name.endswith("bias") else files.form(name, held.quantization)
     if routing and f".{config.names.router}." in name:
         return size_of(shape, 4 if routing.score == "sigmoid" else held.itemsize, None)
@@ -245,7 +247,8 @@ def _walk_bytes(delta: Delta, itemsize: int, prompts: int) -> int:
     rows of a frame of those; where no graph has room, a frame is walked in blocks, however long its texts.
     """
     room = WalkRoom(max(BUCKETS), delta.kernel - 1)
-    read, solved = 4 * (delta.mixed + 3 * delta.value_heads), 4 * delta.value_heads * (delta.key_dim + CHUNK)
+    read = 4 * (delta.mixed + 3 * delta.value_heads)
+    solved = 4 * delta.value_heads * (delta.key_dim + CHUNK)
     own = 4 * delta.values + itemsize * (delta.row + 2 * delta.values)
     aside = 4 * delta.state * (room.aside + CARRIED)
     captured = (read + own) * room.lines + solved * room.chunks * CHUNK + aside

@@ -48,7 +48,8 @@ def gate_clamped(gate_up: Tensor, limit: float, gain: float) -> Tensor:
     most `limit` and up within +-limit.
     """
     gated, up = gate_up.chunk(2, -1)
-    gated, up = gated.clamp(max=limit), up.clamp(-limit, limit)
+    gated = gated.clamp(max=limit)
+    up = up.clamp(-limit, limit)
     return (gated * torch.sigmoid(gated * gain)).mul_(up + 1)
 
 
@@ -65,7 +66,9 @@ class GatedMlp:
     __slots__ = ("_gate", "down", "gate_up")
 
     def __init__(self, gate_up: Linear, down: Linear, gate: Gate = gate) -> None:
-        self.gate_up, self.down, self._gate = gate_up, down, gate
+        self.gate_up = gate_up
+        self.down = down
+        self._gate = gate
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.down(self._gate(self.gate_up(x)))
@@ -77,7 +80,9 @@ class PlainMlp:
     __slots__ = ("_act", "down", "up")
 
     def __init__(self, up: Linear, down: Linear, act: Act) -> None:
-        self.up, self.down, self._act = up, down, act
+        self.up = up
+        self.down = down
+        self._act = act
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.down(self._act(self.up(x)))
@@ -96,7 +101,10 @@ class Router:
         self, weight: Tensor, routing: Routing, bias: Tensor | None = None, correction: Tensor | None = None
     ) -> None:
         """weight: [experts, hidden]; bias: [experts]; correction: [experts], fp32."""
-        self._weight, self._routing, self._bias, self._correction = weight, routing, bias, correction
+        self._weight = weight
+        self._routing = routing
+        self._bias = bias
+        self._correction = correction
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Rows [rows, hidden] -> weights and experts, both [rows, chosen]."""
@@ -129,11 +137,14 @@ class Experts:
     __slots__ = ("_router", "_shared", "run")
 
     def __init__(self, router: Router, run: RunExperts, shared: Mlp | None = None) -> None:
-        self._router, self.run, self._shared = router, run, shared
+        self._router = router
+        self.run = run
+        self._shared = shared
 
     def __call__(self, x: Tensor) -> Tensor:
         weights, experts = self._router(x)
-        chosen, experts = experts.shape[1], experts.flatten()
+        chosen = experts.shape[1]
+        experts = experts.flatten()
         order = experts.argsort(stable=True)  # one expert's rows side by side
         found = self.run(x[order // chosen], experts[order])
         out = torch.empty_like(found)
@@ -149,7 +160,8 @@ class OpenedMlp:
 
     def __init__(self, gate: Tensor, mlp: Mlp) -> None:
         """gate: [1, hidden]."""
-        self._gate, self._mlp = gate, mlp
+        self._gate = gate
+        self._mlp = mlp
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._mlp(x).mul_(F.linear(x, self._gate).sigmoid())
@@ -166,7 +178,10 @@ class GroupedExperts:
         """gate_up: [experts, 2 * width, hidden]; down: [experts, hidden, width]. biases: [experts, outputs]
         of both.
         """
-        self._gate_up, self._down, self._gate, self._biases = gate_up, down, gate, biases
+        self._gate_up = gate_up
+        self._down = down
+        self._gate = gate
+        self._biases = biases
 
     @property
     def waits(self) -> bool:
@@ -175,7 +190,8 @@ class GroupedExperts:
     def __call__(self, rows: Tensor, experts: Tensor) -> Tensor:
         every = torch.arange(len(self._down), device=experts.device)
         ends = torch.searchsorted(experts, every, right=True, out_int32=True)
-        inner, down = F.grouped_mm(rows, self._gate_up.transpose(1, 2), offs=ends), self._down.transpose(1, 2)
+        inner = F.grouped_mm(rows, self._gate_up.transpose(1, 2), offs=ends)
+        down = self._down.transpose(1, 2)
         if self._biases is None:
             return F.grouped_mm(self._gate(inner), down, offs=ends)
         first, last = self._biases
@@ -218,7 +234,9 @@ def _fetch_stacked(
     fetch: Fetch, names: Sequence[str], config: ModelConfig, routing: Routing
 ) -> GroupedExperts | LoopedExperts:
     """gpt-oss's: [experts, inputs, outputs] and biases [experts, outputs]; gates and ups take turns."""
-    many, hidden, width = routing.experts, config.hidden, routing.width
+    many = routing.experts
+    hidden = config.hidden
+    width = routing.width
     # MXFP4 is decoded as products read it, and put in order expert by expert: nothing else is there twice.
     gate_up = fetch(names[0], (many, hidden, 2 * width)).transpose(1, 2).contiguous()
     for one in gate_up:
@@ -230,7 +248,8 @@ def _fetch_stacked(
     )
     if _can_group(fetch, config, routing):
         return GroupedExperts(gate_up, down, gate_of(config), (first, last))
-    pairs, form = zip(zip(gate_up, first), zip(down, last)), fetch.quantization
+    pairs = zip(zip(gate_up, first), zip(down, last))
+    form = fetch.quantization
     return LoopedExperts(
         [GatedMlp(Linear(*up, form), Linear(*down, form), gate_of(config)) for up, down in pairs]
     )
@@ -240,7 +259,9 @@ def _fetch_whole(
     fetch: Fetch, names: Sequence[str], config: ModelConfig, routing: Routing
 ) -> GroupedExperts | LoopedExperts:
     """Qwen3.5's, as products read them: [experts, outputs, inputs], gates before ups."""
-    many, hidden, width = routing.experts, config.hidden, routing.width
+    many = routing.experts
+    hidden = config.hidden
+    width = routing.width
     gate_up, down = fetch(names[0], (many, 2 * width, hidden)), fetch(names[1], (many, hidden, width))
     if _can_group(fetch, config, routing):
         return GroupedExperts(gate_up, down, gate_of(config))
@@ -256,7 +277,8 @@ def _in_halves(turns: Tensor) -> Tensor:
 
 def _fetch_router(fetch: Fetch, layer: str, config: ModelConfig, routing: Routing) -> Router:
     """In fp32 where scores are sigmoids, as GLM has it: a row's best may be near one another."""
-    names, exact = config.names, replace(fetch, dtype=torch.float32)
+    names = config.names
+    exact = replace(fetch, dtype=torch.float32)
     near = exact if routing.score == "sigmoid" else fetch
     weight = near(f"{layer}.{names.router}.weight", (routing.experts, config.hidden))
     shape = (routing.experts,)
@@ -290,7 +312,8 @@ def _fetch_grouped(
     fetch: Fetch, named: Sequence[Sequence[str]], config: ModelConfig, routing: Routing
 ) -> GroupedExperts:
     """Filled expert by expert, so that no more than one of them is there twice."""
-    hidden, width = config.hidden, routing.width
+    hidden = config.hidden
+    width = routing.width
     gate_up = torch.empty(len(named), 2 * width, hidden, dtype=fetch.dtype, device=fetch.device)
     down = torch.empty(len(named), hidden, width, dtype=fetch.dtype, device=fetch.device)
     for expert, names in enumerate(named):
@@ -340,7 +363,9 @@ def _fetch_three(
 
 
 def _fetch_plain(fetch: Fetch, layer: str, config: ModelConfig) -> PlainMlp:
-    names, inner, hidden = config.names, config.intermediate, config.hidden
+    names = config.names
+    inner = config.intermediate
+    hidden = config.hidden
     up = fuse(fetch, [f"{layer}.{names.up}"], (inner, hidden), config.mlp_bias)
     down = fuse(fetch, [f"{layer}.{names.down}"], (hidden, inner), config.mlp_bias)
     return PlainMlp(up, down, ACTS[config.activation])

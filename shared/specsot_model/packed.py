@@ -79,7 +79,9 @@ class LayerSizes:
 class PackedLayers:
     def __init__(self, parts: Sequence[LayerParts], sizes: LayerSizes, frequencies: Tensor) -> None:
         """frequencies: radians per position of each pair."""
-        self._sizes, self._frequencies, self._eps = sizes, frequencies, parts[0].mlp_norm.eps
+        self._sizes = sizes
+        self._frequencies = frequencies
+        self._eps = parts[0].mlp_norm.eps
         self._parts = parts  # tables point into them
         self._tables = np.stack([part.table for part in parts])
         self._widest = max(sizes.inputs, sizes.intermediate, sizes.width)
@@ -100,7 +102,9 @@ class PackedLayers:
         taps [Hd, H] make of the inputs of their layers. Within the same call: calls of their own took a
         tenth of a lap of SmolLM2.
         """
-        places, parts, rows = np.zeros((len(self._parts), 2), np.int64), dict[int, Tensor](), len(hidden)
+        places = np.zeros((len(self._parts), 2), np.int64)
+        parts = dict[int, Tensor]()
+        rows = len(hidden)
         for layer, tap in taps.items():
             if layer < len(places):
                 assert isinstance(tap, Linear), "held by `Decoder.hold_tap`"
@@ -122,7 +126,8 @@ class PackedLayers:
         """
         from specsot_kernels.cpu import laps
 
-        longest, alike = max(_columns(plan).longest for plan in plans), all(one is plans[0] for one in plans)
+        longest = max(_columns(plan).longest for plan in plans)
+        alike = all(one is plans[0] for one in plans)
         frame = self._frame(positions, slots, kv, longest)
 
         def run(hidden: Tensor, layers: range) -> None:
@@ -165,7 +170,8 @@ class PackedLayers:
         from specsot_kernels.cpu import laps
         from specsot_kernels.cpu.running import KernelFrame
 
-        sizes, rows = self._sizes, len(positions)
+        sizes = self._sizes
+        rows = len(positions)
         frame = KernelFrame(rows, self._widest, self._eps)
         counts = sizes.heads, sizes.kv_heads, sizes.head_dim, kv.page_rows
         for field, count in zip((laps.HEADS, laps.KV_HEADS, laps.HEAD_DIM, laps.PAGE_ROWS), counts):
@@ -227,7 +233,8 @@ def pack_layers(blocks: Sequence[Block], rotary: Rotary, dtype: torch.dtype) -> 
 
 
 def _parts(block: Block) -> LayerParts:
-    mlp, norms = block.mlp, (block.input_norm, block.mlp_norm)
+    mlp = block.mlp
+    norms = (block.input_norm, block.mlp_norm)
     assert isinstance(mlp, GatedMlp)
     before, behind = (norm for norm in norms if isinstance(norm, Norm))
     return LayerParts(block.qkv, block.out, mlp.gate_up, mlp.down, before, behind, block.head_norms)

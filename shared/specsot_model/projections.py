@@ -27,7 +27,9 @@ def fuse_qkv(fetch: Fetch, prefix: str, config: ModelConfig, inputs: int) -> Lin
     Behind them gates of query heads, where there are any. Query and key rows are interleaved
     for `rotary.rotate`.
     """
-    fused, heads, kv_heads = config.names.qkv, config.heads, config.kv_heads
+    fused = config.names.qkv
+    heads = config.heads
+    kv_heads = config.kv_heads
     queries = heads * 2 if config.gated_heads else heads
     sizes = {"q_proj": queries, "k_proj": kv_heads, "v_proj": kv_heads}
     if fused:

@@ -32,7 +32,8 @@ def open_weights(
 
     Raises ModelError, and InvalidRequest where they are quantized already.
     """
-    files, published = WeightFiles(directory, allow_pickle_bin), published_of(directory, quantization)
+    files = WeightFiles(directory, allow_pickle_bin)
+    published = published_of(directory, quantization)
     return files if published is None else PublishedWeights(files, published)
 
 
@@ -73,7 +74,8 @@ class PublishedWeights(Weights):
     """Tensors under the names that the model has for them; quantized matrices are decoded, or `rounded`."""
 
     def __init__(self, files: WeightFiles, published: Published) -> None:
-        self.published, self._files = published, files
+        self.published = published
+        self._files = files
         self._modules = published.modules(files.names())
         self._names = dict.fromkeys(published.logical(name, self._modules) for name in files.names())
 
@@ -123,7 +125,8 @@ class PublishedWeights(Weights):
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> Tensor:
         module = self._module(name)
         if module is not None:
-            made, shape = self._decode(module, device).dense(dtype), self.shape(name)
+            made = self._decode(module, device).dense(dtype)
+            shape = self.shape(name)
             return made if len(shape) == 2 else made.unflatten(0, (shape[0], -1)).transpose(1, 2)
         found = self._files.raw(name, device)
         if name.endswith(".weight") and (not found.is_floating_point() or found.itemsize == 1):

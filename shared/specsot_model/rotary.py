@@ -85,8 +85,10 @@ class Rotary:
         scalar: int | None = None,
     ) -> None:
         """scalar: scores are divided by its square root; None: head_dim."""
-        self._rope, self._heads = rope, heads
-        self.frequencies, self.stretch = frequencies(rope, head_dim).to(device), rope.stretch
+        self._rope = rope
+        self._heads = heads
+        self.frequencies = frequencies(rope, head_dim).to(device)
+        self.stretch = rope.stretch
         plain = (scalar or head_dim) ** -0.5
         self.scale = rope.stretch**2 * plain
         scales = torch.ones(heads + kv_heads, head_dim // 2)

@@ -92,7 +92,9 @@ class WeightPart(Weights):
     """One of `parts` equal parts of every tensor that is split; of the others all."""
 
     def __init__(self, files: Weights, names: Names, part: int, parts: int) -> None:
-        self._files, self._part, self._parts = files, part, parts
+        self._files = files
+        self._part = part
+        self._parts = parts
         heads = (names.qkv,) if names.qkv else ("q_proj", "k_proj", "v_proj")
         self._rows = _endings((*heads, names.gate, names.up))
         self._columns = _endings((names.out, names.down))
@@ -142,7 +144,8 @@ class SplitBlock(Block):
         self, fetch: Fetch, index: int, config: ModelConfig, devices: Sequence[torch.device]
     ) -> None:
         parts = len(devices)
-        self.config, each = config, _narrowed(config, parts)
+        self.config = config
+        each = _narrowed(config, parts)
         self.parts = tuple(
             Block(
                 replace(fetch, files=WeightPart(fetch.files, config.names, part, parts), device=device),
@@ -180,7 +183,8 @@ class SplitPages(KVPages):
     def __init__(self, parts: Sequence[KVPages]) -> None:
         self.parts, (first, *_) = parts, parts
         self.layers = tuple(layer for part in parts for layer in part.layers)
-        self.pages, self.page_rows = first.pages, first.page_rows
+        self.pages = first.pages
+        self.page_rows = first.page_rows
 
     @property
     def bytes(self) -> int:
@@ -201,7 +205,8 @@ class SplitPages(KVPages):
         first = 0
         for part in self.parts:
             here = part.layers[layer]
-            heads, device = slice(first, first + here.shape[2]), here.device
+            heads = slice(first, first + here.shape[2])
+            device = here.device
             first = heads.stop
             mine = None if own is None else own[:, heads].to(device)
             kept = None if counts is None else counts[heads].to(device)
@@ -326,7 +331,9 @@ class SplitLayers:
         devices: Sequence[torch.device],
     ) -> None:
         self._blocks = [block.parts for block in blocks if isinstance(block, SplitBlock)]
-        self._each, self._dtype, self.devices = _narrowed(config, len(devices)), dtype, devices
+        self._each = _narrowed(config, len(devices))
+        self._dtype = dtype
+        self.devices = devices
         sizes = self._each.heads, self._each.kv_heads, self._each.head_dim
         self._rotaries = [Rotary(config.rope, *sizes, device) for device in devices]
 
@@ -375,7 +382,8 @@ class SplitLayers:
         """What this part's heads see."""
         if not isinstance(span.sight, HeadColumns):
             return span
-        first, heads = part * self._each.kv_heads, self._each.kv_heads
+        first = part * self._each.kv_heads
+        heads = self._each.kv_heads
         return replace(span, sight=replace(span.sight, windows=span.sight.windows[first : first + heads]))
 
     def runner(

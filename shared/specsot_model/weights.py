@@ -93,7 +93,8 @@ class HeldWeights(Weights):
 
     def __init__(self, held: Mapping[str, Tensor], owner: str) -> None:
         """owner: whose they are, for people."""
-        self._held, self._owner = {text_name(name): tensor for name, tensor in held.items()}, owner
+        self._held = {text_name(name): tensor for name, tensor in held.items()}
+        self._owner = owner
 
     def names(self) -> tuple[str, ...]:
         return tuple(self._held)
@@ -126,7 +127,9 @@ class WeightFiles(Weights):
 
     def __init__(self, directory: Path, allow_pickle_bin: bool = False, mapped: int = MAPPED) -> None:
         """mapped: bytes read of a file before it is mapped anew."""
-        self._directory, self._mapped, self._borrowed = directory, mapped, borrowed_of(directory)
+        self._directory = directory
+        self._mapped = mapped
+        self._borrowed = borrowed_of(directory)
         self._opened: dict[str, Any] = {}
         self._held: dict[
             str, frozenset[str]
@@ -172,7 +175,8 @@ class WeightFiles(Weights):
 
     def raw(self, name: str, device: torch.device | str) -> Tensor:
         """A tensor in the dtype in which it is stored. Raises ModelError where it cannot be read."""
-        source, stored = self._source(name), self._stored_names[name]
+        source = self._source(name)
+        stored = self._stored_names[name]
         self._borrow(name, source)
         try:
             found = source[stored] if isinstance(source, dict) else source.get_tensor(stored)

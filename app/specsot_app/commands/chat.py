@@ -102,7 +102,8 @@ def converse(
         fleet = background.run(opener(wanted))
         try:
             told = background.run(fleet.info())
-            known, drafter = told.models, has_drafter(told) and asked.get("drafter") != "none"
+            known = told.models
+            drafter = has_drafter(told) and asked.get("drafter") != "none"
             positions = known[0].max_positions if known else None
             if sys.stdin.isatty():
                 print(

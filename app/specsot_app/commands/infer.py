@@ -84,7 +84,8 @@ def infer(given: InferOptions) -> int:
     from specsot_app.terminal.show import Streams, format_for, open_with_progress
 
     streams = Streams(sys.stdout, sys.stderr)
-    manner, opener = format_for(streams, given.json), open_with_progress(sys.stderr)
+    manner = format_for(streams, given.json)
+    opener = open_with_progress(sys.stderr)
     return run_until_signal(answer(ask, fleet, streams, manner, opener, given.compare))
 
 

@@ -146,7 +146,8 @@ def serve(given: ServeOptions) -> int:
     # No devices: some may be elsewhere.
     wanted = replace(fleet, kind="processes", devices=None)
     models = cut(models_of(wanted), given.layer_splits)
-    master, ring = given.master, given.master.ring
+    master = given.master
+    ring = given.master.ring
     places = places_of(given.fleet)
     conduct = arguments_of(master, CONDUCT) + flags_of(served_model_name=ring.name or None)
     common = ("--insecure", "on") if master.service.insecure else ()

@@ -309,7 +309,8 @@ def work(told: Statistics, drafter: bool) -> list[str]:
 
     drafter: something drafts here. Nothing, where nothing was written.
     """
-    branches, tokens = counted(told.branches, "branch", "branches"), counted(told.merged_tokens, "token")
+    branches = counted(told.branches, "branch", "branches")
+    tokens = counted(told.merged_tokens, "token")
     if not (told.branches or told.merged_tokens):
         return []
     if told.decision.endswith(NO_PLAN):

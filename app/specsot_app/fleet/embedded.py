@@ -77,7 +77,9 @@ class EmbeddedFleet:
     """Start it, ask it, close it. Members that share a GPU, or the cores of a CPU, share a thread."""
 
     def __init__(self, master: Master, members: list[asyncio.Task[None]], leaving: asyncio.Event) -> None:
-        self._master, self._members, self._leaving = master, members, leaving
+        self._master = master
+        self._members = members
+        self._leaving = leaving
 
     @classmethod
     async def start(
@@ -95,10 +97,13 @@ class EmbeddedFleet:
         """
         master = assemble(options.weights.base, options.led, forecasts=cache_folder() / "forecasts")
         parts = parts or _parts(options, loaded)
-        exchange, threads, leaving = Exchange(), threads or Threads(), asyncio.Event()
+        exchange = Exchange()
+        threads = threads or Threads()
+        leaving = asyncio.Event()
         fleet = cls(master, [], leaving)
         for name, make in parts.items():
-            inbox, compute = exchange.listen(name), _thread(options, threads, name)
+            inbox = exchange.listen(name)
+            compute = _thread(options, threads, name)
             dialer = LocalDialer(name, exchange, compute, _crossing(options))
             make = partial(_make, make, name, dialer, compute, exchange)
             life = asyncio.create_task(_live(make, compute, inbox, _connect(master.members, inbox), leaving))
@@ -165,7 +170,8 @@ class MemberUplink:
     """
 
     def __init__(self, fleet: Membership, name: str) -> None:
-        self._fleet, self._name = fleet, name
+        self._fleet = fleet
+        self._name = name
 
     async def send(self, message: object) -> None:
         asyncio.get_running_loop().call_soon(self._fleet.on_message, self._name, message)

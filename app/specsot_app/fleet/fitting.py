@@ -101,7 +101,8 @@ def plan_fleet(options: FleetOptions) -> FleetPlan:
     if options.model is None:
         raise InvalidRequest("a model is needed: a directory, a GGUF file, or owner/name on the hub", "model")
     base = describe_model(options.model)
-    config, ranges = read_config(base), layers_of(options, base)
+    config = read_config(base)
+    ranges = layers_of(options, base)
     places = [_completed(place) for place in _places(options, len(ranges))]
     check_stages(len(ranges) or options.stages, [place.place for place in places])
     shapes = open_shapes(base, config, options.model_format == "bin", options.quantization)
@@ -153,11 +154,13 @@ def count_on_gpu(options: FleetOptions) -> int:
     named = replace(
         options, device="cuda", model=models.base, draft_model=models.draft, drafter=models.drafts
     )
-    own, config = as_published(named, models.base), read_config(models.base)
+    own = as_published(named, models.base)
+    config = read_config(models.base)
     counted = LayerMemory(
         own, config, open_shapes(models.base, config, own.model_format == "bin", own.quantization)
     )
-    draft, whole = _draft_memory(own, counted), Range(0, config.layers)
+    draft = _draft_memory(own, counted)
+    whole = Range(0, config.layers)
     beside = own.page_bytes + draft.weights + draft.graphs if draft else 0
     width = draft.head.width if draft and draft.head else 0
     return counted.weights(whole) + own.page_bytes + counted.graphs(True, width, whole) + beside
@@ -188,8 +191,10 @@ def _completed(planned: PlannedPlace) -> PlannedPlace:
 
 def _worker(number: int, planned: PlannedPlace, counted: LayerMemory, layers: Range | None) -> Registration:
     """What a worker there would register with; its curve is what a lap's weights take to be read."""
-    on_gpu, config = planned.place.device != "cpu", counted.config
-    speed, free = planned.bandwidth, planned.memory
+    on_gpu = planned.place.device != "cpu"
+    config = counted.config
+    speed = planned.bandwidth
+    free = planned.memory
     return Registration(
         kind="worker",
         name=f"{number}",
@@ -237,19 +242,19 @@ def _draft_memory(options: FleetOptions, counted: LayerMemory) -> DraftMemory | 
         return None
     if options.draft_model is None:
         raise InvalidRequest(f"drafter {options.drafts} needs a draft_model", field="draft_model")
-    folder, bin_too, kind = (
-        describe_model(options.draft_model),
-        options.draft_format == "bin",
-        options.drafter_quantization,
-    )
+    folder = describe_model(options.draft_model)
+    bin_too = options.draft_format == "bin"
+    kind = options.drafter_quantization
     held = WeightForm.on(
         options.device, resolve_dtype(options.drafter_dtype, options.device, kind).itemsize, kind
     )
     on_gpu = options.device != "cpu"
     if options.drafts == "model":
-        small, beam = read_small(folder), beam_shape(options.drafting)
+        small = read_small(folder)
+        beam = beam_shape(options.drafting)
         return model_memory(open_shapes(folder, small, bin_too), small, held, beam, on_gpu)
-    head, tree = open_head(folder, bin_too), options.drafting.shape() or RingConfig().shape
+    head = open_head(folder, bin_too)
+    tree = options.drafting.shape() or RingConfig().shape
     return eagle_memory(head, counted.files, counted.config, held, tree, on_gpu, options.overrides)
 
 
@@ -281,7 +286,8 @@ def _stage(
     formed: Configuration,
     draft: DraftMemory | None,
 ) -> StagePlan:
-    rows, width = formed.pages * formed.page_rows, formed.head.width if formed.head else 0
+    rows = formed.pages * formed.page_rows
+    width = formed.head.width if formed.head else 0
     return StagePlan(
         place=str(planned.place),
         layers=str(stage.layers),
@@ -323,7 +329,8 @@ def _forms(base: Path, counted: LayerMemory) -> dict[str, int]:
     """Bytes of all layers in fewer bits; none of a model that was published so."""
     if published_of(base):
         return {}
-    whole, itemsize = Range(0, counted.config.layers), counted.dtype.itemsize
+    whole = Range(0, counted.config.layers)
+    itemsize = counted.dtype.itemsize
     kinds: list[Quantization] = [kind for kind in QUANTIZATIONS if kind != counted.options.quantization]
     device = counted.options.device
     forms = {kind: WeightForm.on(device, itemsize, kind) for kind in kinds}

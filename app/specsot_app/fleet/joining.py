@@ -39,7 +39,9 @@ from specsot.transport.grpc_server import reason
 from specsot.transport.security import Tls, context_of
 
 PINNED = 16  # bytes of the SHA-256 of the CA's certificate: nobody finds another one that begins so
-AUTHORITY_DAYS, MEMBER_DAYS = 3650, 365  # as docker/certificates.sh has it
+# as docker/certificates.sh has it
+AUTHORITY_DAYS = 3650
+MEMBER_DAYS = 365
 HERE = (x509.DNSName("localhost"), *(x509.IPAddress(ip_address(own)) for own in ("127.0.0.1", "::1")))
 USES = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
 
@@ -205,7 +207,9 @@ class JoinDoor:
     def __init__(
         self, authority: Authority, address: str, master: str, flags: tuple[str, ...], tell: Tell
     ) -> None:
-        self._authority, self._address, self._tell = authority, address, tell
+        self._authority = authority
+        self._address = address
+        self._tell = tell
         self._told = {"master": master, "flags": flags}
         self._inside = 0
         self.code = self._draw()
@@ -289,7 +293,8 @@ async def join_fleet(written: str, folder: Path) -> tuple[JoinedFleet, Tls]:
 
 async def _be_let_in(code: JoinCode, own: Path) -> None:
     unverified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
+    unverified.check_hostname = False
+    unverified.verify_mode = ssl.CERT_NONE
     async with _connection(code.address, unverified) as (reader, _):
         ca = str((await _hear(reader)).get("ca", ""))
     try:

@@ -101,8 +101,10 @@ def _on_several_stages(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _on_one_stage(given: Mapping[str, Any]) -> dict[str, Any]:
-    stages, splits = given.get("stages"), given.get("layer-splits")
-    layers, devices = listed_in(given.get("layers")), listed_in(given.get("devices"))
+    stages = given.get("stages")
+    splits = given.get("layer-splits")
+    layers = listed_in(given.get("layers"))
+    devices = listed_in(given.get("devices"))
     check_stage_count(stages)
     for ranges in (layers, splits and splits_of(splits)):
         if ranges:

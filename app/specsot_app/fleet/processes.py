@@ -34,7 +34,8 @@ class ChildProcess:
 
     def __init__(self, service: Service, process: Process, tell: OnLine) -> None:
         self.service = service
-        self._process, self._tell = process, tell
+        self._process = process
+        self._tell = tell
         self._lines: deque[str] = deque(maxlen=20)
         self._listening = asyncio.create_task(self._listen())
 
@@ -103,7 +104,8 @@ Watch = Callable[[str, int, int], None]  # (what, how many of them are there, of
 Absent = Callable[[Sequence[Service]], None]  # hears who of the other machines has not joined yet
 
 # A member that ended so often in a row, each time so many seconds after its start, is given up; not measured.
-ENDS, SOON = 3, 1800.0
+ENDS = 3
+SOON = 1800.0
 PAUSE = 0.05  # seconds between checks of a ring that is not complete yet; not measured
 LAST_WORDS = 2.0  # seconds that a child has to end after it cut off a call; not measured
 
@@ -124,7 +126,10 @@ class ProcessFleet:
     def __init__(
         self, children: list[ChildProcess], client: MasterClient, stack: AsyncExitStack, tell: OnLine
     ) -> None:
-        self.children, self._client, self._stack, self._tell = children, client, stack, tell
+        self.children = children
+        self._client = client
+        self._stack = stack
+        self._tell = tell
 
     @classmethod
     async def start(
@@ -221,7 +226,8 @@ async def ready_client(
 
 async def unless_one_ends(children: list[ChildProcess], work: Coroutine[Any, Any, T]) -> T:
     """The work's result; raises why a child ended, if one does first, or as the work fails."""
-    working, ending = asyncio.ensure_future(work), asyncio.ensure_future(first_end(children))
+    working = asyncio.ensure_future(work)
+    ending = asyncio.ensure_future(first_end(children))
     try:
         await asyncio.wait([working, ending], return_when=asyncio.FIRST_COMPLETED)
         if working.done() and working.exception():  # perhaps because one is about to end, which says why
@@ -244,7 +250,8 @@ async def keep_running(children: list[ChildProcess], tell: OnLine, vital: int = 
     """Start members again that end: the others go on meanwhile. Until one of the first `vital` ends, or one
     that cannot be helped: why.
     """
-    now, lives = asyncio.get_running_loop().time, Lives()
+    now = asyncio.get_running_loop().time
+    lives = Lives()
     started = [now()] * len(children)
     while True:
         place, error = await first_end(children)

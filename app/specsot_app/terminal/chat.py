@@ -153,7 +153,9 @@ class RunningAnswer:
     """`show` it once; `stop` it at any time."""
 
     def __init__(self, fleet: FleetClient, asker: Asker, show: Show) -> None:
-        self._fleet, self._asker, self._show = fleet, asker, show
+        self._fleet = fleet
+        self._asker = asker
+        self._show = show
         self._task: asyncio.Task[Any] | None = None
         self._request: str | None = None
         self._stopping = False
@@ -215,8 +217,12 @@ class Chat:
         positions: int | None = None,
         drafter: bool = False,
     ) -> None:
-        self._background, self._fleet, self._asker = background, fleet, asker
-        self._keyboard, self._streams, self._positions = keyboard, streams, positions
+        self._background = background
+        self._fleet = fleet
+        self._asker = asker
+        self._keyboard = keyboard
+        self._streams = streams
+        self._positions = positions
         self._manner: OutputFormat = manner
         self._typed: deque[str] = deque()  # while an answer was written
         self._failed = False

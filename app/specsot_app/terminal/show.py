@@ -67,7 +67,8 @@ async def show_json(events: AsyncIterator[Numbered], streams: Streams) -> View:
 
 async def show_plain(events: AsyncIterator[Numbered], streams: Streams, line: Summary = summary) -> View:
     """The merged answer as it grows; a forecast and the summary on the other stream."""
-    view, written = View(), 0
+    view = View()
+    written = 0
     async for numbered in events:
         view = advance(view, numbered.event)
         if isinstance(numbered.event, Started) and view.forecast and (told := foresee(view.forecast)):

@@ -145,7 +145,8 @@ def unwritten(
 
 def row_of(runs: Runs, plain: Runs, quality: Perplexities) -> dict[str, object]:
     """plain: of the same length; a round's ratio is taken within the round."""
-    readings, method = runs.readings, runs.method
+    readings = runs.readings
+    method = runs.method
     rates = [one.rate for one in readings]
     ratios = [one.rate / other.rate for one, other in zip(readings, plain.readings)]
     moments = [one.moment for one in readings]

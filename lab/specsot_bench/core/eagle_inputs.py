@@ -79,7 +79,8 @@ class Batch:
         written begins in the same column of every row.
         """
         rows = [[*row, *tokens] for row, tokens in zip(self.rows, written)]
-        longest, single = max(map(len, rows)), not _is_nested(self.given)
+        longest = max(map(len, rows))
+        single = not _is_nested(self.given)
         if hasattr(self.given, "new_tensor"):
             rows = [row + [pad] * (longest - len(row)) for row in rows]
             return self.given.new_tensor(rows[0] if single else rows)

@@ -21,7 +21,9 @@ FAMILIES = (
     *("plain", "transformers", "linear", "linear-window", "tree", "pruned", "window", "pruned-window"),
     *("eagle", "sot", "sot-eagle"),
 )
-DEPTH, BREADTH, THRESHOLD = 5, 2, 0.03
+DEPTH = 5
+BREADTH = 2
+THRESHOLD = 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +131,11 @@ class TableOptions:
 def linear(tokens: int, lengthy: bool = False, window: int | None = None) -> Method:
     """A chain of so many drafts, always."""
     options = DraftOptions("linear", tokens, tuner="fixed", blend=False)
-    name, sight = f"linear K={tokens}", None
+    name = f"linear K={tokens}"
+    sight = None
     if window is not None:
-        name, sight = f"{name}, window {window}", sight_of(window)
+        name = f"{name}, window {window}"
+        sight = sight_of(window)
     return Method(name, "model", options, sight, lengthy=lengthy)
 
 
@@ -146,9 +150,11 @@ def pruned(
 ) -> Method:
     """V2: nothing grows below nodes less likely than the threshold."""
     options = DraftOptions("pruned", depth, breadth, 32, threshold, "fixed", blend=False)
-    name, sight = f"tree V2 D={depth} B={breadth} p={threshold:g}", None
+    name = f"tree V2 D={depth} B={breadth} p={threshold:g}"
+    sight = None
     if window is not None:
-        name, sight = f"{name}, window {window}", sight_of(window)
+        name = f"{name}, window {window}"
+        sight = sight_of(window)
     return Method(name, "model", options, sight, lengthy=lengthy)
 
 
@@ -203,7 +209,9 @@ def _asked(usual: MethodTable, options: TableOptions) -> MethodTable:
     """A table with the lengths, chains, windows and families that were asked for. What was asked for goes to
     every length; chains behind windows are every K with every window.
     """
-    methods, chains, windows = usual.methods, options.chains, options.windows
+    methods = usual.methods
+    chains = options.chains
+    windows = options.windows
     if chains:
         methods = _instead(methods, "linear", (linear(tokens, True) for tokens in chains))
     if windows:

@@ -75,7 +75,8 @@ def think_of_trials(
 
 
 def as_flags(trial: Overrides) -> str:
-    layers, theta = trial.aux_layers, trial.rope_theta
+    layers = trial.aux_layers
+    theta = trial.rope_theta
     named = [] if layers is None else [f"--aux-layers {','.join(map(str, layers))}"]
     return " ".join([*named, *([] if theta is None else [f"--drafter-rope-theta {theta:.10g}"])])
 
@@ -93,7 +94,8 @@ def choose_trial(own: Sequence[float], others: Mapping[Overrides, Sequence[float
 def _is_sure(gain: Sequence[float]) -> bool:
     if len(gain) < 2:
         return False
-    mean, error = statistics.fmean(gain), statistics.stdev(gain) / len(gain) ** 0.5
+    mean = statistics.fmean(gain)
+    error = statistics.stdev(gain) / len(gain) ** 0.5
     return mean > LEAST_GAIN and mean > GAIN_ERRORS * error
 
 

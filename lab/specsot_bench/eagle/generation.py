@@ -87,7 +87,8 @@ class EagleStats:
         return self.trees.mean_accept_length
 
 
-EPOCH, PAGE_ROWS = 1, 256
+EPOCH = 1
+PAGE_ROWS = 256
 ROWS = 512  # rows of a frame at least, as --rows: prompts are fed in chunks of so many
 
 
@@ -116,8 +117,11 @@ class LapLoop:
     def __init__(
         self, stage: DecoderStage, verifier: Verifier, sequencer: Sequencer, engine: DraftEngine | None = None
     ) -> None:
-        self.sequencer, self.trees = sequencer, dict[int, Tree]()
-        self._stage, self._verifier, self._engine = stage, verifier, engine
+        self.sequencer = sequencer
+        self.trees = dict[int, Tree]()
+        self._stage = stage
+        self._verifier = verifier
+        self._engine = engine
         self._at: Phases = untimed
         verifier.near.drafter = self if engine else None
         verifier.quiet = lambda: not sequencer.prompt_rows_due
@@ -128,7 +132,8 @@ class LapLoop:
         at: entered around every phase: compose, layers, lm_head, and within that learn, draft and arrange.
         Raises ModelError when nothing can be fed: then no sequence is left.
         """
-        self._at, self.trees = at, {}
+        self._at = at
+        self.trees = {}
         with at("compose"):
             frame = self.sequencer.compose(0.0)
         if frame is None:
@@ -157,7 +162,8 @@ class LapLoop:
 
     def draft(self, features: Sequence[Features], meanwhile: Callable[[], None]) -> tuple[Drafts, ...]:
         """See `NearDrafter`."""
-        engine, at = self._engine, self._at
+        engine = self._engine
+        at = self._at
         assert engine is not None
         with at("learn"):
             for one in features:
@@ -190,7 +196,8 @@ def open_loop(
     slots = shape.slots if models.draft else 1
     pages = sum(-(-(order.lease + slots) // PAGE_ROWS) for order in orders)
     rows = max(rows, len(orders) * shape.nodes)
-    stage, engine = make_stage(models.target, pages, PAGE_ROWS), None
+    stage = make_stage(models.target, pages, PAGE_ROWS)
+    engine = None
     if models.draft is not None:
         for layer, weight in models.draft.tap_slices().items():
             stage.tap(layer, weight)
@@ -199,7 +206,8 @@ def open_loop(
     stage.capture()
     logits = without_tokens(models.target.logits, models.unnamed)
     verifier = Verifier(logits, _no_grammar, _store_for(models, pages), stage)
-    table, budget = PageTable(pages, PAGE_ROWS), FrameBudget(rows, 1, slots, stage.prompt_rows(rows))
+    table = PageTable(pages, PAGE_ROWS)
+    budget = FrameBudget(rows, 1, slots, stage.prompt_rows(rows))
     sequencer = Sequencer(EPOCH, budget, table, DraftTimeout(0.0, models.draft is not None))
     for order in orders:
         sequencer.apply_order(order)
@@ -207,7 +215,8 @@ def open_loop(
 
 
 def _store_for(models: TargetAndDraft, pages: int) -> FeatureStore | None:
-    target, draft = models.target, models.draft
+    target = models.target
+    draft = models.draft
     return FeatureStore(pages, PAGE_ROWS, draft.width, target.dtype, target.device) if draft else None
 
 
@@ -258,7 +267,9 @@ class Generation:
         orders = orders_of(prompts, config, wish, models.draft is not None)
         self._ring = open_loop(models, config.shape, orders, make_stage=make_stage)
         self._texts = [_WrittenSequence() for _ in prompts]
-        self._steps, self._seed, self._clock = config.num_steps, wish.seed, clock
+        self._steps = config.num_steps
+        self._seed = wish.seed
+        self._clock = clock
         self._proposed = self._laps = 0
         self._seconds = 0.0
 
@@ -360,7 +371,8 @@ def measure(
     found: dict[Run, list[EagleStats]] = {speculate: [], decode: []}
     for pair, run in turns((speculate, decode), len(batches)):
         found[run].append(run(batches[pair]))
-    ours, plain = found[speculate], found[decode]
+    ours = found[speculate]
+    plain = found[decode]
     written = [(a.tokens, b.tokens) for x, y in zip(ours, plain) for a, b in zip(x.sequences, y.sequences)]
     comparison = Comparison("speculation", _samples(ours), _samples(plain))
     return EagleBenchmark(comparison, _trees(ours, num_steps), sum(a == b for a, b in written), len(written))

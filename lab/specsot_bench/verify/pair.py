@@ -69,11 +69,14 @@ def describe_base(config: ModelConfig) -> str:
 
 def describe(head: EagleHead) -> tuple[str, ...]:
     """The head's family, how it drafts and from what, and what of this package works with it."""
-    name, drafts, window = NAMES[head.kind], "a pass for every level of a tree", head.decoder.window
+    name = NAMES[head.kind]
+    drafts = "a pass for every level of a tree"
+    window = head.decoder.window
     if isinstance(head, BlockHead):
         drafts = f"one pass for {head.block.drafts} tokens"
     elif isinstance(head, Eagle3Head) and head.mask:
-        name, learned = "P-EAGLE", head.mask.depth
+        name = "P-EAGLE"
+        learned = head.mask.depth
         drafts = f"one pass for {learned} tokens" if learned else "one pass for all levels of a tree"
     sight = f", {len(window.layers)} of which see {window.rows} positions" if window else ""
     graphs = "with" if can_fuse(head) or can_capture_block(head) else "without"
@@ -95,7 +98,8 @@ def load_trial(options: DraftModelOptions, overrides: Overrides) -> EagleHead:
 @torch.inference_mode()
 def measure_fit(options: DraftModelOptions, spoken: WrittenTexts) -> HeadFit:
     """Draft behind every prompt as the base spoke; then see whether another setting explains it better."""
-    base, head = load_whole(options), load_trial(options, options.overrides)
+    base = load_whole(options)
+    head = load_trial(options, options.overrides)
     lengths = [(prompt, len(written)) for prompt, written in spoken]
     found = HeadFit(draft(base, head, lengths), about=describe(head))
     if isinstance(head, BlockHead):  # a text's rows have no outputs that could explain it
@@ -119,7 +123,8 @@ def draft(base: Decoder, head: EagleHead, wanted: Sequence[tuple[Sequence[int], 
         Open(Opening(one, len(prompt), limit=limits[one]), prompt, len(prompt) + limits[one])
         for one, prompt in prompts.items()
     ]
-    laps, lengths = open_loop(TargetAndDraft(base, head), SHAPE, orders), list[int]()
+    laps = open_loop(TargetAndDraft(base, head), SHAPE, orders)
+    lengths = list[int]()
     while left:
         for outcome in laps.turn().result.outcomes:
             if outcome.accepted and outcome.sequence in left:
@@ -145,7 +150,8 @@ def _explain(
 ) -> list[float]:
     """Row j pairs the state of token j with token j + 1, and guesses token j + 2."""
     tokens = torch.tensor([*prompt, *written], device=head.device)
-    rows, skipped = len(tokens) - 2, len(prompt) - 2
+    rows = len(tokens) - 2
+    skipped = len(prompt) - 2
     if rows <= skipped or skipped < 0:
         return []
     _, fused = feed_base(base, tokens[:rows], head.tap_slices())

@@ -37,7 +37,8 @@ def even_ranks(chances: Sequence[float], level: int) -> Iterator[int | None]:
     chances: of each guess, best first. Levels go through the unit interval by steps of their own, so that
     what is right at one says nothing of the next.
     """
-    step, place = math.sqrt(PRIMES[level % len(PRIMES)]) % 1.0, 0.5
+    step = math.sqrt(PRIMES[level % len(PRIMES)]) % 1.0
+    place = 0.5
     while True:
         below = 0.0
         for rank, chance in enumerate(chances):

@@ -132,7 +132,9 @@ async def ask_on(master: MasterClient, numbers: Iterator[int], ask: Asks) -> lis
 
 async def ask_one(master: MasterClient, ask: Ask) -> RequestTimes:
     """One request, listened to until it ends, however it does. Nothing is tried again."""
-    begun, texts, last = now(), list[float](), None
+    begun = now()
+    texts = list[float]()
+    last = None
     error: str | None = None
     try:
         async for numbered in master.generate(ask):

@@ -67,7 +67,8 @@ class LapClock:
     @contextmanager
     def _at(self, phase: str) -> Generator[None]:
         """What is spent in a phase within this one counts for that alone."""
-        watch, before = Stopwatch(), self.whole
+        watch = Stopwatch()
+        before = self.whole
         yield
         within = self.whole - before
         self.seconds[phase] = self.seconds.get(phase, 0.0) + watch.seconds - within
@@ -120,8 +121,12 @@ class RowLog:
     """named: what a row is called after; where that is the same, the number of its turn follows."""
 
     def __init__(self, bench: str, settings: Row, output: Path | None, *named: str) -> None:
-        self._bench, self._settings, self._output, self._named = bench, settings, output, named
-        self._watch, self._seen = Stopwatch(), Counter[tuple[object, ...]]()
+        self._bench = bench
+        self._settings = settings
+        self._output = output
+        self._named = named
+        self._watch = Stopwatch()
+        self._seen = Counter[tuple[object, ...]]()
         self.rows: list[Row] = []
 
     def add(self, row: Row) -> None:

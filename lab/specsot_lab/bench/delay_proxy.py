@@ -28,8 +28,10 @@ class DelayProxy:
     """
 
     def __init__(self, target: int, delay: float = 0.0, rate: float | None = None) -> None:
-        self.delay, self.carried = delay, 0
-        self._target, self._rate = target, rate
+        self.delay = delay
+        self.carried = 0
+        self._target = target
+        self._rate = rate
         self._free_at = {True: 0.0, False: 0.0}  # to the server, and back: when all before is on its way
         self._server: asyncio.Server | None = None
         self._ends: set[_End] = set()
@@ -60,7 +62,8 @@ class DelayProxy:
         return self._free_at[forth] - now + self.delay
 
     def _accept(self) -> _End:
-        near, far = _End(self, self._ends, forth=True), _End(self, self._ends, forth=False)
+        near = _End(self, self._ends, forth=True)
+        far = _End(self, self._ends, forth=False)
         near.other, far.other = far, near
         task = asyncio.get_running_loop().create_task(self._dial(near, far))
         self._dialing.add(task)
@@ -79,7 +82,9 @@ class _End(asyncio.Protocol):
     """One socket of a connection: what it hears the other one says, later. forth: it hears the client."""
 
     def __init__(self, proxy: DelayProxy, ends: set[_End], forth: bool) -> None:
-        self._proxy, self._ends, self._forth = proxy, ends, forth
+        self._proxy = proxy
+        self._ends = ends
+        self._forth = forth
         self.other: _End | None = None
         self._transport: asyncio.Transport | None = None
         self._coming: deque[Act] = deque()

@@ -25,7 +25,8 @@ from specsot_model.decoder import Decoder
 from specsot_model.kv import KVPages
 from specsot_model.loaded_parts import AbsentWeights
 
-PROMPT, TURNS = 2048, 9
+PROMPT = 2048
+TURNS = 9
 KEPT = 3  # rows of a tree that stay, so that the next one stands behind them
 SHAPES: dict[str, dict[str, Any]] = {
     "small": {
@@ -71,7 +72,9 @@ class TimedText:
 
     def __init__(self, decoder: Decoder, rows: int, page_rows: int, sizes: Sequence[int], wide: int) -> None:
         """sizes: rows of laps. wide: of a prompt, at once."""
-        self._decoder, self._size, self._wide = decoder, page_rows, wide
+        self._decoder = decoder
+        self._size = page_rows
+        self._wide = wide
         self._pages = tuple(range(-(-rows // page_rows)))
         self._kv: KVPages = decoder.make_kv(len(self._pages), page_rows)
         buckets = {bucket_of(size, BUCKETS) or max(BUCKETS) for size in (wide, *sizes)}
@@ -111,7 +114,8 @@ class TimedText:
 
     def milliseconds(self, behind: int, rows: int) -> float:
         """Of a tree's lap, the median; each stands behind what stays of the one before."""
-        parents, kept = parents_of(rows), min(rows, KEPT)
+        parents = parents_of(rows)
+        kept = min(rows, KEPT)
         bases = range(behind, behind + kept * (TURNS + 2), kept)
         laps = [self._spent(lambda base=base: self.run(base, rows, parents)) for base in bases]
         return statistics.median(laps[2:])

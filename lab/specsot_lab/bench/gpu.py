@@ -141,7 +141,8 @@ def measure_verify(decoder: Decoder, text: int, one: float, speeds: Speeds) -> I
     """A lap over a tree of so many nodes, as a multiple of a lap over one, which takes `one` seconds."""
     for rows in ROWS:
         replay = captured(lap_of(decoder, text, rows))
-        seconds, floor = typical(replay), floor_of_lap(decoder.config, speeds, rows, text)
+        seconds = typical(replay)
+        floor = floor_of_lap(decoder.config, speeds, rows, text)
         yield {
             "what": "verify, device",
             "rows": rows,

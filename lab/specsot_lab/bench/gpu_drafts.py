@@ -28,7 +28,9 @@ from specsot_model.linear import Linear
 from specsot_model.rotary import Rotary
 from specsot_model.weights import Fetch
 
-VOCABULARY, TOP_K = 32_000, 10  # of the published heads and trees
+# of the published heads and trees
+VOCABULARY = 32_000
+TOP_K = 10
 DEPTHS = (4, 5, 6, 7)
 DUE = 6  # tokens that were accepted since the last draft
 TURNS = 40
@@ -95,7 +97,8 @@ def head_shape(config: ModelConfig) -> HeadShape:
 
 def made_up_head(decoder: Decoder, shape: HeadShape, kind: Quantization | None = None) -> Eagle3Head:
     """A head for this base, over the base's embeddings."""
-    config, device = decoder.config, decoder.device
+    config = decoder.config
+    device = decoder.device
     fetch = Fetch(MadeUp(), decoder.dtype, device, kind)
     rotary = Rotary(config.rope, shape.heads, shape.kv_heads, shape.head_dim, device)
     ones = torch.ones(shape.hidden, dtype=decoder.dtype, device=device)

@@ -53,7 +53,8 @@ def measure_fp8(config: ModelConfig, text: int, speeds: Speeds) -> Iterator[Row]
 
 
 def _decoder(config: ModelConfig, kind: Quantization | None) -> Decoder:
-    whole, device = Range(0, config.layers), torch.device("cuda", 0)
+    whole = Range(0, config.layers)
+    device = torch.device("cuda", 0)
     return Decoder(config, Telling(), whole, torch.bfloat16, device, quantization=kind)
 
 

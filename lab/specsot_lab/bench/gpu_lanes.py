@@ -29,7 +29,8 @@ from specsot_worker.stage import DecoderStage
 from specsot_worker.verifier import Verifier
 from specsot_worker.worker import Worker
 
-EPOCH, CHUNK = 1, 256
+EPOCH = 1
+CHUNK = 256
 PLENTY = 1 << 20  # tokens a sequence may write: none ends by its limit
 WARM = 10  # laps of each lane that are not told
 PATIENCE = 60.0  # seconds for a frame; kernels are compiled with the first of its size
@@ -107,7 +108,8 @@ class Lane:
 
     def learn(self, outcome: Outcome) -> None:
         self.committed += len(outcome.accepted)
-        self.keep, self.step = outcome.accepted, self.step + 1
+        self.keep = outcome.accepted
+        self.step = self.step + 1
         self.tokens += outcome.tokens
 
     def grow(self) -> TreeSegment:
@@ -120,8 +122,10 @@ class Lanes:
     """A ring that is complete; runs are measured one after the other."""
 
     def __init__(self, first: Link, results: asyncio.Queue[Any]) -> None:
-        self._first, self._results = first, results
-        self._sequences, self._numbers = count(1), count(1)
+        self._first = first
+        self._results = results
+        self._sequences = count(1)
+        self._numbers = count(1)
         self._flying: dict[int, Lane] = {}
 
     async def run(self, lanes: int, rows: int, text: int, laps: int) -> LaneRun:
@@ -150,7 +154,8 @@ class Lanes:
     async def _turn(self, again: bool) -> float:
         """Until the next result, whose lane goes on. Returns when it came."""
         result = await self._result()
-        came, lane = now(), self._flying.pop(result.number)
+        came = now()
+        lane = self._flying.pop(result.number)
         lane.learn(result.outcomes[0])
         if again:
             await self._launch(lane, (), lane.grow())
@@ -198,7 +203,9 @@ class LaneWorker(Worker):
 @asynccontextmanager
 async def lanes_over(decoders: Sequence[Decoder], pages: int) -> AsyncGenerator[Lanes]:
     """decoders: ranges that follow each other, each on a device of its own."""
-    exchange, leaving, heard = Exchange(), asyncio.Event(), asyncio.Queue[Any]()
+    exchange = Exchange()
+    leaving = asyncio.Event()
+    heard = asyncio.Queue[Any]()
     names = [f"worker-{number}" for number in range(len(decoders))]
     stages = tuple(Place(name, name, decoder.layers) for name, decoder in zip(names, decoders))
     inboxes = [exchange.listen(name) for name in names]

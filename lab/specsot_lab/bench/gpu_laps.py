@@ -97,7 +97,8 @@ def floor_of_draft(shape: HeadShape, speeds: Speeds, passes: int, bytes_each: in
 
 def bytes_of_a_pass(shape: HeadShape, bytes_each: int = BYTES) -> int:
     """Weights of a head's layer and its lm_head."""
-    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    q = shape.heads * shape.head_dim
+    kv = shape.kv_heads * shape.head_dim
     layer = shape.inputs * (q + 2 * kv) + shape.hidden * (q + 3 * shape.intermediate)
     return bytes_each * (layer + shape.hidden * shape.vocab)
 

@@ -111,9 +111,13 @@ class GpuLoop:
         """rows: of a frame at most. pages: of PAGE rows; as much memory, where pages are larger."""
         free_loops()
         pages = pages * PAGE // asked.page
-        self._decoder, self._pages, self._rows, self._drafting = decoder, pages, rows, drafting
+        self._decoder = decoder
+        self._pages = pages
+        self._rows = rows
+        self._drafting = drafting
         self.asked = asked
-        self.stage, self._drafter = DecoderStage(decoder, pages, asked.page), None
+        self.stage = DecoderStage(decoder, pages, asked.page)
+        self._drafter: Replay | None = None
         if drafting:
             for layer, weight in drafting.head.tap_slices().items():
                 self.stage.tap(layer, weight)
@@ -127,10 +131,12 @@ class GpuLoop:
         """So many sequences write for so many laps, each behind `text` rows of its own, or all behind the
         same ones where `forked`; then they are closed. WARM laps before are not told.
         """
-        loop, orders = self._loop(), list(self._orders(text, sequences, forked))
+        loop = self._loop()
+        orders = list(self._orders(text, sequences, forked))
         for order in orders:
             loop.sequencer.apply_order(order)
-        warm, clock = LapClock(), LapClock()
+        warm = LapClock()
+        clock = LapClock()
         while clock.laps < laps:
             fed = (clock if warm.laps == WARM else warm).turn(loop).frame
             if sum(isinstance(each, TreeSegment) for each in fed.segments) < sequences:
@@ -182,7 +188,8 @@ class GpuLoop:
 
     def _order(self, own: int, number: int, fork: Fork | None, limit: int, held: HeldText | None) -> Open:
         """A text of its own, by its number, behind `own` rows and those it forks."""
-        start, prompt = 1 + 100 * number, own + (fork.length if fork else 0)
+        start = 1 + 100 * number
+        prompt = own + (fork.length if fork else 0)
         opening = Opening(
             next(self._ids),
             prompt,
@@ -197,12 +204,16 @@ class GpuLoop:
         return Open(opening, tuple(range(start, start + own)), PLENTY)
 
     def _loop(self) -> LapLoop:
-        drafting, decoder, page, held = self._drafting, self._decoder, self.asked.page, self.asked.held
+        drafting = self._drafting
+        decoder = self._decoder
+        page = self.asked.page
+        held = self.asked.held
         slots = drafting.shape.slots if drafting else 1
         budget = FrameBudget(self._rows, 1, slots, self.stage.prompt_rows(self._rows))
         timeout = DraftTimeout(0.0, drafting is not None)
         sequencer = Sequencer(EPOCH, budget, PageTable(self._pages, page), timeout)
-        engine, store = None, None
+        engine = None
+        store = None
         if drafting is not None:
             engine = self._engine(drafting)
             store = FeatureStore(self._pages, page, drafting.head.width, decoder.dtype, decoder.device)
@@ -210,13 +221,17 @@ class GpuLoop:
         return LapLoop(self.stage, verifier, sequencer, engine)
 
     def _engine(self, drafting: Drafting) -> DraftEngine:
-        shape, curve, held = drafting.shape, drafting.curve, self.asked.held
+        shape = drafting.shape
+        curve = drafting.curve
+        held = self.asked.held
         assert self._drafter is not None
         rule: BudgetPolicy = FixedBudget(shape)
         if not shape.fixed:
             own = self._drafter
             rule = make_budget("measured", shape, curve, drafting.level, own.widths, own.at_once)
-        slots, rows, page = shape.slots, drafting.rows, self.asked.page
+        slots = shape.slots
+        rows = drafting.rows
+        page = self.asked.page
         told = Configuration(EPOCH, "drafter", (), self._pages, page, slots, rows, shape=shape, curve=curve)
         return DraftEngine({"eagle": (self._drafter, rule)}, told, held.vocabulary if held else None)
 

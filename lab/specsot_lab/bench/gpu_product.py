@@ -74,10 +74,8 @@ WORDS = ("growth", "market", "people", "water", "policy", "simple", "first", "en
 def measure_product(decoder: Decoder, text: int, speeds: Speeds) -> Iterator[Row]:
     """decoder: with weights that tell the next token."""
     yield from measure_prompts(decoder)
-    head, ranks = (
-        made_up_head(decoder, head_shape(decoder.config)),
-        scaled_ranks(TAU, TOP_K, DEPTH + 1, NODES),
-    )
+    head = made_up_head(decoder, head_shape(decoder.config))
+    ranks = scaled_ranks(TAU, TOP_K, DEPTH + 1, NODES)
     speed = speed_of(GpuLoop(decoder, PAGES, ROWS, None).run(text, 1, LAPS))
     held = Yardstick(decoder, speeds, text, speed)
     yield from measure_pages(decoder, head, text, held)
@@ -103,16 +101,19 @@ def measure_prompts(decoder: Decoder, rows: int = ROWS) -> Iterator[Row]:
 
 def prompt_seconds(decoder: Decoder, text: int, rows: int, times: int = 5) -> list[float]:
     """Of each of so many prompts; one before them is not told."""
-    stage, seconds = DecoderStage(decoder, text // PAGE + 2, PAGE), list[float]()
+    stage = DecoderStage(decoder, text // PAGE + 2, PAGE)
+    seconds = list[float]()
     frame = stage.prompt_rows(rows)
     judge = Verifier(decoder.logits, lambda _: None)
     stage.capture()
     for number in range(1, times + 2):
-        opening, watch = (Opening(number, text, limit=4, drafted=False),), Stopwatch()
+        opening = (Opening(number, text, limit=4, drafted=False),)
+        watch = Stopwatch()
         for start in range(0, text, frame):
             tokens = tuple(range(start, min(start + frame, text)))
             chunk = PromptChunk(number, start, tokens, start + frame >= text)
-            verdict, opening = judge.verify(stage.run(Frame(1, number, opening, (chunk,)))), ()
+            verdict = judge.verify(stage.run(Frame(1, number, opening, (chunk,))))
+            opening = ()
         assert verdict.result.outcomes[0].tokens  # pyrefly: ignore[unbound-name]
         seconds.append(watch.seconds)
         judge.verify(stage.run(Frame(1, number, (), (), (number,))))
@@ -165,7 +166,8 @@ def measure_chance(decoder: Decoder, head: DraftHead, ranks: Ranks, held: Yardst
 def measure_grammar(decoder: Decoder, head: DraftHead, ranks: Ranks, held: Yardstick) -> Iterator[Row]:
     """A plan held to its grammar, and what one text that is held costs those beside it."""
     tree = Drafting(head, TreeShape(DEPTH, TOP_K, NODES, fixed=True), ranks, BUDGET)
-    ring, size = GpuLoop(decoder, PAGES, ROWS, tree), decoder.config.vocab
+    ring = GpuLoop(decoder, PAGES, ROWS, tree)
+    size = decoder.config.vocab
     plan = WritingOptions(held=HeldText(spelling(size, PLAN_PROMPT + 1, plan_pieces()), plan=RULES))
     pieces = islice(list_pieces(), 4000)
     form = WritingOptions(held=HeldText(spelling(size, REQUEST_TEXT + 1, pieces), form=FORM))

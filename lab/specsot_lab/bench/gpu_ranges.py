@@ -145,13 +145,16 @@ async def _member(
     spread: Spread, number: int, inbox: Inbox, heard: asyncio.Queue[Any]
 ) -> AsyncGenerator[Inbox]:
     """A worker with its door; heard: what it says to the master."""
-    place, rows, leaving = spread.stages[number], DirectHost(), asyncio.Event()
+    place = spread.stages[number]
+    rows = DirectHost()
+    leaving = asyncio.Event()
     service = RingService(inbox, place.name, rows=rows)
     door = await open_server(place.address, {SERVICE: service.attach})
     dialer: Dialer = GrpcDialer(place.name, inbox)
     if spread.transport == "direct":
         dialer = DirectDialer(place.name, dialer, rows)
-    decoder, thread = spread.load(number), ThreadPoolExecutor(1)
+    decoder = spread.load(number)
+    thread = ThreadPoolExecutor(1)
     reading = ThreadPoolExecutor(1) if decoder.device.type == "cuda" else None
     part = LaneWorker(LoadedRange(place.name, decoder), dialer, thread, verify_thread=reading)
     life = asyncio.create_task(run_membership(part, inbox, joining(heard), leaving))
@@ -166,10 +169,12 @@ async def _member(
             each.shutdown()
 
 
-SMALL, LARGE = "Llama-3.1-8B", "Llama-3.1-70B"
+SMALL = "Llama-3.1-8B"
+LARGE = "Llama-3.1-70B"
 ROWS = (1, 16, 64)
 NAMES = ("model", "what", "gpus", "rows", "in flight")  # what a row is called after
-LAPS, LAPS_LARGE = 200, 50
+LAPS = 200
+LAPS_LARGE = 50
 HOPS = 200
 
 
@@ -260,7 +265,8 @@ class RangedModel:
 
     def _edge(self, number: int) -> int:
         """Where a range begins. The head counts like layers of its size; it is the last range's."""
-        layers, left = self.config.layers, self.ranges - number
+        layers = self.config.layers
+        left = self.ranges - number
         head = self.config.hidden * (self.config.vocab + 1)
         layer = (bytes_of_a_token(self.config, 1) - head) / layers
         return min(round((layers + head / layer) * number / self.ranges), layers - left)
@@ -281,7 +287,8 @@ async def measure_ring(
     model: RangedModel, text: int, one: dict[int, LaneRun], sizes: Sequence[int] = ROWS, laps: int = LAPS
 ) -> AsyncIterator[Row]:
     """Of one count of GPUs. one: what one GPU took, by rows; filled in by a ring of one."""
-    watch, many = Stopwatch(), model.ranges
+    watch = Stopwatch()
+    many = model.ranges
     pages = (many + 1) * (-(-(text + laps * 2 + max(sizes)) // PAGE) + 4)
     async with model.lanes(pages) as lanes:
         head: Row = {"model": model.name, "gpus": many}

@@ -51,9 +51,13 @@ class Replay(Proposer):
         """right: the chance that a level holds the right token, where the level above did; or that each guess
         of a node is it. most: candidates of a tree that are looked at where a grammar holds its text.
         """
-        self.widths, self.positions, self._inner = inner.widths, inner.positions, inner
+        self.widths = inner.widths
+        self.positions = inner.positions
+        self._inner = inner
         self.at_once = inner.at_once
-        self._vocabulary, self._k, self._most = vocabulary, k, most
+        self._vocabulary = vocabulary
+        self._k = k
+        self._most = most
         self._drawn: DrawnTrees | None = None  # of trees that grow early
         by_rank = isinstance(right, tuple)
         self._chances = right if by_rank else CHANCES
@@ -96,7 +100,8 @@ class Replay(Proposer):
         """The head's own offer, for its time; what takes its place is found while a device is at that."""
         offer = self._inner.begin(sequences, levels, keep_growing)
         self.took_early = self._inner.took_early
-        drawn, self._drawn = self._draw([text.id for text in sequences], self._tree), None
+        drawn = self._draw([text.id for text in sequences], self._tree)
+        self._drawn = None
         roots = [text.tokens[-1] for text in sequences]
         before, told = self._tree, self._tokens(roots, drawn.offsets)
 
@@ -113,7 +118,8 @@ class Replay(Proposer):
 
     def begin_early(self, verdict: UnreadVerdict, ids: int, levels: int) -> bool:
         """What takes the candidates' places is found, and sent, while a device is at the lap before."""
-        begun, self._drawn = self._inner.begin_early(verdict, ids, levels), None
+        begun = self._inner.begin_early(verdict, ids, levels)
+        self._drawn = None
         if begun:
             drawn = self._draw([tree.sequence for tree in verdict.trees], self._tree)
             sent = indices(drawn.offsets, verdict.targets.device)  # pyrefly: ignore[bad-argument-type]
@@ -196,7 +202,8 @@ def _offsets(tree: ReplayedTree, draws: Sequence[Draw]) -> Ints:
 
 @lru_cache(65536)  # no head would spend the time
 def _offsets_of(tree: ReplayedTree, draw: Draw) -> Ints:
-    right, told = tree.follow(draw), tree.wrong.copy()
+    right = tree.follow(draw)
+    told = tree.wrong.copy()
     told[right] = tree.depths[right]
     return told
 
@@ -227,7 +234,9 @@ class ReplayedChoice:
         return self.chosen.nodes
 
     def choose(self, tokens: Tensor, positions: Tensor, bits: Tensor, vocabulary: int) -> None:
-        pool, trees, offsets = self.chosen.grown.pool, len(self.drawn.offsets), self.drawn.sent
+        pool = self.chosen.grown.pool
+        trees = len(self.drawn.offsets)
+        offsets = self.drawn.sent
         if offsets is None:
             offsets = indices(self.drawn.offsets, tokens.device)  # pyrefly: ignore[bad-argument-type]
         told = (tokens[: trees * self.nodes : self.nodes].long().unsqueeze(1) + offsets) % vocabulary
@@ -264,17 +273,23 @@ def grown(k: int, levels: int, ranks: Ranks, fed_nodes: int | None = None) -> Re
     """As EAGLE-2 grows: the k best of a level, or so many, have k children each, with these chances."""
     width = fed_nodes or k
     chances = np.log(np.array(ranks[:k]))
-    scores, parents, depths, below = [chances], [np.zeros(k, np.int64)], [np.ones(k, np.int64)], {0: 0}
-    fed, first = np.arange(width), 0
+    scores = [chances]
+    parents = [np.zeros(k, np.int64)]
+    depths = [np.ones(k, np.int64)]
+    below = {0: 0}
+    fed = np.arange(width)
+    first = 0
     for level in range(1, levels):
         above = scores[-1][fed]
         parents.append((first + fed + 1).repeat(k))
-        numbers, first = first + fed + 1, first + len(scores[-1])
+        numbers = first + fed + 1
+        first = first + len(scores[-1])
         below |= {int(number): first + place * k for place, number in enumerate(numbers)}
         scores.append((above[:, None] + chances).reshape(-1))
         depths.append(np.full(width * k, level + 1))
         fed = np.argsort(-scores[-1], kind="stable")[:width]
-    whole, far = np.concatenate(scores), np.concatenate(depths)
+    whole = np.concatenate(scores)
+    far = np.concatenate(depths)
     guesses = np.arange(len(whole)) % k
     return ReplayedTree(whole, np.concatenate(parents), far, far + STEP * (1 + guesses), below)
 

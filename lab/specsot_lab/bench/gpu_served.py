@@ -52,7 +52,8 @@ Shapes = dict[str, tuple[int, ...]]
 def write_base(folder: Path, config: Json, lender: Path, device: str = "cuda") -> Path:
     """config: one of SHAPES, a Llama's. lender: the directory whose tokenizer it gets."""
     folder.mkdir(parents=True)
-    made, index = Telling(), dict[str, str]()
+    made = Telling()
+    index = dict[str, str]()
     for number, shapes in enumerate(_files(config)):
         name = f"model-{number:05}.safetensors"
         save_file(_made(made, shapes, device), folder / name)
@@ -67,7 +68,8 @@ def write_base(folder: Path, config: Json, lender: Path, device: str = "cuda") -
 def write_head(folder: Path, config: Json, device: str = "cuda") -> Path:
     """An EAGLE-3 head of one layer for such a base."""
     folder.mkdir(parents=True)
-    hidden, vocab = config["hidden_size"], min(VOCABULARY, config["vocab_size"])
+    hidden = config["hidden_size"]
+    vocab = min(VOCABULARY, config["vocab_size"])
     shapes = {
         f"midlayer.{name}": shape for name, shape in _layer(config, 2 * hidden).items() if "input" not in name
     }
@@ -99,8 +101,11 @@ def _files(config: Json) -> Iterator[Shapes]:
 
 
 def _layer(config: Json, inputs: int) -> Shapes:
-    hidden, inner, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
-    q, kv = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
+    hidden = config["hidden_size"]
+    inner = config["intermediate_size"]
+    dim = config["head_dim"]
+    q = config["num_attention_heads"] * dim
+    kv = config["num_key_value_heads"] * dim
     return {
         "self_attn.q_proj.weight": (q, inputs),
         "self_attn.k_proj.weight": (kv, inputs),
@@ -210,7 +215,9 @@ async def fleet_of(
         kind="processes", model=str(base), draft_model=str(head), device=device, stages=1, tree=drafts.tree
     )
     serving = replace(PRIVATE, members=("--kv-memory", KV_MEMORY))
-    models, port, http = Models(base, head, (), "eagle"), free_port(), free_port()
+    models = Models(base, head, (), "eagle")
+    port = free_port()
+    http = free_port()
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specsot-")))
         children: list[ChildProcess] = []
@@ -280,7 +287,10 @@ def _body(number: int, tokens: int, drafter: DrafterName) -> bytes:
 async def _ask_http(address: str, body: bytes) -> RequestTimes:
     """One streamed chat completion over a connection of its own."""
     host, port = address.split(":")
-    begun, texts, tokens, error = now(), list[float](), 0, None
+    begun = now()
+    texts = list[float]()
+    tokens = 0
+    error = None
     reader, writer = await asyncio.open_connection(host, int(port))
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\n"
     writer.write(head.encode() + f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body)

@@ -26,7 +26,8 @@ from specsot_model.kv import KVPages
 
 # Tokens behind the request's own, to plan and to write one of six points whose titles have five words: what
 # general instruct models are told, in English, by the demo model's tokenizer.
-PLAN_PROMPT, POINT_PROMPT = 221, 94
+PLAN_PROMPT = 221
+POINT_PROMPT = 94
 
 # Tokens of each point of a plan that the demo model wrote before it was trained further, none of them cut, as
 # branch_finished told behind specsot infer --json --mode sot --drafter none "Outline the topic of Business
@@ -43,15 +44,26 @@ def scaled(lengths: Sequence[int], whole: int) -> tuple[int, ...]:
 Row = dict[str, object]
 
 TAU = 6.13  # tokens a lap: EAGLE-3 on Llama-3.1-8B-Instruct, MT-bench, temperature 0, as published
-DEPTH, TOP_K, NODES = 7, 10, 60  # of the published tree
+# of the published tree
+DEPTH = 7
+TOP_K = 10
+NODES = 60
 CHANCE = chance_of(TAU, DEPTH + 1)
-BRANCHES, BUDGET = 6, 198  # rows that the branches of one request share
+# rows that the branches of one request share
+BRANCHES = 6
+BUDGET = 198
 LAPS = 150
 REQUESTS = (1, 2, 4, 8, 16, 32, 64)
-REQUEST_TEXT, REQUEST_LAPS = 256, 100
-SKELETON, BRANCH = 150, 150  # tokens of a whole request, of its branches on average
-TIMES, FEW = 3, 8  # that a whole request is written; tokens of one that is not told
-ROWS, PAGES = 512, 1600
+REQUEST_TEXT = 256
+REQUEST_LAPS = 100
+# tokens of a whole request, of its branches on average
+SKELETON = 150
+BRANCH = 150
+# that a whole request is written; tokens of one that is not told
+TIMES = 3
+FEW = 8
+ROWS = 512
+PAGES = 1600
 LONG = 32_768
 
 
@@ -70,7 +82,8 @@ class Yardstick:
 
     def floor(self, clock: LapClock) -> float:
         """Seconds of a whole run at least."""
-        config, speeds = self.decoder.config, self.speeds
+        config = self.decoder.config
+        speeds = self.speeds
         return sum(floor_of_lap(config, speeds, rows, self.text) + self.drafts for rows in clock.rows)
 
 
@@ -167,10 +180,8 @@ def _memory(decoder: Decoder, text: int, speeds: Speeds) -> Iterator[Row]:
         "pages if nothing were shared": (BRANCHES + 1) * table.pages_for(text)
         + BRANCHES * -(-BRANCH // PAGE),
     }
-    seconds, floor = (
-        typical(captured(lap_of(decoder, LONG, 1))),
-        floor_of_lap(decoder.config, speeds, 1, LONG),
-    )
+    seconds = typical(captured(lap_of(decoder, LONG, 1)))
+    floor = floor_of_lap(decoder.config, speeds, 1, LONG)
     yield {
         "what": "plain, device, long text",
         "text": LONG,
@@ -192,7 +203,8 @@ def told_of(way: str, clock: LapClock, held: Yardstick, texts: int = 1) -> Row:
 
 def _figures(clock: LapClock, held: Yardstick) -> Row:
     """Per lap, and against plain; the floor's speed-up: were laps as short as they can be."""
-    floor, gain = held.floor(clock), speed_of(clock) / held.plain
+    floor = held.floor(clock)
+    gain = speed_of(clock) / held.plain
     return {
         "laps": clock.laps,
         "rows a lap": round(sum(clock.rows) / clock.laps, 1),

@@ -41,8 +41,14 @@ KERNELS: Any = gpu
 
 TURN = 0.04  # seconds of a measurement
 SHAPES = ((4, 3, 8), (8, 5, 32), (10, 7, 60))  # k, levels, nodes
-VOCABULARY, TEXT, BATCH = 128_256, 1024, 8
-HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 64  # Llama-3.1-8B
+VOCABULARY = 128_256
+TEXT = 1024
+BATCH = 8
+# Llama-3.1-8B
+HEADS = 32
+KV_HEADS = 8
+DIM = 128
+PAGE = 64
 
 
 def measure(texts: Sequence[int], output: Path | None) -> int:
@@ -124,8 +130,10 @@ def draft(k: int, steps: int) -> tuple[list[list[np.ndarray[Any, Any]]], Any, An
     A candidate's score is its parent's times a chance of its own: whoever is chosen has a chosen parent.
     """
     rng = np.random.default_rng(k)
-    scores, tokens = [rng.random((BATCH, 1, k), np.float32)], [rng.integers(0, VOCABULARY, (BATCH, k))]
-    parents, fed = [np.tile(np.arange(-1, k), (BATCH, 1))], scores[0].reshape(BATCH, k)
+    scores = [rng.random((BATCH, 1, k), np.float32)]
+    tokens = [rng.integers(0, VOCABULARY, (BATCH, k))]
+    parents = [np.tile(np.arange(-1, k), (BATCH, 1))]
+    fed = scores[0].reshape(BATCH, k)
     for step in range(1, steps):
         scores.append(fed[:, :, None] * rng.random((BATCH, k, k), np.float32))
         tokens.append(rng.integers(0, VOCABULARY, (BATCH, k * k)))
@@ -195,7 +203,8 @@ def measure_attention(branches: int, tree: int, text: int, bandwidth: float) -> 
     plan: Any = planned()
     fallback = plan_readings(spans, PAGE, HEADS // KV_HEADS, "packed", q.dtype, "cuda")
     turns = itertools.cycle(layers)
-    found, wanted = attention.attend(q, kv, plan), attend(q, kv, fallback)
+    found = attention.attend(q, kv, plan)
+    wanted = attend(q, kv, fallback)
     if (found - wanted).float().norm() > 0.02 * wanted.float().norm():
         raise AssertionError("attention is not the fallback's")
     read, other = (lambda: attention.attend(q, next(turns), plan)), (lambda: attend(q, next(turns), fallback))

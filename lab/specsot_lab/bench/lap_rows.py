@@ -18,7 +18,9 @@ from specsot_bench.results import Row, Stopwatch, publish
 from specsot_bench.runners import ModelSet
 from specsot_worker.stage import DecoderStage
 
-TEXT, PAGE_ROWS = 200, 64  # tokens before the tree, positions of a page
+# tokens before the tree, positions of a page
+TEXT = 200
+PAGE_ROWS = 64
 
 
 @torch.inference_mode()

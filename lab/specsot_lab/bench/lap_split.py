@@ -61,7 +61,9 @@ def loop_of(decoder: Decoder, head: DraftHead | None, options: SplitOptions, seq
     """One text; or several that fork a prefix and begin with another token each. Prompts are fed, and some
     laps more have passed.
     """
-    prompt, shape, drafted = options.prompt, options.shape, head is not None
+    prompt = options.prompt
+    shape = options.shape
+    drafted = head is not None
     limit = (options.laps * 2 + 2 * WARM + 4) * (shape.depth + 1)
     lease = len(prompt) + limit
     if sequences == 1:
@@ -69,7 +71,8 @@ def loop_of(decoder: Decoder, head: DraftHead | None, options: SplitOptions, seq
     else:
         orders = [Open(Opening(1, len(prompt), decodes=False, drafted=drafted), prompt, lease)]
         for number in range(sequences):
-            fork, first = Fork(1, len(prompt)), prompt[number % len(prompt)]
+            fork = Fork(1, len(prompt))
+            first = prompt[number % len(prompt)]
             opening = Opening(2 + number, len(prompt) + 1, fork, limit=limit, drafted=drafted)
             orders.append(Open(opening, (first,), lease))
     loop = open_loop(TargetAndDraft(decoder, head), shape, orders)
@@ -89,7 +92,8 @@ def measure_models(
 ) -> int:
     """Of model directories, behind a question as the model is asked it. Raises ModelError, HeadMismatch."""
     decoder = load_whole(models)
-    given, rounded = (models.base, decoder.dtype, decoder.device), models.drafter_quantization
+    given = (models.base, decoder.dtype, decoder.device)
+    rounded = models.drafter_quantization
     head = load_head(models.head, *given, quantization=rounded) if models.head else None
     prompt = Prompts(models.base, Text(models.base)).chat((Message("user", question),))
     return measure(decoder, head, SplitOptions(models.base, tuple(prompt), laps, branches), output)
@@ -101,7 +105,8 @@ def measure(decoder: Decoder, head: DraftHead | None, options: SplitOptions, out
     ways = [(f"{drafts}{f', {count} branches' if count > 1 else ''}", used, count)
             for drafts, used in (("plain", None), ("eagle", head)) if drafts == "plain" or head
             for count in dict.fromkeys((1, *options.branches))]  # fmt: skip
-    floor, rows = floor_of(options.model, decoder), list[Row]()
+    floor = floor_of(options.model, decoder)
+    rows = list[Row]()
     with counting_bar(sys.stderr, "ways", len(ways)) as count:
         for name, used, sequences in ways:
             rows.append({"name": name, **split(decoder, used, options, sequences, floor)})
@@ -124,7 +129,8 @@ def split(
     decoder: Decoder, head: DraftHead | None, options: SplitOptions, sequences: int, floor: float
 ) -> Row:
     """Of one way: laps as they are, then as many under the profiler."""
-    loop, clock = loop_of(decoder, head, options, sequences), LapClock()
+    loop = loop_of(decoder, head, options, sequences)
+    clock = LapClock()
     for _ in range(options.laps):
         clock.turn(loop)
     return {

@@ -155,7 +155,8 @@ def ways_of(kind: str, given: PeerTask, six: str) -> dict[str, Way]:
         def answer(question: str) -> PairedAnswer:
             watch = Stopwatch()
             answer = model.generate_sync(question, **asked(mode, **settings))
-            told, whole = answer.statistics, watch.seconds
+            told = answer.statistics
+            whole = watch.seconds
             tokens, seconds = told.completion_tokens - told.heading_tokens, told.phases.get("branches")
             branches = Sample(tokens - told.plan_tokens, seconds) if seconds and told.branches else None
             return PairedAnswer(answer.text, Sample(tokens, whole), branches, told.laps)
@@ -231,8 +232,10 @@ def rows_of(found: Mapping[str, Sequence[PairedAnswer]]) -> list[Row]:
     rows: list[Row] = []
     for name, brought in found.items():
         kind = name.split()[0]
-        plain, scripted = found.get(f"{kind} plain", ()), found.get(f"{kind} by script", ())
-        rates, pairs = [one.whole.rate for one in brought], list(zip(brought, plain))
+        plain = found.get(f"{kind} plain", ())
+        scripted = found.get(f"{kind} by script", ())
+        rates = [one.whole.rate for one in brought]
+        pairs = list(zip(brought, plain))
         rows.append({
             "name": name,
             "rate": statistics.median(rates),

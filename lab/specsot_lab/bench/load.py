@@ -32,7 +32,9 @@ QUESTION = "Question {number}: how would you explain the subject to somebody new
 WARMING = 8  # requests that do not count
 STEPS = (500, 1000, 1500, 2000)  # requests after which memory is looked at
 AIM = 16 << 20  # bytes a process may have grown from the first look to the last
-AT_ONCE, SHORT = 8, 4  # clients, and tokens of an answer, while it is
+# clients, and tokens of an answer, while it is
+AT_ONCE = 8
+SHORT = 4
 PER_CLIENT = 4  # requests at least, or the beginning and the end would be most of it
 
 
@@ -80,7 +82,8 @@ async def _measure(loads: Sequence[LoadTest]) -> tuple[Info, list[tuple[LoadTest
     trust = loads[0].wanted.client
     async with master_of(loads[0].wanted) as address:
         info = await info_of(address, trust)
-        numbers, levels = itertools.count(), list[tuple[LoadTest, LoadLevel]]()
+        numbers = itertools.count()
+        levels = list[tuple[LoadTest, LoadLevel]]()
         await ask_at_once(address, 1, islice(numbers, WARMING), loads[0].ask, trust)
         steps = [(load, clients) for load in loads for clients in load.clients]
         with counting_bar(sys.stderr, "clients", len(steps)) as count:

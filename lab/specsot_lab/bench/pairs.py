@@ -168,7 +168,8 @@ def _planned(drafter: str, equal: bool) -> Contrast:
                     head=drafter == "eagle", as_long=True, aim=3.0, branches_aim=4.5)  # fmt: skip
 
 
-APART, INSIDE = {"kind": "processes", "stages": 2}, {"stages": 2}
+APART = {"kind": "processes", "stages": 2}
+INSIDE = {"stages": 2}
 DEMO = (
     Contrast("plain / Transformers generate", "the same prompts, as many tokens", ALONE, Side(rival=True),
              aim=1.6),
@@ -283,7 +284,8 @@ def _comparisons(contrast: Contrast, pairs: Sequence[tuple[PairedAnswer, PairedA
         return tuple(one.branches if branches and one.branches else one.whole for one in answers)
 
     ours, theirs = zip(*pairs)
-    name, by = contrast.name, contrast.branches
+    name = contrast.name
+    by = contrast.branches
     if contrast.branches_aim is None:
         return [Comparison(name, side(ours, by), side(theirs, by), contrast.aim)]
     return [
@@ -342,7 +344,8 @@ def _writer(fleet: FleetClient, side: Side, options: PairOptions) -> Run:
     async def write(pair: int, tokens: int) -> PairedAnswer:
         watch = Stopwatch()
         finished = await finish(fleet, options.ask(pair, side.asked, tokens))
-        seconds, told = watch.seconds, finished.statistics
+        seconds = watch.seconds
+        told = finished.statistics
         phase = told.phases.get("branches")
         branches = None if phase is None else Sample(told.merged_tokens, phase)
         return PairedAnswer(finished.text, Sample(told.merged_tokens, seconds), branches)
@@ -363,7 +366,8 @@ def _loop_writer(loop: SingleThread, stage: type[DecoderStage], options: PairOpt
 
 def _rival(options: PairOptions, stack: AsyncExitStack) -> Run:
     """Transformers, which rounds nothing, behind the same prompts."""
-    base, dtype = options.models.base, resolve_dtype(options.models.dtype, options.models.device)
+    base = options.models.base
+    dtype = resolve_dtype(options.models.dtype, options.models.device)
     prompts = Prompts(base, Text(base))
     rival = stack.enter_context(closing(HfBaseline(base, dtype, options.models.device)))
 
@@ -418,7 +422,8 @@ def ratios(rows: Sequence[Row], title: str, file: Path) -> None:
     measured = [row for row in rows if "skipped" not in row]
     values = [row["ratio"] for row in measured]
     colours = [SAME if row.get("exact", True) else OTHER for row in measured]
-    names, spread = [row["name"] for row in measured], [row["quartiles"] for row in measured]
+    names = [row["name"] for row in measured]
+    spread = [row["quartiles"] for row in measured]
     with picture(file, title, (8, 0.4 * len(measured) + 1.6)) as (panel,):
         bars(panel, names, values, [f"{value:.2f}" for value in values], colours, spread)
         panel.axvline(1, color=GREY, linewidth=0.8)

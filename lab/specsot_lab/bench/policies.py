@@ -88,11 +88,14 @@ class ReadingOptions:
 
 def measure(readings: Sequence[ReadingOptions], output: Path | None, windows: Sequence[int] = WINDOWS) -> int:
     """A table for each length of pieces; JSON and Markdown where asked to."""
-    rows, pages, heads = list[Row](), list[str](), None
+    rows = list[Row]()
+    pages = list[str]()
+    heads = None
     folder = folder_of_model(readings[0].weights.base)
     for reading in readings:
         decoder, pieces = reading.load()
-        heads, importance = read_heads(folder, decoder.config), read_importance(folder, decoder.config)
+        heads = read_heads(folder, decoder.config)
+        importance = read_importance(folder, decoder.config)
         kept = policies(windows, heads, importance)
         found = [{**row, "length": reading.length} for row in _rows(decoder, pieces, kept)]
         pages.append(page_of(found, len(pieces), reading.length))
@@ -133,7 +136,8 @@ def page_of(rows: Sequence[Row], pieces: int, length: int) -> str:
 def find_heads(reading: ReadingOptions, gathering: int | None) -> int:
     """Writes what the model's heads look at beside its weights; gathering: see `keep_by_head`."""
     decoder, pieces = reading.load()
-    looks, config = measure_heads(decoder, pieces), decoder.config
+    looks = measure_heads(decoder, pieces)
+    config = decoder.config
     file = folder_of_model(reading.weights.base) / HEADS_FILE
     layers = [keep_by_head(layer, config.kv_heads, gathering) for layer in looks]
     write_heads(file, layers, {"pieces": len(pieces), "length": reading.length})
@@ -153,7 +157,10 @@ HEAD_COLUMNS = (
     figure("importance", "importance"),
 )
 
-SINKS, LOCAL, SKIPPED = 4, 8, 64  # tokens; rows before the last of these have too little to look at
+# tokens; rows before the last of these have too little to look at
+SINKS = 4
+LOCAL = 8
+SKIPPED = 64
 PAGE_ROWS = 256
 KEEPS = {  # by class: sinks and recent tokens
     "mixed": (4, 64),
@@ -275,7 +282,8 @@ def rows_seen(config: ModelConfig, length: int, policy: Policy) -> float:
             left = 0
             for _ in range(0, length - policy.prune_every, policy.prune_every):
                 left = policy.kept(left + policy.prune_every)
-            seen, skip = left + (length - 1) % policy.prune_every + 1, min(policy.skip_layers, config.layers)
+            seen = left + (length - 1) % policy.prune_every + 1
+            skip = min(policy.skip_layers, config.layers)
             return (skip * length + (config.layers - skip) * seen) / config.layers
         case HeadWindows(layers):
             seen = [min(sinks + recent + 1, length) for heads in layers for sinks, recent in heads]
@@ -286,7 +294,8 @@ def rows_seen(config: ModelConfig, length: int, policy: Policy) -> float:
 
 def _rows_seen_by_head(config: ModelConfig, length: int, policy: HeadPruning) -> float:
     """The same where every head keeps a share of its own."""
-    every, skip = policy.prune_every, min(policy.skip_layers, config.layers)
+    every = policy.prune_every
+    skip = min(policy.skip_layers, config.layers)
     kept: HeadCounts = policy.none_kept
     for _ in range(0, length - every, every):
         kept = policy.kept_by_head(kept, every)

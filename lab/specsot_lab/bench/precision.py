@@ -91,7 +91,8 @@ def precisions(dtype: str) -> Iterator[Precision]:
 
 def measure(readings: Sequence[ReadingOptions], writing: Writing | None, output: Path | None) -> int:
     """A table for each length of pieces, and JSON where asked to. writing: None: nothing drafts."""
-    names, weights = {numbers: name for name, numbers in NAMES.items()}, readings[0].weights
+    names = {numbers: name for name, numbers in NAMES.items()}
+    weights = readings[0].weights
     every = precisions(names[resolve_dtype(weights.dtype, weights.device)])
     wanted = [one for one in every if writing or one.draft_quantization is None]
     tables: list[list[Row]] = []
@@ -159,8 +160,10 @@ def _held_in(reading: ReadingOptions, base: Precision) -> ReadingOptions:
 
 def _size(reading: ReadingOptions, one: Precision) -> dict[str, Any]:
     """Bytes of the base's weights, and of one position's KV in all layers: counted, not measured."""
-    config, numbers = read_config(reading.weights.base), NAMES[one.dtype].itemsize
-    held, whole = WeightForm.on(reading.weights.device, numbers, one.quantization), Range(0, config.layers)
+    config = read_config(reading.weights.base)
+    numbers = NAMES[one.dtype].itemsize
+    held = WeightForm.on(reading.weights.device, numbers, one.quantization)
+    whole = Range(0, config.layers)
     row = row_bytes(config.head_dim, row_itemsize(config, numbers, held.packed), one.kv_dtype)
     weights = weights_of(open_weights(reading.weights.base), config, whole, held)
     kv = 2 * config.layers * config.kv_heads * row

@@ -36,10 +36,14 @@ from specsot_master.text import Text as Tokens
 from specsot_model.decoder import Decoder
 from specsot_worker.stage import DecoderStage
 
-LEVELS, K = 8, 10  # of the published trees
+# of the published trees
+LEVELS = 8
+K = 10
 MOST = 256  # nodes of a head that drafts in one pass, whose likeliest paths are its tree
 STEP = 7  # tokens from one tree to the next
-PAGE, LONGEST = 64, 512  # rows of a conversation at most
+# rows of a conversation at most
+PAGE = 64
+LONGEST = 512
 
 
 @dataclass(slots=True)
@@ -83,7 +87,8 @@ class ShapeLaps:
             place = laps = 0
             while place < len(taken):
                 self._depths[shape][taken[place]] += 1
-                place, laps = place + taken[place] + 1, laps + 1
+                place = place + taken[place] + 1
+                laps = laps + 1
             if laps:
                 self._sums[shape].append((place, laps))
             taken.clear()
@@ -92,7 +97,8 @@ class ShapeLaps:
         for shape, sums in self._sums.items():
             name = f"chain of {-shape}" if shape < 0 else f"tree of {shape}"
             tokens, laps = (sum(each) for each in zip(*sums))
-            means, weights = [here / count for here, count in sums], [count for _, count in sums]
+            means = [here / count for here, count in sums]
+            weights = [count for _, count in sums]
             row: dict[str, object] = {
                 "name": name,
                 "texts": len(sums),
@@ -107,7 +113,9 @@ class ShapeLaps:
 
 def _accepted(offer: Candidates, true: Sequence[int], shape: int) -> int:
     """How many of the true tokens are drafts of this shape."""
-    tokens, parents, scores = offer.tokens[0], offer.parents[0], offer.scores[0]
+    tokens = offer.tokens[0]
+    parents = offer.parents[0]
+    scores = offer.scores[0]
     best = np.argsort(-scores, kind="stable")
     kept = set(range(len(tokens)) if shape < 0 else best[:shape].tolist())
     above = count = 0
@@ -116,7 +124,8 @@ def _accepted(offer: Candidates, true: Sequence[int], shape: int) -> int:
         found = [number for number in (own[:1] if shape < 0 else own) if tokens[number] == token]
         if not found:
             break
-        above, count = found[0] + 1, count + 1
+        above = found[0] + 1
+        count = count + 1
     return count
 
 
@@ -127,7 +136,9 @@ def _row(name: str, reached: int, right: Sequence[int]) -> dict[str, object]:
 
 def _guesses(offer: Candidates, true: Sequence[int]) -> Iterator[list[int]]:
     """The guesses below the true path, level by level, best first, as far as it was fed."""
-    tokens, parents, above = offer.tokens[0].tolist(), offer.parents[0].tolist(), 0
+    tokens = offer.tokens[0].tolist()
+    parents = offer.parents[0].tolist()
+    above = 0
     for token in true:
         own = [number for number, parent in enumerate(parents) if parent == above]
         if not own:
@@ -145,15 +156,14 @@ def record(
 ) -> None:
     """A tree behind every `step`-th of the tokens that the base wrote, `most` of each text."""
     pages = LONGEST // PAGE + 4
-    stage, shape = DecoderStage(decoder, pages, PAGE), TreeShape(LEVELS - 1, K, MOST)
+    stage = DecoderStage(decoder, pages, PAGE)
+    shape = TreeShape(LEVELS - 1, K, MOST)
     for layer, weight in head.tap_slices().items():
         stage.tap(layer, weight)
     for number, row in enumerate(rows, 1):
         tokens = row.tokens.tolist()[:LONGEST]
-        opening, chunk = (
-            Opening(number, len(tokens), decodes=False),
-            PromptChunk(number, 0, tuple(tokens), True),
-        )
+        opening = Opening(number, len(tokens), decodes=False)
+        chunk = PromptChunk(number, 0, tuple(tokens), True)
         features: Tensor | None = stage.run(Frame(1, number, (opening,), (chunk,))).fused
         assert features is not None, "the head taps nothing"
         written = row.learned.tolist()[: row.learned.tolist().index(True) + most]
@@ -172,13 +182,15 @@ def _follow(
     step: int,
 ) -> None:
     """One conversation: taught in steps, a tree behind each."""
-    text, done = DraftSequence(Opening(1, 1, limit=1 << 20)), 0
+    text = DraftSequence(Opening(1, 1, limit=1 << 20))
+    done = 0
     drafter.open(text)
     for stop in range(written.index(True), min(len(tokens), len(written)) - LEVELS, step):
         lesson = FeatureBatch(1, done, tuple(tokens[done:stop]), tokens[stop], 1)
         text.observe(lesson)
         drafter.observe(Features(1, 1, (), (lesson,), (), features[done:stop]))
-        offer, done = drafter.propose([text], LEVELS), stop
+        offer = drafter.propose([text], LEVELS)
+        done = stop
         if offer is not None and all(written[stop : stop + 1 + LEVELS]):
             counts.note(offer, tokens[stop + 1 : stop + 1 + LEVELS])
 

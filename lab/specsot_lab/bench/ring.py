@@ -207,7 +207,9 @@ def _mean(values: Iterable[float]) -> float:
     return sum(listed) / len(listed) if listed else 0.0
 
 
-NEAR, OFTEN = 50.0, 3  # below so many milliseconds so many times as many tokens: laps are short there
+# below so many milliseconds so many times as many tokens: laps are short there
+NEAR = 50.0
+OFTEN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +325,8 @@ def measure(what: RingMeasurement, output: Path | None) -> int:
     if "model" in what.rings and what.weights.draft_model is None:
         raise InvalidRequest("the ring of a model needs --draft-model, an EAGLE head", field="draft-model")
     quiet_logs()
-    found, answers = list[RingRuns](), list[Row]()
+    found = list[RingRuns]()
+    answers = list[Row]()
     try:
         run_until_signal(_measure(what, found, answers), exact_loop)
     finally:
@@ -356,7 +359,8 @@ NAMES = ("ring", "stages", "rtt_ms", "mbit", "way")
 
 def page_of(what: RingMeasurement, rows: Sequence[Row], file: str) -> str:
     """What was measured and how, for people."""
-    machine, weights = describe_machine(), what.weights
+    machine = describe_machine()
+    weights = what.weights
     told = {"rtt": what.rtts, "stages": what.stages, "mbit": what.mbits, "rounds": (what.rounds,)}
     if not is_small(weights.base):
         told = {"model": (weights.model,), "draft-model": (weights.draft_model,)} | told
@@ -392,7 +396,8 @@ def settings_of(wanted: RingMeasurement) -> Row:
 
 async def _measure(wanted: RingMeasurement, found: list[RingRuns], answers: list[Row]) -> None:
     """A ring for every distance: what members have learned at one is wrong at the next."""
-    plan, tokens = wanted.plan(), wanted.answer_tokens
+    plan = wanted.plan()
+    tokens = wanted.answer_tokens
     asked = [place for place in plan if place.ring == "model" and tokens]
     turns = (len(plan) + len(asked)) * (wanted.rounds + 1) * len(METHODS)
     with counting_bar(sys.stderr, "measuring", turns) as step:

@@ -39,7 +39,8 @@ class AnswerRuns:
         return [self._row(way) for way in WAYS]
 
     def _row(self, way: str) -> Row:
-        ours, plain = self.runs[way], self.runs["plain"]
+        ours = self.runs[way]
+        plain = self.runs["plain"]
         planned = WAYS[way]["mode"] == "sot"
         whole = statistics.median(_speed(one) / _speed(other) for one, other in zip(ours, plain))
         phase = statistics.median(_branch_speed(one) / _speed(other) for one, other in zip(ours, plain))

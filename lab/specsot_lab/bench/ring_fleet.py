@@ -171,7 +171,8 @@ class RingFleet:
         self.fleet = Fleet(wishes, self.wake)
         self.fleet.user = self
         self.hosts = Hosts(self.fleet, line, self.wake, self.over)
-        self._clock, self._numbers = clock, itertools.count(1)
+        self._clock = clock
+        self._numbers = itertools.count(1)
         self._texts: dict[int, _BranchText] = {}
         self._news = asyncio.Event()
         self._broken: str | None = None
@@ -205,7 +206,8 @@ class RingFleet:
         ids = [await self._open(suffix, fork, drafted=job.drafted, ordinal=n, family=prefix)
                for n, suffix in enumerate(job.suffixes)]  # fmt: skip
         await self._reach(ids, 1)
-        began, marks = self._now, self._marks(ids)
+        began = self._now
+        marks = self._marks(ids)
         await self._reach(ids, 1 + job.tokens)
         written = self._written(ids, self._now - began, marks)
         for one in (*ids, prefix):
@@ -354,7 +356,8 @@ async def _settle(
     stack.callback(compute.shutdown)
     door = await open_server("127.0.0.1:0", {"specsot.v1.Ring": RingService(inbox, name).attach})
     stack.push_async_callback(door.close, 0)
-    make, address = site.drafter, f"127.0.0.1:{door.port}"
+    make = site.drafter
+    address = f"127.0.0.1:{door.port}"
     if name != "drafter":
         address = await _move_away(hosts, door.port, stack)
         make = partial(_with_watch, site.worker, hosts.probes[-1])

@@ -22,7 +22,9 @@ LAYER: Curve = ((1, 0.0020), (32, 0.0022), (64, 0.0026), (256, 0.0090))  # flat 
 GROWTH: Curve = ((1, 0.0010), (64, 0.0012))
 SKILL = 0.8
 SHAPE = TreeShape(depth=5, top_k=1, nodes=7)
-HIDDEN, FUSED = 2048, 2048  # fp32 numbers of a row: as many bytes as 4,096 in bf16
+# fp32 numbers of a row: as many bytes as 4,096 in bf16
+HIDDEN = 2048
+FUSED = 2048
 TITLES = ("What it is", "Where it comes from", "How it works", "What it is good for", "Limits", "Outlook")
 
 
@@ -54,7 +56,8 @@ class RingTask:
     expected: Callable[[int, int], Sequence[int]] | None = None
 
     def job(self, way: str) -> BranchJob:
-        drafts, branches = way in ("eagle", "both"), way in ("sot", "both")
+        drafts = way in ("eagle", "both")
+        branches = way in ("sot", "both")
         suffixes = self.suffixes if branches else self.suffixes[:1]
         return BranchJob(self.prefix, suffixes, self.drafted if drafts else self.tokens, drafts)
 

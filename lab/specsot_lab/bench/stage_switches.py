@@ -52,7 +52,8 @@ class SingleThread:
         head = (
             load_head(models.head, *given, quantization=models.drafter_quantization) if models.head else None
         )
-        self._models, self._text = TargetAndDraft(decoder, head), Text(models.base)
+        self._models = TargetAndDraft(decoder, head)
+        self._text = Text(models.base)
         self._prompts = Prompts(models.base, self._text)
 
     def write(self, question: str, tokens: int, make_stage: StageMaker) -> tuple[str, int, float]:

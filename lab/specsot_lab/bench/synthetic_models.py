@@ -134,7 +134,8 @@ class Telling(MadeUp):
 
 def bytes_of_a_token(config: ModelConfig, itemsize: int) -> int:
     """Weights that one decoded token must read: all but the embedding's other rows."""
-    q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    q = config.heads * config.head_dim
+    kv = config.kv_heads * config.head_dim
     layer = config.hidden * (2 * q + 2 * kv + 3 * config.intermediate + 2)
     return itemsize * (config.layers * layer + config.hidden * (config.vocab + 1))
 

@@ -33,7 +33,8 @@ def _tree(tokens: int, nodes: int) -> DraftOptions:
     return DraftOptions(mode="tree", depth=tokens, nodes=nodes, tuner="fixed")
 
 
-PLAIN, TUNER = "plain", "the tuner"
+PLAIN = "plain"
+TUNER = "the tuner"
 PROMPT_ROWS: Final = 512  # Positions. Of a question's prompt at most, for KV of all clients. Untuned.
 METHODS = (
     Method(PLAIN),

@@ -141,7 +141,8 @@ def gpu(given: GpuOptions) -> int:
 
     if given.gpus > 1:
         return other_room.measure(given.gpus, given.text[0], given.transport, place)
-    models, only = tuple(given.models.split(",")), tuple(given.only.split(","))
+    models = tuple(given.models.split(","))
+    only = tuple(given.only.split(","))
     return room.measure(room.GpuRun(models, given.text, only=only), place)
 
 
@@ -176,8 +177,10 @@ def ring(given: RingBenchOptions) -> int:
     place = given.output.place
     from specsot_lab.bench import ring as room
 
-    rtt, stages = list(given.rtt) or None, list(given.stages) or None
-    tokens, weights = given.max_new_tokens, resolved(given.fleet, models_of(given.fleet))
+    rtt = list(given.rtt) or None
+    stages = list(given.stages) or None
+    tokens = given.max_new_tokens
+    weights = resolved(given.fleet, models_of(given.fleet))
     what = room.wanted(given.quick, rtt, stages, given.rounds, given.only, tokens, given.mbit)
     return room.measure(
         replace(what, weights=weights, answer_tokens=given.answer_tokens, hop=given.hop_dtype), place
@@ -250,7 +253,8 @@ def precision(given: PrecisionOptions) -> int:
     place = given.output.place
     from specsot_lab.bench import precision as room
 
-    models, readings = models_of(given.fleet), _readings(given.fleet, given.reading)
+    models = models_of(given.fleet)
+    readings = _readings(given.fleet, given.reading)
     writing = room.writing_of(models.base, models.draft, given.tokens, of_demo=given.fleet.model is None)
     return room.measure(readings, writing, place)
 

@@ -9,7 +9,9 @@ from typing import Any, Literal
 
 from specsot_bench.core.tables import Column, figure, markdown, text
 
-SLOWER, WORSE = 1.1, 0.02  # less speedup than this is none; a quality lower by more than this is a loss
+# less speedup than this is none; a quality lower by more than this is a loss
+SLOWER = 1.1
+WORSE = 0.02
 
 Verdict = Literal["sot", "direct", "unclear"]
 Record = dict[str, Any]
@@ -48,7 +50,8 @@ class CategoryRow:
     @property
     def gain(self) -> float | None:
         """What a plan brings in quality. Where both score 0, nothing is known."""
-        direct, sot = self.direct_quality or 0.0, self.sot_quality or 0.0
+        direct = self.direct_quality or 0.0
+        sot = self.sot_quality or 0.0
         return sot - direct if direct or sot else None
 
     @property

@@ -47,7 +47,8 @@ async def aspects(run: Run, samples: int) -> int:
     rows = measure(questions)
     if rows:
         our_words = [getattr(ENGLISH, field.name) for field in fields(ENGLISH)]  # no title is made of them
-        table, plans = by_category(rows), plans_of(questions, our_words)
+        table = by_category(rows)
+        plans = plans_of(questions, our_words)
         run.say(*lines_of(table, plans))
         run.write(
             "aspects",
@@ -165,7 +166,8 @@ async def draft_shapes(run: Run, shapes: Sequence[DraftShape]) -> int:
         raise InvalidRequest(
             "a fleet is opened for each shape, so there is no --master", field="draft_shapes"
         )
-    prompts, rows = first_turns(run), list[Record]()
+    prompts = first_turns(run)
+    rows = list[Record]()
     found: list[Record] = []
     for shape in shapes:
         asked = [
@@ -190,7 +192,8 @@ def laps_of(records: Sequence[Record]) -> list[Record]:
     rows: list[Record] = []
     for task in dict.fromkeys(record["task"] for record in answered):
         turns = [record["turns"][0] for record in answered if record["task"] == task]
-        means, laps = [turn["per_lap"] for turn in turns], [turn["laps"] for turn in turns]
+        means = [turn["per_lap"] for turn in turns]
+        laps = [turn["laps"] for turn in turns]
         per_lap = math.fsum(mean * count for mean, count in zip(means, laps)) / sum(laps)
         rows.append({
             "task": task,

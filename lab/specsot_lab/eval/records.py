@@ -65,7 +65,8 @@ class Folder:
             return
         kept = self.settings() if self._settings.exists() else {}
         for name in dict.fromkeys((*settings, *kept)):
-            was, now = kept.get(name), settings.get(name)
+            was = kept.get(name)
+            now = settings.get(name)
             if was == now or (name == SERVED and name not in settings):
                 continue
             differs = f"{name} was {was!r}, is {now!r}" if name in kept else f"{name} is not told"

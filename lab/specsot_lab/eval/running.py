@@ -77,7 +77,8 @@ MODES: tuple[Mode, ...] = ("direct", "sot")
 OF_THE_DEMO = (
     "The demo model babbles outside its topics: its quality here means nothing, only its speed does."
 )
-WARM, WARM_TOKENS = Prompt("", "", "", ("Explain how to plan a day, point by point.",)), 64
+WARM = Prompt("", "", "", ("Explain how to plan a day, point by point.",))
+WARM_TOKENS = 64
 NO_PLOT = "no plot: matplotlib, which draws it, is not installed"
 
 Draw = Callable[[Sequence[CategoryRow], Path, TextIO], None]

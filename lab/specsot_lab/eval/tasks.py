@@ -88,7 +88,8 @@ def _read(where: str, task: str, line: str) -> Prompt:
 
 
 def _prompt(task: str, row: Mapping[str, Any]) -> Prompt:
-    turns, references = _texts("turns", row["turns"]), _texts("reference", row.get("reference"))
+    turns = _texts("turns", row["turns"])
+    references = _texts("reference", row.get("reference"))
     if not turns:
         raise ValueError("turns is empty")
     if task in NUMBERS:

@@ -140,7 +140,8 @@ async def evaluate(
 
 def tell(found: Sequence[Scored], file: Path, out: TextIO) -> None:
     """The table, what it comes to, and the file."""
-    threshold, area = threshold_of(found), auc(found)
+    threshold = threshold_of(found)
+    area = auc(found)
     rows = rows_of(found, threshold)
     measured = {"prompts": len(found), "auc": round(area, 3), "planned": {}}
     measured["planned"] = {row["category"]: round(float(str(row["router"])), 3) for row in rows}

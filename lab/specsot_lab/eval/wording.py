@@ -46,7 +46,9 @@ class Answers:
     """Texts that a fleet writes to prompts given in tokens, greedily; each is kept in a file at once."""
 
     def __init__(self, fleet: FleetClient, file: Path, at_once: int) -> None:
-        self._fleet, self._file, self._places = fleet, file, asyncio.Semaphore(at_once)
+        self._fleet = fleet
+        self._file = file
+        self._places = asyncio.Semaphore(at_once)
         file.parent.mkdir(parents=True, exist_ok=True)
         rows = read_rows(file)
         self._known = {row["prompt"]: row["text"] for row in rows if row["prompt"]}
@@ -102,7 +104,9 @@ class Measurement:
     """One run over a model: plans of all questions, then their points in every form."""
 
     def __init__(self, prompts: Prompts, text: Text, answers: Answers) -> None:
-        self._wording, self._text, self._answers = prompts.wording, text, answers
+        self._wording = prompts.wording
+        self._text = text
+        self._answers = answers
         self._rules = PlanRules(direct=False, max_points=POINTS, listed=True)
 
     async def plan(self, question: str) -> PlanToWrite:

@@ -34,7 +34,8 @@ class Writer:
 
     def __init__(self, decoder: Decoder, ends: Sequence[int], together: int) -> None:
         """together: texts side by side."""
-        self._decoder, self._together = decoder, together
+        self._decoder = decoder
+        self._together = together
         self._ends = torch.tensor(sorted(ends), device=decoder.device)
 
     def write(
@@ -58,13 +59,15 @@ class Writer:
 
     @torch.inference_mode()
     def _write(self, prompts: Sequence[Tokens], limit: int) -> list[list[int]]:
-        decoder, device = self._decoder, self._decoder.device
+        decoder = self._decoder
+        device = self._decoder.device
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
         page = int(lengths.max()) + limit
         kv = decoder.make_kv(len(prompts), page)
         token = self._begin(prompts, lengths, kv)
         pages = torch.arange(len(prompts), device=device) * page
-        written, ended = [token], torch.isin(token, self._ends)
+        written = [token]
+        ended = torch.isin(token, self._ends)
         for step in range(limit - 1):
             if step % LOOK == 0 and bool(ended.all()):
                 break
@@ -72,7 +75,8 @@ class Writer:
             hidden, _ = decoder.forward(
                 decoder.embed(token), lengths, pages + lengths, next_plan(lengths + 1, columns), kv
             )
-            token, lengths = decoder.logits(hidden).argmax(-1), lengths + 1
+            token = decoder.logits(hidden).argmax(-1)
+            lengths = lengths + 1
             written.append(token)
             ended |= torch.isin(token, self._ends)
         return self._until_ends(torch.stack(written, 1))
@@ -92,7 +96,8 @@ class Writer:
 
     def _prefill(self, tokens: Tensor, first: int, lengths: Tensor, kv: KVPages) -> Tensor:
         """Read prompts [batch, width] into the pages from `first` on; return their next tokens [batch]."""
-        decoder, device = self._decoder, self._decoder.device
+        decoder = self._decoder
+        device = self._decoder.device
         batch, width = tokens.shape
         positions = torch.arange(width, device=device).repeat(batch)
         slots = ((first + torch.arange(batch, device=device))[:, None] * kv.page_rows).add(positions[:width])

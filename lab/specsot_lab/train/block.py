@@ -24,7 +24,9 @@ from specsot_lab.train.head import HeadSizes, Mlp, RmsNorm, rotate, turns_at, wr
 from specsot_lab.train.settings import HeadPlan
 from specsot_lab.train.unrolling import Teacher, UnrolledBatch
 
-LAYERS, TAPS = 3, 5  # of a new head; published ones have 5 of both, for bases of 30 times the size
+# of a new head; published ones have 5 of both, for bases of 30 times the size
+LAYERS = 3
+TAPS = 5
 ANCHORS_SHARE = 16  # positions of a row for each block that is learned from it; not tuned
 MEASURED_ANCHORS = 64  # blocks of a row that are drafted at once when a head is measured
 
@@ -103,13 +105,17 @@ class _BlockLayer(nn.Module):
 class _BlockAttention(nn.Module):
     def __init__(self, frame: BlockFormat) -> None:
         super().__init__()
-        sizes, self.sizes, self.causal = frame.sizes, frame.sizes, frame.causal
-        width, narrow = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
+        sizes = frame.sizes
+        self.sizes = frame.sizes
+        self.causal = frame.causal
+        width = sizes.heads * sizes.head_dim
+        narrow = sizes.kv_heads * sizes.head_dim
         self.q_proj = nn.Linear(sizes.hidden, width, bias=False)
         self.k_proj = nn.Linear(sizes.hidden, narrow, bias=False)
         self.v_proj = nn.Linear(sizes.hidden, narrow, bias=False)
         self.o_proj = nn.Linear(width, sizes.hidden, bias=False)
-        self.q_norm, self.k_norm = RmsNorm(sizes.head_dim, sizes.eps), RmsNorm(sizes.head_dim, sizes.eps)
+        self.q_norm = RmsNorm(sizes.head_dim, sizes.eps)
+        self.k_norm = RmsNorm(sizes.head_dim, sizes.eps)
 
     def forward(self, inputs: Tensor, features: Tensor, anchors: Tensor) -> Tensor:
         """inputs: [batch, blocks, block, hidden]; features: [batch, length, hidden]."""
@@ -131,7 +137,8 @@ class _BlockAttention(nn.Module):
         if self.causal:
             inner = inner.masked_fill(steps > steps[:, None], -torch.inf)
         shares = torch.softmax(torch.cat((scores, inner), -1) * self.sizes.head_dim**-0.5, -1)
-        told, said = self._heads(self.v_proj(features)), self._heads(self.v_proj(inputs))
+        told = self._heads(self.v_proj(features))
+        said = self._heads(self.v_proj(inputs))
         shares = shares.to(told.dtype)
         out = (shares[..., :length].flatten(3, 4) @ told.unsqueeze(2)).unflatten(3, (blocks, block))
         out = out + shares[..., length:] @ said.unsqueeze(2)
@@ -147,7 +154,9 @@ class BlockLearning:
 
     def __init__(self, head: LearningBlockHead, teacher: Teacher, lm_head: Tensor, mixed: bool) -> None:
         """lm_head: the base's, [vocabulary, hidden]. mixed: multiply in bf16."""
-        self._head, self._teacher, self._mixed = head, teacher, mixed
+        self._head = head
+        self._teacher = teacher
+        self._mixed = mixed
         self._lm_head = lm_head.to(torch.bfloat16 if mixed else torch.float32).clone()  # for a gradient
         self._depth = head.frame.block - 1
 
@@ -170,7 +179,8 @@ class BlockLearning:
     @torch.no_grad()
     def hits(self, batch: UnrolledBatch) -> Tensor:
         """See `Unrolling.hits`: a block behind every token."""
-        lesson, (count, length) = self._teacher.read(batch.tokens), batch.tokens.shape
+        lesson = self._teacher.read(batch.tokens)
+        (count, length) = batch.tokens.shape
         device = batch.tokens.device
         found = torch.zeros(count, length, self._depth, dtype=torch.bool, device=device)
         for first in range(1, length, MEASURED_ANCHORS):

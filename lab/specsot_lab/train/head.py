@@ -149,7 +149,8 @@ class RmsNorm(nn.Module):
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.ones(size)), eps
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x.float(), self.weight.shape, self.weight, self.eps)
@@ -186,7 +187,8 @@ class _PlainLayer(nn.Module):
 class _Attention(nn.Module):
     def __init__(self, sizes: HeadSizes, columns: int) -> None:
         super().__init__()
-        width, narrow = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
+        width = sizes.heads * sizes.head_dim
+        narrow = sizes.kv_heads * sizes.head_dim
         self.sizes = sizes
         self.q_proj = nn.Linear(columns, width, bias=False)
         self.k_proj = nn.Linear(columns, narrow, bias=False)

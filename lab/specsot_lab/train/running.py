@@ -95,7 +95,8 @@ def digest_of(path: Path) -> str:
 
 def _objection(made: dict[str, Any] | None, wanted: TrainOptions) -> str | None:
     """What speaks against kept rows; None: nothing. Without --questions and --data only the base counts."""
-    given, again = _making(wanted), bool(wanted.questions or wanted.data)
+    given = _making(wanted)
+    again = bool(wanted.questions or wanted.data)
     if made is None:
         return "does not say what it was made of" if again else None
     names = sorted(given.keys() | made.keys()) if again else ["model"]
@@ -165,7 +166,8 @@ class _Pupil:
 
 def _eagle_pupil(wanted: TrainOptions, decoder: Decoder, rows: list[Row]) -> _Pupil:
     frame, head = _head(wanted, decoder, rows)
-    drafted, mixed = frame.drafted.to(decoder.device), decoder.dtype != torch.float32
+    drafted = frame.drafted.to(decoder.device)
+    mixed = decoder.dtype != torch.float32
     teacher = Teacher(decoder, frame.taps)
     lessons = Unrolling(head.to(decoder.device), teacher, drafted, wanted.learning.depth, mixed)
     publish = partial(write_head, wanted.output, head, frame, decoder.config, decoder.dtype)
@@ -194,7 +196,8 @@ def _rarest(rows: list[Row], vocabulary: int) -> int:
 
 def _head(wanted: TrainOptions, decoder: Decoder, rows: list[Row]) -> tuple[HeadFormat, LearningHead]:
     """A new head, or one to go on from: with another vocabulary or a wider MLP, if that is wanted."""
-    base, plan = decoder.config, wanted.plan
+    base = decoder.config
+    plan = wanted.plan
     found = read_head(wanted.start, base) if wanted.start is not None else None
     if found is not None and plan.vocabulary is None:
         drafted = found[0].drafted
@@ -203,7 +206,8 @@ def _head(wanted: TrainOptions, decoder: Decoder, rows: list[Row]) -> tuple[Head
         drafted = torch.from_numpy(stock.most_frequent(counts, plan.vocabulary or VOCABULARY))
     frame = frame_new(base, drafted, plan) if found is None else frame_like(found[0], drafted, plan)
     if plan.kind == "p-eagle":
-        mask, depth = _rarest(rows, base.vocab), wanted.learning.depth
+        mask = _rarest(rows, base.vocab)
+        depth = wanted.learning.depth
         frame = replace(frame, layers=plan.layers or LAYERS, mask=mask, depth=depth)
     head = LearningHead(frame.sizes, frame.layers, frame.mask)
     begin(head, *_lent(decoder, drafted), wanted.learning.seed)

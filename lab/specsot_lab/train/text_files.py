@@ -101,7 +101,8 @@ def _messages(item: Fields) -> list[Message]:
 
 
 def _answered(item: Fields) -> list[Message]:
-    question, output = _ask(item), _string(item, "output")
+    question = _ask(item)
+    output = _string(item, "output")
     return [Message("user", question), Message("assistant", output)] if question and output else []
 
 

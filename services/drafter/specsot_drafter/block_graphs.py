@@ -56,7 +56,8 @@ class BlockGraphs:
 
     def run(self, roots: Sequence[int], rooms: Sequence[TreeRoom]) -> Best | None:
         """See `best_of`, of all places, on the host; None where no graph has room for the pages."""
-        most, found = max(self._graphs), list[Best]()
+        most = max(self._graphs)
+        found = list[Best]()
         for first in range(0, len(roots), most):
             some = slice(first, first + most)
             graph = self._graphs[bucket_of(len(roots[some]), tuple(self._graphs)) or most]
@@ -72,9 +73,11 @@ class _BlockGraph:
     """One graph, with the numbers it reads and those it writes."""
 
     def __init__(self, head: BlockHead, kv: KVPages, many: int, breadth: int, capture: Capture) -> None:
-        block, breadth = head.block, min(breadth, head.draft_vocab)
+        block = head.block
+        breadth = min(breadth, head.draft_vocab)
         rows = many * block.rows
-        self._block, room = block, room_for(rows, kv.pages + rows, head.group, kv_heads=head.kv_heads)
+        self._block = block
+        room = room_for(rows, kv.pages + rows, head.group, kv_heads=head.kv_heads)
         self._tables = FrameTables(room, kv.page_rows)
         self.size = 3 * rows + size_of(self._tables.shapes)
         numbers = torch.zeros(self.size, dtype=torch.int32, device=head.device)
@@ -82,7 +85,8 @@ class _BlockGraph:
         plan = self._tables.plan(numbers[3 * rows :], head.group)
         best = numbers.new_zeros((2, many, block.drafts, breadth))
         on_gpu = head.device.type == "cuda"
-        self._numbers, self._best = numbers, best
+        self._numbers = numbers
+        self._best = best
         self._host = torch.empty(best.shape, dtype=best.dtype, pin_memory=on_gpu)
 
         def draft() -> Outputs:
@@ -96,7 +100,8 @@ class _BlockGraph:
 
     def run(self, roots: Sequence[int], rooms: Sequence[TreeRoom], staging: Staging) -> Best | None:
         """The last block is drafted again where there are too few: it writes what is there."""
-        many, count = self._best.shape[1], len(roots)
+        many = self._best.shape[1]
+        count = len(roots)
         roots = [*roots, *[roots[-1]] * (many - count)]
         rooms = [*rooms, *[rooms[-1]] * (many - count)]
         tables = self._tables.fill([span_of(self._block, room) for room in rooms])

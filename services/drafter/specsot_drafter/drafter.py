@@ -67,7 +67,9 @@ class Drafter:
         compute: Executor,
         observer: DrafterObserver | None = None,
     ) -> None:
-        self._loader, self._dialer, self._compute = loader, dialer, Compute(loader.name, compute)
+        self._loader = loader
+        self._dialer = dialer
+        self._compute = Compute(loader.name, compute)
         self._observer = observer or DrafterObserver()
         self._active: _DrafterEpoch | None = None
 
@@ -85,7 +87,8 @@ class Drafter:
 
     async def configure(self, configuration: Configuration, uplink: Link) -> None:
         """Load the head, give the tapping stages their slices of its fc if they want them, then be ready."""
-        taps, sent = configuration.head.taps if configuration.head else (), list[int]()
+        taps = configuration.head.taps if configuration.head else ()
+        sent = list[int]()
         async with report_progress(uplink, configuration.epoch, lambda: len(sent), 1 + len(taps)):
             engine = await self._compute.run(self._loader.make_engine, configuration)
             await self._send_taps(configuration, taps, sent)
@@ -99,7 +102,8 @@ class Drafter:
 
     async def handle(self, arrival: Arrival) -> None:
         """Keep features for `settle`; those of another epoch are dropped."""
-        active, message = self._active, arrival.message
+        active = self._active
+        message = arrival.message
         if active is None:
             return
         if active.failure is not None:
@@ -115,7 +119,8 @@ class Drafter:
         active = self._active
         if active is None or not active.pending:
             return None
-        batches, active.pending = active.pending, []
+        batches = active.pending
+        active.pending = []
         with self._observer.drafting(batches):
             drafts, speaks, seconds = await self._compute.run(
                 _observe_and_draft, active, batches, within=active.deadline.seconds(_rows(batches))
@@ -147,7 +152,8 @@ class Drafter:
         active = self._active
         if active is None or active.failure is not None or features[0].epoch != active.configuration.epoch:
             return None
-        began, rows = time.perf_counter(), 0
+        began = time.perf_counter()
+        rows = 0
         with self._observer.drafting(features):
             with self._blamed(active):
                 rows = _begin(active, features)
@@ -168,7 +174,8 @@ class Drafter:
             active.failure = error if ours else explain_failure(self._loader.name, error)
 
     async def disband(self) -> None:
-        active, self._active = self._active, None
+        active = self._active
+        self._active = None
         if active is not None:
             self._observer.disbanded()
             await close_in_background(active.stage.close())

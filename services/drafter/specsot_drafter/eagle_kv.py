@@ -57,7 +57,8 @@ class FollowedSequence:
     def due(self) -> int:
         """Rows that could be computed and are not yet."""
         sequence = self.sequence
-        known, told = sequence.committed, len(sequence.tokens) - 1
+        known = sequence.committed
+        told = len(sequence.tokens) - 1
         due = (known if known < told else told) - self.extended
         return due if due > 0 else 0
 
@@ -65,7 +66,8 @@ class FollowedSequence:
         """The next rows to compute (all, or the first `rows`), which now count as extended; where the output
         is asked for, at least the last row again.
         """
-        sequence, due = self.sequence, self.due
+        sequence = self.sequence
+        due = self.due
         if asked and not due and sequence.root is not None:
             self.extended -= 1
             due = self.due
@@ -91,7 +93,8 @@ class DraftPages:
         copy = self.table.fork(sequence, source, rows)
         if copy is not None:
             self.kv.copy_page(copy.source, copy.target, copy.rows)
-            to, origin = copy.target * self.table.page_rows, copy.source * self.table.page_rows
+            to = copy.target * self.table.page_rows
+            origin = copy.source * self.table.page_rows
             self.features[to : to + copy.rows] = self.features[origin : origin + copy.rows]
 
     def fork(self, sequence: int, source: int, length: int) -> None:
@@ -166,7 +169,8 @@ def _asked_rows(due: Sequence[DueRows]) -> list[int]:
 
 def _span_of(pages: DraftPages, due: DueRows, first: int) -> RowSpan:
     """A stretch's rows from `first` on as query rows; each sees all rows before it."""
-    rows, table = due.stop - first, pages.table
+    rows = due.stop - first
+    table = pages.table
     column = table.column(due.sequence, first)
     return RowSpan(rows, column, rows, table.pages(due.sequence)[: table.pages_for(column + rows)])
 

@@ -85,7 +85,8 @@ class EarlyGrowth:
 
         def grown() -> Candidates | None:
             offer, said = self.read()
-            told, wanted = said.tolist(), [[len(one.tokens), *one.tokens] for one in due]
+            told = said.tolist()
+            wanted = [[len(one.tokens), *one.tokens] for one in due]
             if any(told[at][: len(want)] != want for at, want in zip(found, wanted)):
                 return None
             if found == [*range(len(offer))]:
@@ -96,7 +97,9 @@ class EarlyGrowth:
 
     def take(self, texts: Sequence[FollowedSequence | None]) -> list[DueRows]:
         """What is due of these; nothing is taken where some of them do not go on from there."""
-        known, most, at = [one for one in texts if one], self.due, self.places
+        known = [one for one in texts if one]
+        most = self.due
+        at = self.places
         here = [one for one in known if 0 < one.due <= most and at.get(one.id, NOWHERE)[1] == one.extended]
         return [] if self.astray or len(here) < len(texts) else [one.take(asked=True) for one in here]
 
@@ -169,9 +172,12 @@ class TreeChooser:
         """See `choose_rows`."""
         from specsot_kernels.gpu.choosing import choose_rows
 
-        trees, below, grown = len(asked.places), asked.nodes - 1, asked.grown
+        trees = len(asked.places)
+        below = asked.nodes - 1
+        grown = asked.grown
         (most,), (levels,) = self._shapes
-        places, trust = np.zeros(most, np.int32), np.zeros(levels, np.float32)
+        places = np.zeros(most, np.int32)
+        trust = np.zeros(levels, np.float32)
         places[:trees], trust[: len(asked.trust)] = asked.places, asked.trust[:levels]
         self._staging.send([places, trust.view(np.int32)], self._numbers)
         sent, factors = views(self._numbers, self._shapes)
@@ -196,7 +202,9 @@ class JudgedTrees:
     """What a device must know of a frame's trees to find out what was accepted of them."""
 
     def __init__(self, room: int, trees: int, page_rows: int, device: torch.device) -> None:
-        self.room, self._most, self._page_rows = room, trees, page_rows
+        self.room = room
+        self._most = trees
+        self._page_rows = page_rows
         size = 2 * MAX_JUDGED_ROWS + trees * (3 + room) + 4 * ALIGNED
         self._numbers = torch.zeros(size, dtype=torch.int32, device=device)
         self._staging = Staging(size, device)
@@ -204,7 +212,10 @@ class JudgedTrees:
 
     def send(self, trees: Sequence[VerifiedTree], targets: Tensor) -> VerifiedTrees | None:
         """Of a frame that begins with these in this order; None where they are too many."""
-        tokens, parents, told, size = list[int](), list[int](), list[tuple[int, int, int]](), self._page_rows
+        tokens = list[int]()
+        parents = list[int]()
+        told = list[tuple[int, int, int]]()
+        size = self._page_rows
         for segment, _ in trees:
             tree = segment.tree
             told.append((len(tokens), len(tree.tokens), segment.committed))
@@ -216,7 +227,8 @@ class JudgedTrees:
         held = np.array([len(pages) for _, pages in trees], np.int32)
         every = np.fromiter(chain.from_iterable(pages for _, pages in trees), np.int32, int(held.sum()))
         columns = parts[2][:, 2:] + np.arange(self.room, dtype=np.int32)
-        place, firsts = columns // np.int32(size), (held.cumsum(dtype=np.int32) - held)[:, None]
+        place = columns // np.int32(size)
+        firsts = (held.cumsum(dtype=np.int32) - held)[:, None]
         parts.append((every[place + firsts] - place) * np.int32(size) + columns)
         self._staging.send(parts, self._numbers)
         shapes = (len(tokens),), (len(tokens),), (len(trees), 3), (len(trees), self.room)

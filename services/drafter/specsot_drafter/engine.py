@@ -51,7 +51,9 @@ class DraftEngine:
         ids: how many token ids all that drafts can be fed; None: they are not checked.
         """
         self._ids = ids
-        self._rows, self._slots, self._clock = configuration.rows, configuration.shape.slots, clock
+        self._rows = configuration.rows
+        self._slots = configuration.shape.slots
+        self._clock = clock
         self.speculators = {
             name: Speculator(drafter, rule, None if drafter is blend else blend, clock)
             for name, (drafter, rule) in proposers.items()
@@ -59,7 +61,8 @@ class DraftEngine:
         self._default = next(iter(self.speculators))
         used = (*(way[0] for way in proposers.values()), blend)
         self._proposers = list({id(one): one for one in used if one}.values())
-        self._sequences, self._lanes = DraftSequences(vocabulary), dict[int, Speculator]()
+        self._sequences = DraftSequences(vocabulary)
+        self._lanes = dict[int, Speculator]()
         self._pending: dict[int, PendingTree] = {}  # by sequence the tree that was sent last
         self._wanted: dict[int, FeatureBatch] = {}
         self._begun: Mapping[int, FeatureBatch] = {}  # by sequence: trees grow for these
@@ -68,7 +71,8 @@ class DraftEngine:
         self._woken = False  # a rest is over, and nothing was said since
         # True while other drafters draft for other sequences, which a pause of the whole ring would stop.
         self._must_answer = False
-        self.rest, self.awake = 0, False
+        self.rest = 0
+        self.awake = False
 
     @property
     def free_pages(self) -> int:
@@ -109,7 +113,8 @@ class DraftEngine:
     def choose_early(self, verified: Sequence[TreeSegment]) -> UnreadTrees | None:
         """See `NearDrafter`."""
         trees = [one for one in verified if one.step > 1]  # others have just written their first token
-        lane, found = self._lane_of(trees), self._sequences.find
+        lane = self._lane_of(trees)
+        found = self._sequences.find
         texts = [(text, one.committed) for one in trees if (text := found(one.sequence))]
         return lane.choose_early(texts, self._rows - len(verified) + len(trees)) if lane else None
 
@@ -121,11 +126,15 @@ class DraftEngine:
     @torch.inference_mode()
     def begin(self) -> int:
         """Launch what can be launched of trees. Returns how many rows must be computed before they grow."""
-        self._begun, self._wanted, self.rest = self._wanted, {}, 0
-        self.awake, self._woken = self._woken, False
+        self._begun = self._wanted
+        self._wanted = {}
+        self.rest = 0
+        self.awake = self._woken
+        self._woken = False
         if self.awake and not self._begun and not self._must_answer:
             self.rest = min(lane.rest for lane in self.speculators.values())
-        self._growing, self._growing_seconds = [], 0.0
+        self._growing = []
+        self._growing_seconds = 0.0
         for speculator, texts in self._by_speculator(self._begun):
             levels = speculator.plan_levels(texts, self._sequences.drafted)
             self._growing.append((speculator, texts, speculator.begin(levels) if levels else None))
@@ -136,7 +145,8 @@ class DraftEngine:
         """A tree for the newest state of every sequence that wants one, or none at all and a rest. Where
         other drafters are present, roots alone instead of a rest.
         """
-        wanted, self._begun = self._begun, {}
+        wanted = self._begun
+        self._begun = {}
         if not wanted:
             self._catch_up()
             return ()
@@ -179,7 +189,8 @@ class DraftEngine:
         self, wanted: Mapping[int, FeatureBatch]
     ) -> Iterator[tuple[Speculator, list[DraftSequence]]]:
         """The texts of those who want a tree, by the way they are drafted."""
-        found, lanes = [text for text in map(self._sequences.find, wanted) if text], self._lanes
+        found = [text for text in map(self._sequences.find, wanted) if text]
+        lanes = self._lanes
         for lane in self.speculators.values():
             if texts := [text for text in found if lanes[text.id] is lane]:
                 yield lane, texts
@@ -231,7 +242,8 @@ class DraftEngine:
         rows = sum(tree.rows for tree in trees.values())
         if rows > batch.fed:  # some came too late, or were cut
             trees = dict.fromkeys(trees, ROOT_ONLY)
-        took, self._growing_seconds = (batch.seconds, batch.wall, self._growing_seconds), 0.0
+        took = (batch.seconds, batch.wall, self._growing_seconds)
+        self._growing_seconds = 0.0
         spent = LapSeconds(*took) if rows == batch.fed else UNKNOWN_SECONDS
         self._record_laps(trees, spent)
 
@@ -250,7 +262,8 @@ class DraftEngine:
 
     def _record_laps(self, trees: Mapping[int, TreeOutcome], spent: LapSeconds) -> None:
         """Every lane hears of its own; what the lap took is told where all of it is one lane's."""
-        lanes, default = self._lanes, self.speculators[self._default]
+        lanes = self._lanes
+        default = self.speculators[self._default]
         laned = [(lanes.get(sequence, default), tree) for sequence, tree in trees.items()]
         for lane in self.speculators.values():
             if mine := [tree for other, tree in laned if other is lane]:

@@ -28,7 +28,8 @@ class GrammarGuide:
         self, head: DraftHead, states: Sequence[GrammarState | None], remaining: Sequence[int]
     ) -> None:
         """remaining: tokens each sequence may still write behind its root."""
-        self._grammar_states, self._remaining = states, remaining
+        self._grammar_states = states
+        self._remaining = remaining
         self._targets: NDArray[np.int64] = (
             head.to_target(torch.arange(head.draft_vocab, device=head.device)).cpu().numpy()
         )
@@ -58,7 +59,8 @@ class GrammarGuide:
 
     def _allowed(self, grammar: Grammar, tree: int) -> Flags:
         """[frontier, draft vocabulary] which drafts the grammar lets follow each frontier node."""
-        spare, nothing = self._remaining[tree] - self._depth, np.zeros(len(self._targets), np.bool_)
+        spare = self._remaining[tree] - self._depth
+        nothing = np.zeros(len(self._targets), np.bool_)
         return np.stack(
             [
                 nothing if state is None or spare < 1 else grammar.mask(state, spare)[self._targets]
@@ -106,10 +108,13 @@ def _allowed_candidates(candidates: Candidates, row: int, sequence: DraftSequenc
 
     An end may be where the grammar goes on, too; nothing follows it.
     """
-    grammar_state, ends = sequence.grammar_state, sequence.opening.stop_ids
+    grammar_state = sequence.grammar_state
+    ends = sequence.opening.stop_ids
     assert grammar_state is not None
-    tokens, parents = candidates.tokens[row].tolist(), candidates.parents[row].tolist()
-    scores, found = candidates.scores[row], np.zeros(len(tokens), dtype=np.bool_)
+    tokens = candidates.tokens[row].tolist()
+    parents = candidates.parents[row].tolist()
+    scores = candidates.scores[row]
+    found = np.zeros(len(tokens), dtype=np.bool_)
     if grammar_state.state is None:
         return found
     may_follow = grammar_state.grammar.path_check(grammar_state.state)

@@ -126,9 +126,11 @@ class TreeGraphs:
         """levels: at most. grow: a level's choice, see `kernels.growing`. widths, floor: as in `TreeGrowth`;
         of many trees fewer nodes are fed, so that a level has `level_rows` at most. Takes seconds on a GPU.
         """
-        self.due, self._pages = max_due_rows(k, levels), pages
+        self.due = max_due_rows(k, levels)
+        self._pages = pages
         widths = (k,) * (levels - 1) if widths is None else tuple(widths)
-        self._trees, self._levels = tuple(trees), {levels, *(one for one in GRAPH_LEVELS if one < levels)}
+        self._trees = tuple(trees)
+        self._levels = {levels, *(one for one in GRAPH_LEVELS if one < levels)}
         attending = 1 if head.asks_alone else self.due
         sizes = [
             GraphSize(many, k, _fed(widths[: deep - 1], many, level_rows), floor, self.due, attending)
@@ -187,7 +189,8 @@ class TreeGraphs:
     @torch.inference_mode()
     def begin(self, inputs: Sequence[GraphInput], levels: int) -> Grown | None:
         """The same, to be called for what a device is at."""
-        most, grown = max(self._trees), list[Grown]()
+        most = max(self._trees)
+        grown = list[Grown]()
         deep = bucket_of(levels, tuple(self._levels)) or 0
         graph = self._graphs.get((bucket_of(len(inputs), self._trees) or most, deep))
         for first in range(0, len(inputs), most):
@@ -241,8 +244,12 @@ class _TreeGraph:
     def __init__(
         self, head: GraphHead, pages: DraftPages, size: GraphSize, capture: Capture, grow: Grow
     ) -> None:
-        self._head, self._pages, self._size, self._grow = head, pages, size, grow
-        trees, many = size.trees, pages.kv.pages + size.trees * max(size.passes)
+        self._head = head
+        self._pages = pages
+        self._size = size
+        self._grow = grow
+        trees = size.trees
+        many = pages.kv.pages + size.trees * max(size.passes)
         self._rooms = {
             width: room_for(trees * width, many, head.group, kv_heads=head.kv_heads) for width in size.passes
         }
@@ -264,7 +271,8 @@ class _TreeGraph:
         self._pooled = aligned(trees * sum(size.sizes) * 5)
         said = trees * (1 + size.due)
         self._flat = torch.zeros(self._pooled + said, dtype=torch.int32, device=head.device)
-        self._candidates, depths = _pool(self._flat, size), np.arange(1, size.levels + 1, dtype=np.int32)
+        self._candidates = _pool(self._flat, size)
+        depths = np.arange(1, size.levels + 1, dtype=np.int32)
         self._depths = torch.from_numpy(depths.repeat(size.sizes)).to(head.device)
         places = torch.from_numpy(self._places.astype(np.int32)).to(head.device)
         below = torch.from_numpy(self._below.astype(np.int32)).to(head.device)
@@ -303,7 +311,8 @@ class _TreeGraph:
 
     def grown(self, chooser: TreeChooser) -> GrownPool | None:
         """What it grew last; None where some of that is barred."""
-        floor, levels = self._size.floor, self._size.levels
+        floor = self._size.floor
+        levels = self._size.levels
         return None if floor > -math.inf else GrownPool(self._candidates, self._depths, levels, chooser)
 
     def accept(self, verified: VerifiedTrees, features: Tensor, ids: int) -> None:
@@ -342,13 +351,17 @@ class _TreeGraph:
     def _read_candidates(self, trees: int) -> Candidates:
         if self._read_back:
             self._read_back.synchronize()
-        pool, size = _pool(self._host.clone(), self._size), self._size
+        pool = _pool(self._host.clone(), self._size)
+        size = self._size
         tokens, scores, parents = (each[:trees].numpy() for each in (pool.tokens, pool.scores, pool.parents))
         return Candidates(tokens, scores, parents, np.repeat(np.arange(1, size.levels + 1), size.sizes))
 
     def _grow_trees(self) -> Tensor:
         """What is captured: catch up, then level by level."""
-        head, size, pool, kv = self._head, self._size, _pool(self._flat, self._size), self._pages.kv
+        head = self._head
+        size = self._size
+        pool = _pool(self._flat, self._size)
+        kv = self._pages.kv
         tokens, positions, slots, origins = self._due
         due = self._plan(size.attending, self._leads, self._leads, self._nothing, self._leads)
         rows = HeadRows(positions, slots, due, kv, self._asked)
@@ -360,7 +373,8 @@ class _TreeGraph:
                 plan = self._plan(size.widths[level - 1], bases, bases, frontier.bits, bases + level)
                 rows = HeadRows(positions, slots, plan, kv)
                 outputs = head.step(frontier.tokens.flatten(), outputs, frontier.origins.flatten(), rows)
-            logits, place = head.logits(outputs), size.place(level)
+            logits = head.logits(outputs)
+            place = size.place(level)
             frontier = self._grow(logits, size.k, place, size.words, pool, frontier, head.offsets)
             if size.floor > -math.inf:
                 frontier.scores.masked_fill_(frontier.scores < size.floor, -math.inf)
@@ -374,28 +388,36 @@ class _TreeGraph:
 
         pieces, starts, parts = self._read[width]
         tables = pieces, leads, bases, bits, starts, parts, self._named
-        window, given = self._head.window, (self._rooms[width], self._pages.kv.page_rows, self._head.group)
+        window = self._head.window
+        given = (self._rooms[width], self._pages.kv.page_rows, self._head.group)
         sinces = () if window is None else ((lengths - window).clamp_min(0),)
         return plan_with_kernel(plan_over(tables, *given, sinces))
 
     def _fill(self, inputs: Sequence[GraphInput]) -> list[Numbers] | None:
         """All numbers of a run; None where a tree's due rows or the pages do not fit."""
-        size, many = self._size, len(inputs)
-        rows, fit = self._pages.table.page_rows, all(len(one.due.tokens) <= size.due for one in inputs)
+        size = self._size
+        many = len(inputs)
+        rows = self._pages.table.page_rows
+        fit = all(len(one.due.tokens) <= size.due for one in inputs)
         read = [((due.first - at.position + at.base) // rows * rows, at.pages) for due, at in inputs]
         tables = self._tables(read) if fit else None
         if tables is None:
             return None
-        slots, places = self._pages.table.slots, self._places[:many]
+        slots = self._pages.table.slots
+        places = self._places[:many]
         due, asked, leads, grown = self._nobody()
-        told, tokens, own, ahead = list[tuple[int, ...]](), list[int](), list[int](), list[int]()
+        told = list[tuple[int, ...]]()
+        tokens = list[int]()
+        own = list[int]()
+        ahead = list[int]()
         for one, room in inputs:
             told.append((one.first, len(one.tokens), room.position, room.base))
             tokens += one.tokens
             own += slots(one.sequence, one.first, one.stop)
             ahead += room.slots[: size.grown]
         first, count, position, base = np.array(told).T[..., None]
-        number, attend = np.arange(size.due), np.minimum(count, size.attending)
+        number = np.arange(size.due)
+        attend = np.minimum(count, size.attending)
         there = number < count  # of the rows that a tree may have
         due[:, np.flatnonzero(there)] = tokens, (first + number)[there], own, own
         asked[:many] = np.arange(many) * size.due + count[:, 0] - 1
@@ -415,7 +437,9 @@ class _TreeGraph:
 
     def _tabulate(self, read: Sequence[tuple[int, tuple[int, ...]]]) -> list[Numbers] | None:
         """Tables of all passes over these trees' pages, which rows see up to a column; they name the same."""
-        page_rows, tables, named = self._pages.kv.page_rows, list[Numbers](), np.zeros(0, np.int32)
+        page_rows = self._pages.kv.page_rows
+        tables = list[Numbers]()
+        named = np.zeros(0, np.int32)
         stretches = stretches_alone([1] * len(read), [pages for _, pages in read], page_rows)
         if stretches is None:
             spans = [whole_pages(1, at, pages, page_rows) for at, pages in read]
@@ -437,7 +461,8 @@ def _places(size: GraphSize) -> tuple[NDArray[np.int64], list[int]]:
     """[trees, grown]: where a tree's grown rows stand among those of all trees, level by level; and how many
     places each level has.
     """
-    rows, trees = [aligned(size.trees * width) for width in size.widths], np.arange(size.trees)[:, None]
+    rows = [aligned(size.trees * width) for width in size.widths]
+    trees = np.arange(size.trees)[:, None]
     starts = accumulate(rows, initial=0)
     levels = [start + trees * width + np.arange(width) for start, width in zip(starts, size.widths)]
     return np.concatenate([np.zeros((size.trees, 0), np.int64), *levels], 1), rows

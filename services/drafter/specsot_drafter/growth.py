@@ -92,12 +92,18 @@ class TreeGrowth:
         floor: float = -math.inf,
     ) -> None:
         """widths: how many nodes of level 1, 2, ... are fed. floor: log-probability below which none is."""
-        self._head, self._kv, self._rooms, self._k, self._guide = head, kv, rooms, top_k, guide
-        self._widths, self._floor = widths, floor
+        self._head = head
+        self._kv = kv
+        self._rooms = rooms
+        self._k = top_k
+        self._guide = guide
+        self._widths = widths
+        self._floor = floor
         self._bits: list[list[int]] = [[] for _ in rooms]
         self._levels: list[tuple[Tensor, Tensor, Tensor]] = []  # scores, tokens, parents of all candidates
         self._fed = 0  # rows of each tree
-        slots, bases = [ground.slots for ground in rooms], [ground.position for ground in rooms]
+        slots = [ground.slots for ground in rooms]
+        bases = [ground.position for ground in rooms]
         self._slots = torch.tensor(slots, dtype=torch.long, device=head.device)
         self._bases = torch.tensor(bases, device=head.device)
 
@@ -153,7 +159,8 @@ class TreeGrowth:
         if self._widths is not None:
             width = min(self._widths[level] if level < len(self._widths) else 0, scores.shape[1])
         if level == 0 and width == scores.shape[1]:
-            best, chosen = scores, torch.arange(width, device=scores.device).expand_as(scores)
+            best = scores
+            chosen = torch.arange(width, device=scores.device).expand_as(scores)
         else:
             best, chosen = scores.topk(width, dim=1)
         if self._floor == -math.inf:
@@ -175,11 +182,13 @@ class TreeGrowth:
 
     def _feed(self, level: int, frontier: GrowthFrontier) -> Tensor:
         """Feed the frontier: rows at position base + level, behind the rows of the levels before."""
-        first, width = self._fed, frontier.width
+        first = self._fed
+        width = frontier.width
         self._fed += width
         slots = self._slots[:, first : self._fed].flatten()
         plan = self._plan(first, frontier.parents)
-        tokens, positions = frontier.tokens.flatten(), self._bases.repeat_interleave(width) + level
+        tokens = frontier.tokens.flatten()
+        positions = self._bases.repeat_interleave(width) + level
         return self._head.forward(tokens, frontier.features, HeadRows(positions, slots, plan, self._kv))
 
     def _plan(self, first: int, parents: Tensor) -> AttentionPlan:

@@ -69,8 +69,11 @@ class DraftLoader:
         free_memory: Callable[[str], int | None] = room_on,
     ) -> None:
         """address: where peers reach it; None: by its name. free_memory: free bytes of a device."""
-        self._options, self._name, self._address = options, name, address or name
-        self._free_memory, self._loaded = free_memory, False
+        self._options = options
+        self._name = name
+        self._address = address or name
+        self._free_memory = free_memory
+        self._loaded = False
         self._config = read_config(options.base)
         check_quantization(options.drafter_quantization, options.device)
         self._fingerprint = fingerprint(options.base)
@@ -88,7 +91,8 @@ class DraftLoader:
     @property
     def _ids(self) -> int:
         """Token ids that all backends accept; a small model may have fewer than the base."""
-        options, own = self._options, self._config.vocab
+        options = self._options
+        own = self._config.vocab
         return min(own, read_config(options.draft).vocab) if options.drafts == "model" else own
 
     def tap_slices(self) -> dict[int, torch.Tensor]:
@@ -96,7 +100,8 @@ class DraftLoader:
 
     def registration(self) -> Registration:
         """Loads and measures what drafts; a fraction of a second. Raises ModelError: no room for it."""
-        config, way = self._config, self._first
+        config = self._config
+        way = self._first
         self._check_fit()
         if borrowed := borrowed_of(self._options.base):
             _ = way.model
@@ -151,7 +156,8 @@ class DraftLoader:
 
     def _check_graphs(self, configuration: Configuration) -> None:
         """Before they are captured, where there are any."""
-        options, way = self._options, self._first
+        options = self._options
+        way = self._first
         pages = configuration.pages * configuration.page_rows * way.row_bytes
         if graphs := way.graph_bytes(configuration):
             need = Need(0, pages, graphs)
@@ -160,10 +166,12 @@ class DraftLoader:
     def _make_budget(
         self, name: DrafterName, drafter: Proposer, configuration: Configuration
     ) -> BudgetPolicy:
-        shape, levels = configuration.shape, len(drafter.widths)
+        shape = configuration.shape
+        levels = len(drafter.widths)
         looks = name in ("ngram", "suffix")
         own = TreeShape(levels, 1, min(SUFFIX_NODES + 1, shape.nodes), shape.fixed) if looks else shape
-        tuner, curve = self._options.drafting.tuner, self._backends[name].curve
+        tuner = self._options.drafting.tuner
+        curve = self._backends[name].curve
         return make_budget(tuner, own, configuration.curve, curve, drafter.widths, drafter.at_once)
 
 
@@ -231,7 +239,9 @@ def _require(holds: bool, draft: Path, reason: str) -> None:
 NGRAM_TOKENS = 8  # tokens that an n-gram drafter suggests at most by default; not measured
 # Levels and nodes of a suffix drafter's trees by default, and places that it looks at: 8 to 128 draft
 # SmolLM2's answers equally well.
-SUFFIX_TOKENS, SUFFIX_NODES, SUFFIX_PLACES = 16, 24, 16
+SUFFIX_TOKENS = 16
+SUFFIX_NODES = 24
+SUFFIX_PLACES = 16
 NGRAM_CURVE: Curve = ((1, 2e-5), (64, 1e-3))  # seconds of looking into so many texts, before they are known
 
 
@@ -249,7 +259,8 @@ class DraftBackend(ABC):
     def __init__(self, options: DraftModelOptions, shape: TreeShape | None) -> None:
         """Who decides nothing sends whole trees."""
         fixed = options.drafting.tuner == "fixed"
-        self.options, self.shape = options, replace(shape or TreeShape(), fixed=True) if fixed else shape
+        self.options = options
+        self.shape = replace(shape or TreeShape(), fixed=True) if fixed else shape
 
     @abstractmethod
     def make_proposer(self, configuration: Configuration) -> Proposer:
@@ -290,7 +301,8 @@ class DraftBackend(ABC):
             return 0
         if (blocks := captured_blocks(self.model)) is not None:
             return block_graph_bytes(blocks)
-        fused, shape = fuse_head(self.model), configuration.shape
+        fused = fuse_head(self.model)
+        shape = configuration.shape
         if fused is None:
             return 0
         return tree_graph_bytes(fused.shape, fused.dtype.itemsize, shape.top_k, shape.depth + 1)
@@ -317,7 +329,9 @@ class EagleBackend(DraftBackend):
 
     def make_proposer(self, configuration: Configuration) -> Proposer:
         assert self.model is not None
-        shape, pages, page_rows = configuration.shape, configuration.pages, configuration.page_rows
+        shape = configuration.shape
+        pages = configuration.pages
+        page_rows = configuration.page_rows
         return propose_with(self.model, shape, pages, page_rows)
 
 
@@ -343,24 +357,25 @@ class LanguageModelBackend(DraftBackend):
 
     def load(self) -> DraftHead:
         options = self.options
-        base, small = read_config(options.base), read_small(options.draft)
+        base = read_config(options.base)
+        small = read_small(options.draft)
         check_tokenizers(options.base, base.vocab, options.draft, small.vocab)
-        numbers, kind, pickled = (
-            numbers_of(options),
-            options.drafter_quantization,
-            options.draft_format == "bin",
-        )
+        numbers = numbers_of(options)
+        kind = options.drafter_quantization
+        pickled = options.draft_format == "bin"
         decoder = Decoder.load(options.draft, None, numbers, options.device, pickled, quantization=kind)
         return DecoderHead(decoder, base.vocab, base.max_positions)
 
     def make_proposer(self, configuration: Configuration) -> Proposer:
         assert isinstance(self.model, DecoderHead)
-        pages, page_rows = configuration.pages, configuration.page_rows
+        pages = configuration.pages
+        page_rows = configuration.page_rows
         capture = GraphCapture() if self.model.capturable else None
         return LanguageModelProposer(self.model, self._beam, pages, page_rows, capture)
 
     def graph_bytes(self, configuration: Configuration) -> int:
-        small, numbers = read_config(self.options.draft), numbers_of(self.options)
+        small = read_config(self.options.draft)
+        numbers = numbers_of(self.options)
         captured = isinstance(self.model, DecoderHead) and self.model.capturable
         return beam_graph_bytes(small, numbers.itemsize, self._beam) if captured else 0
 
@@ -378,7 +393,8 @@ class SuffixBackend(DraftBackend):
 
     def make_proposer(self, configuration: Configuration) -> Proposer:
         """Its trees are no larger than there is room for, whoever's trees that was counted for."""
-        most, own = max(configuration.shape.nodes - 1, 1), self._suffixes
+        most = max(configuration.shape.nodes - 1, 1)
+        own = self._suffixes
         shape = replace(own, levels=min(own.levels, most), nodes=min(own.nodes, most))
         return SuffixProposer(shape, configuration.pages)
 
@@ -474,7 +490,8 @@ def _room_of(tree: int, page_rows: int) -> TreeRoom:
 
 def _graphs(head: DraftHead, rows: int) -> Grow | None:
     """The same by graphs, where this head has them."""
-    fused, (trees, top_k) = graph_head(head), _shape(rows)
+    fused = graph_head(head)
+    (trees, top_k) = _shape(rows)
     if fused is None:
         return None
     from specsot_kernels.gpu.growing import grow

@@ -48,7 +48,9 @@ def eagle_memory(
 
     Raises HeadMismatch, ModelError where they do not fit together.
     """
-    shape, kind, edges = read_shape(head, config), kind_of(head), bytes_of(base, config, held)
+    shape = read_shape(head, config)
+    kind = kind_of(head)
+    edges = bytes_of(base, config, held)
     borrowed = 0 if EMBEDDING in head else edges.first
     if kind == "eagle1" or "lm_head.weight" not in head:
         borrowed += edges.last

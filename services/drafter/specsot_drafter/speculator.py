@@ -70,7 +70,8 @@ class Speculator:
             self._learn()
 
     def _learn(self) -> None:
-        laps, self._unlearned = self._unlearned, []
+        laps = self._unlearned
+        self._unlearned = []
         for trees, spent in laps:
             self.budget.record_lap(trees, spent)
 
@@ -83,18 +84,22 @@ class Speculator:
         live = self._live(sequences)
         growing = [(text, most) for text, most in live if text.id in self._early] or live
         planned = growing[: self.budget.limit_texts(len(live))]
-        own, limits = [text for text, _ in planned], [most for _, most in planned]
+        own = [text for text, _ in planned]
+        limits = [most for _, most in planned]
         self._planned = own, limits, self.proposer.due_rows(own)
         self._begin_texts(frozenset(text.id for text in sequences))
         if self.rest and not self.record_rest(len(sequences), len(sequences)):
             return 0
         texts = self._count(len(sequences), drafted)
-        most, due, others = max(limits, default=0), self._planned[-1], texts - len(sequences)
+        most = max(limits, default=0)
+        due = self._planned[-1]
+        others = texts - len(sequences)
         levels = self.budget.plan_levels(len(own), most, due, others + len(live) - len(own))
         if not levels and self.budget.adaptive:  # who drafts always drafts again with the next text
             self._pause = self._pause.begin(self.budget.rest or IDLE_REST_LAPS * texts, texts)
         if not levels:
-            self._early, self._chosen = NOBODY, None
+            self._early = NOBODY
+            self._chosen = None
         return levels
 
     def _begin_texts(self, texts: frozenset[int]) -> None:
@@ -134,10 +139,14 @@ class Speculator:
     def begin(self, levels: int) -> Growth:
         """Trees of so many levels grow, for those texts that it was planned for and that can have one."""
         (live, limits, due), began = self._planned, self.clock()
-        self._levels, early, self._early = levels, self._early, NOBODY
+        self._levels = levels
+        early = self._early
+        self._early = NOBODY
         self.proposer.took_early = False
         offer = self.proposer.begin(live, levels, self.budget.keep_growing)
-        took, chosen, self._chosen = self.proposer.took_early, self._chosen, None
+        took = self.proposer.took_early
+        chosen = self._chosen
+        self._chosen = None
         own = tuple(text.id for text in live)
         if chosen and not (took and chosen.sequences == own):
             chosen = None
@@ -147,7 +156,9 @@ class Speculator:
     def begin_early(self, verdict: UnreadVerdict, ids: int) -> None:
         """What `begin` will be asked for behind these trees, if it goes on as before. ids: see `Proposer`."""
         self._learn()
-        budget, many, self._early = self.budget, len(verdict.trees), NOBODY
+        budget = self.budget
+        many = len(verdict.trees)
+        self._early = NOBODY
         goes_on = self._levels and not self.rest and budget.limit_texts(many) >= many
         if goes_on and not budget.looks_next(many) and self.proposer.begin_early(verdict, ids, self._levels):
             self._early = frozenset(tree.sequence for tree in verdict.trees)
@@ -157,26 +168,33 @@ class Speculator:
 
         texts: and how many tokens each one has had since its verdict is known.
         """
-        self._chosen, live = None, len(texts)
+        self._chosen = None
+        live = len(texts)
         ahead = bool(self._early) and not self._blends
         ahead &= any(text.remaining + text.committed - told > 1 for text, told in texts)  # else roots do
         if nodes := ahead and self.budget.foreseen_nodes(live, self._levels, rows - live):
             levels = [self.proposer.levels_at(text, told - text.committed) for text, told in texts]
-            own, trust = [text.id for text, _ in texts], self.budget.log_trust()
+            own = [text.id for text, _ in texts]
+            trust = self.budget.log_trust()
             self._chosen = self.proposer.choose_early(own, 1 + nodes, min(levels), trust)
         return self._chosen
 
     def finish(self, growth: Growth, rows: int) -> dict[int, PendingTree]:
         """Of what grew, at most `rows` rows in all, roots included. No clock counts what was between."""
-        limits, live, began, self.growing_seconds = growth.limits, growth.texts, self.clock(), 0.0
+        limits = growth.limits
+        live = growth.texts
+        began = self.clock()
+        self.growing_seconds = 0.0
         candidates = growth.offer()
         if candidates is None:
             return {}
-        depth, self.growing_seconds = candidates.levels, growth.seconds + self.clock() - began
+        depth = candidates.levels
+        self.growing_seconds = growth.seconds + self.clock() - began
         if not growth.spoilt:
             self.budget.record_growth(len(live), depth, growth.due, self.growing_seconds)
         candidates = candidates if min(limits) >= depth else limit_depths(candidates, limits)
-        whole, chosen = candidates, None
+        whole = candidates
+        chosen = None
         if growth.chosen and self.proposer.took_early:
             chosen = growth.chosen.take()
         if chosen is None or not self.budget.holding:
@@ -184,7 +202,8 @@ class Speculator:
             self.budget.record_worth(values, candidates.depths)
             joined, values = self._blended(live, candidates, values)
             if chosen is None:
-                whole, chosen = joined, self.budget.select(values, depth, rows - len(live))
+                whole = joined
+                chosen = self.budget.select(values, depth, rows - len(live))
         trees = build_trees(whole, [text.tokens[-1] for text in live], chosen)
         mine = chosen[:, : candidates.tokens.shape[1]]
         by_depth = depth_masses(candidates, mine).tolist()
@@ -204,7 +223,8 @@ class Speculator:
         """The offer, with what the text itself suggests hung into it, and what all of it is worth."""
         if self.blend is None or not self.budget.adaptive:
             return candidates, values
-        others, self._blends = self.blend.propose(sequences, len(self.blend.widths) + 1), False
+        others = self.blend.propose(sequences, len(self.blend.widths) + 1)
+        self._blends = False
         if others is None:
             return candidates, values
         joined, worth = merge_trees(candidates, values, others, np.exp(others.scores))
@@ -256,7 +276,8 @@ class PendingTree(NamedTuple):
         """What became of it, when this lesson of its sequence tells."""
         if self.committed != lesson.start or lesson.bonus is None:
             return ROOT_ONLY
-        written, rows = lesson.tokens[1:], len(self.tree.tokens)
+        written = lesson.tokens[1:]
+        rows = len(self.tree.tokens)
         own = len(written) if self.own_nodes == rows else _own_depth(self, written)
         free = common_prefix(self.forced, written) if self.forced else 0
         return TreeOutcome(self.levels, rows, self.masses, len(written) - free, own)
@@ -264,7 +285,9 @@ class PendingTree(NamedTuple):
 
 def _own_depth(pending: PendingTree, written: Sequence[int]) -> int:
     """How deep the drafter's own nodes go along what was written."""
-    below, tokens, node = children(pending.tree.parents), pending.tree.tokens, 0
+    below = children(pending.tree.parents)
+    tokens = pending.tree.tokens
+    node = 0
     for depth, token in enumerate(written):
         found = [child for child in below[node] if child < pending.own_nodes and tokens[child] == token]
         if not found:

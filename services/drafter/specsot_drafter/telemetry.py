@@ -19,7 +19,8 @@ class DrafterTelemetry(DrafterObserver):
     """Counts a drafter's work as Prometheus metrics, and notes it as spans."""
 
     def __init__(self, observation: Observation) -> None:
-        registry, self._tracer = observation.registry, observation.tracer
+        registry = observation.registry
+        self._tracer = observation.tracer
         self._trees = Counter("specsot:drafter_trees", "Trees sent, lone roots left out", registry=registry)
         self._nodes = Counter("specsot:drafter_nodes", "Their nodes beyond the roots", registry=registry)
         self._rests = Counter("specsot:drafter_rests", "Times when drafting did not pay", registry=registry)

@@ -117,7 +117,8 @@ class MasterConfig:
         """
         self.pulse.check()
         self.tokens()
-        service, tls = self.service, self.service.tls
+        service = self.service
+        tls = self.service.tls
         service.check()
         if self.fleet_listen is None and (self.guarded or tls.ca):
             shown = "tokens are for clients" if self.guarded else "--tls-ca is for members"

@@ -56,7 +56,8 @@ log = structlog.get_logger()
 # Seconds in which others leave, too, where a whole fleet is stopped: nothing is loaded; not measured.
 LEAVE_TOGETHER_SECONDS = 0.2
 # Seconds before a broken ring is tried again: doubles from one to the other; not measured.
-FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 30.0
+FIRST_RETRY_SECONDS = 1.0
+MAX_RETRY_SECONDS = 30.0
 BARRIER_SECONDS = 180.0  # seconds in which some member must load a layer more, or be ready; not measured
 
 
@@ -72,7 +73,9 @@ class Fleet:
     def __init__(
         self, config: RingConfig, changed: Callable[[], None], numbers: EpochNumbers | None = None
     ) -> None:
-        self._config, self._changed, self._numbers = config, changed, numbers or EpochNumbers()
+        self._config = config
+        self._changed = changed
+        self._numbers = numbers or EpochNumbers()
         self._table = MemberTable(self.on_disconnect)
         self._epoch = Epoch()
         self.complaint: str | None = None
@@ -249,7 +252,8 @@ class Fleet:
         """Begin a new epoch if the ring is complete, and nothing runs that it would disturb, or all goes on
         faster afterwards.
         """
-        epoch, members = self._epoch, self._table.registrations
+        epoch = self._epoch
+        members = self._table.registrations
         self._table.send_all(epoch.rejoin_drafter(members, self._config))
         if not epoch.formed:
             self._form()
@@ -290,7 +294,8 @@ class Fleet:
         holds = self._count_fitting(wanted, members) if wanted else None
         if wanted is None or holds is None or (holds < self.user.at_work and not self._rebalancing):
             return
-        missing, needed = to_load(wanted, epoch.stages, self._loaded), self._rebalancing or larger
+        missing = to_load(wanted, epoch.stages, self._loaded)
+        needed = self._rebalancing or larger
         if all(needed and self._roomless.get(name) == missing[name] for name in missing):
             self._coming = wanted  # what else would be better once they have their rows comes later
             if self._handover.done(epoch, wanted, self.user.final_rows):
@@ -405,7 +410,8 @@ class Fleet:
 
     def _draw_up(self) -> Stages | str:
         """The next epoch's stages, or what is missing."""
-        before, failed = self._epoch.stages, self._epoch.failed
+        before = self._epoch.stages
+        failed = self._epoch.failed
         try:
             stages = next_stages(self._table.registrations, self._config, before, self._grace.active, failed)
         except Refused as error:
@@ -434,7 +440,9 @@ class Fleet:
             self._changed()  # somebody may wait for one
             return
         self._grace.end()
-        self._ahead, self._loaded, self._roomless = {}, {}, {}
+        self._ahead = {}
+        self._loaded = {}
+        self._roomless = {}
         log.info("plan", epoch=self._epoch.number, stages=self._in_words(stages))
         self._barrier = SilenceTimer(BARRIER_SECONDS, self._give_up)
         self._table.send_all(told)
@@ -443,7 +451,8 @@ class Fleet:
         """Nobody gets any further. Whoever has not done its part is lost; if all have, something that one of
         them waits for is.
         """
-        behind, standing = self._epoch.unfinished, self._epoch.progress_text
+        behind = self._epoch.unfinished
+        standing = self._epoch.progress_text
         reason = f"no progress for {BARRIER_SECONDS:g} s in getting ready: {standing}"
         log.error("the ring does not get ready", epoch=self._epoch.number, standing=standing, lost=behind)
         self.complaint = reason
@@ -461,7 +470,8 @@ class Fleet:
     def _announce_if_ready(self) -> None:
         if ring := self._epoch.ring:
             self._stop_watching()
-            self.complaint, self._retry = None, FIRST_RETRY_SECONDS
+            self.complaint = None
+            self._retry = FIRST_RETRY_SECONDS
             self._epoch.failed.clear()
             ranges = " ".join(f"{stage.name}={stage.layers}" for stage in ring.stages)
             drafter = ",".join(place.address for place in ring.drafters) or None
@@ -482,7 +492,9 @@ class Fleet:
         self._changed()
 
     def _drop_coming(self, reason: str) -> None:
-        dropped, self._coming, self._rebalancing = self._rebalancing, (), None
+        dropped = self._rebalancing
+        self._coming = ()
+        self._rebalancing = None
         if dropped:
             dropped.set_result(reason)
 

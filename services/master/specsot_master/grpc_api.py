@@ -58,8 +58,11 @@ class MasterService(master_pb2_grpc.MasterServicer):
         rebalance: Callable[[], Awaitable[Rebalanced]] | None = None,
         tokens: Tokens | None = None,
     ) -> None:
-        self._requests, self._info, self._patience = requests, info, patience
-        self._rebalance, self._tokens = rebalance, tokens
+        self._requests = requests
+        self._info = info
+        self._patience = patience
+        self._rebalance = rebalance
+        self._tokens = tokens
         self._positions = max((model.max_positions for model in info().models), default=MAX_TOKENS + 1)
 
     async def Generate(self, request: master_pb2.GenerateRequest, context: Context) -> None:
@@ -100,7 +103,8 @@ class MasterService(master_pb2_grpc.MasterServicer):
         self, request: master_pb2.GenerateRequest, context: Context
     ) -> AsyncGenerator[Numbered, None]:
         """Of a new request, or the rest of a known one."""
-        id, owner = checked_id(request.request_id), self._owner(context)
+        id = checked_id(request.request_id)
+        owner = self._owner(context)
         caller = Caller(id, owner or client_of(context.peer()), context.time_remaining(), owner)
         offset = request.resume_from if resumes(request) else None
         ask = decode_ask(request, self._positions) if offset is None or has_words(request) else None
@@ -153,7 +157,9 @@ class _Ear:
     over = False
 
     def __init__(self, members: Membership, name: str, downlink: Downlink) -> None:
-        self._members, self._name, self._downlink = members, name, downlink
+        self._members = members
+        self._name = name
+        self._downlink = downlink
         self._ways = 0
         self.watch: SilenceTimer | None = None
 
@@ -164,7 +170,8 @@ class _Ear:
         """Raises WireError."""
         if self.watch:
             self.watch.reset()
-        message, downlink = decode_upward(request), self._downlink
+        message = decode_upward(request)
+        downlink = self._downlink
         downlink.busy &= not isinstance(message, Ready | Broken)
         if not isinstance(message, Beat) and not downlink.closed:
             self._members.on_message(self._name, message, downlink)
@@ -191,7 +198,8 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         turned_away: TurnedAway | None = None,
         nearby: bool = False,
     ) -> None:
-        self._members, self._pulse = members, pulse or Heartbeat()
+        self._members = members
+        self._pulse = pulse or Heartbeat()
         self._turned_away = turned_away or TurnedAway()
         self._nearby = UnixHost() if nearby else None
         self._downlinks: set[Downlink] = set()
@@ -260,7 +268,8 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         context: Context,
     ) -> None:
         """Both directions, until either ends. Raises WireError for what does not decode."""
-        silence, outbox = self._pulse.silence, downlink.outbox
+        silence = self._pulse.silence
+        outbox = downlink.outbox
         told = f"silent for {silence:g} s"
         compiles = bool(registration.gpus)  # kernels of a GPU at any time: the lock is held for seconds
         watch = SilenceTimer(silence, lambda: outbox.lose(told), lambda: downlink.busy or compiles)
@@ -290,7 +299,8 @@ async def _first_message(requests: JoinRequests) -> Registration:
     return message
 
 
-MASTER_SERVICE, FLEET_SERVICE = "specsot.v1.Master", "specsot.v1.Fleet"
+MASTER_SERVICE = "specsot.v1.Master"
+FLEET_SERVICE = "specsot.v1.Fleet"
 _TERMS = Terms(PUBLIC_BYTES)
 
 

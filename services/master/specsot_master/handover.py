@@ -17,7 +17,8 @@ log = structlog.get_logger()
 # Seconds for one round, in which nothing is interrupted; 46 MB take 37 s at 10 Mbit/s.
 ROUND_SECONDS = 60.0
 # Rows that are rather read again than handed over in one more round, and the most rounds; not measured.
-FEW_ROWS, MAX_ROUNDS = 32, 4
+FEW_ROWS = 32
+MAX_ROUNDS = 4
 MAX_BYTES = 256 << 20  # bytes of rows, those of the longest texts first: a link's queue holds twice as many
 
 
@@ -28,7 +29,8 @@ class KvHandover:
     """
 
     def __init__(self, table: MemberTable, later: Callable[[], None]) -> None:
-        self._table, self._later = table, later
+        self._table = table
+        self._later = later
         self._change: object = None  # from which epoch, to which stages, of which processes and which head
         self._handed: dict[int, int] = {}  # by sequence, its first rows, that every taker has or now gets
         self._over: set[int] = set()  # sequences that givers have closed, whether or not we know
@@ -47,7 +49,9 @@ class KvHandover:
         change = epoch.number, wanted, takers, head_of(members)
         reason = why_not(members, epoch, wanted)
         if self._change != change or reason:
-            self._change, self._rounds, self._handed = change, 0, {}
+            self._change = change
+            self._rounds = 0
+            self._handed = {}
             self._lacking.clear()
             self._over.clear()
         if reason:
@@ -75,7 +79,8 @@ class KvHandover:
         if self._handed:
             rows = sum(self._handed.values())
             log.info("KV rows are handed over", epoch=epoch, sequences=len(self._handed), rows=rows)
-        self._kept, self._change = (epoch, self._handed), None
+        self._kept = (epoch, self._handed)
+        self._change = None
 
     def kept(self, epoch: int) -> Mapping[int, int]:
         """By sequence of an epoch before, how many first rows of it every stage of this one has."""
@@ -127,7 +132,8 @@ def _within(most: int, members: Sequence[Registration], final: Mapping[int, int]
     width = head.width if (head := head_of(members)) else 0
     workers = [one for one in members if one.kind == "worker"]
     row = max(one.row_bytes * one.model_layers + width * one.number_bytes for one in workers)
-    chosen, room = dict[int, int](), most
+    chosen = dict[int, int]()
+    room = most
     for sequence, rows in sorted(final.items(), key=lambda one: -one[1]):
         if rows * row <= room:
             chosen[sequence] = rows

@@ -255,7 +255,8 @@ class Journal:
 
     def __init__(self, store: JournalFile, thread: Executor) -> None:
         self.kept = store.read()
-        self._store, self._thread = store, thread
+        self._store = store
+        self._thread = thread
         self._waiting: list[Change] = []
         self._writing: asyncio.Task[None] | None = None
         self._landing: asyncio.Future[None] | None = None  # of what waits
@@ -284,8 +285,10 @@ class Journal:
     async def _write(self) -> None:
         loop = asyncio.get_running_loop()
         while self._landing is not None:
-            batch, self._waiting = self._waiting, []
-            self._flying, self._landing = self._landing, None
+            batch = self._waiting
+            self._waiting = []
+            self._flying = self._landing
+            self._landing = None
             try:
                 await loop.run_in_executor(self._thread, self._store.write, batch)
             except Exception as error:  # whatever it is: who waits must go on
@@ -312,7 +315,8 @@ class RequestJournal:
     """
 
     def __init__(self, journal: Journal | None = None, wall: Callable[[], float] = time.time) -> None:
-        self._journal, self._wall = journal, wall
+        self._journal = journal
+        self._wall = wall
 
     def record_arrival(self, request: RequestState, now: float) -> None:
         if self._journal and request.ask.resumable:

@@ -65,8 +65,10 @@ class RequestCounter:
     """
 
     def __init__(self, leader: RequestSource, info: Callable[[], Info]) -> None:
-        self._leader, self.info = leader, info
-        self._running, self.closing = 0, False
+        self._leader = leader
+        self.info = info
+        self._running = 0
+        self.closing = False
         self._quiet = asyncio.Event()
         self._quiet.set()
         self._watches: list[Callable[[Ask], RequestObserver]] = []
@@ -200,9 +202,11 @@ def assemble(
     prompts = Prompts(base, text, ring.conduct.plan_style)
     model = _describe(base, ring, prompts.style, text.has_template)
     _check(ring, model)
-    config, journal = _engine_config(base, ring, model), notes or RequestJournal()
+    config = _engine_config(base, ring, model)
+    journal = notes or RequestJournal()
     sandbox = GrammarSandbox(fewest=measure_with(base, width, text.end_ids))
-    rings, numbers = _ring_config(ring, model), EpochNumbers(after)
+    rings = _ring_config(ring, model)
+    numbers = EpochNumbers(after)
     memory = ForecastMemory(forecasts and forecasts / f"{model.fingerprint}.json")
     readers = Subscriptions(config, LoopClock(), journal)
     several, event, replicas = ring.replicas > 1, asyncio.Event(), list[Replica]()
@@ -240,7 +244,8 @@ def _check(ring: RingOptions, model: ModelInfo) -> None:
 def _describe(base: Path, ring: RingOptions, style: str, has_template: bool) -> ModelInfo:
     config = read_config(base)
     name = ring.name or name_of_model(base)
-    layers, positions = config.layers, config.max_positions
+    layers = config.layers
+    positions = config.max_positions
     if not has_template:
         log.warning(
             "the model has no chat template, so conversations are written as user: ... assistant: ...; "
@@ -253,7 +258,8 @@ def _describe(base: Path, ring: RingOptions, style: str, has_template: bool) -> 
 def _engine_config(base: Path, ring: RingOptions, model: ModelInfo) -> EngineConfig:
     config = read_config(base)
     folder = folder_of_model(base)
-    heads, importance = read_heads(folder, config), read_importance(folder, config)
+    heads = read_heads(folder, config)
+    importance = read_importance(folder, config)
     known = replace(ring.conduct, model=model.name, vocabulary=config.vocab, heads=heads)
     return replace(known, importance=importance, recurrent=config.delta is not None)
 

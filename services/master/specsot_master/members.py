@@ -20,7 +20,8 @@ from specsot_master.core.ring.ring_state import RingState
 log = structlog.get_logger()
 
 # Seconds after which who was turned away does not ask any more: it would every 5 s; and how many are known.
-ASKS_AGAIN_SECONDS, MAX_TURNED_AWAY = 15.0, 16
+ASKS_AGAIN_SECONDS = 15.0
+MAX_TURNED_AWAY = 16
 
 MemberMessage = Configuration | Disband | StandBy | HandOver | Rejoined | DrafterLost
 
@@ -190,7 +191,8 @@ class DrafterGrace(RejoinGrace):
 
     def __init__(self, over: Callable[[], None], seconds: float) -> None:
         super().__init__(over)
-        self._seconds, self._begun = seconds, False
+        self._seconds = seconds
+        self._begun = False
 
     def waits(self, members: Iterable[Registration]) -> bool:
         """Whether none has come yet, and there is time left for it."""

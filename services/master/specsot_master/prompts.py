@@ -47,7 +47,8 @@ class Prompts:
     def __init__(self, directory: str | Path, text: Text, style: PlanStyle = "auto") -> None:
         """Raises ModelError when the model's specsot.json cannot be used, or is missing for the style."""
         folder = folder_of_model(Path(directory))
-        self._text, self._parts = text, read_parts(folder)
+        self._text = text
+        self._parts = read_parts(folder)
         if not text.encode(BEGUN):
             raise ModelError(f"{folder}: its tokenizer has no tokens for text")
         if style == "auto" and self._parts:
@@ -123,7 +124,8 @@ class ListConversation:
         """Raises TemplateRefused when the template takes the conversation in no form."""
         wording = wording or Wording()
         question = messages[-1].content
-        self._text, self._messages = text, tuple(messages)
+        self._text = text
+        self._messages = tuple(messages)
         self._sentences = wording.of(question)
         self._list_words = self._ask_for_plan(rules)
         self.told: tuple[str, ...] | None = (self._list_words,)
@@ -137,9 +139,11 @@ class ListConversation:
             self._slots = find_slots(self._render_branch, text.mark)
             probe = self._render_branch(*self._branch_words(SAMPLE_POINT, [SAMPLE_POINT]))
         cut, end = text.cut(asked, shared_text(asked, probe))
-        self._head, self._joint = asked[:cut], asked[cut:end]
+        self._head = asked[:cut]
+        self._joint = asked[cut:end]
         self._known = text.encode(self._head) if self._head else ()
-        skeleton, branch = self._tokens(head_of_answer(asked, self.plan_head)), self._tokens(probe)
+        skeleton = self._tokens(head_of_answer(asked, self.plan_head))
+        branch = self._tokens(probe)
         self.prefix = skeleton[: min(shared_length(skeleton, branch, len(self._known)), len(skeleton) - 1)]
         self.skeleton: PromptTurn = turn_from(self.prefix, skeleton, len(self._known))
         self.answer: PromptTurn = turn_from(self.prefix, text.encode(text.render(self._messages)))
@@ -344,7 +348,8 @@ class PartsConversation:
 
     def __init__(self, text: Text, parts: PromptParts, messages: Sequence[Message]) -> None:
         """Raises TemplateRefused, and ModelError for a template that these parts cannot use."""
-        self._text, self._parts = text, parts
+        self._text = text
+        self._parts = parts
         self._messages = _with_system(parts.system, tuple(messages))
         self._opening = text.render(self._messages, answer=False)
         self.prefix = text.encode(self._opening)

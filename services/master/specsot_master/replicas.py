@@ -27,7 +27,8 @@ from specsot_master.fleet import Fleet
 from specsot_master.journal import JournaledRequest
 
 # Characters of a block that must agree, and blocks compared; not measured.
-BLOCK_CHARACTERS, MAX_PROMPT_BLOCKS = 256, 64
+BLOCK_CHARACTERS = 256
+MAX_PROMPT_BLOCKS = 64
 MAX_KNOWN_BLOCKS = 4096  # blocks remembered, the newest; not measured
 
 
@@ -148,7 +149,10 @@ class Replica:
         return self.fleet.ring.pages if self.fleet.ring else 0
 
     def info(self) -> ReplicaInfo:
-        fleet, engine, ring, waiting = self.fleet, self.engine, self.fleet.ring, self.fleet.waiting_for()
+        fleet = self.fleet
+        engine = self.engine
+        ring = self.fleet.ring
+        waiting = self.fleet.waiting_for()
         pages = None
         if ring:
             pages = PagesInfo(ring.pages, engine.free_pages, ring.page_rows, engine.kept_pages)
@@ -286,7 +290,8 @@ class MemberRouter:
     """
 
     def __init__(self, fleets: Sequence[Fleet], changed: Callable[[], None]) -> None:
-        self._fleets, self._changed = fleets, changed
+        self._fleets = fleets
+        self._changed = changed
         self._homes: dict[str, Fleet] = {}
 
     async def join(self, registration: Registration, downlink: Link) -> None:

@@ -173,7 +173,8 @@ async def open_doors(
     """
     patience = config.ring.conduct.unread_for
     clients = MasterService(master.requests, master.info, patience, master.rebalance, config.tokens())
-    listen, apart = config.service.listen, config.fleet_listen
+    listen = config.service.listen
+    apart = config.fleet_listen
     if config.http is not None:  # else clients would be let in, and thrown out again, while it is imported
         check_extra()
     async with AsyncExitStack() as doors:
@@ -205,8 +206,10 @@ async def open_http(listen: str, config: MasterConfig, master: Master, metrics: 
     from specsot_master.http.app import open_http
     from specsot_master.telemetry import observe_master
 
-    terms, metrics = _public(config), metrics or observe_master(master, prefix=config.metrics_prefix)
-    names, origins = config.http_names, config.allowed_origins
+    terms = _public(config)
+    metrics = metrics or observe_master(master, prefix=config.metrics_prefix)
+    names = config.http_names
+    origins = config.allowed_origins
     answers = config.default_mode, config.sse_ping_interval
     door = await open_http(listen, master, terms, metrics, *answers, names, origins)
     scheme = "http" if terms.tls.cert is None else "https"

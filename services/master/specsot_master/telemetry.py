@@ -22,7 +22,10 @@ from specsot.tracing import Span, Tracer, caller, current
 from specsot_master.config import MetricPrefix
 from specsot_master.master import Master
 
-REQUEST_SPAN, WAIT_SPAN, PLAN_SPAN, ANSWER_SPAN = "request", "wait", "plan", "answer"
+REQUEST_SPAN = "request"
+WAIT_SPAN = "wait"
+PLAN_SPAN = "plan"
+ANSWER_SPAN = "answer"
 FIRST_TOKEN = "first token"
 
 
@@ -113,8 +116,11 @@ class EngineGauges:
     """One ring. labels: a value for each of LABELS. branches: that are being written."""
 
     def __init__(self, labels: Mapping[str, str], ring: Info | ReplicaInfo, branches: int) -> None:
-        self.labels, self.ring, self.branches = tuple(labels.values()), ring, branches
-        self.requests, self.laps = ring.requests or RequestsInfo(), ring.laps or LapsInfo()
+        self.labels = tuple(labels.values())
+        self.ring = ring
+        self.branches = branches
+        self.requests = ring.requests or RequestsInfo()
+        self.laps = ring.laps or LapsInfo()
         self.pages = ring.pages or PagesInfo(0, 0, 0)
 
     @property
@@ -236,7 +242,8 @@ class Metrics:
         registry: CollectorRegistry | None = None,
         prefix: MetricPrefix = "specsot",
     ) -> None:
-        self._busy, self._clock = busy, clock
+        self._busy = busy
+        self._clock = clock
         self._lap_began: float | None = None
         self._engines: list[Metrics] = []
         self._registry = registry = registry or registry_of("master")
@@ -265,7 +272,8 @@ class Metrics:
         return one
 
     def _gauges(self, info: Info) -> list[EngineGauges]:
-        engines, rings = self._engines or [self], info.replicas or [info]
+        engines = self._engines or [self]
+        rings = info.replicas or [info]
         return [EngineGauges(one._labels, ring, one.branches) for one, ring in zip(engines, rings)]  # noqa: SLF001
 
     def written(self) -> bytes:
@@ -299,7 +307,8 @@ class Metrics:
 
     def _time(self, result: Result) -> None:
         """From lap to lap, while there was work; and how much of that each stage did not compute."""
-        now, began = self._clock(), self._lap_began
+        now = self._clock()
+        began = self._lap_began
         self._lap_began = now if self._busy() else None
         if began is None:
             return
@@ -309,7 +318,9 @@ class Metrics:
 
     def on_finish(self, figures: events.Statistics, waited: float) -> None:
         """A request that ended by itself. waited: seconds until it was admitted."""
-        first, whole, tokens = figures.seconds_to_first_token, figures.seconds, figures.completion_tokens
+        first = figures.seconds_to_first_token
+        whole = figures.seconds
+        tokens = figures.completion_tokens
         self.observe("request_prefill_time_seconds", max(first - waited, 0.0))
         self.observe("request_decode_time_seconds", max(whole - first, 0.0))
         self.observe("request_inference_time_seconds", max(whole - waited, 0.0))
@@ -328,7 +339,9 @@ class RequestMetrics:
     """find: the figures of the ring that has a request, by its id. `clock`: seconds that only go forward."""
 
     def __init__(self, find: Callable[[str], Metrics], clock: Callable[[], float]) -> None:
-        self._find, self._metrics, self._clock = find, find(""), clock
+        self._find = find
+        self._metrics = find("")
+        self._clock = clock
         self._began = clock()
         self._last: float | None = None
         self._waited = 0.0

@@ -73,7 +73,8 @@ class ControlTokens:
 
     def encode(self, rendering: str) -> tuple[int, ...]:
         """Token ids of a rendering with marks: what is marked is plain text."""
-        names, ids = self._names, self._respelled
+        names = self._names
+        ids = self._respelled
         aliased = self._pattern.sub(lambda found: names[self._ids[found[0]]], rendering)
         found = self._split(aliased.replace(BREAK_MARK, ""))
         if any(token in self._control and token not in ids for token in found):  # merges reach it, too
@@ -150,7 +151,8 @@ class TokenBytes:
     @cached_property
     def _spell(self) -> Speller | None:
         """Only the decoder is looked at: a whole vocabulary takes long to write out."""
-        decoder, model = self._tokenizer.decoder, self._tokenizer.model
+        decoder = self._tokenizer.decoder
+        model = self._tokenizer.model
         described = None if decoder is None else json.loads(decoder.__getstate__())
         fallback = getattr(model, "byte_fallback", False)
         return speller({"decoder": described, "model": {"byte_fallback": fallback}})

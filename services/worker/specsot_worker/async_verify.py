@@ -42,7 +42,8 @@ class AsyncVerifier:
 
     def __init__(self, name: str, executor: Executor, on_launched: OnLaunched) -> None:
         """executor: of one thread. on_launched: what to do with each frame."""
-        self._compute, self._on_launched = Compute(name, executor), on_launched
+        self._compute = Compute(name, executor)
+        self._on_launched = on_launched
         self._stream: torch.cuda.Stream | None = None
         self._queue = asyncio.Queue[LaunchedFrame]()
         self._unverified = 0

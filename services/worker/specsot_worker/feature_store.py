@@ -99,7 +99,8 @@ class FeatureStore:
 
     def _write(self) -> None:
         """What is put off: in one copy of slots to the device."""
-        unwritten, self._unwritten = self._unwritten, []
+        unwritten = self._unwritten
+        self._unwritten = []
         if unwritten:
             slots, features = zip(*unwritten)
             index = indices(list(chain.from_iterable(slots)), self._features.device)
@@ -115,7 +116,9 @@ class FeatureStore:
 
     def load(self, parts: Sequence[FeatureRows]) -> Tensor:
         """[rows of all parts, width]."""
-        newest, self._newest = self._newest, ((), self._features[:0])  # whose it was may write over it soon
+        # whose it was may write over it soon
+        newest = self._newest
+        self._newest = ((), self._features[:0])
         if parts == newest[0]:
             return newest[1]
         self._write()

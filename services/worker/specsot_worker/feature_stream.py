@@ -88,7 +88,8 @@ class FeatureStream:
         """tokens: those of every open sequence, those not fed yet included. store: None where a drafter
         wants no features.
         """
-        self._tokens, self._store = tokens, store
+        self._tokens = tokens
+        self._store = store
         self._sequences: dict[int, _DraftedSequence] = {}
         self._receivers = {name: _Receiver() for name in drafters}
         self._later: list[tuple[Frame, Mapping[int, Outcome]]] = []  # judged, and not noted yet
@@ -100,7 +101,8 @@ class FeatureStream:
         self.catch_up()
         found = list[Tensor | None]()
         for one in asked:
-            drafted, part = self._sequences.get(one.sequence), FeatureRows(one.sequence, one.first, one.last)
+            drafted = self._sequences.get(one.sequence)
+            part = FeatureRows(one.sequence, one.first, one.last)
             here = self._store is not None and drafted is not None and drafted.committed >= one.last
             found.append(self._store.load([part]).cpu() if self._store and here else None)
         return found
@@ -187,7 +189,8 @@ class FeatureStream:
         """Note what nobody was told of. Best called while a device computes: a lap that rests does not wait
         for it.
         """
-        later, self._later = self._later, []
+        later = self._later
+        self._later = []
         for frame, outcomes in later:
             self._record_frame(frame, outcomes)
             for sequence in frame.closings:
@@ -250,7 +253,9 @@ class FeatureStream:
             kept = self.handed.rows(opening) if opening.kept else None
             if opening.drafted:
                 self._open(opening, kept)
-        parts, slots, rows = list[FeatureRows](), list[int](), list[int]()
+        parts = list[FeatureRows]()
+        slots = list[int]()
+        rows = list[int]()
         first = 0
         for segment in frame.segments:
             nodes = self._record_segment(segment, outcomes.get(segment.sequence), parts, slots)
@@ -307,7 +312,8 @@ class FeatureStream:
         parts.append(part)
         drafted.committed = part.stop
         if outcome:
-            drafted.step, drafted.forced = outcome.step + 1, outcome.forced
+            drafted.step = outcome.step + 1
+            drafted.forced = outcome.forced
         return nodes
 
     def _close(self, sequence: int) -> None:
@@ -344,7 +350,9 @@ class FeatureStream:
         """How the drafter, which does not know it, is to open it, if it may now: a fork behind its source, or
         as a text of its own where the source was never told and is closed, or is another drafter's.
         """
-        sequence, fork, sent = drafted.opening.sequence, drafted.opening.fork, receiver.sent
+        sequence = drafted.opening.sequence
+        fork = drafted.opening.fork
+        sent = receiver.sent
         source = self._sequences.get(fork.sequence) if fork and fork.sequence in sent else None
         known = None
         if fork:
@@ -385,7 +393,8 @@ class FeatureStream:
 
     def _lesson(self, part: FeatureRows, asking: bool) -> FeatureBatch:
         """A tree is asked for behind the newest token alone; none unless `asking`."""
-        course, text = self._sequences[part.sequence], self._tokens[part.sequence]
+        course = self._sequences[part.sequence]
+        text = self._tokens[part.sequence]
         told = part.sequence, part.start, tuple(text[part.start : part.stop])
         if course.step is None or part.stop < course.committed:
             return FeatureBatch(*told, None, None)

@@ -39,7 +39,8 @@ class HandedRows:
         self._rows: dict[Key, list[Tensor]] = {}
         self._over: set[Key] = set()
         self._order = HandOver(0, (), (), ())
-        self._epoch, self._bytes = epoch, 0
+        self._epoch = epoch
+        self._bytes = 0
 
     def expect(self, order: HandOver) -> None:
         if order.epoch < self._epoch:  # of which only some sender spoke
@@ -50,7 +51,8 @@ class HandedRows:
     def add(self, giver: str, message: KvRows) -> None:
         """What is here already, or does not follow it, is left out; so is what is too much."""
         self._enter(message.epoch)
-        key, room = (giver, message.sequence, message.layer), MAX_BYTES - self._bytes
+        key = (giver, message.sequence, message.layer)
+        room = MAX_BYTES - self._bytes
         if message.epoch < self._epoch or key in self._over:
             return
         if not isinstance(message.rows, Tensor):
@@ -82,7 +84,8 @@ class HandedRows:
         it is not here. Whoever writes goes on as this opening, and nobody else needs what was kept for it.
         """
         assert opening.kept is not None
-        layer, last = self._order.model_layers if layer is None else layer, opening.begun
+        layer = self._order.model_layers if layer is None else layer
+        last = opening.begun
         (key,) = self._keys(opening.kept.sequence, Range(layer, layer + 1))
         held = (self._rows.pop if opening.decodes else self._rows.get)(key, [])
         whole = sum(map(len, held)) >= last
@@ -108,7 +111,8 @@ class HandedRows:
         if epoch > self._epoch:
             self._rows.clear()
             self._over.clear()
-            self._epoch, self._bytes = epoch, 0
+            self._epoch = epoch
+            self._bytes = 0
 
 
 LayerRows = tuple[RowsOf, int]  # of one layer of the model
@@ -121,7 +125,9 @@ class StageRows:
     """
 
     def __init__(self, table: PageTable, kv: KVPages, layers: Range) -> None:
-        self._table, self._kv, self._layers = table, kv, layers
+        self._table = table
+        self._kv = kv
+        self._layers = layers
         self.handed = HandedRows()
         self._unfilled: dict[int, Opening] = {}  # by sequence; its pages come with its first rows
         self._over = set[int]()  # of an epoch before, and somebody is still to begin with their rows
@@ -177,7 +183,8 @@ class RowHandover:
     """
 
     def __init__(self, name: str, dialer: Dialer) -> None:
-        self._name, self._dialer = name, dialer
+        self._name = name
+        self._dialer = dialer
         self.rows = self.ready = HandedRows()  # of the epoch that runs, and of the one before, which serve it
         self._waiting: tuple[HandOver, Range, Link] | None = None  # for what, and whom to tell
         self._own: Range | None = None  # layers that the newest order has here
@@ -188,13 +195,15 @@ class RowHandover:
         self.stop()
         self.rows.expect(order)
         own = next((order.held_by(one) for one in order.takers if one.name == self._name), None)
-        self._waiting, self._own = (order, own, uplink) if own else None, own
+        self._waiting = (order, own, uplink) if own else None
+        self._own = own
         self._giving = start(self._give(order, copies))
 
     def turn(self, epoch: int) -> None:
         """This one is configured, with what came in the one before."""
         self.stop()
-        self.ready, self.rows = self.rows, HandedRows(epoch)
+        self.ready = self.rows
+        self.rows = HandedRows(epoch)
         if self._own:
             self.ready.keep(self._own)
         self._own = None
@@ -210,7 +219,8 @@ class RowHandover:
 
     async def _tell(self) -> None:
         if self._waiting and self.rows.complete(self._waiting[1]):
-            (order, layers, uplink), self._waiting = self._waiting, None
+            (order, layers, uplink) = self._waiting
+            self._waiting = None
             told = Progress(order.epoch, 1, 1, handed=order.number, over=self.rows.over(layers))
             with suppress(SpecsotError):  # a lost master is heard of by itself
                 await uplink.send(told)
@@ -252,12 +262,14 @@ async def _send(
 
 def _parts(asked: Sequence[RowsOf], layers: Range, model_layers: int) -> Iterator[list[LayerRows]]:
     """At most JOB_ROWS each, or one; features by themselves."""
-    part, count = list[LayerRows](), 0
+    part = list[LayerRows]()
+    count = 0
     for layer in range(layers.first, layers.last):
         for one in asked:
             if part and (count + one.last - one.first > JOB_ROWS or part[-1][1] < layer == model_layers):
                 yield part
-                part, count = [], 0
+                part = []
+                count = 0
             part.append((one, layer))
             count += one.last - one.first
     if part:

@@ -67,9 +67,14 @@ class StageLoader:
         before_frame: called before a stage runs each frame.
         """
         self._options = options = as_published(options, options.base)
-        self._name, self._address = name, address or name
-        self._layers, self._on_layer, self._before_frame = layers, loaded, before_frame
-        self._free_memory, self._device, self._gpus = free_memory, options.device, gpus(options.device)
+        self._name = name
+        self._address = address or name
+        self._layers = layers
+        self._on_layer = loaded
+        self._before_frame = before_frame
+        self._free_memory = free_memory
+        self._device = options.device
+        self._gpus = gpus(options.device)
         self._config = read_config(options.base)
         use_device(options.device)
         self._dtype = resolve_dtype(options.dtype, options.device, options.quantization)
@@ -93,7 +98,8 @@ class StageLoader:
     @property
     def fetched(self) -> int:
         base = self._options.base
-        borrowed, snapshot = borrowed_of(base), snapshot_of(base)
+        borrowed = borrowed_of(base)
+        snapshot = snapshot_of(base)
         return borrowed.stored if borrowed else snapshot.stored if snapshot else 0
 
     @property
@@ -102,7 +108,8 @@ class StageLoader:
 
     def registration(self) -> Registration:
         """Measures one layer (of the range, if fixed); a fraction of a second. Raises ModelError: no room."""
-        config, memory = self._config, self._memory()
+        config = self._config
+        memory = self._memory()
         if self._layers:
             self._check_fit(self._layers, self._options.page_bytes, self._graph_bytes(self._layers))
         if self._layers is None:
@@ -135,9 +142,11 @@ class StageLoader:
 
     def _tell_published(self) -> None:
         """One line, where weights are quantized in the files."""
-        files, whole = self._files(), Range(0, self._config.layers)
+        files = self._files()
+        whole = Range(0, self._config.layers)
         if isinstance(files, PublishedWeights):
-            kept, numbers = self._options.quantization, str(self._dtype).removeprefix("torch.")
+            kept = self._options.quantization
+            numbers = str(self._dtype).removeprefix("torch.")
             log.info(
                 "published weights",
                 format=str(files.published),
@@ -212,7 +221,8 @@ class StageLoader:
     def make_verifier(self, stage: StageRunner, configuration: Configuration) -> Verifier:
         """The end of the ring; needs the range that holds the last layer."""
         self._read_vocabulary()
-        decoder, width = self._load(stage.layers), configuration.width_at(stage.layers)
+        decoder = self._load(stage.layers)
+        width = configuration.width_at(stage.layers)
         pages = configuration.pages, configuration.page_rows
         store = FeatureStore(*pages, width, decoder.dtype, decoder.device) if width else None
         logits = without_tokens(decoder.logits, self._token_bytes.unnamed if self._has_text else ())
@@ -243,7 +253,9 @@ class StageLoader:
         """What is loaded elsewhere goes."""
         device = self._gpus.get(gpu or "", self._device)
         if device != self._device:
-            self._decoder, self._device, self._parts = None, device, LoadedParts()
+            self._decoder = None
+            self._device = device
+            self._parts = LoadedParts()
             use_device(device)
 
     def _free(self) -> int | None:
@@ -262,7 +274,8 @@ class StageLoader:
 
     def _loaded_bytes(self, layers: Iterable[int]) -> int:
         """Bytes of those of these layers that are loaded."""
-        counted, here = self._counted, [one for one in layers if one in self._parts.blocks]
+        counted = self._counted
+        here = [one for one in layers if one in self._parts.blocks]
         return sum(counted.weights(Range(one, one + 1)) for one in here)
 
     def _graph_bytes(self, layers: Range | None, width: int = 0, room: int | None = None) -> int:

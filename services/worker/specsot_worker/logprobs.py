@@ -18,12 +18,15 @@ def add_logprobs(
 ) -> list[Outcome]:
     """The outcomes, with a chance for each token of those that are asked for it. logits: [rows, V]."""
     asked = [question.state.opening.logprobs for question in queries]
-    rows, tokens, most = list[int](), list[int](), 0
+    rows = list[int]()
+    tokens = list[int]()
+    most = 0
     for outcome, question, top in zip(outcomes, queries, asked):
         if top is not None:
             nodes = outcome.accepted or (0,)
             rows += [question.row + node for node in nodes[: len(outcome.tokens)]]
-            tokens, most = tokens + list(outcome.tokens), max(most, top)
+            tokens = tokens + list(outcome.tokens)
+            most = max(most, top)
     if not rows:
         return list(outcomes)
     chances = iter(token_logprobs(logits[rows], tokens, most))

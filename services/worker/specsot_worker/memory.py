@@ -36,7 +36,8 @@ class LayerMemory:
     @property
     def rounding(self) -> str:
         """`Registration.quantization`; sums that are grouped otherwise are rounded otherwise, too."""
-        options, kept = self.options, self.options.kv_cache_dtype
+        options = self.options
+        kept = self.options.kv_cache_dtype
         if kept == "auto":
             kept = "fp16" if self._row_itemsize < self.dtype.itemsize else ""
         grouped = "batch-invariant" if options.batch_invariant else ""
@@ -63,7 +64,8 @@ class LayerMemory:
         """
         every = [Range(layer, layer + 1) for layer in range(self.config.layers)]
         each = max(self._row(one) for one in ([layers] if layers else every))
-        granted, least = self.options.page_bytes, self._pages(layers or Range(0, self.config.layers), 0)
+        granted = self.options.page_bytes
+        least = self._pages(layers or Range(0, self.config.layers), 0)
         return -(-each * granted // max(granted - least, 1))
 
     def _row(self, layers: Range) -> int:
@@ -101,7 +103,8 @@ class LayerMemory:
         """Captured graphs of these layers. kernels: there are some where it runs. width: of the features they
         sum up. None: nobody knows yet which layers; all of them, if their weights fit into `room`.
         """
-        kind, grouped = self.options.quantization, self.options.batch_invariant
+        kind = self.options.quantization
+        grouped = self.options.batch_invariant
         eight = kind in ("fp8", "int8")
         captured = can_capture(self.config, kernels, bool(kind), eight, self.dtype)
         captured = captured and (self.options.tensor_parallel == 1 or can_fuse(self.config))

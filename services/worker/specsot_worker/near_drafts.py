@@ -40,7 +40,9 @@ class DraftedLap:
         self, stage: RunsAhead, frame: Frame, outcomes: Mapping[int, Outcome], places: Sequence[object]
     ) -> None:
         """places: of the frame's segments, see `NearDrafts`."""
-        self._stage, self._frame, self._outcomes = stage, frame, outcomes
+        self._stage = stage
+        self._frame = frame
+        self._outcomes = outcomes
         self._segments = self._following(places)
         self.unread: UnreadTrees | None = None
 
@@ -77,7 +79,8 @@ class DraftedLap:
 
     def _following(self, every: Sequence[object]) -> list[TreeSegment]:
         """Roots of what comes; none at all, where not all that go on have trees, or others go between."""
-        following, places = list[TreeSegment](), list[Any]()
+        following = list[TreeSegment]()
+        places = list[Any]()
         for segment, place in zip(self._frame.segments, every):
             outcome = self._outcomes.get(segment.sequence)
             if outcome is not None and outcome.end:
@@ -86,7 +89,8 @@ class DraftedLap:
                 return []
             tree = isinstance(segment, TreeSegment)
             committed = segment.committed if tree else segment.start + len(segment.tokens)
-            committed, step = committed + len(outcome.accepted), outcome.step + 1
+            committed = committed + len(outcome.accepted)
+            step = outcome.step + 1
             root = single(outcome.tokens[-1])
             following.append(TreeSegment(segment.sequence, step, committed, outcome.accepted, root))
             places.append(place)
@@ -102,7 +106,9 @@ class NearDrafts:
 
     def __init__(self, stage: RunsAhead | None, place: Place, quiet: Callable[[], bool]) -> None:
         self.drafter: NearDrafter | None = None
-        self._stage, self._place, self._quiet = stage, place, quiet
+        self._stage = stage
+        self._place = place
+        self._quiet = quiet
         self._begun: tuple[int, UnreadVerdict] | None = None  # the frame that `begin` was asked for last
 
     def begin(self, frame: Frame, targets: Payload) -> None:

@@ -77,7 +77,8 @@ class GuessedLap:
         left = [each for each in every if each[0].sequence not in closed]
         if len(left) < len(self.segments):
             rows = [row for _, tree, first in left for row in range(first, first + len(tree))]
-            self.segments, self.trees = [one for one, _, _ in left], [tree for _, tree, _ in left]
+            self.segments = [one for one, _, _ in left]
+            self.trees = [tree for _, tree, _ in left]
             self.tokens = [self.tokens[row] for row in rows]
             hidden, fused = self.outputs
             kept = indices(rows, hidden.device)
@@ -98,7 +99,9 @@ class NextLap:
     """At most one guess at a time; asked by the thread that runs frames."""
 
     def __init__(self, table: PageTable, kv: KVPages, laps: Laps) -> None:
-        self._table, self._kv, self._laps = table, kv, laps
+        self._table = table
+        self._kv = kv
+        self._laps = laps
         self._guess: GuessedLap | None = None
         self._trees = self._plain = (
             False  # all of the newest frame have trees next; those it has: of one node
@@ -132,9 +135,11 @@ class NextLap:
         """Arrange what comes behind this frame, which runs, if its trees are of one node, and nobody drafts
         behind it: a drafter rests, or those of the frame before were, too.
         """
-        plain, trees = self._plain, [one for one in frame.segments if isinstance(one, TreeSegment)]
+        plain = self._plain
+        trees = [one for one in frame.segments if isinstance(one, TreeSegment)]
         self._trees = bool(trees) and all(map(self._goes_on, frame.segments))
-        alone, unasked = all(len(one.tree) == 1 for one in trees), frame.resting or frame.waking
+        alone = all(len(one.tree) == 1 for one in trees)
+        unasked = frame.resting or frame.waking
         self._plain = bool(trees) and alone and not unasked  # behind a rest somebody drafts
         if alone and (plain or unasked) and self._trees:
             self._arrange([*map(_following, frame.segments)])
@@ -183,7 +188,8 @@ class NextLap:
         guess = self._guess
         if guess is None or any(len(own.tokens) != len(one.tokens) for own, one in zip(trees, guess.trees)):
             return False
-        guess.trees, guess.tokens = trees, _tokens(trees)
+        guess.trees = trees
+        guess.tokens = _tokens(trees)
         return True
 
     def grow(self, trees: Sequence[Tree]) -> bool:
@@ -205,7 +211,8 @@ class NextLap:
 
     def _arrange(self, segments: Sequence[TreeSegment]) -> None:
         """As a frame of these would be; nothing, where pages are too few."""
-        table, trees = self._table, [one.tree for one in segments]
+        table = self._table
+        trees = [one.tree for one in segments]
         self._guess = GuessedLap(segments, trees, arranged=True)
         own = [one.sequence for one in segments]
         wanted = map(table.wanted, own, [one.committed + len(one.tree.tokens) for one in segments])
@@ -220,7 +227,8 @@ class NextLap:
 
     def _drop(self) -> None:
         """It has never been."""
-        guess, self._guess = self._guess, None
+        guess = self._guess
+        self._guess = None
         for sequence, pages in reversed(guess.reserved) if guess else ():
             for page in self._table.unreserve(sequence, pages):
                 if guess and guess.outputs:

@@ -50,7 +50,8 @@ def _penalise(logits: torch.Tensor, sampling: Sampling, counts: Mapping[int, int
     """
     at = torch.tensor(list(counts), device=logits.device)
     written = torch.tensor(list(counts.values()), dtype=logits.dtype, device=logits.device)
-    before, rate = logits[at], sampling.repetition_penalty
+    before = logits[at]
+    rate = sampling.repetition_penalty
     repeated = torch.where(before > 0, before / rate, before * rate)
     costs = written * sampling.frequency_penalty + (written > 0) * sampling.presence_penalty
     logits[at] = repeated - costs

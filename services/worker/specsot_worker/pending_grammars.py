@@ -59,7 +59,8 @@ def _sequence(part: Frame) -> int:
 
 def _split_frame(frame: Frame) -> list[Frame]:
     """A frame for every segment, of number 0: no lap."""
-    parts, first = list[Frame](), 0
+    parts = list[Frame]()
+    first = 0
     for segment in frame.segments:
         rows = slice(first, first + rows_of(segment))
         first = rows.stop

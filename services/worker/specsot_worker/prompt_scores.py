@@ -40,7 +40,8 @@ class PromptScores:
             return
         first = 0
         for segment in frame.segments:
-            score, rows = self._scores.get(segment.sequence), rows_of(segment)
+            score = self._scores.get(segment.sequence)
+            rows = rows_of(segment)
             if score and isinstance(segment, PromptChunk):
                 assert frame.hidden is not None
                 self._extend(score, segment.tokens, frame.hidden[first : first + rows])
@@ -56,10 +57,13 @@ class PromptScores:
 
     def _extend(self, score: _Score, tokens: tuple[int, ...], hidden: torch.Tensor) -> None:
         """tokens [n], hidden [n, H]: a row belongs to the token behind its own."""
-        before, score.last = score.last, hidden[-1:].clone()
-        rows, targets = hidden[:-1], tokens[1:]
+        before = score.last
+        score.last = hidden[-1:].clone()
+        rows = hidden[:-1]
+        targets = tokens[1:]
         if before is not None:
-            rows, targets = torch.cat((before, rows)), tokens
+            rows = torch.cat((before, rows))
+            targets = tokens
         for start in range(0, len(targets), ROWS_AT_A_TIME):
             part = slice(start, start + ROWS_AT_A_TIME)
             score.chances += token_logprobs(self._logits(rows[part]), targets[part], score.top)

@@ -53,7 +53,8 @@ def may_send(configuration: Configuration, arrival: Arrival) -> bool:
 
     Who has no name in the configuration drafts, or is nobody.
     """
-    index, names = stage_index(configuration), [stage.name for stage in configuration.stages]
+    index = stage_index(configuration)
+    names = [stage.name for stage in configuration.stages]
     sender = arrival.sender
     if not arrival.of("worker" if sender in names else "drafter" if sender != MASTER else MASTER):
         return False
@@ -74,7 +75,8 @@ def may_send(configuration: Configuration, arrival: Arrival) -> bool:
 
 async def connect(configuration: Configuration, dialer: Dialer, uplink: Link) -> RingLinks:
     """Dial whom this stage talks to. Raises Unavailable naming who cannot be reached."""
-    index, stages = stage_index(configuration), configuration.stages
+    index = stage_index(configuration)
+    stages = configuration.stages
     last = index == len(stages) - 1
 
     async def dial(address: str | None) -> RingLink | None:
@@ -97,14 +99,16 @@ async def connect(configuration: Configuration, dialer: Dialer, uplink: Link) ->
 log = structlog.get_logger()
 
 # Messages and bytes kept of epochs to come: taps, which overtake Configurations; not measured.
-MAX_EARLY_ARRIVALS, MAX_EARLY_BYTES = 64, 1 << 30
+MAX_EARLY_ARRIVALS = 64
+MAX_EARLY_BYTES = 1 << 30
 
 
 class EarlyArrivals:
     """Arrivals of epochs to come, in order. What does not fit is dropped: the barrier has a deadline."""
 
     def __init__(self, max_arrivals: int = MAX_EARLY_ARRIVALS, max_bytes: int = MAX_EARLY_BYTES) -> None:
-        self._max_arrivals, self._max_bytes = max_arrivals, max_bytes
+        self._max_arrivals = max_arrivals
+        self._max_bytes = max_bytes
         self._held: list[tuple[int, Arrival]] = []
         self._bytes = self._past_epoch = 0
 

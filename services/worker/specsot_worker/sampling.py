@@ -98,7 +98,8 @@ def argmax_tokens(logits: torch.Tensor) -> list[int | None]:
     if logits.device.type == "cpu":  # NumPy's takes a sixth of the time of PyTorch's; it has no bfloat16
         held = (logits.float() if logits.dtype == torch.bfloat16 else logits).numpy()
         tokens = held.argmax(-1)
-        best, chosen = held[np.arange(len(held)), tokens].tolist(), tokens.tolist()
+        best = held[np.arange(len(held)), tokens].tolist()
+        chosen = tokens.tolist()
     else:  # read once: each read awaits the device
         best, chosen = torch.stack([each.double() for each in logits.max(dim=-1)]).tolist()
     return [int(token) if abs(top) < float("inf") else None for top, token in zip(best, chosen)]
@@ -114,14 +115,21 @@ def draw_tokens(logits: torch.Tensor, sampling: Sampling, keys: Sequence[int]) -
 
 def _draw(key: int, tokens: Sequence[int], sums: np.ndarray, size: int) -> int:
     """One of `size`, bit by bit, that weighs something. tokens: which may, ascending; sums: of weights."""
-    token, first, end, before, upto = 0, 0, len(tokens), 0.0, sums.item(-1)
+    token = 0
+    first = 0
+    end = len(tokens)
+    before = 0.0
+    upto = sums.item(-1)
     for bit in reversed(range((size - 1).bit_length())):
         middle = bisect_left(tokens, token + (1 << bit), first, end)
         parted = sums.item(middle - 1) if middle > first else before
         if upto > parted and uniform(key, 1 << bit) * (upto - before) >= parted - before:
-            token, first, before = token + (1 << bit), middle, parted
+            token = token + (1 << bit)
+            first = middle
+            before = parted
         else:
-            end, upto = middle, parted
+            end = middle
+            upto = parted
     return token
 
 
@@ -139,7 +147,8 @@ def sampling_weights(logits: torch.Tensor, sampling: Sampling) -> tuple[torch.Te
 
 def _truncated_weights(weights: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
     """Look only at the likeliest, and at more of them while tokens that stay may lie beyond."""
-    size, candidates = weights.shape[-1], 2 * sampling.top_k or NUCLEUS_CANDIDATES
+    size = weights.shape[-1]
+    candidates = 2 * sampling.top_k or NUCLEUS_CANDIDATES
     while True:
         candidates = min(candidates, size)
         values, tokens = weights.topk(candidates)
@@ -224,7 +233,10 @@ def find_targets(
     it was not.
     """
     at_once = logits.is_cuda if at_once is None else at_once
-    requests, walks, drawn = [ARGMAX] * len(logits), dict[int, _PathWalk](), False  # by number in `queries`
+    # by number in `queries`
+    requests = [ARGMAX] * len(logits)
+    walks = dict[int, _PathWalk]()
+    drawn = False
     for number, one in enumerate(queries):
         greedy = one.state.greedy
         if not ((greedy or (at_once and not one.state.processed)) and one.unmasked):
@@ -277,7 +289,8 @@ class _PathWalk:
     def apply_processors(self, logits: torch.Tensor) -> None:
         """Everything that comes before drawing, on its node's row [V], in place."""
         assert self.node is not None
-        state, masks = self.query.state, self.query.masks
+        state = self.query.state
+        masks = self.query.masks
         if masks and (mask := masks[self.node]) is not None:
             forbidden = torch.from_numpy(~mask[: len(logits)])  # the cached mask itself is read-only
             logits[forbidden.to(logits.device)] = float("-inf")

@@ -51,7 +51,8 @@ class DecoderStage:
         before_frame: Callable[[], None] | None = None,
     ) -> None:
         """before_frame: called before each frame runs."""
-        self._decoder, self._before_frame = decoder, before_frame
+        self._decoder = decoder
+        self._before_frame = before_frame
         self._layout: Layout = layout
         self._table = PageTable(pages, page_rows)
         self._kv = decoder.make_kv(pages, page_rows)
@@ -63,7 +64,9 @@ class DecoderStage:
         self.rows = StageRows(self._table, self._kv, decoder.layers)
         self.uncaptured = 0
         first, last = decoder.layers.first == 0, decoder.layers.last == decoder.config.layers
-        self._timer, self._last, self._whole = make_timer(decoder.device, first, last), last, first and last
+        self._timer = make_timer(decoder.device, first, last)
+        self._last = last
+        self._whole = first and last
 
     @property
     def table(self) -> PageTable:
@@ -218,7 +221,8 @@ class DecoderStage:
         self, rows: LapRows, plans: Sequence[AttentionPlan], fused: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Kernel by kernel, as any device can."""
-        decoder, entry = self._decoder, rows.entry
+        decoder = self._decoder
+        entry = rows.entry
         self._kv.move(rows.moves)
         return decoder.forward(
             entry if isinstance(entry, torch.Tensor) else decoder.embed(indices(entry, decoder.device)),
@@ -250,7 +254,9 @@ class DecoderStage:
 
     def _rejected_slots(self, segment: TreeSegment) -> Sequence[int]:
         """Slots of its sequence's own pages from its root on: rejected drafts lie there."""
-        table, sequence, row = self._table, segment.sequence, segment.committed
+        table = self._table
+        sequence = segment.sequence
+        row = segment.committed
         rows = len(table.pages(sequence)) * table.page_rows - table.column(sequence, row)
         return table.slots(sequence, row, row + rows)
 
@@ -275,7 +281,8 @@ class DecoderStage:
         slots = pruning.sources, pruning.targets
         sources, targets = (torch.tensor(each, device=self._decoder.device) for each in slots)
         for layer in range(max(pruning.skip - self.layers.first, 0), len(self.layers)):
-            own, counts = None, None
+            own = None
+            counts = None
             if pruning.heads:
                 own, counts = self._head_rows(pruning.heads, self.layers.first + layer, len(sources))
             self._kv.keep_least(layer, sources, targets, own, counts)

@@ -24,7 +24,9 @@ class WorkerTelemetry(WorkerObserver):
     """
 
     def __init__(self, observation: Observation, every: int) -> None:
-        registry, self._tracer, self._every = observation.registry, observation.tracer, every
+        registry = observation.registry
+        self._tracer = observation.tracer
+        self._every = every
 
         def histogram(name: str, about: str) -> Histogram:
             return Histogram(f"specsot:worker_{name}", about, buckets=LAP_BUCKETS, registry=registry)
@@ -73,7 +75,8 @@ class WorkerTelemetry(WorkerObserver):
     def returned(self, result: Result, now: float) -> None:
         if result.number not in self._in_flight:
             return
-        (began, span), spent = self._in_flight.pop(result.number), sum(result.seconds)
+        (began, span) = self._in_flight.pop(result.number)
+        spent = sum(result.seconds)
         self._lap.observe(now - began)
         if len(result.seconds) > 1:  # the last hop is the way back
             self._hop.observe(max(now - began - spent, 0.0) / len(result.seconds))

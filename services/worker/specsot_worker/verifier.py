@@ -67,12 +67,14 @@ class Verifier:
         stage: RunsAhead | None = None,
     ) -> None:
         """store: where features are kept for the drafter, if it wants any. stage: begins frames early."""
-        self._logits, self._find_grammar = logits, find_grammar
+        self._logits = logits
+        self._find_grammar = find_grammar
         self._decoding: dict[int, DecodeState] = {}
         self._tokens: dict[int, list[int]] = {}
         self._habits = SpellingHabits()
         self._features = FeatureStream(self._tokens, store)
-        self._pending, self._scores = PendingGrammars(), PromptScores(logits)
+        self._pending = PendingGrammars()
+        self._scores = PromptScores(logits)
         self._stage = stage
         self.near = NearDrafts(stage, self._place, lambda: self.quiet())
         self.quiet = lambda: True  # nothing has come that would change the next frame
@@ -142,7 +144,8 @@ class Verifier:
         self._tokens[opening.sequence] = [*tokens, *kept]
         self._scores.open(opening)
         if opening.decodes:
-            found, grammar = self._start_grammar(opening), None
+            found = self._start_grammar(opening)
+            grammar = None
             if found and found.done():
                 grammar = IsolatedGrammar(found.result)
             elif found:
@@ -176,7 +179,9 @@ class Verifier:
         self.went_on = False
         self._append_prompt(frame)
         self._scores.read(frame)
-        rows, queries = list[int](), list[tuple[Segment, TargetQuery]]()  # whose logits matter
+        # whose logits matter
+        rows = list[int]()
+        queries = list[tuple[Segment, TargetQuery]]()
         first = 0
         for segment in frame.segments:
             stop = first + rows_of(segment)
@@ -253,9 +258,11 @@ def _target_query(segment: Segment, state: DecodeState, row: int) -> TargetQuery
     """A prompt's last token is a tree of one node."""
     masks = grammar_masks(segment, state) if state.grammar else ()
     if isinstance(segment, PromptChunk):
-        tree, position = single(segment.tokens[-1]), segment.start + len(segment.tokens)
+        tree = single(segment.tokens[-1])
+        position = segment.start + len(segment.tokens)
     else:
-        tree, position = segment.tree, segment.committed + 1
+        tree = segment.tree
+        position = segment.committed + 1
     return TargetQuery(state, row, tree, position, masks)
 
 

@@ -93,9 +93,12 @@ class Worker:
         observer: WorkerObserver | None = None,
         verify_thread: Executor | None = None,
     ) -> None:
-        self._loader, self._dialer, self._verify_thread = loader, dialer, verify_thread
+        self._loader = loader
+        self._dialer = dialer
+        self._verify_thread = verify_thread
         self._compute = Compute(loader.name, compute)
-        self._clock, self._observer = clock, observer or WorkerObserver()
+        self._clock = clock
+        self._observer = observer or WorkerObserver()
         self._active: _WorkerEpoch | None = None
         self._early_arrivals = EarlyArrivals()
         self._handover = RowHandover(loader.name, dialer)
@@ -126,7 +129,8 @@ class Worker:
         self._handover.turn(configuration.epoch)
         index = stage_index(configuration)
         own = configuration.stages[index]
-        loader, parts = self._loader, len(own.layers) + 1
+        loader = self._loader
+        parts = len(own.layers) + 1
         async with report_progress(
             uplink, configuration.epoch, lambda: loader.loaded, parts, lambda: loader.fetched
         ):
@@ -160,7 +164,8 @@ class Worker:
         if verifier and (sequencer := self._active.sequencer):
             verifier.quiet = lambda: not (self._arrived() or sequencer.prompt_rows_due)
         if verifier and index and self._verify_thread:
-            name, thread = self._loader.name, self._verify_thread
+            name = self._loader.name
+            thread = self._verify_thread
             self._active.async_verifier = AsyncVerifier(name, thread, self._verify_launched)
         await self._reuse_taps(self._active)
         self._observer.formed(configuration, stage)
@@ -189,7 +194,8 @@ class Worker:
 
     def _copies_of(self, active: _WorkerEpoch) -> Copies | None:
         """Rows that this epoch has here. Features are asked for where they are kept: by whoever verifies."""
-        stage, verifier = active.stage, active.verifier
+        stage = active.stage
+        verifier = active.verifier
         if not isinstance(stage, KeepsRows):
             return None
         thread = self._verify_thread if active.async_verifier else None
@@ -204,7 +210,8 @@ class Worker:
 
     async def handle(self, arrival: Arrival) -> None:
         """Take one message; frames run at once, everything else waits for `settle`."""
-        active, message = self._active, arrival.message
+        active = self._active
+        message = arrival.message
         if isinstance(message, KvRows):
             if arrival.of("worker"):
                 await self._handover.take(arrival.sender, message)
@@ -284,7 +291,8 @@ class Worker:
         return None if deadline is None else max(0.0, deadline - self._clock())
 
     async def disband(self) -> None:
-        active, self._active = self._active, None
+        active = self._active
+        self._active = None
         if active is not None:
             self._observer.disbanded()
             if active.async_verifier:
@@ -380,7 +388,8 @@ class Worker:
 
     def _admit_drafters(self, active: _WorkerEpoch) -> None:
         """From now on they are sent what belongs to their sequences, bit by bit with every lap."""
-        joining, active.joining_drafters = active.joining_drafters, {}
+        joining = active.joining_drafters
+        active.joining_drafters = {}
         active.lost_drafters -= joining.keys()
         present = active.links.drafters
         self._set_drafters(active, {name: link for name, link in present.items() if name not in joining})

@@ -34,9 +34,12 @@ log = structlog.get_logger()
 
 BLOCK = 1 << 20  # bytes that travel, are checked and are kept as one; not measured
 DIGEST = 32  # bytes
-MOST_FILES, LONGEST_TEXT = 4096, 256 << 20  # files, bytes: what a lender may tell; not measured
+# files, bytes: what a lender may tell; not measured
+MOST_FILES = 4096
+LONGEST_TEXT = 256 << 20
 HEADER_LIMIT = 100 << 20  # bytes; safetensors' own bound on its header
-INDEX, SINGLE = INDEXES[0], "model.safetensors"
+INDEX = INDEXES[0]
+SINGLE = "model.safetensors"
 LENT_TEXTS = (*(name for name in TEXTS if name != INDEXES[1]), POINTER)
 NAME = re.compile(r"[A-Za-z0-9][\w.+-]*\.(safetensors|gguf)")  # of weight files; no pickles
 
@@ -78,11 +81,17 @@ class BorrowedModel:
     ) -> None:
         """folder: where it goes; what is there already stays. Raises ModelError, WireError."""
         check_files(files)
-        self.folder, self.fingerprint, self.stored = folder, fingerprint, 0
-        self._files, self._read, self._clock = files, read, clock
+        self.folder = folder
+        self.fingerprint = fingerprint
+        self.stored = 0
+        self._files = files
+        self._read = read
+        self._clock = clock
         self._fetching = Lock()  # layers are fetched ahead beside whatever loads others
         self._here = set[tuple[str, int]]()  # blocks that were checked
-        self._came, self._seconds = Counter[str](), 0.0  # since the last `tell`
+        # since the last `tell`
+        self._came = Counter[str]()
+        self._seconds = 0.0
         self._spans = cache(self._read_spans)
         try:
             (folder / "blocks").mkdir(parents=True, exist_ok=True)
@@ -245,7 +254,8 @@ def borrowed_of(directory: Path) -> BorrowedModel | None:
 
 def lendable(directory: Path) -> dict[str, Path]:
     """Files that others may take, by name: those that are here, pickles never. Raises ModelError."""
-    pointer, index = directory / POINTER, directory / INDEX
+    pointer = directory / POINTER
+    index = directory / INDEX
     texts = {name: directory / name for name in LENT_TEXTS}
     if pointer.is_file():
         weights = {Path(place.file).name: Path(place.file) for place in read_places(pointer).values()}

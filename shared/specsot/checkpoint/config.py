@@ -136,13 +136,15 @@ class ModelConfig:
 def read_config(directory: Path) -> ModelConfig:
     """The config of a model directory. ModelError names the file and what is wrong with it."""
     require_model_directory(directory)
-    source, generation = directory / "config.json", directory / "generation_config.json"
+    source = directory / "config.json"
+    generation = directory / "generation_config.json"
     return make_config(read_json(source), read_json(generation) if generation.exists() else {}, source)
 
 
 def make_config(values: Json, generation: Json, source: Path) -> ModelConfig:
     """The same from the fields themselves; `source` says for people whose they are."""
-    whole, values = str(values.get("model_type")), text_fields(values, source)
+    whole = str(values.get("model_type"))
+    values = text_fields(values, source)
     family = FAMILIES.get(str(values.get("model_type")))
     if family is None:
         known = ", ".join((*FAMILIES, *WITH_IMAGES))
@@ -168,7 +170,8 @@ def text_fields(values: Json, source: Path) -> Json:
 def _read(
     fields: Fields, family: Family, eos: tuple[int, ...], published: Published | None, text_of: str | None
 ) -> ModelConfig:
-    hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads", family.heads)
+    hidden = fields.count("hidden_size")
+    heads = fields.count("num_attention_heads", family.heads)
     kv_heads, head_dim = _heads(fields, family, hidden, heads)
     rope = _rope(fields, family, head_dim)
     bias = fields.flag("attention_bias", family.attention_bias)
@@ -252,7 +255,8 @@ def _routing(fields: Fields, family: Family, usual: Routing) -> Routing:
     """
     words = ("num_experts", "n_routed_experts", "num_local_experts")
     named = next((word for word in words if fields.values.get(word) is not None), words[-1])
-    experts, chosen = fields.count(named, usual.experts), fields.count("num_experts_per_tok", usual.chosen)
+    experts = fields.count(named, usual.experts)
+    chosen = fields.count("num_experts_per_tok", usual.chosen)
     if chosen > experts:
         raise ModelError(f"{fields.source}: num_experts_per_tok is {chosen}, {named} only {experts}")
     width = fields.count(family.width_field, usual.width)
@@ -273,7 +277,8 @@ def _routing(fields: Fields, family: Family, usual: Routing) -> Routing:
 
 def _groups(fields: Fields, experts: int, chosen: int) -> tuple[int, int]:
     """How many groups of experts there are, and how many of them a row chooses from."""
-    groups, opened = fields.count("n_group", 1), fields.count("topk_group", 1)
+    groups = fields.count("n_group", 1)
+    opened = fields.count("topk_group", 1)
     if groups > 1 and (experts % groups or experts < 2 * groups or opened * experts < chosen * groups):
         raise ModelError(
             f"{fields.source}: {opened} of {groups} groups (topk_group, n_group) of {experts} experts do not "
@@ -314,7 +319,8 @@ def _clamp(fields: Fields, family: Family) -> tuple[float, float] | None:
 
 def _delta(fields: Fields, usual: Delta) -> Delta:
     """layer_types name the layers; else all but every full_attention_interval-th are gated delta layers."""
-    count, every = fields.count("num_hidden_layers"), fields.count("full_attention_interval", 4)
+    count = fields.count("num_hidden_layers")
+    every = fields.count("full_attention_interval", 4)
     kinds = fields.values.get("layer_types") or [
         "linear_attention" if (layer + 1) % every else "full_attention" for layer in range(count)
     ]
@@ -353,7 +359,8 @@ def _windowed(fields: Fields, family: Family) -> tuple[int | None, frozenset[int
     rows = fields.values.get("sliding_window", family.window_rows)
     if rows is None or not (asked or family.window == "always"):
         return None, frozenset()
-    window, layers = fields.count("sliding_window", rows), fields.count("num_hidden_layers")
+    window = fields.count("sliding_window", rows)
+    layers = fields.count("num_hidden_layers")
     near = [kind == "sliding_attention" for kind in _layer_types(fields, family, layers)]
     far = family.near_theta is None and window >= fields.count("max_position_embeddings", family.positions)
     if not any(near) or far:
@@ -421,7 +428,8 @@ def _read_heads(directory: Path, config: ModelConfig, read: Callable[[Any], _Hea
         found = read(layers)
     except (KeyError, TypeError, AttributeError, InvalidRequest) as error:
         raise ModelError(f"{path}: {type(error).__name__}: {error}") from None
-    there, wanted = (len(layers), len(layers[0])), (config.layers, config.kv_heads)
+    there = (len(layers), len(layers[0]))
+    wanted = (config.layers, config.kv_heads)
     if there != wanted:
         raise ModelError(f"{path}: {there[0]} layers of {there[1]} KV heads, the model has {wanted}")
     return found

@@ -52,7 +52,8 @@ class HubName:
     file: str | None = None
 
     def __str__(self) -> str:
-        revision, file = self.revision, self.file
+        revision = self.revision
+        file = self.file
         return self.repository + (f"@{revision}" if revision else "") + (f":{file}" if file else "")
 
 

@@ -173,9 +173,11 @@ def _gptq(found: Mapping[str, Any]) -> Published:
 
 
 def _grouped(found: Mapping[str, Any]) -> Numbers:
-    bits, group = int(found["bits"]), int(found["group_size"])
+    bits = int(found["bits"])
+    group = int(found["group_size"])
     _expect(bits, "bits", *PACKED_BITS)
-    centred, ordered = bool(found.get("sym", True)), not found.get("desc_act")
+    centred = bool(found.get("sym", True))
+    ordered = not found.get("desc_act")
     return Numbers("int", bits, group if group > 0 else None, None, centred, ordered)
 
 
@@ -207,7 +209,9 @@ def _compressed(found: Mapping[str, Any]) -> Published:
 
 
 def _compressed_numbers(weights: Mapping[str, Any]) -> Numbers:
-    bits, group, kind = int(weights["num_bits"]), weights.get("group_size"), weights.get("type", "int")
+    bits = int(weights["num_bits"])
+    group = weights.get("group_size")
+    kind = weights.get("type", "int")
     strategy = weights.get("strategy") or ("group" if group else "tensor")
     _expect(strategy, "strategy", "tensor", "channel", "group", "block")
     block = _pair(weights.get("block_structure")) if strategy == "block" else None

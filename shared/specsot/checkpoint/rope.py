@@ -61,7 +61,8 @@ def read_rope(fields: Json, source: Path, family: Family = LLAMA) -> Rope:
     kind = "longrope" if kind == "su" else kind
     if kind not in KINDS:
         raise ModelError(f"{source}: rope type {kind!r} is not one of {', '.join(KINDS)}")
-    share, theta = _share(reader, family), reader.number("rope_theta", family.theta)
+    share = _share(reader, family)
+    theta = reader.number("rope_theta", family.theta)
     rope = _of_kind(kind, reader, fields, theta, share)
     if reader.values.get("llama_4_scaling_beta") is None:
         return rope

@@ -146,7 +146,8 @@ class Rebalanced:
 
 def memory_in_words(size: float) -> str:
     """Bytes as "1.5 GiB"."""
-    value, units = float(size), ["B", "KiB", "MiB", "GiB", "TiB"]
+    value = float(size)
+    units = ["B", "KiB", "MiB", "GiB", "TiB"]
     while value >= 1024 and len(units) > 1:
         value /= 1024
         units.pop(0)

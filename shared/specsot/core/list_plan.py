@@ -30,7 +30,8 @@ class ListReader:
     def __init__(self, rules: PlanRules) -> None:
         self.finished = False
         self.text = ""  # everything fed, as it came
-        self._rules, self._rest = rules, LIST_HEAD
+        self._rules = rules
+        self._rest = LIST_HEAD
         self._points: list[Point] = []
         self._repeats = False  # the newest line has a title of one before
 
@@ -62,7 +63,8 @@ class ListReader:
             return None
         point = Point(len(self._points) + 1, 1, title_of(match["title"]))
         again = any(one.title.casefold() == point.title.casefold() for one in self._points)
-        loops, self._repeats = again and self._repeats, again
+        loops = again and self._repeats
+        self._repeats = again
         self._points.append(point)
         self.finished = loops or len(self._points) >= min(self._rules.max_points, MAX_LIST_POINTS)
         return point

@@ -94,7 +94,8 @@ class PageTable:
     """
 
     def __init__(self, count: int, page_rows: int) -> None:
-        self.count, self.page_rows = count, page_rows
+        self.count = count
+        self.page_rows = page_rows
         self._free = list(range(count))
         self._owners = [0] * count
         self._held: dict[int, _Held] = {}
@@ -135,20 +136,23 @@ class PageTable:
 
     def reserve(self, sequence: int, rows: int) -> None:
         """Make sure rows up to rows - 1 have pages. Raises Overloaded when there are too few."""
-        missing, pages = self.wanted(sequence, rows), self._of(sequence).pages
+        missing = self.wanted(sequence, rows)
+        pages = self._of(sequence).pages
         if missing > self.free:
             raise Overloaded(f"{missing} KV pages wanted, {self.free} free")
         pages += [self._take() for _ in range(missing)]
 
     def place(self, sequence: int, start: int, stop: int) -> PlacedRows:
         """Reserve pages up to row stop - 1, and tell where rows from `start` on lie. Raises Overloaded."""
-        pages, held = self.cover(sequence, stop), self._held[sequence]
+        pages = self.cover(sequence, stop)
+        held = self._held[sequence]
         column = start - held.gone * self.page_rows
         return column, pages, self._run(held, column, column + stop - start)
 
     def cover(self, sequence: int, stop: int) -> tuple[int, ...]:
         """Reserve pages up to row stop - 1, and tell which those are. Raises Overloaded."""
-        held, size = self._of(sequence), self.page_rows
+        held = self._of(sequence)
+        size = self.page_rows
         count = -(-stop // size) - held.gone
         if count > len(held.pages):
             self.reserve(sequence, stop)
@@ -182,7 +186,8 @@ class PageTable:
         if isinstance(policy, HeadPruning):
             after = policy.kept_by_head(held.kept_by_head, len(fresh))
             shares = HeadShares(held.kept, held.kept_by_head or policy.none_kept, after)
-            held.kept_by_head, held.kept = after, max(map(max, after))
+            held.kept_by_head = after
+            held.kept = max(map(max, after))
         else:
             held.kept = policy.kept(len(sources))
         held.pruned = row
@@ -231,7 +236,8 @@ class PageTable:
 
     def _run(self, held: _Held, first: int, end: int) -> Sequence[int]:
         """Slots of columns first .. end - 1."""
-        size, pages = self.page_rows, held.pages
+        size = self.page_rows
+        pages = held.pages
         place = first // size
         if first < end <= (most := (place + 1) * size):  # as of most trees: all on one page
             shift = (pages[place] - place) * size
@@ -240,7 +246,9 @@ class PageTable:
         while first < end:
             shift = (pages[place] - place) * size
             found += range(first + shift, (most if most < end else end) + shift)
-            first, place, most = most, place + 1, most + size
+            first = most
+            place = place + 1
+            most = most + size
         return found
 
     def shared(self, page: int) -> bool:
@@ -263,7 +271,8 @@ class PageTable:
             raise NotFound(f"sequence {sequence} is not open") from None
 
     def _slots(self, held: _Held, columns: Sequence[int]) -> list[int]:
-        pages, size = held.pages, self.page_rows
+        pages = held.pages
+        size = self.page_rows
         return [pages[column // size] * size + column % size for column in columns]
 
     def _behind(self, held: _Held, row: int) -> slice:
@@ -272,9 +281,11 @@ class PageTable:
             case None:
                 return slice(0, 0)
             case Window(sinks, recent):
-                rows, since = sinks, row - recent
+                rows = sinks
+                since = row - recent
             case Pruning(skip_layers=0):
-                rows, since = held.kept, held.pruned
+                rows = held.kept
+                since = held.pruned
             case _:
                 return slice(0, 0)
         first = self.pages_for(rows)

@@ -146,11 +146,13 @@ class PlanReader:
 
     def _read_direct(self, last: bool) -> None:
         if not self._marked:
-            self.direct_text, self._rest = self.direct_text + self._rest, ""
+            self.direct_text = self.direct_text + self._rest
+            self._rest = ""
             self.finished = last
             return
         if self._at_marker and self._rest:
-            self._rest, self._at_marker = self._rest.removeprefix("\n"), False
+            self._rest = self._rest.removeprefix("\n")
+            self._at_marker = False
         body, end, _ = self._rest.partition(_END)
         held = 0 if end or last else _end_begun(body)
         self.direct_text += body[: len(body) - held]
@@ -160,9 +162,11 @@ class PlanReader:
     def _read_lines(self, last: bool) -> list[Point]:
         *lines, begun = self._rest.split("\n")
         if last or _ends(begun):
-            lines, begun = [*lines, begun], ""
+            lines = [*lines, begun]
+            begun = ""
         points = [point for line in lines for point in self._read_line(line)]
-        self._rest, self.finished = _shortened(begun), self.finished or last
+        self._rest = _shortened(begun)
+        self.finished = self.finished or last
         return points
 
     def _read_line(self, line: str) -> list[Point]:

@@ -41,7 +41,8 @@ class Shape(NamedTuple):
 
 
 # Trees of many texts are often alike. As many of 4,096 nodes would take 1.4 GiB, of these 50 MiB. Not tuned.
-KEPT_SHAPES, KEPT_NODES = 1024, 512
+KEPT_SHAPES = 1024
+KEPT_NODES = 512
 
 
 def shape_of(parents: tuple[int, ...]) -> Shape:
@@ -113,9 +114,13 @@ def accept(tree: Tree, targets: Sequence[int | None]) -> tuple[int, ...]:
     targets: the target token at each node, in node order; None: no token is. A child is accepted iff its
     token is the target at its parent; among siblings with the same token the first counts.
     """
-    accepted, newest, wanted, parents = [0], 0, targets[0], tree.parents
+    accepted = [0]
+    newest = 0
+    wanted = targets[0]
+    parents = tree.parents
     for node, token in enumerate(tree.tokens):  # parents come first: what is behind the newest comes later
         if token == wanted and parents[node] == newest and node:
             accepted.append(node)
-            newest, wanted = node, targets[node]
+            newest = node
+            wanted = targets[node]
     return tuple(accepted)

@@ -71,7 +71,8 @@ def advance(view: View, event: events.Event) -> View:
         case events.BranchStarted() | events.BranchText() | events.BranchFinished():
             return replace(view, panels=move_panel(view.panels, event))
         case events.MergedText():
-            merged, logprobs = view.merged[: event.offset] + event.text, view.logprobs + event.logprobs
+            merged = view.merged[: event.offset] + event.text
+            logprobs = view.logprobs + event.logprobs
             return replace(view, merged=merged, logprobs=logprobs)
         case events.Finished():
             return replace(view, merged=event.text, finished=event)

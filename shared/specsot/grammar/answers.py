@@ -46,7 +46,8 @@ class Choices:
         if all(len(text) - len(written) <= remaining for text in open):
             return allowed
         tokens = np.flatnonzero(allowed).tolist()
-        begun, sizes = len(written), {len(self._bytes[token] or b"") for token in tokens}
+        begun = len(written)
+        sizes = {len(self._bytes[token] or b"") for token in tokens}
         near = {
             text[begun : begun + size]
             for text in open
@@ -121,7 +122,8 @@ class Closing:
     def search(self, place: MatcherNode, most: int = FARTHEST) -> tuple[int, ...] | None:
         """The same of at most so many tokens, whatever was found before."""
         way: list[int] = []
-        walker, here = place.walker, place
+        walker = place.walker
+        here = place
         while not (here.over or walker.accepts(here)):
             token = self._next(walker, here) if len(way) < most else None
             ahead = None if token is None else walker.step(here, token)
@@ -174,7 +176,8 @@ class AnswerAutomaton:
     def __init__(
         self, vocabulary: Vocabulary, form: Form, ends: tuple[int, ...] = (), led: bool = True
     ) -> None:
-        self.vocabulary, self.form = vocabulary, form
+        self.vocabulary = vocabulary
+        self.form = form
         self._matchers = Matchers(functools.partial(compile_form, vocabulary, form), COMPILER)
         self._end_ids = frozenset(end for end in ends if end < len(vocabulary))
         self._ends = np.array(sorted(self._end_ids), dtype=np.int64)
@@ -219,7 +222,8 @@ class AnswerAutomaton:
         remaining: tokens the answer may still have, this one included. When they become few, JSON is led
         to its end where a way there is known, and a choice to one that fits.
         """
-        allowed, ends = self._allowed(place), self._may_end(place)
+        allowed = self._allowed(place)
+        ends = self._may_end(place)
         if self._choices:
             written = b"".join(self.vocabulary.bytes[token] or b"" for token in place.tokens)
             fitting = self._choices.fit(allowed, written, remaining)
@@ -287,8 +291,10 @@ class Matchers:
 
     def __init__(self, compile_one: Callable[[], LLMatcher], later: Executor) -> None:
         """later: where the next batches are compiled. Raises what compiling raises."""
-        self._compile, self._later = compile_one, later
-        self._batch, self._original = 0, compile_one()
+        self._compile = compile_one
+        self._later = later
+        self._batch = 0
+        self._original = compile_one()
         self._next = later.submit(compile_one)
         self._lock = threading.Lock()
 
@@ -402,7 +408,10 @@ class MatcherNode:
     def __init__(
         self, walker: MatcherCursor, behind: MatcherNode | None = None, token: int = -1, over: bool = False
     ):
-        self.walker, self.behind, self.token, self.over = walker, behind, token, over
+        self.walker = walker
+        self.behind = behind
+        self.token = token
+        self.over = over
         self.depth: int = behind.depth + 1 if behind else 0
         self.way: tuple[int, ...] | None = None
 

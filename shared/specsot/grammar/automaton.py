@@ -83,7 +83,9 @@ class TokenAutomaton:
         text = self.vocabulary.bytes[token] if 0 <= token < len(self.vocabulary) else None
         if not text:
             return None
-        table, place, left = self._table, state.place, state.left
+        table = self._table
+        place = state.place
+        left = state.left
         for byte in text:
             if not table.filled[place]:
                 with self._lock:
@@ -147,7 +149,8 @@ class TokenAutomaton:
 
     def _key(self, reach: TokenReach, state: State, remaining: int) -> Key:
         """What a mask depends on, each part as small as it can be without a change in the mask."""
-        least, roomy = reach.least, reach.roomy
+        least = reach.least
+        roomy = reach.roomy
         planned = min(remaining, self.rules.plan_tokens - state.written)
         planned = max(planned, least if reach.planned else 0)
         room = 0 if reach.planned else min(max(remaining, least), roomy)
@@ -436,25 +439,31 @@ class Survey:
             table.fill_all(at)
             at = table.next[at, level.byte[nodes]]
             alive = at != DEAD
-            nodes, at = nodes[alive], at[alive]
+            nodes = nodes[alive]
+            at = at[alive]
             if not len(nodes):
                 break
             found.append(_whole(level, nodes, at))
-            first, counts = level.children[nodes], level.children[nodes + 1] - level.children[nodes]
-            nodes, at = _ranges(first, counts), np.repeat(at, counts)
+            first = level.children[nodes]
+            counts = level.children[nodes + 1] - level.children[nodes]
+            nodes = _ranges(first, counts)
+            at = np.repeat(at, counts)
         return self._weigh(number, *(np.concatenate([_NONE, *column]) for column in _columns(found)))
 
     def _weigh(self, number: int, tokens: Ints, ends: Ints, lines: Ints) -> ReachPart:
         """What the tokens that end at the places `ends` cost; those that lead to no end are left out."""
         size = len(self._table.places)
-        costs, planned = np.full(size, UNREACHABLE_TOKENS, dtype=np.int16), np.zeros(size, dtype=np.bool_)
+        costs = np.full(size, UNREACHABLE_TOKENS, dtype=np.int16)
+        planned = np.zeros(size, dtype=np.bool_)
         owed = np.zeros(size, dtype=np.int32)
         for end in np.flatnonzero(np.bincount(ends, minlength=1)).tolist():
             costs[end] = self.ending(end)
             planned[end] = language.planned(self._table.place(end))
             owed[end] = self._table.owed[end] if self._table.open[end] else 0
         possible = costs[ends] < UNREACHABLE_TOKENS
-        tokens, ends, lines = tokens[possible], ends[possible], lines[possible]
+        tokens = tokens[possible]
+        ends = ends[possible]
+        lines = lines[possible]
         needs = lines + owed[ends] if self._table.open[number] else np.zeros_like(lines)
         return ReachPart(tokens, costs[ends], needs.astype(np.int16), planned[ends])
 

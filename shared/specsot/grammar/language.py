@@ -343,7 +343,8 @@ def _write_title(place: Title) -> tuple[Edge, ...]:
     if not place.partial and place.solid:
         found.append(_one(ord("\n"), PlanLine(place.line + 1)))
     if place.matched:
-        byte, longer = _END[place.matched], place.matched + 1
+        byte = _END[place.matched]
+        longer = place.matched + 1
         found.append(_one(byte, _spell(place, SOLID, longer) if longer < len(_END) else None))
     found += [Edge(low, high, _spell(place, after)) for low, high, after in TITLE[place.partial]]
     if not place.partial:
@@ -407,7 +408,9 @@ def _spell_list(place: ListTitle, after: Partial) -> ListTitle | None:
         owing = place.words == MAX_TITLE_WORDS
     elif after in (SOLID, "digit", "dot", "over"):
         words = place.words + (place.last == "blank")
-        longer, owing = ListTitle(place.line, left, words, after), words > MAX_TITLE_WORDS
+        longer = ListTitle(place.line, left, words, after)
+        owing = words > MAX_TITLE_WORDS
     else:
-        longer, owing = replace(place, left=left, partial=after), False
+        longer = replace(place, left=left, partial=after)
+        owing = False
     return None if owing or (left is not None and owed(longer) > left) else longer

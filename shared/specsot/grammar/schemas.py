@@ -76,7 +76,8 @@ def _exclude_each_other(choices: list[Any], root: Json) -> bool:
 
 
 def _are_apart(one: Json, other: Json) -> bool:
-    types, others = _types(one), _types(other)
+    types = _types(one)
+    others = _types(other)
     if types and others and not types & others and {"integer", "number"} != types | others:
         return True
     values, their_values = _values(one), _values(other)

@@ -51,7 +51,8 @@ class Typed(click.ParamType[Any, Any]):
     """An option's kind of value, as click reads and completes it."""
 
     def __init__(self, entry: Entry) -> None:
-        self._entry, self.name = entry, entry.kind.metavar or "|".join(entry.kind.choices)
+        self._entry = entry
+        self.name = entry.kind.metavar or "|".join(entry.kind.choices)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not isinstance(value, str):
@@ -94,7 +95,8 @@ class ForeignName(click.Option):
 
     def __init__(self, entry: Entry, keyword: str) -> None:
         super().__init__([f"--{with_dashes(keyword)}", f"spelled_{keyword}"], hidden=True, type=str)
-        self.entry, self.keyword = entry, keyword
+        self.entry = entry
+        self.keyword = keyword
 
     def meaning(self, given: str, ctx: click.Context) -> Any:
         try:
@@ -152,9 +154,13 @@ class TableCommand(click.Command, Generic[T]):
 
         spelled: what else is meant, by flag, where somebody used another system's names.
         """
-        self.settings, self.run = settings, run
-        self.table, self.environment, self.examples = table or name, environment, examples
-        self.entries, self._spelled = entries_of(settings), spelled
+        self.settings = settings
+        self.run = run
+        self.table = table or name
+        self.environment = environment
+        self.examples = examples
+        self.entries = entries_of(settings)
+        self._spelled = spelled
         shown = [one for one in self.entries if not (one.option.secret or one.option.keyword_only)]
         parameters = [parameter_of(entry, switches) for entry in shown]
         super().__init__(
@@ -498,7 +504,8 @@ def read_file(named: Found, program: str, flags: Mapping[str, str]) -> dict[str,
 
     Tables of other programs are theirs. Raises InvalidRequest.
     """
-    path, written = named.words[0], _parsed(named)
+    path = named.words[0]
+    written = _parsed(named)
     tables = {key: cast("dict[str, Any]", value) for key, value in written.items() if isinstance(value, dict)}
     for table in tables:
         if table not in PROGRAMS:

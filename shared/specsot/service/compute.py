@@ -135,8 +135,10 @@ class ComputeThread(Executor):
     """
 
     def __init__(self, name: str) -> None:
-        self._name, self._calls = name, SimpleQueue[Callable[[], object] | None]()
-        self._lock, self._ended = threading.Lock(), False
+        self._name = name
+        self._calls = SimpleQueue[Callable[[], object] | None]()
+        self._lock = threading.Lock()
+        self._ended = False
         self._thread: threading.Thread | None = None
         _living.add(self)
         finalize(self, self._calls.put, None)
@@ -201,7 +203,8 @@ class Compute:
     """
 
     def __init__(self, name: str, executor: Executor) -> None:
-        self._name, self._executor = name, executor
+        self._name = name
+        self._executor = executor
         self._watched: list[_Watched] = []
         self._timer: asyncio.TimerHandle | None = None
 
@@ -209,7 +212,8 @@ class Compute:
         """within: seconds it may take once its turn has come. Raises Hung, Unavailable; and CancelledError
         where the interpreter ends, whose threads take no more work.
         """
-        job, loop = _Job(self._name, work), asyncio.get_running_loop()
+        job = _Job(self._name, work)
+        loop = asyncio.get_running_loop()
         try:
             done = _submit(self._executor, loop, job, *arguments)
             return await (done if within is None else self._watch(job, done, within))

@@ -19,7 +19,9 @@ from specsot.service.options import LogFormat
 
 log = structlog.get_logger()
 
-FAILED, WRONG_INPUT = 1, 2  # exit statuses
+# exit statuses
+FAILED = 1
+WRONG_INPUT = 2
 
 Work = Callable[[asyncio.Event], Awaitable[None]]
 

@@ -65,7 +65,10 @@ class ReportingMember:
         self, part: RingMember, kind: Kind, door: GrpcServer, dialers: Dialers, idle_timer: IdleTimer
     ) -> None:
         """idle_timer: is restarted whenever there is work."""
-        self._part, self._door, self._dialers, self._idle = part, door, dialers, idle_timer
+        self._part = part
+        self._door = door
+        self._dialers = dialers
+        self._idle = idle_timer
         self._services = (SERVICE, ROLE_SERVICES[kind])
 
     @property
@@ -148,7 +151,9 @@ async def _serve(
 
     Raises what making the part raises, Refused, Unavailable.
     """
-    options, service, member = program.options, program.service, program.member
+    options = program.options
+    service = program.service
+    member = program.member
     if several:
         structlog.contextvars.bind_contextvars(service=program.kind)
     began, inbox, sockets = time.time_ns(), Inbox(), Sockets()

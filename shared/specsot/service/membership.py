@@ -20,7 +20,8 @@ log = structlog.get_logger()
 Connect = Callable[[members.Registration], Awaitable[Link]]
 
 # Seconds between attempts to join: doubles from one to the other; not measured.
-FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.25, 5.0
+FIRST_RETRY_SECONDS = 0.25
+MAX_RETRY_SECONDS = 5.0
 # Seconds in which a master that is shutting down is not back: it ends, and reads its model; not measured.
 MASTER_RESTART_SECONDS = 3.0
 PROGRESS_SECONDS = 2.0  # seconds between reports of loading, far below the master's BARRIER_SECONDS
@@ -98,7 +99,8 @@ async def _join(
     member: RingMember, connect: Connect, farewell: asyncio.Future[Any], newest: int
 ) -> Link | None:
     """Try until the master takes us; None when it is time to leave instead. newest: epoch we know of."""
-    wait, said = FIRST_RETRY_SECONDS, ""
+    wait = FIRST_RETRY_SECONDS
+    said = ""
     registration = replace(await member.registration(), epoch=newest)
     while not farewell.done():
         try:
@@ -130,7 +132,8 @@ async def _serve(member: RingMember, inbox: Inbox, uplink: Link, leaving: asynci
     Returns the newest epoch.
     """
     wait: float | None = None
-    newest, told = 0, False
+    newest = 0
+    told = False
     while not leaving.is_set():
         arrival = await _next(inbox, wait)
         while arrival is not None:

@@ -187,7 +187,8 @@ def _entries(kind: type, offer: Offer, heading: str, tier: Tier, path: tuple[str
         found = next((note for note in noted if isinstance(note, Option)), None)
         held = _held(hint)
         declared = _declaring(kind, one.name).__dict__
-        here, level = declared.get("HEADING", heading), declared.get("TIER", tier)
+        here = declared.get("HEADING", heading)
+        level = declared.get("TIER", tier)
         if found is not None:
             yield replace(_entry(one, found, hint, offer, here, (*path, one.name)), tier=found.tier or level)
         elif held is not None:

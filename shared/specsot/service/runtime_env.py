@@ -12,7 +12,10 @@ import sys
 from collections.abc import Callable
 from io import TextIOWrapper
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # <malloc.h>
+# <malloc.h>
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
+M_ARENA_MAX = -8
 
 _SETTINGS = {
     # A forward has dozens of short parallel stretches: threads that sleep between them (as the passive

@@ -65,7 +65,9 @@ class MetricsServer:
     """A page of figures, served by a thread of its own. `port` is the real one."""
 
     def __init__(self, server: WSGIServer, thread: Thread) -> None:
-        self._server, self._thread, self.port = server, thread, server.server_port
+        self._server = server
+        self._thread = thread
+        self.port = server.server_port
 
     def close(self) -> None:
         self._server.shutdown()

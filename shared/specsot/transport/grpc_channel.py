@@ -265,7 +265,8 @@ def probe(address: str, service: str = "", timeout: float = 2.0, tls: Tls = PLAI
 
 
 def _channel(address: str, tls: Tls) -> grpc.Channel:
-    credentials, options = channel_credentials(tls), channel_options(PUBLIC_BYTES)
+    credentials = channel_credentials(tls)
+    options = channel_options(PUBLIC_BYTES)
     if credentials is None:
         return grpc.insecure_channel(address, options)
     return grpc.secure_channel(address, credentials, options)

@@ -34,7 +34,8 @@ class MasterClient:
     """Any number of requests over one channel. Raises what the master raised."""
 
     def __init__(self, channel: grpc.aio.Channel, token: str | None = None) -> None:
-        self._channel, self._master = channel, master_pb2_grpc.MasterStub(channel)
+        self._channel = channel
+        self._master = master_pb2_grpc.MasterStub(channel)
         self._shown = () if token is None else (("authorization", f"Bearer {token}"),)
 
     def generate(

@@ -45,7 +45,9 @@ class GrpcWire(Wire):
     """One stream, as a sending end wants it."""
 
     def __init__(self, channel: grpc.aio.Channel, call: _Call) -> None:
-        self._channel, self._call, self._over = channel, call, asyncio.Event()
+        self._channel = channel
+        self._call = call
+        self._over = asyncio.Event()
         self._writing = asyncio.Lock()
         call.add_done_callback(lambda _: self._over.set())
 
@@ -78,7 +80,10 @@ class GrpcDialer:
     def __init__(
         self, sender: str, inbox: Inbox | None = None, patience: float = DIAL_SECONDS, tls: Tls = PLAIN
     ) -> None:
-        self._sender, self._inbox, self._patience, self._tls = sender, inbox, patience, tls
+        self._sender = sender
+        self._inbox = inbox
+        self._patience = patience
+        self._tls = tls
 
     async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> SendingEnd:
         """Raises Unavailable (nobody there), Refused (a peer of another protocol)."""
@@ -132,7 +137,10 @@ class RingService(ring_pb2_grpc.RingServicer):
         rows: RowsHost | None = None,
         nearby: bool = False,
     ) -> None:
-        self._inbox, self.name, self._host, self._rows = inbox, name, host, rows
+        self._inbox = inbox
+        self.name = name
+        self._host = host
+        self._rows = rows
         self._nearby = UnixHost() if nearby else None
 
     async def close(self) -> None:

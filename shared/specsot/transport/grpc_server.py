@@ -49,7 +49,9 @@ class GrpcServer:
     """A server that is open. `port` is the real one (0 for a unix socket)."""
 
     def __init__(self, server: grpc.aio.Server, port: int, state: Any) -> None:
-        self._server, self.port, self._state = server, port, state
+        self._server = server
+        self.port = port
+        self._state = state
 
     async def report(self, service: str, serving: bool) -> None:
         """Tell the world by grpc.health.v1 whether a service can do its work."""
@@ -99,7 +101,8 @@ def reflect(server: grpc.aio.Server, names: list[str]) -> None:
     """Reflection v1alpha, and v1 too: the messages are the same, grpcio-reflection serves only the former."""
     describe_v1()
     servicer = reflection.aio.ReflectionServicer(service_names=names, pool=SymbolPool())
-    request, response = reflection_pb2.ServerReflectionRequest, reflection_pb2.ServerReflectionResponse
+    request = reflection_pb2.ServerReflectionRequest
+    response = reflection_pb2.ServerReflectionResponse
     for service in (reflection.SERVICE_NAME, _V1):
         method = grpc.stream_stream_rpc_method_handler(
             servicer.ServerReflectionInfo,  # pyrefly: ignore[bad-argument-type]
@@ -202,7 +205,8 @@ class HeldBytes:
     """Bytes of the messages of one call, out of a budget that all have."""
 
     def __init__(self, guard: CallGuard) -> None:
-        self._guard, self._bytes = guard, 0
+        self._guard = guard
+        self._bytes = 0
 
     def take(self, size: int) -> bool:
         if self._guard.left is None:
@@ -227,7 +231,8 @@ class CallGuard(grpc.aio.ServerInterceptor):
     """
 
     def __init__(self, held: int | None = None, tokens: Tokens | None = None) -> None:
-        self.left, self._tokens = held, tokens
+        self.left = held
+        self._tokens = tokens
 
     async def intercept_service(
         self,

@@ -19,7 +19,9 @@ from specsot import errors
 
 DOMAIN = "specsot"
 TRAILER = "grpc-status-details-bin"
-LONGEST_LINE, LONGEST_TEXT = 512, 3072  # bytes; all trailers share gRPC's 8 KiB of metadata
+# bytes; all trailers share gRPC's 8 KiB of metadata
+LONGEST_LINE = 512
+LONGEST_TEXT = 3072
 
 _CODES: dict[type[errors.SpecsotError], StatusCode] = {
     errors.InvalidRequest: StatusCode.INVALID_ARGUMENT,
@@ -65,7 +67,9 @@ def cut(text: str, most: int) -> str:
 def error_of(failure: AioRpcError) -> errors.SpecsotError:
     """What the peer raised, as far as its status tells; Unavailable for every failure of the network."""
     status = _rich(failure)
-    info, wrong, retry = details.ErrorInfo(), details.BadRequest(), details.RetryInfo()
+    info = details.ErrorInfo()
+    wrong = details.BadRequest()
+    retry = details.RetryInfo()
     for packed in status.details:
         for detail in (info, wrong, retry):
             packed.Unpack(detail)  # nothing happens where it is another type

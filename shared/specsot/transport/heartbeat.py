@@ -68,8 +68,12 @@ class SilenceTimer:
         self, silence: float, on_silence: Callable[[], None], busy: Callable[[], bool] = lambda: False
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._tick, self._on_silence, self._busy = silence / TICKS_PER_SILENCE, on_silence, busy
-        self._heard, self._silent = False, 0  # ticks
+        self._tick = silence / TICKS_PER_SILENCE
+        self._on_silence = on_silence
+        self._busy = busy
+        # ticks
+        self._heard = False
+        self._silent = 0
         self._timer = self._loop.call_later(self._tick, self._check)
 
     def reset(self) -> None:

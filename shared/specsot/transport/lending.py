@@ -26,7 +26,9 @@ from specsot.v1 import fleet_pb2, fleet_pb2_grpc, models_pb2, models_pb2_grpc
 log = structlog.get_logger()
 
 MODELS_SERVICE = "specsot.v1.Models"
-FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.25, 5.0  # between attempts: doubles; not measured
+# between attempts: doubles; not measured
+FIRST_RETRY_SECONDS = 0.25
+MAX_RETRY_SECONDS = 5.0
 PATIENCE = 15.0  # seconds without a byte from anybody after which a range is not loaded; not measured
 
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -45,7 +47,8 @@ class LendingService(models_pb2_grpc.ModelsServicer):
         models_pb2_grpc.add_ModelsServicer_to_server(self, server)
 
     def open(self, directory: Path, fingerprint: str) -> None:
-        self._directory, self._fingerprint = directory, fingerprint
+        self._directory = directory
+        self._fingerprint = fingerprint
 
     async def ListFiles(
         self, request: models_pb2.ListFilesRequest, context: _Context
@@ -99,7 +102,10 @@ class Lenders:
 
     def __init__(self, name: str, master: str, tls: Tls = PLAIN, patience: float = PATIENCE) -> None:
         """Belongs to the running loop; `read` is called on another thread."""
-        self._hello, self._master, self._tls, self._patience = hello_of(name, 0), master, tls, patience
+        self._hello = hello_of(name, 0)
+        self._master = master
+        self._tls = tls
+        self._patience = patience
         self._loop = asyncio.get_running_loop()
         self.fingerprint = ""
 
@@ -139,13 +145,16 @@ class Lenders:
 
     async def _read(self, name: str, begin: int, end: int, put: borrowed.Put) -> None:
         """From one lender after the other, each going on where the one before ended."""
-        reason, wait, heard = "there is none", FIRST_RETRY_SECONDS, time.monotonic()
+        reason = "there is none"
+        wait = FIRST_RETRY_SECONDS
+        heard = time.monotonic()
         while begin < end:
             reached = begin
             try:
                 addresses = await self.find()
             except Unavailable as error:
-                addresses, reason = [], str(error)
+                addresses = []
+                reason = str(error)
             for address in addresses:
                 try:
                     async with aclosing(self._blocks(address, name, begin, end)) as blocks:
@@ -159,7 +168,8 @@ class Lenders:
                     reason = f"{address}: {error}"
                     log.warning("cannot be fetched from this member", file=name, at=begin, reason=reason)
             if begin > reached:
-                heard, wait = time.monotonic(), FIRST_RETRY_SECONDS
+                heard = time.monotonic()
+                wait = FIRST_RETRY_SECONDS
             elif time.monotonic() - heard > self._patience:
                 raise ModelError(f"no member lends bytes {begin} to {end} of {name}: {reason}")
             if begin < end:

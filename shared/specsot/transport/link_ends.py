@@ -74,7 +74,10 @@ class Receiver:
 
     def __init__(self, peer: Peer, inbox: Inbox, take: Take = refuse_rows_elsewhere) -> None:
         """take: what to make of a message whose rows are elsewhere."""
-        self._peer, self._inbox, self._reader, self._take = peer, inbox, CarryReader(), take
+        self._peer = peer
+        self._inbox = inbox
+        self._reader = CarryReader()
+        self._take = take
         self.over = False  # it said goodbye
 
     def hear(self, data: bytes) -> None:
@@ -126,7 +129,10 @@ class SendingEnd:
     def __init__(
         self, wire: Wire, peer: str, epoch: int, inbox: Inbox | None, farewell: float = FAREWELL
     ) -> None:
-        self._wire, self._peer, self._epoch, self._inbox = wire, peer, epoch, inbox
+        self._wire = wire
+        self._peer = peer
+        self._epoch = epoch
+        self._inbox = inbox
         self._farewell = farewell
         self._outbox: SendQueue[bytes] = SendQueue(write_now=wire.write_now)
         self._whole = Lock()  # parts of a message follow each other

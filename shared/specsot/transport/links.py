@@ -42,10 +42,15 @@ class SendQueue(Generic[T]):
     def __init__(self, most: int = MAX_QUEUED_BYTES, write_now: Callable[[T], T] | None = None) -> None:
         """write_now: writes what goes without waiting, and returns the rest; asked while nothing waits."""
         self._items: deque[tuple[T, int] | None] = deque()
-        self._lock, self._news, self._writing = Lock(), asyncio.Event(), False
+        self._lock = Lock()
+        self._news = asyncio.Event()
+        self._writing = False
         self._loop: asyncio.AbstractEventLoop | None = None  # of who writes
         self._thread = 0
-        self.waiting, self._most, self._write_now = 0, most, write_now  # bytes
+        # bytes
+        self.waiting = 0
+        self._most = most
+        self._write_now = write_now
         self.lost: str | None = None  # why, once it is
 
     def put(self, message: T, size: int) -> None:
@@ -85,7 +90,8 @@ class SendQueue(Generic[T]):
 
         Raises what `write` raises.
         """
-        self._loop, self._thread = asyncio.get_running_loop(), get_ident()
+        self._loop = asyncio.get_running_loop()
+        self._thread = get_ident()
         idle = IdleTimer(every, lambda: self._say(beat), self._loop)  # a timeout for each wait costs more
         if beat is not None:
             idle.restart()
@@ -222,7 +228,8 @@ class Dialers:
     """Dials by the transport that the epoch's configuration names."""
 
     def __init__(self, by: Mapping[Transport, Dialer]) -> None:
-        self._by, self._now = by, by["grpc"]
+        self._by = by
+        self._now = by["grpc"]
 
     def turn_to(self, transport: Transport) -> None:
         self._now = self._by[transport]
@@ -263,7 +270,10 @@ class LocalLink:
         self, sender: str, inbox: Inbox, prepare: Prepare | None = None, drafter: NearDrafter | None = None
     ) -> None:
         """drafter: who is there, if it computes on the thread of who sends."""
-        self._sender, self._inbox, self._prepare, self._open = sender, inbox, prepare, True
+        self._sender = sender
+        self._inbox = inbox
+        self._prepare = prepare
+        self._open = True
         self.drafter = drafter
         self._loop = asyncio.get_running_loop()
 

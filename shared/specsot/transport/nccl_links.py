@@ -44,7 +44,8 @@ class Channel:
 
     def __init__(self, place: Path, end: End, patience: float = PATIENCE, make: Make | None = None) -> None:
         """place: a file for both ends to meet in. make: what sends and receives."""
-        self.place, self._patience = place, timedelta(seconds=patience)
+        self.place = place
+        self._patience = timedelta(seconds=patience)
         self._end: End = end
         self._make = make or group_on
         self._group: Any = None
@@ -74,7 +75,8 @@ class Channel:
     def close(self) -> None:
         """At once; nothing waits for what is under way, on no device either."""
         self.lost = True
-        group, self._group = self._group, None
+        group = self._group
+        self._group = None
         if group is not None:  # an interpreter that ended meanwhile would take the process down with it
             Thread(target=_abort, args=(group, [*self._sent]), daemon=False).start()
         self._sent.clear()
@@ -165,7 +167,9 @@ class Parcel:
     """The rows of one frame, announced by their types and shapes."""
 
     def __init__(self, channel: Channel, number: int, announced: Sequence[Beside]) -> None:
-        self._channel, self._number, self._announced = channel, number, announced
+        self._channel = channel
+        self._number = number
+        self._announced = announced
         self._data: Tensor | None = None
         self._came: Any = None  # a GPU's event
 
@@ -202,7 +206,8 @@ class Parcel:
 class Coming(PendingRows):
     def __init__(self, parcel: Parcel, place: int, announced: Beside) -> None:
         super().__init__(torch.Size(announced.shape))
-        self._parcel, self._place = parcel, place
+        self._parcel = parcel
+        self._place = place
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Tensor:
         return self._parcel.open(device)[self._place].to(dtype)
@@ -215,7 +220,8 @@ class DirectHost:
     """The receiving ends of all channels to one member, and the parcels that it has opened."""
 
     def __init__(self, make: Make | None = None) -> None:
-        self._make, self._places = make, Places("channels")
+        self._make = make
+        self._places = Places("channels")
         self._channels: dict[tuple[str, int], Channel] = {}
         self._parcels: dict[tuple[int, int], Parcel] = {}
 
@@ -270,7 +276,10 @@ class DirectDialer:
         self, sender: str, dialer: Dialer, host: DirectHost, tls: Tls = PLAIN, make: Make | None = None
     ) -> None:
         """host: of this member, as it passes on what came to it. make: see Channel."""
-        self._sender, self._dialer, self._host, self._tls = sender, dialer, host, tls
+        self._sender = sender
+        self._dialer = dialer
+        self._host = host
+        self._tls = tls
         self._make = make
 
     async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> RingLink:
@@ -290,7 +299,9 @@ class DirectLink:
     """The sending end: headers by the stream, rows by the channel."""
 
     def __init__(self, link: RingLink, channel: Channel, host: DirectHost) -> None:
-        self._link, self._channel, self._host = link, channel, host
+        self._link = link
+        self._channel = channel
+        self._host = host
 
     async def send(self, message: Any) -> None:
         """Not on the event loop: the first rows wait for the other end."""
@@ -303,7 +314,8 @@ class DirectLink:
         if not isinstance(message, Frame) or message.hidden is None:
             self._link.post(message)
             return
-        hidden, fused = message.hidden, message.fused
+        hidden = message.hidden
+        fused = message.fused
         announced = replace(
             message, hidden=Beside.of(hidden), fused=None if fused is None else Beside.of(fused)
         )

@@ -26,7 +26,9 @@ class WatchedFiles(Generic[T]):
     """
 
     def __init__(self, paths: Iterable[Path], read: Callable[[], T], lost: T | None = None) -> None:
-        self._paths, self._read, self._lost = tuple(paths), read, lost
+        self._paths = tuple(paths)
+        self._read = read
+        self._lost = lost
         self._stamps = self._look()
         self._value = read()
 

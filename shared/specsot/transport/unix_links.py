@@ -44,8 +44,12 @@ class UnixWire(Wire):
     """A connected socket that nobody waits for."""
 
     def __init__(self, connected: socket.socket) -> None:
-        self._socket, self._lock, self._loop = connected, Lock(), asyncio.get_running_loop()
-        self._waiting, self._idle = 0, asyncio.Event()  # coroutines that wait for the socket
+        self._socket = connected
+        self._lock = Lock()
+        self._loop = asyncio.get_running_loop()
+        # coroutines that wait for the socket
+        self._waiting = 0
+        self._idle = asyncio.Event()
         self._idle.set()
 
     def encode(self, request: Message) -> bytes:
@@ -135,7 +139,8 @@ class _Incoming(asyncio.Protocol):
 
     def __init__(self, came: asyncio.Future[_Incoming]) -> None:
         """came: is told of it, if it is the first one."""
-        self._came, self._data = came, bytearray()
+        self._came = came
+        self._data = bytearray()
         self._hearer: Hearer | None = None
         self._over: asyncio.Future[None] = came.get_loop().create_future()
 
@@ -190,13 +195,15 @@ class UnixHost:
     """The receiving ends of such links to one member."""
 
     def __init__(self) -> None:
-        self._places, self._links = Places("links"), set[asyncio.Task[None]]()
+        self._places = Places("links")
+        self._links = set[asyncio.Task[None]]()
 
     async def expect(self, hearing: Attending) -> str:
         """The path of a socket for one link. hearing: who hears what its peer says, once it has come. Raises
         Overloaded, Unavailable.
         """
-        place, loop = self._places.take(), asyncio.get_running_loop()
+        place = self._places.take()
+        loop = asyncio.get_running_loop()
         came: asyncio.Future[_Incoming] = loop.create_future()
         try:
             server = await loop.create_unix_server(lambda: _Incoming(came), str(place))

@@ -103,7 +103,10 @@ class Uplink:
         nearby: UnixWire | None = None,
     ) -> None:
         """nearby: carries what is sent, instead of the stream."""
-        self._channel, self._call, self._inbox, self.pulse = channel, call, inbox, pulse
+        self._channel = channel
+        self._call = call
+        self._inbox = inbox
+        self.pulse = pulse
         self._nearby = nearby
         self._outbox: SendQueue[bytes] = SendQueue(write_now=self._write_now if nearby else None)
         self._closing = self._parted = False

@@ -54,7 +54,8 @@ class Places:
 
     def __init__(self, what: str, beside: Path | None = None) -> None:
         """what: they are for. beside: where the folder is to be; None: where the system keeps such."""
-        self._what, self._beside = what, beside
+        self._what = what
+        self._beside = beside
         self._folder: Path | None = None
         self._numbers = itertools.count()
         self._taken: set[Path] = set()

@@ -79,7 +79,8 @@ class Sockets:
     """Makes sockets. Nothing is started before the first one."""
 
     def __init__(self, keepalive: Keepalive | None = None, largest: int = RING_BYTES) -> None:
-        self._keepalive, self._largest = keepalive or LINK, largest
+        self._keepalive = keepalive or LINK
+        self._largest = largest
         self._context: zmq.asyncio.Context | None = None
         self._authenticator: AsyncioAuthenticator | None = None
 
@@ -147,7 +148,8 @@ class SocketEvents:
     """
 
     def __init__(self, socket: Socket, sending: bool) -> None:
-        self._socket, self._ours = socket, None if sending else -1
+        self._socket = socket
+        self._ours = None if sending else -1
         self.up, self.down = asyncio.Event(), asyncio.Event()
         self._ended: set[int] = set()
         self._monitor: Socket = socket.get_monitor_socket(FAILURES | zmq.Event.HANDSHAKE_SUCCEEDED)
@@ -193,7 +195,8 @@ class ZmqWire(Wire):
     """One connection, as a sending end wants it."""
 
     def __init__(self, socket: Socket, events: SocketEvents) -> None:
-        self._socket, self._events = socket, events
+        self._socket = socket
+        self._events = events
 
     async def write(self, data: bytes) -> None:
         try:
@@ -215,7 +218,10 @@ class ZmqDialer:
     """Dials in the name of `sender`. With an inbox, a link that breaks is told there as Lost."""
 
     def __init__(self, sender: str, sockets: Sockets, inbox: Inbox | None = None, tls: Tls = PLAIN) -> None:
-        self._sender, self._sockets, self._inbox, self._tls = sender, sockets, inbox, tls
+        self._sender = sender
+        self._sockets = sockets
+        self._inbox = inbox
+        self._tls = tls
 
     async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> SendingEnd:
         """Raises Unavailable (nobody there), Refused (a peer of another protocol), WireError."""
@@ -265,7 +271,10 @@ class ZmqHost:
     """
 
     def __init__(self, listen: str, inbox: Inbox, sockets: Sockets, patience: float = DIAL_SECONDS) -> None:
-        self._listen, self._inbox, self._sockets, self._patience = listen, inbox, sockets, patience
+        self._listen = listen
+        self._inbox = inbox
+        self._sockets = sockets
+        self._patience = patience
         beside = Path(listen.removeprefix("unix:")).parent if listen.startswith("unix:") else None
         self._places = Places("links", beside)
         self._links: set[asyncio.Task[None]] = set()

@@ -184,9 +184,11 @@ def score(queries, group, keys, offsets, count, dim, out, apart, values):
     """
     first = 0
     while first < dim:
-        wide, head = first + 64 <= dim, 0
+        wide = first + 64 <= dim
+        head = 0
         while head < group:
-            query, to = queries + 4 * (head * dim + first), out + head * apart
+            query = queries + 4 * (head * dim + first)
+            to = out + head * apart
             later = 0 if head or not values else values + KEPT * first
             given = query, 4 * dim, keys + KEPT * first, offsets, count, to, apart, first, later
             left = group - head
@@ -199,11 +201,15 @@ def gather(weights, apart, group, values, offsets, count, dim, odd, even, keys, 
     """keys: where those at offsets `soon` are fetched from, or 0."""
     first = 0
     while first < dim:
-        wide, head = first + _AT_ONCE <= dim, 0
+        wide = first + _AT_ONCE <= dim
+        head = 0
         while head < group:
-            at, own = 4 * (head * dim + first), weights + head * apart
+            at = 4 * (head * dim + first)
+            own = weights + head * apart
             later = 0 if head or not keys else keys + KEPT * first
-            one, two, base = odd + at, even + at, values + KEPT * first
+            one = odd + at
+            two = even + at
+            base = values + KEPT * first
             given = own, apart, base, offsets, count, one, two, 4 * dim, later, soon
             left = group - head
             head += _value4(left, given) if wide else _value1(left, given)
@@ -219,7 +225,8 @@ def soften(scores, count):
     most = v.splat(-1e30)
     for at in range(0, end, 64):
         most = v.most(most, v.load(scores + at))
-    peak, sum_ = v.splat(v.largest(most)), v.splat(0.0)
+    peak = v.splat(v.largest(most))
+    sum_ = v.splat(0.0)
     for at in range(0, end, 64):
         weight = v.exp(v.sub(v.load(scores + at), peak))
         sum_ = v.add(sum_, weight)

@@ -43,7 +43,9 @@ LAYER = DOWN // 8 + PRODUCT + 4
 FRAME = 40
 # What a call is asked for: a product, the `COUNT` best of its `BEST` outputs, the keys and values of a layer,
 # or so many layers one behind the other (positive numbers).
-MULTIPLY, CHOOSE, REMEMBER = 0, -1, -2
+MULTIPLY = 0
+CHOOSE = -1
+REMEMBER = -2
 # Of a row's queries of one key head: the first one as it meets the first columns, the row's sight, the first
 # one itself, its scores (behind them 1 / the sum of its weights), and two sums; and the first columns of who
 # takes its place next, if nobody has read them. Others lie behind it.
@@ -88,9 +90,11 @@ def shorten(x, size, bits, out, scales, sums, across):
     costs; for weights of 4 bits the sum of the numbers. What is not finite gets a scale that is not.
     """
     short = WIDE_INPUTS and bits == 8
-    further, last = v.splat(0.0), v.splat(0.0)
+    further = v.splat(0.0)
+    last = v.splat(0.0)
     for first in range(0, size, LONG_GROUP if bits == 8 else GROUP):
-        at, to = x + 4 * first, out + (2 if short else 1) * first
+        at = x + 4 * first
+        to = out + (2 if short else 1) * first
         low, high = v.load(at), v.load(at + 64)
         if bits == 8:
             whole_group = first + GROUP < size  # else zeros follow
@@ -103,13 +107,15 @@ def shorten(x, size, bits, out, scales, sums, across):
         whole = v.put_shorts(to, low, high) if short else v.put_bytes(to, low, high)
         v.put(scales, scale)
         if bits == 8:
-            further, last = v.mul(further, inverse), v.mul(last, inverse)
+            further = v.mul(further, inverse)
+            last = v.mul(last, inverse)
             behind = to + (2 if short else 1) * GROUP
             whole += v.put_shorts(behind, further, last) if short else v.put_bytes(behind, further, last)
             v.put_int(sums, -128 * whole)
         else:
             v.put(sums, scale * numba.float32(whole))
-        scales, sums = scales + across, sums + across
+        scales = scales + across
+        sums = sums + across
 
 
 @numba.njit
@@ -120,9 +126,11 @@ def short_bytes(inputs, bits):
 
 @numba.njit
 def shorten_row(frame, product, x, row):
-    inputs, bits = v.get_long(product + INPUTS), v.get_long(product + BITS)
+    inputs = v.get_long(product + INPUTS)
+    bits = v.get_long(product + BITS)
     out = v.get_long(frame + SHORT) + row * short_bytes(inputs, bits)
-    scales, sums = v.get_long(frame + SCALES) + 4 * row, v.get_long(frame + SUMS) + 4 * row
+    scales = v.get_long(frame + SCALES) + 4 * row
+    sums = v.get_long(frame + SUMS) + 4 * row
     shorten(x, inputs, bits, out, scales, sums, 4 * v.get_long(frame + ROWS))
 
 
@@ -133,11 +141,17 @@ def multiply(thread, threads, frame, product, prior, prior_stride, out):
         v.get_long(product + INPUTS), v.get_long(product + OUTPUTS), v.get_long(product + BITS),
     )  # fmt: skip
     eight = bits == 8
-    rows, short = v.get_long(frame + ROWS), v.get_long(frame + SHORT)
-    scales, sums = v.get_long(frame + SCALES), v.get_long(frame + SUMS)
-    weight, factors = v.get_long(product + WEIGHT), v.get_long(product + FACTORS)
-    groups, blocks = -(-inputs // LONG_GROUP) if eight else inputs // GROUP, outputs // LANES
-    steps, stride, across = LONG_STEPS if eight else STEPS, short_bytes(inputs, bits), 4 * rows
+    rows = v.get_long(frame + ROWS)
+    short = v.get_long(frame + SHORT)
+    scales = v.get_long(frame + SCALES)
+    sums = v.get_long(frame + SUMS)
+    weight = v.get_long(product + WEIGHT)
+    factors = v.get_long(product + FACTORS)
+    groups = -(-inputs // LONG_GROUP) if eight else inputs // GROUP
+    blocks = outputs // LANES
+    steps = LONG_STEPS if eight else STEPS
+    stride = short_bytes(inputs, bits)
+    across = 4 * rows
     apart = groups * (LONG_GROUP * LANES if eight else GROUP_BYTES)
     # Of whole numbers, which are the same: where there is AMX, 16 rows take as long as 6 otherwise.
     tiled = AMX and eight and rows > HEIGHTS[0]
@@ -149,15 +163,22 @@ def multiply(thread, threads, frame, product, prior, prior_stride, out):
     passes = (rows + height - 1) // height
     lines = (LONG_STEPS + passes - 1) // passes
     pace = (apart + groups * steps * passes - 1) // (groups * steps * passes)
-    block, last = blocks * thread // threads, blocks * (thread + 1) // threads
+    block = blocks * thread // threads
+    last = blocks * (thread + 1) // threads
     while block < last:
         width = WIDE_BLOCKS if rows == 1 else TALL_BLOCKS
         width = width if last - block >= width else 1
-        w, shift, row = weight + block * apart, block * 64, 0
+        w = weight + block * apart
+        shift = block * 64
+        row = 0
         ahead = w + width * apart
         while row < rows:
-            x, scale, total, left = short + row * stride, scales + 4 * row, sums + 4 * row, rows - row
-            before, to = prior + row * prior_stride + shift, out + row * outputs * 4 + shift
+            x = short + row * stride
+            scale = scales + 4 * row
+            total = sums + 4 * row
+            left = rows - row
+            before = prior + row * prior_stride + shift
+            to = out + row * outputs * 4 + shift
             if tiled and left > HEIGHTS[0]:
                 for at in range(width):
                     tiles.matrix(
@@ -231,14 +252,16 @@ def keep(frame, layer, row):
     scale = numba.float32(1.0) / numba.float32(numba.float32(dim) ** numba.float32(0.5))
     for head in range(heads):
         turn(frame, at + head * dim * 4, v.get_long(layer + Q_NORM), position, scale)
-    slot, page_rows = v.get_long(v.get_long(frame + SLOTS) + 8 * row), v.get_long(frame + PAGE_ROWS)
+    slot = v.get_long(v.get_long(frame + SLOTS) + 8 * row)
+    page_rows = v.get_long(frame + PAGE_ROWS)
     for head in range(kv_heads):
         key = at + (heads + head) * dim * 4
         turn(frame, key, v.get_long(layer + K_NORM), position, numba.float32(1.0))
         if slot >= 0:
             place = ((slot // page_rows * kv_heads + head) * page_rows + slot % page_rows) * dim * KEPT
             for first in range(0, dim, LANES):
-                to, source = place + KEPT * first, key + 4 * first
+                to = place + KEPT * first
+                source = key + 4 * first
                 v.store_half(v.get_long(frame + KEYS) + to, v.load(source))
                 v.store_half(v.get_long(frame + VALUES) + to, v.load(source + kv_heads * dim * 4))
 
@@ -249,7 +272,8 @@ def turn_back(frame, query, steps, out):
     dim = v.get_long(frame + HEAD_DIM)
     table = v.get_long(frame + TURNS) + steps * 8 * dim
     for at in range(0, 4 * dim, 64):
-        x, sine = v.load(query + at), v.sub(v.splat(0.0), v.load(table + 4 * dim + at))
+        x = v.load(query + at)
+        sine = v.sub(v.splat(0.0), v.load(table + 4 * dim + at))
         v.store(out + at, v.fma(v.swap(x), sine, v.mul(x, v.load(table + at))))
 
 
@@ -258,22 +282,26 @@ def ask(thread, frame, first, last, pair):
     """Fill in a thread's table: of rows first .. last - 1 the queries that share a key head. Returns it, and
     how many columns the first part of what they see has at most.
     """
-    rows, seen_from = v.get_long(frame + ROWS), v.get_long(frame + SIGHT)
+    rows = v.get_long(frame + ROWS)
+    seen_from = v.get_long(frame + SIGHT)
     heads, kv_heads, size = (
         v.get_long(frame + HEADS), v.get_long(frame + KV_HEADS), 4 * v.get_long(frame + HEAD_DIM),
     )  # fmt: skip
-    group, seen_by, apart = heads // kv_heads, v.get_long(frame + SEEN_BY), v.get_long(frame + SCORES_APART)
+    group = heads // kv_heads
+    seen_by = v.get_long(frame + SEEN_BY)
+    apart = v.get_long(frame + SCORES_APART)
     own = thread * ROWS_AT_ONCE
     start = v.get_long(frame + ASKED) + own * ASKING
-    at, turned = start, v.get_long(frame + TURNED) + own * group * size
-    even, scores = (
-        v.get_long(frame + EVEN) + own * group * size,
-        v.get_long(frame + SCORES) + own * group * apart,
-    )
-    longest, before = 0, 0
+    at = start
+    turned = v.get_long(frame + TURNED) + own * group * size
+    even = v.get_long(frame + EVEN) + own * group * size
+    scores = v.get_long(frame + SCORES) + own * group * apart
+    longest = 0
+    before = 0
     for row in range(first, last):
         sight = seen_from + (row * seen_by + pair % seen_by) * 40
-        longest, steps = max(longest, v.get_long(sight + 8)), v.get_long(sight + 32)
+        longest = max(longest, v.get_long(sight + 8))
+        steps = v.get_long(sight + 32)
         query = v.get_long(frame + PROJECTED) + (row * (heads + 2 * kv_heads) + pair * group) * size
         odd = v.get_long(frame + ATTENDED) + (row * heads + pair * group) * size
         for part in range(0, group * size, 64):
@@ -299,12 +327,10 @@ def ask(thread, frame, first, last, pair):
                 fresh = v.get_long(following + 8)
             before = lead
         v.put_long(at + SOON_COUNT, fresh)
-        at, turned, even, scores = (
-            at + ASKING,
-            turned + group * size,
-            even + group * size,
-            scores + group * apart,
-        )
+        at = at + ASKING
+        turned = turned + group * size
+        even = even + group * size
+        scores = scores + group * apart
     return start, at, longest
 
 
@@ -314,8 +340,10 @@ def attend(thread, frame, first, pair):
     their order. Columns that many rows see are read a few at a time for all of them. What is read next is
     fetched meanwhile: values while keys are read, and the keys of who follows while values are.
     """
-    dim, last = v.get_long(frame + HEAD_DIM), min(first + ROWS_AT_ONCE, v.get_long(frame + ROWS))
-    group, apart = v.get_long(frame + HEADS) // v.get_long(frame + KV_HEADS), v.get_long(frame + SCORES_APART)
+    dim = v.get_long(frame + HEAD_DIM)
+    last = min(first + ROWS_AT_ONCE, v.get_long(frame + ROWS))
+    group = v.get_long(frame + HEADS) // v.get_long(frame + KV_HEADS)
+    apart = v.get_long(frame + SCORES_APART)
     shift = pair * v.get_long(frame + PAGE_ROWS) * dim * KEPT
     keys, values = v.get_long(frame + KEYS) + shift, v.get_long(frame + VALUES) + shift
     coming = keys + (v.get_long(frame + PAGE_ROWS) * dim * KEPT if last == v.get_long(frame + ROWS) else 0)
@@ -324,13 +352,17 @@ def attend(thread, frame, first, pair):
         for at in range(begin, end, ASKING):
             count = min(v.get_long(at + BEFORE) - start, COLUMNS_AT_ONCE)
             if count > 0:
-                places, out = v.get_long(at + LEAD) + 8 * start, v.get_long(at + WEIGHTS) + 4 * start
+                places = v.get_long(at + LEAD) + 8 * start
+                out = v.get_long(at + WEIGHTS) + 4 * start
                 read = at > begin and v.get_long(at - ASKING + LEAD) == v.get_long(at + LEAD)
                 then = none() if read else values
                 score(v.get_long(at), group, keys, places, count, dim, out, apart, then)
     for at in range(begin, end, ASKING):
-        scores, before, behind = v.get_long(at + WEIGHTS), v.get_long(at + BEFORE), v.get_long(at + BEHIND)
-        query, places = v.get_long(at + QUERY), v.get_long(at + TAIL)
+        scores = v.get_long(at + WEIGHTS)
+        before = v.get_long(at + BEFORE)
+        behind = v.get_long(at + BEHIND)
+        query = v.get_long(at + QUERY)
+        places = v.get_long(at + TAIL)
         score(query, group, keys, places, behind, dim, scores + 4 * before, apart, none())
         for head in range(group):
             own = scores + head * apart
@@ -339,15 +371,20 @@ def attend(thread, frame, first, pair):
         for at in range(begin, end, ASKING):
             count = min(v.get_long(at + BEFORE) - start, COLUMNS_AT_ONCE)
             if count > 0:
-                places, weights = v.get_long(at + LEAD) + 8 * start, v.get_long(at + WEIGHTS) + 4 * start
+                places = v.get_long(at + LEAD) + 8 * start
+                weights = v.get_long(at + WEIGHTS) + 4 * start
                 odd, even = v.get_long(at + ODD), v.get_long(at + OTHER)
                 soon = coming if start < v.get_long(at + SOON_COUNT) else none()
                 then = v.get_long(at + SOON) + 8 * start
                 gather(weights, apart, group, values, places, count, dim, odd, even, soon, then)
     for at in range(begin, end, ASKING):
-        odd, even, before = v.get_long(at + ODD), v.get_long(at + OTHER), v.get_long(at + BEFORE)
+        odd = v.get_long(at + ODD)
+        even = v.get_long(at + OTHER)
+        before = v.get_long(at + BEFORE)
         one, two = (even, odd) if before % 2 else (odd, even)
-        scores, places, behind = v.get_long(at + WEIGHTS), v.get_long(at + TAIL), v.get_long(at + BEHIND)
+        scores = v.get_long(at + WEIGHTS)
+        places = v.get_long(at + TAIL)
+        behind = v.get_long(at + BEHIND)
         gather(scores + 4 * before, apart, group, values, places, behind, dim, one, two, none(), none())
         for head in range(group):
             scale = v.splat(v.get(scores + head * apart + apart - 4))
@@ -366,7 +403,8 @@ def gate(inner, size):
 
 @numba.njit
 def before_attention(thread, threads, frame, layer):
-    norm, (first, last) = v.get_long(layer + INPUT_NORM), own_rows(thread, threads, frame)
+    norm = v.get_long(layer + INPUT_NORM)
+    (first, last) = own_rows(thread, threads, frame)
     inputs = v.get_long(frame + HIDDEN) if norm else v.get_long(frame + X)
     stride = v.get_long(layer + QKV + INPUTS) * 4
     project(thread, threads, frame, layer + QKV, inputs, stride, norm, v.get_long(frame + PROJECTED))
@@ -377,8 +415,10 @@ def before_attention(thread, threads, frame, layer):
 
 @numba.njit
 def after_attention(thread, threads, frame, layer):
-    hidden, (first, last) = v.get_long(frame + HIDDEN), own_rows(thread, threads, frame)
-    width, size = v.get_long(layer + OUT + INPUTS), v.get_long(layer + DOWN + INPUTS)
+    hidden = v.get_long(frame + HIDDEN)
+    (first, last) = own_rows(thread, threads, frame)
+    width = v.get_long(layer + OUT + INPUTS)
+    size = v.get_long(layer + DOWN + INPUTS)
     stride = v.get_long(layer + OUT + OUTPUTS) * 4
     for row in range(first, last):
         shorten_row(frame, layer + OUT, v.get_long(frame + ATTENDED) + row * width * 4, row)
@@ -406,7 +446,8 @@ def tap(thread, threads, frame, product, out):
 @numba.njit
 def team(frame):
     if v.get_long(frame + MEETING):
-        thread, threads = v.call_int(v.get_long(frame + THREAD)), v.call_int(v.get_long(frame + THREADS))
+        thread = v.call_int(v.get_long(frame + THREAD))
+        threads = v.call_int(v.get_long(frame + THREADS))
         return numba.int64(thread), numba.int64(threads)
     return numba.int64(0), numba.int64(1)
 
@@ -430,7 +471,8 @@ def choose(logits, size, count, chances, tokens, offsets):
                     v.put(chances + 4 * place, value)
                     v.put_long(tokens + 8 * place, one // 4)
                     least = v.get(chances + 4 * held - 4)
-    peak, sum_ = v.splat(v.get(chances)), v.splat(0.0)
+    peak = v.splat(v.get(chances))
+    sum_ = v.splat(0.0)
     for at in range(0, 4 * size, 64):
         sum_ = v.add(sum_, v.exp(v.sub(v.load(logits + at), peak)))
     whole = v.get(chances) + numba.float32(math.log(v.total(sum_)))
@@ -458,7 +500,9 @@ def run_layer(thread, threads, frame, layer):
 
 def _run(tables):
     """tables: addresses of a frame's table and of a layer's or a product's, and what is asked for."""
-    frame, layer, asked = v.get_long(tables), v.get_long(tables + 8), v.get_long(tables + 16)
+    frame = v.get_long(tables)
+    layer = v.get_long(tables + 8)
+    asked = v.get_long(tables + 16)
     thread, threads = team(frame)
     if asked == REMEMBER:
         before_attention(thread, threads, frame, layer)
@@ -471,12 +515,15 @@ def _run(tables):
         run_layer(thread, threads, frame, layer + number * LAYER * 8)
     if asked > 0:
         return
-    stride, out = v.get_long(layer + INPUTS) * 4, v.get_long(frame + OUTPUT)
+    stride = v.get_long(layer + INPUTS) * 4
+    out = v.get_long(frame + OUTPUT)
     project(thread, threads, frame, layer, v.get_long(frame + X), stride, v.get_long(frame + NORM), out)
     if asked == CHOOSE:
         wait(frame, threads)
-        count, size = v.get_long(frame + COUNT), v.get_long(frame + BEST)
-        chances, tokens = v.get_long(frame + CHANCES), v.get_long(frame + TOKENS)
+        count = v.get_long(frame + COUNT)
+        size = v.get_long(frame + BEST)
+        chances = v.get_long(frame + CHANCES)
+        tokens = v.get_long(frame + TOKENS)
         for row in range(thread, v.get_long(frame + ROWS), threads):
             logits = out + row * v.get_long(layer + OUTPUTS) * 4
             own = row * count

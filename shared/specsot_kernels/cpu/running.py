@@ -64,7 +64,8 @@ class PackedWeight:
         """Some outputs, as they are held: codes (in 4 bits with their scales), and scales (of 8 bits)."""
         round_, lay = (_round8, _lay8) if bits == 8 else (_round4, _lay4)
         codes, scale, least = round_(part[0].float()) if len(part) == 1 else part
-        below, behind = -len(codes) % LANES, -self.shape[1] % (LONG_GROUP if bits == 8 else GROUP)
+        below = -len(codes) % LANES
+        behind = -self.shape[1] % (LONG_GROUP if bits == 8 else GROUP)
         whole = F.pad(codes, (0, behind, 0, below))
         return lay(whole, *(F.pad(each, (0, 0, 0, below)) for each in (scale, least)))
 
@@ -127,7 +128,8 @@ def plan_columns(spans: Sequence[RowSpan], page_rows: int, row_bytes: int, kv_he
     offsets = ((pages * (kv_heads * page_rows))[:, None] + np.arange(page_rows)) * row_bytes
     held = [_lengthen(offsets.reshape(-1))]
     counts, begins = (np.array(each) for each in ([span.rows for span in spans], depths))
-    firsts, begins = np.cumsum(counts) - counts, (np.cumsum(begins) - begins) * page_rows
+    firsts = np.cumsum(counts) - counts
+    begins = (np.cumsum(begins) - begins) * page_rows
     sight = np.zeros((counts.sum(), apart, 5), dtype=np.int64)
     sight[..., 0] = np.repeat(held[0].ctypes.data + 8 * begins, counts)[:, None]
     before = np.array([span.base + 1 for span in spans]) - firsts
@@ -147,7 +149,8 @@ def _see(span: RowSpan, rows: Numbers, offsets: Numbers) -> Numbers:
         case VisibleColumns(sinks, since, turns):
             rows[..., 1], rows[..., 4] = np.array(sinks)[:, None], np.array(turns)[:, None]
             recent = np.arange(span.base) >= np.array(since)[:, None]
-            seen, start = np.concatenate((recent, tail_seen(span)), 1)[:, None], 0
+            seen = np.concatenate((recent, tail_seen(span)), 1)[:, None]
+            start = 0
         case HeadColumns() as sight:
             rows[..., 1], seen, start = 0, ~hidden_by_head(span, sight), 0
         case None:
@@ -168,7 +171,8 @@ class _Scratch(threading.local):
     """What this thread's newest frame works in; wanted: bytes that it would have needed."""
 
     def __init__(self) -> None:
-        self.held, self.wanted = torch.empty(0, dtype=torch.uint8), 0
+        self.held = torch.empty(0, dtype=torch.uint8)
+        self.wanted = 0
 
 
 _scratch = _Scratch()
@@ -189,7 +193,9 @@ class KernelFrame:
         self._held: list[object] = []
         if _scratch.wanted > len(_scratch.held):
             _scratch.held = torch.empty(_scratch.wanted, dtype=torch.uint8)
-        self._free, self._scratch, self._used = _scratch.held.data_ptr(), _scratch.held, 0
+        self._free = _scratch.held.data_ptr()
+        self._scratch = _scratch.held
+        self._used = 0
         self._threads = torch.get_num_threads() if _openmp() else 1
         self.put(laps.ROWS, rows)
         self._numbers[laps.EPS // 8] = np.float32(eps).view(np.int32)
@@ -214,7 +220,8 @@ class KernelFrame:
 
     def make(self, field: int, size: int) -> None:
         """So many bytes to work in."""
-        first, self._used = self._used, self._used + size + -size % BYTES
+        first = self._used
+        self._used = self._used + size + -size % BYTES
         if self._used <= len(self._scratch):
             self.put(field, self._free + first)
         else:
@@ -223,7 +230,8 @@ class KernelFrame:
 
     def make_attention(self, longest: int, head_dim: int, group: int) -> None:
         """What each thread attends in. longest: columns of a row, at most; group: queries of a key head."""
-        queries, apart = self._threads * laps.ROWS_AT_ONCE * group, longest + LANES + 1
+        queries = self._threads * laps.ROWS_AT_ONCE * group
+        apart = longest + LANES + 1
         self.put(laps.SCORES_APART, 4 * apart)
         self.make(laps.SCORES, queries * apart * 4)
         self.make(laps.ASKED, queries * laps.ASKING)
@@ -245,11 +253,13 @@ Normed = tuple[Tensor, float]  # weight [in] and epsilon of an RMSNorm that come
 
 def multiply(x: Tensor, weight: PackedWeight, norm: Normed | None = None) -> Tensor:
     """x [rows, in] -> fp32 [rows, out]."""
-    rows, (count, size) = len(x), weight.shape
+    rows = len(x)
+    (count, size) = weight.shape
     if not rows:
         return torch.empty(0, count)
     whole = x.float() if size == weight.inputs else F.pad(x.float(), (0, weight.inputs - size))
-    frame, out = _product(whole, weight, norm), torch.empty(rows, weight.outputs)
+    frame = _product(whole, weight, norm)
+    out = torch.empty(rows, weight.outputs)
     frame.point(laps.OUTPUT, out)
     frame.run(weight.table, laps.MULTIPLY)
     return out[:, :count]
@@ -261,8 +271,10 @@ def choose(
     """The `count` best outputs of each row of x [rows, in]: log-probabilities and numbers [rows, count].
     offsets: [out] what is added to each number. Outputs are whole vectors.
     """
-    frame, shape = _product(x, weight, norm), (len(x), count)
-    chances, tokens = torch.empty(shape), torch.empty(shape, dtype=torch.long)
+    frame = _product(x, weight, norm)
+    shape = (len(x), count)
+    chances = torch.empty(shape)
+    tokens = torch.empty(shape, dtype=torch.long)
     frame.make(laps.OUTPUT, len(x) * weight.outputs * 4)
     for field, held in ((laps.CHANCES, chances), (laps.TOKENS, tokens), (laps.OFFSETS, offsets)):
         if held is not None:

@@ -41,7 +41,9 @@ from specsot_kernels.cpu.vectors import (
     write,
 )
 
-STEPS, LONG_STEPS = GROUP // 4, LONG_GROUP // 4  # of a group, four inputs each
+# of a group, four inputs each
+STEPS = GROUP // 4
+LONG_STEPS = LONG_GROUP // 4
 
 
 def _bytes(lanes: int) -> ir.Type:
@@ -75,7 +77,9 @@ class _Sums:
     the end.
     """
 
-    vectors, kind, apart = 1, VI, 1
+    vectors = 1
+    kind = VI
+    apart = 1
 
     def start(self, b: Builder, first: Value) -> list[Value]:
         """Registers whose sums are that whole number already."""
@@ -171,7 +175,8 @@ def _sums(bits: int) -> _Sums:
 
 def _weights(b: Builder, at: Value, bits: int) -> Iterator[Value]:
     """Of one group and 16 outputs, the 64 numbers of each step."""
-    halves, low = ir.VectorType(ir.IntType(16), 32), ir.Constant(_bytes(64), [15] * 64)
+    halves = ir.VectorType(ir.IntType(16), 32)
+    low = ir.Constant(_bytes(64), [15] * 64)
     for step in range(LONG_STEPS if bits == 8 else STEPS // 2):
         numbers = read(_bytes(64))(b, address(b, at, (step, BYTES)))
         if bits == 8:
@@ -187,7 +192,8 @@ def _tile(bits: int, rows: int, blocks: int, near: int | None) -> Callable[..., 
     4 bits: out = prior + sum over groups of (sum of w x) * scale of w * scale of x + least w * sum of x.
     near: see `fetch_line`; None: nothing is fetched.
     """
-    wide, steps = 2 if WIDE_INPUTS and bits == 8 else 1, LONG_STEPS if bits == 8 else STEPS
+    wide = 2 if WIDE_INPUTS and bits == 8 else 1
+    steps = LONG_STEPS if bits == 8 else STEPS
     half_floats = ir.VectorType(ir.HalfType(), LANES)
 
     def emit(
@@ -212,7 +218,8 @@ def _tile(bits: int, rows: int, blocks: int, near: int | None) -> Callable[..., 
         group to the next one's, each one number a row. ahead: what to fetch, so many bytes with each load of
         weights.
         """
-        how, group_bytes = _sums(bits), LANES * LONG_GROUP if bits == 8 else GROUP_BYTES
+        how = _sums(bits)
+        group_bytes = LANES * LONG_GROUP if bits == 8 else GROUP_BYTES
         totals = [[variables(b, VF, 1)[0] for _ in range(blocks)] for _ in range(rows)]
         with cgutils.for_range(b, groups) as loop:
             coming = address(b, ahead, (b.mul(loop.index, pace), steps * blocks))
@@ -289,7 +296,8 @@ def _multiplied(bits: int) -> Any:
     """One tile: `width` blocks of outputs by the rows that are left, at most; how many rows it took.
     few: whether passes are.
     """
-    tall, tallest = _tallest(bits, HEIGHTS), HEIGHTS[0]
+    tall = _tallest(bits, HEIGHTS)
+    tallest = HEIGHTS[0]
     full = _compiled(bits, tallest, TALL_BLOCKS, NEAREST)
     wide, one = _compiled(bits, 1, WIDE_BLOCKS, SECOND), _compiled(bits, 1, 1, None)
 

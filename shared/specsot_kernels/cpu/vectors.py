@@ -53,7 +53,8 @@ class _FloatsModel(models.PrimitiveModel):
 
 def _features() -> frozenset[str]:
     """Of the processor that Numba compiles for."""
-    told, named = getattr(config, "CPU_FEATURES", None), getattr(config, "CPU_NAME", None)
+    told = getattr(config, "CPU_FEATURES", None)
+    named = getattr(config, "CPU_NAME", None)
     if told is None and named:  # by NUMBA_CPU_NAME
         return frozenset(("avx2", "f16c", "fma") if named == "haswell" else ())
     if told is None:
@@ -144,7 +145,9 @@ def fma_of(b: Builder, x: Value, y: Value, z: Value) -> Value:
     return call_named(b, "llvm.fma.v16f32", VF, x, y, z)
 
 
-SECOND, NEAREST = 2, 3  # caches; few lines can be on their way to the nearest one (some 8 GB/s of it here)
+# caches; few lines can be on their way to the nearest one (some 8 GB/s of it here)
+SECOND = 2
+NEAREST = 3
 
 
 def fetch_line(b: Builder, at: Value, near: int = NEAREST) -> None:
@@ -211,7 +214,9 @@ def _put_half(b: Builder, at: Value, x: Value) -> None:
     write(VH)(b, at, b.fptrunc(b.select(b.fcmp_unordered("uno", nothing, nothing), x, cut), VH))
 
 
-INT, FLOAT, SHORT = types.int64, types.float32, types.int32
+INT = types.int64
+FLOAT = types.float32
+SHORT = types.int32
 load = operation(floats, (INT,), read(VF))
 store = operation(types.void, (INT, floats), write(VF))
 store_half = operation(types.void, (INT, floats), _put_half)
@@ -245,7 +250,10 @@ def _call_int(b: Builder, at: Value) -> Value:
 # Of a meeting, each in a line of memory of its own: who has come, how many times all have met, who sleeps.
 MEETING = 3 * BYTES
 LOOKS = 300  # at a meeting, before a thread sleeps: some 15 us here
-FUTEX, WAIT, WAKE = 98 if machine() == "aarch64" else 202, 128, 129  # Linux; within a process
+# Linux; within a process
+FUTEX = 98 if machine() == "aarch64" else 202
+WAIT = 128
+WAKE = 129
 
 
 def _meet(b: Builder, at: Value, threads: Value, system: Value) -> None:

@@ -24,9 +24,12 @@ def accept_rows(
     fresh: [rows, hidden] of the frame. features: [slots, hidden]. ids: tokens that a head knows; another one
     is said as it is, and fed as 0. Compiled once for every width of `slots`.
     """
-    trees, most = verified.told.shape[0], numbers.said.shape[1] - 1
+    trees = verified.told.shape[0]
+    most = numbers.said.shape[1] - 1
     attending = numbers.leads.numel() // numbers.asked.numel()
-    grown, hidden, room = numbers.below.numel(), fresh.shape[1], verified.slots.shape[1]
+    grown = numbers.below.numel()
+    hidden = fresh.shape[1]
+    room = verified.slots.shape[1]
     with on_device_of(fresh):
         _accept[(trees, most)](
             *verified, *numbers, fresh, features, room, most, numbers.due.stride(0),
@@ -53,10 +56,16 @@ def _accept(
     nodes: tl.constexpr, width: tl.constexpr, across: tl.constexpr, size: tl.constexpr,
 ):  # fmt: skip
     """Of one tree. This program copies the features of its `turn`-th row; the first one writes numbers."""
-    tree, turn = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    first, count = tl.load(told + tree * 3).to(tl.int64), tl.load(told + tree * 3 + 1)
-    committed, place = tl.load(told + tree * 3 + 2), tl.arange(0, nodes)
-    node, taken, mine, goes = 0, 0, -1, 1
+    tree = tl.program_id(0).to(tl.int64)
+    turn = tl.program_id(1)
+    first = tl.load(told + tree * 3).to(tl.int64)
+    count = tl.load(told + tree * 3 + 1)
+    committed = tl.load(told + tree * 3 + 2)
+    place = tl.arange(0, nodes)
+    node = 0
+    taken = 0
+    mine = -1
+    goes = 1
     while goes != 0:
         mine = tl.where(taken == turn, node, mine)
         target = tl.load(targets + first + node)
@@ -82,7 +91,8 @@ def _accept(
     if turn == 0:
         tl.store(said + tree * (most + 1), taken)
         tl.store(asked + tree, (tree * most + taken - 1).to(tl.int32))
-        number, attend = tl.arange(0, across), tl.minimum(taken, attending)
+        number = tl.arange(0, across)
+        attend = tl.minimum(taken, attending)
         lead = tl.where(number < attend, committed + taken - attend + number + 1, 0)
         tl.store(leads + tree * attending + number, lead, mask=number < attending)
         row = tl.arange(0, width)

@@ -36,7 +36,8 @@ MERGED = 4  # parts of a row that are on their way at a time: docs/results/h100-
 MERGERS = 4096  # programs that merge, at most; so many heads are one's: ibid.
 # Programs that read: instead of more than MOST, RUNNING take piece after piece, since idle ones need a place
 # on the GPU, too; fewer cost less than that loop: ibid.
-MOST, RUNNING = 2048, 512
+MOST = 2048
+RUNNING = 512
 PROMPTS = 512  # rows of prompts that fill a GPU with tiles that are not cut into pieces
 ALIGNED = 4  # numbers: where a table begins; kernels compiled for one frame serve all
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -126,14 +127,16 @@ def plan_attention(
     """
     many = sum(span.rows for span in spans)
     tile = tile_of(many, heads_per_kv)
-    rows, told = max(tile // heads_per_kv, 1), tuple[Numbers, ...]()
+    rows = max(tile // heads_per_kv, 1)
+    told = tuple[Numbers, ...]()
     if any(span.sight for span in spans):
         told = policy_sights(spans, window)
     elif window is not None:
         told = (sinces_of(spans, window),)
     anchored = tuple(anchored_of(spans, page_rows))
     tables = tabulate(spans, page_rows, rows, window, told[0] if told else None, anchored)
-    sent, prompts = send_tables((*tables, *told), device), None
+    sent = send_tables((*tables, *told), device)
+    prompts = None
     if many >= PROMPTS and not told and all(span.visible is None for span in spans):
         prompts = plan_prompts(spans, page_rows, heads_per_kv, device)
     near, behind = _told(sent[len(tables) :], rates)
@@ -157,7 +160,8 @@ def plan_over(
     whose `turn` is to be called before each use.
     """
     pieces, *rest, pages = tables
-    tile, (sinces, anchored) = max(power_of_two(room.tile_rows * heads_per_kv), FEW), _told(told, rates)
+    tile = max(power_of_two(room.tile_rows * heads_per_kv), FEW)
+    (sinces, anchored) = _told(told, rates)
     given = room.slots, page_rows, tile, sinces, None, room.short, anchored
     return TreePlan((pieces, pages, *rest), *given)
 
@@ -219,7 +223,9 @@ def attend(
     weights = q.new_empty((plan.slots, kv_heads * g), dtype=torch.float32)
     out = q.new_empty((rows, kv_heads * g * dim))
     room = max(power_of_two(dim), 16)
-    near, cap, eight = plan.sinces is not None, softcap or 0.0, kv_layer.dtype == torch.int8
+    near = plan.sinces is not None
+    cap = softcap or 0.0
+    eight = kv_layer.dtype == torch.int8
     copied = are_copied(plan, q.dtype, kv_layer)
     wide, warps, stages = launch or launch_of(plan.tile, room, q.itemsize, eight, plan.short, copied)
     sinces = leads if plan.sinces is None else plan.sinces
@@ -230,7 +236,8 @@ def attend(
     again = len(pieces) * kv_heads > MOST
     programs = max(RUNNING // kv_heads, 1) if again else len(pieces)
     each = power_of_two(-(-rows * kv_heads * g // MERGERS))
-    flat, blocks = plan.page_rows % wide == 0, kv_layer
+    flat = plan.page_rows % wide == 0
+    blocks = kv_layer
     if copied:
         blocks = TensorDescriptor.from_tensor(kv_layer.view(-1, dim), [wide, dim])
     with on_device_of(q):
@@ -261,7 +268,8 @@ def _read(
     A captured graph has room for more pieces than most frames have: those that are too many come last.
     """
     let_next_begin(early)
-    head, number = tl.program_id(0), tl.program_id(1)
+    head = tl.program_id(0)
+    number = tl.program_id(1)
     high = tl.load(pieces + number * 7 + 1)
     given = (
         q, kv, blocks, scales, pages, leads, bases, bits, sinces, anchors, cosines, sines, starts, parts,
@@ -300,10 +308,16 @@ def _read_piece(
         q, kv, blocks, scales, pages, leads, bases, bits, sinces, anchors, cosines, sines, starts, parts,
         weights, out, q_row, q_group, q_head, kv_half, kv_page, kv_head, kv_row, head, g, page_rows, words,
     ) = given  # fmt: skip
-    top_row, where = tl.load(piece), tl.load(piece + 2)
-    columns, at, common, slot = tl.load(piece + 3), tl.load(piece + 4), tl.load(piece + 5), tl.load(piece + 6)
-    line, d = tl.arange(0, tile), tl.arange(0, room)
-    row, live = top_row + line // g, line < high * g
+    top_row = tl.load(piece)
+    where = tl.load(piece + 2)
+    columns = tl.load(piece + 3)
+    at = tl.load(piece + 4)
+    common = tl.load(piece + 5)
+    slot = tl.load(piece + 6)
+    line = tl.arange(0, tile)
+    d = tl.arange(0, room)
+    row = top_row + line // g
+    live = line < high * g
     lead = tl.load(leads + row, mask=live, other=0)
     base = tl.load(bases + row, mask=live, other=0)
     merged = live
@@ -325,9 +339,12 @@ def _read_piece(
             sine = tl.where((d & 1)[None, :] == 0, 1.0, -1.0) * tl.load(sines + pair, mask=there, other=0.0)
             cosine = tl.load(cosines + pair, mask=there, other=0.0)
             queries = (queries.to(tl.float32) * cosine + other * sine).to(queries.dtype)
-    highest, total = tl.full((tile,), LOWEST, tl.float32), tl.zeros((tile,), tl.float32)
+    highest = tl.full((tile,), LOWEST, tl.float32)
+    total = tl.zeros((tile,), tl.float32)
     state = (highest, total, tl.zeros((tile, room), tl.float32))
-    pages, kv, bits = pages + where, kv + head * kv_head, bits + row * words
+    pages = pages + where
+    kv = kv + head * kv_head
+    bits = bits + row * words
     if eight:
         scales += head * (kv_head // 2)
     free = tl.minimum(tl.maximum(common - at, 0), columns) // wide * wide
@@ -363,7 +380,8 @@ def _read_piece(
         state = take_in(state, tl.where(seen, scores, LOWEST), values, value_scale, eight)
     highest, total, sums = state
     sums /= tl.maximum(total, 1.0)[:, None]
-    heads, mine = tl.num_programs(0) * g, head * g + line % g
+    heads = tl.num_programs(0) * g
+    mine = head * g + line % g
     if short and not sunk:
         alone = row.to(tl.int64) * heads + mine
         tl.store(out + alone[:, None] * dim + d[None, :], sums, mask=there & ~merged[:, None])
@@ -424,7 +442,8 @@ def _fetch(
     if copied:
         at = tl.load(pages + left // page_rows) * (kv_page // dim) + head * page_rows + left % page_rows
         return blocks.load([at, 0]), blocks.load([at + (kv_half // dim).to(tl.int32), 0]), 1.0, 1.0
-    column, d = left + tl.arange(0, wide), tl.arange(0, room)
+    column = left + tl.arange(0, wide)
+    d = tl.arange(0, room)
     if flat:
         page = tl.load(pages + left // page_rows).to(tl.int64)
     else:
@@ -433,7 +452,8 @@ def _fetch(
     held = (column < columns)[:, None] & (d < dim)[None, :]
     where = (kv + place)[:, None] + d[None, :]
     keys, values = tl.load(where, mask=held, other=0), tl.load(where + kv_half, mask=held, other=0)
-    one, two = 1.0, 1.0
+    one = 1.0
+    two = 1.0
     if eight:
         one = tl.load(scales + place // 2, mask=column < columns, other=0.0).to(tl.float32)
         two = tl.load(scales + place // 2 + kv_half // 2, mask=column < columns, other=0.0).to(tl.float32)
@@ -467,18 +487,22 @@ def _merge(
     zeros; where pieces are short, one with a single piece and no sink has what it gets.
     """
     let_next_begin(early)
-    row, head = tl.program_id(0), tl.program_id(1) * each + tl.arange(0, each)
-    d, mine = tl.arange(0, room), head < heads
+    row = tl.program_id(0)
+    head = tl.program_id(1) * each + tl.arange(0, each)
+    d = tl.arange(0, room)
+    mine = head < heads
     whole = mine[:, None] & (d < dim)[None, :]
     first, last = tl.load(starts + row), tl.load(starts + row + 1)
     await_before(early)
     if short and not sunk:  # noqa: SIM102  # the first is known when this is compiled
         if last - first == 1:
             return
-    highest, total = tl.full((each,), LOWEST, tl.float32), tl.zeros((each,), tl.float32)
+    highest = tl.full((each,), LOWEST, tl.float32)
+    total = tl.zeros((each,), tl.float32)
     sums = tl.zeros((each, room), tl.float32)
     if sunk:
-        highest, total = tl.load(sinks + head, mask=mine, other=LOWEST), total + 1.0
+        highest = tl.load(sinks + head, mask=mine, other=LOWEST)
+        total = total + 1.0
     for left in range(first, last, many):
         higher = highest
         for step in tl.static_range(many):
@@ -486,10 +510,13 @@ def _merge(
             live = mine & (left + step < last)
             higher = tl.maximum(higher, tl.load(weights + slot * heads + head, mask=live, other=LOWEST))
         kept = tl.exp(highest - higher)
-        total, sums, highest = total * kept, sums * kept[:, None], higher
+        total = total * kept
+        sums = sums * kept[:, None]
+        highest = higher
         for step in tl.static_range(many):
             slot = tl.load(slots + left + step, mask=left + step < last, other=0).to(tl.int64)
-            live, at = mine & (left + step < last), slot * heads + head
+            live = mine & (left + step < last)
+            at = slot * heads + head
             weight = tl.load(weights + at, mask=live, other=LOWEST)
             share = tl.where(live, tl.exp(weight - higher), 0.0)
             place = parts + at[:, None] * dim + d[None, :]

@@ -30,7 +30,8 @@ def build_trees(
     total: int | None,
 ) -> TreeArrays:
     """See `reference`."""
-    batch, nodes = len(verified), drafts.shape[1] + 1
+    batch = len(verified)
+    nodes = drafts.shape[1] + 1
     rows = verified.new_empty((6, batch * nodes), dtype=torch.long)
     made = _arrays(rows, _blank_mask(batch, nodes, seq_lens, mode, total), batch)
     _build_into(made, rows[5], (verified, parent_list, selected, drafts, seq_lens), topk, mode)
@@ -47,7 +48,8 @@ def _build_into(
     verified, parent_list, _, drafts, _ = given
     nodes, groups, (mask, *outputs) = drafts.shape[1] + 1, parent_list.shape[1], made
     inputs = [each if each.is_contiguous() else each.contiguous() for each in given]
-    arrays, size = (*inputs, *outputs, parents, mask), mask.numel()
+    arrays = (*inputs, *outputs, parents, mask)
+    size = mask.numel()
     numbers = (nodes, topk, groups)
     kind = (
         verified.device, *[each.dtype for each in inputs], mask.dtype,
@@ -83,7 +85,8 @@ def write_trees(arrays: Sequence[Tensor], given: Sequence[Tensor], topk: int, mo
         return False
     if mode == TreeMaskMode.FULL_MASK:
         mask.fill_(True)
-    tokens, parents = others[0].new_empty(rows), others[0].new_empty(rows)
+    tokens = others[0].new_empty(rows)
+    parents = others[0].new_empty(rows)
     _build_into(TreeArrays._make((*arrays, tokens)), parents, given, topk, mode)
     return True
 
@@ -120,7 +123,8 @@ def _build(
     mask, nodes, topk, groups, size, mode: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(0).to(tl.int64)
-    tokens, parents = tokens + b * nodes, parents + b * nodes
+    tokens = tokens + b * nodes
+    parents = parents + b * nodes
     chosen = selected + b * (nodes - 1) - 1  # node 1 is the first that was chosen
     for top in range(0, nodes, tile):
         node = top + tl.arange(0, tile)
@@ -161,13 +165,16 @@ def _lay_out(
     """Everything that follows from the parents of one request's nodes, tile by tile."""
     b = tl.program_id(0).to(tl.int64)
     length = tl.load(seq_lens + b).to(tl.int64)
-    start, stride = b * nodes * nodes, length * 0 + nodes
+    start = b * nodes * nodes
+    stride = length * 0 + nodes
     if mode == FULL:
-        start, stride = start + nodes * _sum_before(seq_lens, b) + length, length + nodes
+        start = start + nodes * _sum_before(seq_lens, b) + length
+        stride = length + nodes
     for top in range(0, nodes, tile):
         node = top + tl.arange(0, tile)
         own = _parent(parents, node, nodes)
-        first, following = tl.full((tile,), nodes, tl.int32), tl.full((tile,), nodes, tl.int32)
+        first = tl.full((tile,), nodes, tl.int32)
+        following = tl.full((tile,), nodes, tl.int32)
         depth = tl.zeros((tile,), tl.int32)
         for left in range(0, nodes, tile):
             other = left + tl.arange(0, tile)
@@ -178,7 +185,8 @@ def _lay_out(
             sibling = sibling & (own[:, None] >= 0)
             following = tl.minimum(following, tl.min(tl.where(sibling, other[None, :], nodes), 1))
             seen = (other[None, :] == 0) | (other[None, :] == node[:, None])
-            depth, at = (node > 0).to(tl.int32), own
+            depth = (node > 0).to(tl.int32)
+            at = own
             while tl.max(at, 0) > 0:
                 seen = seen | (other[None, :] == at[:, None])
                 depth += (at > 0).to(tl.int32)
@@ -226,7 +234,8 @@ def organize_draft_results(
     known = torch.cat(tuple(parents_list[:-1]), dim=1) if len(parents_list) > 1 else parents_list[0][:, :1]
     selected, chosen = tokens.new_empty((2, batch, nodes - 1), dtype=torch.long).unbind()
     if nodes > 1:
-        size, wide = scores.shape[1], scores.dtype == torch.float64
+        size = scores.shape[1]
+        wide = scores.dtype == torch.float64
         with on_device_of(scores):
             _choose[(batch,)](scores, tokens, selected, chosen, size, nodes - 1, wide, power_of_two(size))
     return DraftResults(known.long(), selected, chosen)
@@ -236,7 +245,8 @@ def organize_draft_results(
 def _choose(
     scores, tokens, selected, chosen, size, wanted, wide: tl.constexpr, room: tl.constexpr
 ):  # fmt: skip
-    b, number = tl.program_id(0).to(tl.int64), tl.arange(0, room)
+    b = tl.program_id(0).to(tl.int64)
+    number = tl.arange(0, room)
     there = number < size
     score = tl.load(scores + b * size + number, mask=there, other=0.0)
     score = score.to(tl.float64) if wide else score.to(tl.float32)
@@ -253,7 +263,8 @@ def _choose(
         higher = least + (tl.full((), 1, tl.int64) << bit)
         enough = tl.sum((there & (order >= higher)).to(tl.int32), 0) >= wanted
         least = tl.where(enough, higher, least)
-    above, level = there & (order > least), there & (order == least)
+    above = there & (order > least)
+    level = there & (order == least)
     room_left = wanted - tl.sum(above.to(tl.int32), 0)
     taken = above | (level & (tl.cumsum(level.to(tl.int32), 0) <= room_left))
     place = b * wanted + tl.cumsum(taken.to(tl.int32), 0) - 1

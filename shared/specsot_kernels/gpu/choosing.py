@@ -21,7 +21,8 @@ def choose_rows(
 
     vocabulary: a token beyond it is fed as the last one.
     """
-    trees, candidates = len(numbers.chosen), pool.tokens.shape[1]
+    trees = len(numbers.chosen)
+    candidates = pool.tokens.shape[1]
     assert nodes - 1 <= min(candidates, 2 * WORD - 1), "as many as there are, and bits for all"
     with on_device_of(pool.scores):
         _choose[(trees,)](
@@ -40,7 +41,8 @@ def _choose(
     """Of one tree. A candidate's rank is its number in the tree, 0 where it is not in it."""
     tree = tl.program_id(0).to(tl.int64)
     number = tl.arange(0, wide)
-    there, place = number < candidates, tl.load(places + tree).to(tl.int64)
+    there = number < candidates
+    place = tl.load(places + tree).to(tl.int64)
     depth = tl.load(depths + number, mask=there, other=1)
     value = tl.load(pool_scores + place * from_scores + number, mask=there, other=0.0)
     order = order_of(tl.minimum(value + tl.load(trust + depth - 1, mask=there, other=0.0), 0.0))
@@ -51,7 +53,8 @@ def _choose(
         middle = (low + high) >> 1
         enough = tl.sum((there & (order >= middle)).to(tl.int32), 0) >= wanted
         low, high = tl.where(enough, middle, low), tl.where(enough, high, middle)
-    better, level = there & (order > low), there & (order == low)
+    better = there & (order > low)
+    level = there & (order == low)
     spare = wanted - tl.sum(better.to(tl.int32), 0)
     taken = better | (level & (tl.cumsum(level.to(tl.int32), 0) <= spare))
     rank = tl.where(taken, tl.cumsum(taken.to(tl.int32), 0), 0)

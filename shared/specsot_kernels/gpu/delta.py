@@ -32,7 +32,9 @@ TEXTS = 16  # that walk side by side at most, `specsot_model.core.walks.LANES`; 
 ROWS = 1024  # that are prepared side by side at most; no measurement recorded
 CHUNK = 64  # rows of one: `specsot_model.core.replays.CHUNK`
 WIDE = 16  # columns of a state in one program, where chunks run: 32 took a fifth longer (H100)
-SOLVING_WARPS, CHUNK_WARPS = 4, 4  # of programs that solve chunks, and walk: 2 and 8 were slower there
+# of programs that solve chunks, and walk: 2 and 8 were slower there
+SOLVING_WARPS = 4
+CHUNK_WARPS = 4
 BLOCK = tl.constexpr(16)  # rows that are solved one by one, in all blocks of a chunk side by side
 # Products of fp32 numbers with the errors of fp32, by three of tensor cores; one where pages hold 16 bits.
 EXACT, SHORT = tl.constexpr("tf32x3"), tl.constexpr("tf32")
@@ -111,7 +113,8 @@ def run_delta(
     out = inputs.new_empty((len(inputs), rule.value_heads, rule.value_dim), dtype=torch.float32)
     aside = states.new_empty((max(walk.aside for walk in walks), *states.shape[1:]))
     sizes = rule.key_heads, rule.value_heads, rule.key_dim, rule.value_dim
-    kernel_rows, chunks = len(rule.taps), max(walk.many_chunks for walk in walks)
+    kernel_rows = len(rule.taps)
+    chunks = max(walk.many_chunks for walk in walks)
     precision = EXACT if pages.dtype == torch.float32 else SHORT
     known = states.new_empty((chunks * CHUNK, rule.value_heads, rule.key_dim))
     pairs = states.new_empty((chunks, rule.value_heads, CHUNK, CHUNK))
@@ -167,7 +170,8 @@ def _prepare(
     """One head of queries, keys or values, of every so many rows: convolution, silu, L2 norm; and where it is
     one of values, its decay and rate."""
     let_next_begin(early)
-    head, column = tl.program_id(1), tl.arange(0, room)
+    head = tl.program_id(1)
+    column = tl.arange(0, room)
     width: tl.constexpr = 2 * key_heads * key_dim + value_heads * value_dim
     of_values = head >= 2 * key_heads
     own = head - 2 * key_heads
@@ -214,7 +218,8 @@ def _gate_row(
 ):  # fmt: skip
     """Of one head: what a row's state shrinks by before it, how much of the row it takes up, and the first's
     logarithm."""
-    rate_at, step_at = width + head, width + value_heads + head
+    rate_at = width + head
+    step_at = width + value_heads + head
     stored = pages + tl.maximum(source, 0) * half
     old_rate = tl.load(stored + _place(rate_at, half, other_half), mask=source >= 0, other=0.0)
     old_step = tl.load(stored + _place(step_at, half, other_half), mask=source >= 0, other=0.0)
@@ -240,10 +245,12 @@ def _walk(
     """A few columns of one head's state. What the next row reads is on its way while one is computed."""
     let_next_begin(early)
     head = tl.program_id(1)
-    key, column = tl.arange(0, room), tl.program_id(2) * wide + tl.arange(0, wide)
+    key = tl.arange(0, room)
+    column = tl.program_id(2) * wide + tl.arange(0, wide)
     size: tl.constexpr = value_heads * key_dim * value_dim
     width: tl.constexpr = 2 * key_heads * key_dim + value_heads * value_dim
-    known_key, known = key < key_dim, column < value_dim
+    known_key = key < key_dim
+    known = column < value_dim
     cell = (head * key_dim + key)[:, None] * value_dim + column[None, :]
     there = known_key[:, None] & known[None, :]
     asks = mixed + (head // (value_heads // key_heads)) * key_dim + key
@@ -253,7 +260,8 @@ def _walk(
     await_before(early)
     state = tl.zeros((room, wide), tl.float32)
     for text in range(tl.program_id(0), texts, tl.num_programs(0)):
-        line, stop = tl.load(starts + text), tl.load(starts + text + 1)
+        line = tl.load(starts + text)
+        stop = tl.load(starts + text + 1)
         q = tl.load(asks + line * width, mask=known_key, other=0.0)
         k = tl.load(asks + line * width + key_heads * key_dim, mask=known_key, other=0.0)
         v = tl.load(values + line * width, mask=known, other=0.0)
@@ -279,7 +287,8 @@ def _walk(
                     state = tl.load(aside + taken.to(tl.int64) * size + cell, mask=there, other=0.0)
             state *= decay
             # The output is that of the state as it was, and what the row adds: both sums at once.
-            seen, found = tl.sum(state * k[:, None], 0), tl.sum(state * q[:, None], 0)
+            seen = tl.sum(state * k[:, None], 0)
+            found = tl.sum(state * q[:, None], 0)
             new = (v - seen) * rate
             state += k[:, None] * new[None, :]
             if wanted >= 0:
@@ -290,7 +299,12 @@ def _walk(
                 tl.store(aside + put.to(tl.int64) * size + cell, state, mask=there)
             if kept >= 0:
                 tl.store(states + kept.to(tl.int64) * size + cell, state, mask=there)
-            q, k, v, decay, rate, taken = next_q, next_k, next_v, next_decay, next_rate, next_taken
+            q = next_q
+            k = next_k
+            v = next_v
+            decay = next_decay
+            rate = next_rate
+            taken = next_taken
 
 
 @kernel
@@ -304,10 +318,14 @@ def _solve(
     pairs."""
     let_next_begin(early)
     head = tl.program_id(1)
-    line, key, column = tl.arange(0, size), tl.arange(0, room), tl.arange(0, wide)
+    line = tl.arange(0, size)
+    key = tl.arange(0, room)
+    column = tl.arange(0, wide)
     width: tl.constexpr = 2 * key_heads * key_dim + value_heads * value_dim
-    in_key, in_column = (key < key_dim)[None, :], (column < value_dim)[None, :]
-    same, behind = line[:, None] == line[None, :], line[:, None] > line[None, :]
+    in_key = (key < key_dim)[None, :]
+    in_column = (column < value_dim)[None, :]
+    same = line[:, None] == line[None, :]
+    behind = line[:, None] > line[None, :]
     near = line[:, None] // BLOCK == line[None, :] // BLOCK
     await_before(early)
     many = tl.load(counts + 3)
@@ -316,7 +334,8 @@ def _solve(
         asks = mixed + at[:, None] * width + (head // (value_heads // key_heads)) * key_dim + key[None, :]
         values = mixed + at[:, None] * width + 2 * key_heads * key_dim + head * value_dim + column[None, :]
         gate = gates + at * GATES * value_heads + head
-        rate, step = tl.load(gate + value_heads), tl.load(gate + 2 * value_heads)
+        rate = tl.load(gate + value_heads)
+        step = tl.load(gate + 2 * value_heads)
         total = tl.sum(tl.where(same | behind, step[None, :], 0.0), 1)
         shrunk = tl.exp(tl.where(same | behind, total[:, None] - total[None, :], 0.0))
         k = tl.load(asks + key_heads * key_dim, mask=in_key, other=0.0)
@@ -353,10 +372,13 @@ def _walk_chunks(
     """A few columns of one head's state, from chunk to chunk."""
     let_next_begin(early)
     head = tl.program_id(1)
-    line, key, column = tl.arange(0, size), tl.arange(0, room), tl.program_id(2) * wide + tl.arange(0, wide)
+    line = tl.arange(0, size)
+    key = tl.arange(0, room)
+    column = tl.program_id(2) * wide + tl.arange(0, wide)
     whole: tl.constexpr = value_heads * key_dim * value_dim
     width: tl.constexpr = 2 * key_heads * key_dim + value_heads * value_dim
-    in_key, in_column = (key < key_dim)[None, :], (column < value_dim)[None, :]
+    in_key = (key < key_dim)[None, :]
+    in_column = (column < value_dim)[None, :]
     cell = (head * key_dim + key)[:, None] * value_dim + column[None, :]
     there = (key < key_dim)[:, None] & in_column
     before = line[:, None] >= line[None, :]

@@ -15,7 +15,9 @@ from torch import Tensor
 
 from specsot_kernels.gpu.launching import kernel, on_device_of, power_of_two
 
-WIDE, LINE = 8192, 128  # tokens that a program looks at together, and of a part of those
+# tokens that a program looks at together, and of a part of those
+WIDE = 8192
+LINE = 128
 BITS = {torch.bfloat16: 16, torch.float16: 20}  # of a float32, from the sign on, that such numbers need
 
 Setting = tuple[float, float, float, float, float]  # temperature, top_k (0: none), top_p, min_p, 53-bit key
@@ -32,13 +34,16 @@ def choose(
     """
     rows, columns = logits.shape
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
-    drawn, cut = any(one[0] > 0 for one in settings), any(one[1] or one[2] < 1 for one in settings)
-    tokens, told = logits.new_empty(rows, dtype=torch.int32), logits
+    drawn = any(one[0] > 0 for one in settings)
+    cut = any(one[1] or one[2] < 1 for one in settings)
+    tokens = logits.new_empty(rows, dtype=torch.int32)
+    told = logits
     if drawn:
         here = torch.tensor(settings, dtype=torch.float64, pin_memory=logits.is_cuda)
         told = here.to(logits.device, non_blocking=True)
     wide = min(power_of_two(columns), WIDE)
-    parts, line = power_of_two(-(-columns // wide)), min(wide, LINE)
+    parts = power_of_two(-(-columns // wide))
+    line = min(wide, LINE)
     with on_device_of(logits):
         _choose[(rows,)](
             logits, told, tokens, columns, logits.stride(0), BITS.get(logits.dtype, 32) // 2, wide,
@@ -63,7 +68,8 @@ def _choose(
     row = tl.program_id(0).to(tl.int64)
     logits += row * from_row
     place = tl.arange(0, wide)
-    highest, first = tl.full((wide,), float("-inf"), tl.float32), tl.zeros((wide,), tl.int32)
+    highest = tl.full((wide,), float("-inf"), tl.float32)
+    first = tl.zeros((wide,), tl.int32)
     odd = tl.zeros((wide,), tl.int32)
     for start in range(0, columns, wide):
         values = _values(logits, start + place, columns)
@@ -79,7 +85,8 @@ def _choose(
             min_p = tl.load(settings + row * 5 + 3).to(tl.float32)
             lowest = tl.full((), -2147483648, tl.int64)
             if cut:
-                top_k, top_p = tl.load(settings + row * 5 + 1), tl.load(settings + row * 5 + 2)
+                top_k = tl.load(settings + row * 5 + 1)
+                top_p = tl.load(settings + row * 5 + 2)
                 if (top_k > 0) & (top_k < columns):
                     lowest = _lowest(logits, columns, top, temperature, lowest, top_k, turns, wide, True)
                 if top_p < 1:
@@ -143,19 +150,16 @@ def _lowest(
     """The greatest order from which on, of those from `above` on, tokens number or weigh as much as `goal`;
     two bits of it a turn.
     """
-    place, found = tl.arange(0, wide), tl.full((), -2147483648, tl.int64)
+    place = tl.arange(0, wide)
+    found = tl.full((), -2147483648, tl.int64)
     for turn in range(turns):
         step = tl.full((), 1, tl.int64) << (30 - 2 * turn)
-        one, two, three = (
-            (found + step).to(tl.int32),
-            (found + 2 * step).to(tl.int32),
-            (found + 3 * step).to(tl.int32),
-        )
-        low, middle, high = (
-            tl.zeros((wide,), tl.float64),
-            tl.zeros((wide,), tl.float64),
-            tl.zeros((wide,), tl.float64),
-        )
+        one = (found + step).to(tl.int32)
+        two = (found + 2 * step).to(tl.int32)
+        three = (found + 3 * step).to(tl.int32)
+        low = tl.zeros((wide,), tl.float64)
+        middle = tl.zeros((wide,), tl.float64)
+        high = tl.zeros((wide,), tl.float64)
         for start in range(0, columns, wide):
             column = start + place
             order = _order(_values(logits, column, columns))

@@ -85,7 +85,8 @@ class PeerSums:
     def add(self, part: int, place: int, hidden: Tensor) -> None:
         """Add all parts to hidden [rows, size], in place."""
         rows, size = hidden.shape
-        places, buffer = self._places[part], self._buffers[part]
+        places = self._places[part]
+        buffer = self._buffers[part]
         with on_device_of(hidden):
             _add_parts[(rows,)](
                 hidden, *places, self.told[part], self.counts[part], place * buffer.stride(0), size,

@@ -42,9 +42,12 @@ def grow(
 
     A tie goes to the lower id, or the lower number in the pool.
     """
-    (rows, columns), trees = logits.shape, pool.tokens.shape[0]
+    (rows, columns) = logits.shape
+    trees = pool.tokens.shape[0]
     wide = min(power_of_two(columns), WIDE)
-    nodes, width, chunks = rows // trees, place.width, -(-columns // wide)
+    nodes = rows // trees
+    width = place.width
+    chunks = -(-columns // wide)
     keys = logits.new_empty((rows, chunks, k), dtype=torch.int64)
     sums = logits.new_empty((rows, chunks, 2), dtype=torch.float32)
     tokens, numbers, origins = logits.new_empty((3, trees, width), dtype=torch.int64).unbind()
@@ -100,7 +103,8 @@ def _column(key):
 def _find(logits, keys, sums, columns, from_row, k: tl.constexpr, wide: tl.constexpr, early: tl.constexpr):
     """The k best of a stretch of a row; its maximum, and its sum of exponentials."""
     let_next_begin(early)
-    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
     column = chunk * wide + tl.arange(0, wide)
     there = column < columns
     await_before(early)
@@ -127,8 +131,11 @@ def _choose(
 ):  # fmt: skip
     """One tree: of each of its `nodes` rows the k best, of those the `width` best."""
     let_next_begin(early)
-    tree, row = tl.program_id(0).to(tl.int64), tl.arange(0, high)
-    found, piece, slot = tl.arange(0, many), tl.arange(0, pieces), tl.arange(0, across)
+    tree = tl.program_id(0).to(tl.int64)
+    row = tl.arange(0, high)
+    found = tl.arange(0, many)
+    piece = tl.arange(0, pieces)
+    slot = tl.arange(0, across)
     live = row < nodes
     await_before(early)
     at = (tree * nodes + row) * chunks
@@ -139,7 +146,8 @@ def _choose(
     whole = highest + tl.log(tl.where(live, tl.sum(parts * tl.exp(tops - highest[:, None]), 1), 1.0))
     held = live[:, None] & (found < chunks * k)[None, :]
     key = tl.load(keys + at[:, None] * k + found[None, :], mask=held, other=LEAST)
-    values, columns = tl.zeros((high, across), tl.float32), tl.zeros((high, across), tl.int32)
+    values = tl.zeros((high, across), tl.float32)
+    columns = tl.zeros((high, across), tl.int32)
     for turn in range(k):
         best = tl.max(key, 1)
         key = tl.where(key == best[:, None], LEAST, key)

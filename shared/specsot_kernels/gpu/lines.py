@@ -63,7 +63,8 @@ def plan_over_lines(
 ) -> LinePlan:
     """tables: int32 of `LineRoom.shapes`, with room for so many slots."""
     rows, words = tables[3].shape
-    own, counts = tables[3].new_empty((rows, BLOCK + words * WORD)), tables[3].new_empty(rows)
+    own = tables[3].new_empty((rows, BLOCK + words * WORD))
+    counts = tables[3].new_empty(rows)
     return LinePlan(tuple(tables), slots, page_rows, own, counts, sinces)
 
 
@@ -94,10 +95,12 @@ def attend_lines(q: Tensor, kv_layer: Tensor, plan: LinePlan) -> Tensor:
     parts = q.new_empty((plan.slots, kv_heads * g, dim), dtype=torch.float32)
     weights = q.new_empty((plan.slots, kv_heads * g, 2), dtype=torch.float32)
     out = q.new_empty((rows, kv_heads * g * dim))
-    room, near = max(power_of_two(dim), 16), plan.sinces is not None
+    room = max(power_of_two(dim), 16)
+    near = plan.sinces is not None
     sinces = plan.sinces if plan.sinces is not None else leads
     wide, *together = launch_of(QUERIES, room, q.itemsize)
-    strides, given = (*q.stride()[:3], *kv_layer.stride()[:4]), (g, plan.page_rows, dim, room)
+    strides = (*q.stride()[:3], *kv_layer.stride()[:4])
+    given = (g, plan.page_rows, dim, room)
     tile, *alone = _own_launch(g, *together) if q.itemsize == 2 else (QUERIES, *together)
     with on_device_of(q):
         if len(pieces):
@@ -139,7 +142,8 @@ def _lay(
     let_next_begin(early)
     row = tl.program_id(0)
     await_before(early)
-    lead, base = tl.load(leads + row), tl.load(bases + row)
+    lead = tl.load(leads + row)
+    base = tl.load(bases + row)
     pages += tl.load(wheres + row)
     own += row.to(tl.int64) * width
     near = lead + tl.arange(0, block)
@@ -148,7 +152,8 @@ def _lay(
     place = tl.arange(0, room)
     word = tl.load(bits + row * words + place // 32, mask=place // 32 < words, other=0)
     bit = (word >> (place % 32)) & 1
-    rank, column = tl.cumsum(bit, 0) - 1, base + place
+    rank = tl.cumsum(bit, 0) - 1
+    column = base + place
     page = tl.load(pages + column // page_rows, mask=bit == 1, other=0)
     tl.store(own + base - lead + rank, page * page_rows + column % page_rows, mask=bit == 1)
     tl.store(counts + row, tl.maximum(base - lead, 0) + tl.sum(bit, 0))
@@ -162,18 +167,26 @@ def _read_pieces(
 ):  # fmt: skip
     """Piece after piece under one KV head. Those that are too many come last, and have no rows."""
     let_next_begin(early)
-    head, number = tl.program_id(0), tl.program_id(1)
-    line, d = tl.arange(0, tile), tl.arange(0, room)
-    heads, kv = tl.num_programs(0) * g, kv + head * kv_head
+    head = tl.program_id(0)
+    number = tl.program_id(1)
+    line = tl.arange(0, tile)
+    d = tl.arange(0, room)
+    heads = tl.num_programs(0) * g
+    kv = kv + head * kv_head
     high = tl.load(pieces + number * 5 + 1)
     await_before(early)
     while high > 0:
-        top, where = tl.load(pieces + number * 5), tl.load(pieces + number * 5 + 2)
-        at, stop = tl.load(pieces + number * 5 + 3), tl.load(pieces + number * 5 + 4)
-        row, live = top + line // g, line < high * g
+        top = tl.load(pieces + number * 5)
+        where = tl.load(pieces + number * 5 + 2)
+        at = tl.load(pieces + number * 5 + 3)
+        stop = tl.load(pieces + number * 5 + 4)
+        row = top + line // g
+        live = line < high * g
         lead = tl.load(leads + row, mask=live, other=0)
         queries = _queries(q, row, live, line, head, g, d, dim, q_row, q_group, q_head)
-        state, begin, since = _nothing(tile, room), at, tl.zeros_like(lead)
+        state = _nothing(tile, room)
+        begin = at
+        since = tl.zeros_like(lead)
         if near:
             since = tl.load(sinces + row, mask=live, other=0)
             begin = tl.maximum(at, tl.min(tl.where(live, since, stop), 0) // wide * wide)
@@ -200,10 +213,15 @@ def _read_own(
 ):  # fmt: skip
     """One row under one KV head: its own columns, from where its last piece was left."""
     let_next_begin(early)
-    row, head = tl.program_id(0), tl.program_id(1)
-    line, d = tl.arange(0, tile), tl.arange(0, room)
-    live, heads, kv = line < g, tl.num_programs(1) * g, kv + head * kv_head
-    lead, slot = tl.load(leads + row), tl.load(starts + row)
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    line = tl.arange(0, tile)
+    d = tl.arange(0, room)
+    live = line < g
+    heads = tl.num_programs(1) * g
+    kv = kv + head * kv_head
+    lead = tl.load(leads + row)
+    slot = tl.load(starts + row)
     await_before(early)
     end = lead + tl.load(counts + row)
     since = 0
@@ -214,7 +232,8 @@ def _read_own(
     at = lead
     while at < end:
         number = at // piece
-        stop, begun = tl.minimum(end, (number + 1) * piece), live & (number * piece < at)
+        stop = tl.minimum(end, (number + 1) * piece)
+        begun = live & (number * piece < at)
         given = (slot + number).to(tl.int64) * heads + head * g + line
         highest = tl.load(weights + 2 * given, mask=begun, other=LOWEST)
         total = tl.load(weights + 2 * given + 1, mask=begun, other=0.0)
@@ -237,9 +256,12 @@ def _add_pieces(
 ):  # fmt: skip
     """`each` heads of one row: its pieces, in order. A row without columns gets zeros."""
     let_next_begin(early)
-    row, head = tl.program_id(0), tl.program_id(1) * each + tl.arange(0, each)
-    d, mine = tl.arange(0, room), head < heads
-    whole, lead = mine[:, None] & (d < dim)[None, :], tl.load(leads + row)
+    row = tl.program_id(0)
+    head = tl.program_id(1) * each + tl.arange(0, each)
+    d = tl.arange(0, room)
+    mine = head < heads
+    whole = mine[:, None] & (d < dim)[None, :]
+    lead = tl.load(leads + row)
     given = tl.load(starts + row).to(tl.int64) * heads + head
     await_before(early)
     highest, total, sums = _nothing(each, room)
@@ -249,8 +271,10 @@ def _add_pieces(
         more = tl.load(parts + given[:, None] * dim + d[None, :], mask=whole, other=0.0)
         higher = tl.maximum(highest, high)
         left, right = tl.exp2(highest - higher), tl.exp2(high - higher)
-        total, sums = total * left + count * right, sums * left[:, None] + more * right[:, None]
-        highest, given = higher, given + heads
+        total = total * left + count * right
+        sums = sums * left[:, None] + more * right[:, None]
+        highest = higher
+        given = given + heads
     sums = sums / tl.where(total > 0, total, 1.0)[:, None]
     place = out + (row.to(tl.int64) * heads + head)[:, None] * dim + d[None, :]
     tl.store(place, sums.to(out.dtype.element_ty), mask=whole)
@@ -284,7 +308,8 @@ def _nothing(tile: tl.constexpr, room: tl.constexpr):
 @kernel
 def _read_block(state, queries, kv, place, there, seen, kv_half, d, dim: tl.constexpr):
     """Take in a block of columns, whose keys begin at `place`, where they are seen."""
-    held, where = there[:, None] & (d < dim)[None, :], (kv + place)[:, None] + d[None, :]
+    held = there[:, None] & (d < dim)[None, :]
+    where = (kv + place)[:, None] + d[None, :]
     keys, values = tl.load(where, mask=held, other=0.0), tl.load(where + kv_half, mask=held, other=0.0)
     scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
     return take_in(state, tl.where(seen, scores, LOWEST), values, 1.0, False)

@@ -73,7 +73,8 @@ def pays(x: Tensor, outputs: int, gated: bool) -> bool:
 
 def parts_of(outputs: int, inputs: int) -> int:
     """Into how many parts the inputs of a matrix are cut: this is the order of its sums."""
-    programs, parts = -(-outputs // HIGH), 1
+    programs = -(-outputs // HIGH)
+    parts = 1
     while programs * parts < PROGRAMS and inputs >= 2 * parts * LEAST:
         parts *= 2
     return parts
@@ -97,7 +98,8 @@ def multiply_ordered(
     parts: `parts_of` the matrix.
     returns [rows, outputs, or half of it].
     """
-    (rows, inputs), outputs = x.shape, weight.shape[0]
+    (rows, inputs) = x.shape
+    outputs = weight.shape[0]
     wanted = outputs // 2 if gated else outputs
     out = x.new_empty((rows, wanted), dtype=dtype) if into is None else into
     parts = parts or parts_of(outputs, inputs)
@@ -141,9 +143,14 @@ def _multiply(
 ):  # fmt: skip
     """A tile of the result; apart: of one part's sums. Row tiles of the same outputs follow each other."""
     let_next_begin(early)
-    top, first, part = tl.program_id(0) * many, tl.program_id(1) * high, tl.program_id(2)
-    row, output, column = top + tl.arange(0, many), first + tl.arange(0, high), tl.arange(0, wide)
-    live, there = row < rows, output < outputs
+    top = tl.program_id(0) * many
+    first = tl.program_id(1) * high
+    part = tl.program_id(2)
+    row = top + tl.arange(0, many)
+    output = first + tl.arange(0, high)
+    column = tl.arange(0, wide)
+    live = row < rows
+    there = output < outputs
     if blocks:
         given = x, weight, top, first, first + outputs
     else:
@@ -192,7 +199,8 @@ def _sum_up(
     ahead: the first weights are asked for before the kernel before is waited for, here.
     """
     x, line, top, first, other = given
-    total, beside = tl.zeros((high, many), tl.float32), tl.zeros((high, many), tl.float32)
+    total = tl.zeros((high, many), tl.float32)
+    beside = tl.zeros((high, many), tl.float32)
     end = tl.minimum(begin + span, inputs)
     if ahead:
         tile = _fetch(line + begin, (begin + first < inputs)[None, :], whole)
@@ -205,7 +213,8 @@ def _sum_up(
         begin += wide
     for left in range(begin, end, wide):
         if blocks:
-            values, tile = x.load([top, left]).T, line.load([first, left])
+            values = x.load([top, left]).T
+            tile = line.load([first, left])
         else:
             values = _fetch(x + left, (left + top < inputs)[:, None], whole)
             tile = _fetch(line + left, (left + first < inputs)[None, :], whole)
@@ -245,13 +254,16 @@ def _add_parts(
     """Some columns of one row. Nothing waits for another part's sums before it asks for its own."""
     let_next_begin(early)
     row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * wide + tl.arange(0, wide)
-    there, size = column < outputs, outputs * (1 + gated)
+    there = column < outputs
+    size = outputs * (1 + gated)
     offset = tl.zeros((wide,), tl.float32)
     if biased:
         offset = tl.load(bias + column, mask=there, other=0.0).to(tl.float32)
     await_before(early)
-    place, step = sums + row * size + column, tl.num_programs(0).to(tl.int64) * size
-    total, beside = tl.load(place, mask=there, other=0.0), tl.zeros((wide,), tl.float32)
+    place = sums + row * size + column
+    step = tl.num_programs(0).to(tl.int64) * size
+    total = tl.load(place, mask=there, other=0.0)
+    beside = tl.zeros((wide,), tl.float32)
     if gated:
         beside = tl.load(place + outputs, mask=there, other=0.0)
     for _ in tl.static_range(1, parts):

@@ -181,7 +181,8 @@ def _multiply_short_one(
     """
     let_next_begin(early)
     row = tl.program_id(0) * high + tl.arange(0, high)
-    column, every = tl.arange(0, wide), tl.arange(0, room)
+    column = tl.arange(0, wide)
+    every = tl.arange(0, room)
     place = weight + row.to(tl.int64)[:, None] * inputs + column[None, :]
     other = place + outputs.to(tl.int64) * inputs
     live = (row < outputs)[:, None]
@@ -195,7 +196,8 @@ def _multiply_short_one(
     if normed:
         values *= weights
     peak = tl.max(tl.abs(values), 0)
-    scale, larger = tl.where(peak > 0, peak / LARGEST, 1.0), tl.where(peak > 0, LARGEST / peak, 1.0)
+    scale = tl.where(peak > 0, peak / LARGEST, 1.0)
+    larger = tl.where(peak > 0, LARGEST / peak, 1.0)
     total = tl.zeros((high, wide // LANES), tl.float32)
     if gated:
         beside = tl.zeros((high, wide // LANES), tl.float32)

@@ -21,7 +21,8 @@ from specsot_kernels.gpu.launching import copies_blocks, kernel, on_device_of, p
 
 COLUMNS = 64  # of a tile at most
 # What was fastest of ten on an H100 (docs/results/h100-product.md): more warps hold fewer numbers each.
-WARPS, STAGES = 4, 3
+WARPS = 4
+STAGES = 3
 LOG2E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-1e30)
 
@@ -61,7 +62,8 @@ def attend_prompts(
     """As `attention.attend`, of pages that this kernel `suits`."""
     rows, kv_heads, g, dim = q.shape
     _, many, _, page_rows, _ = kv_layer.shape
-    out, wide = q.new_empty((rows, kv_heads * g * dim)), min(COLUMNS, page_rows)
+    out = q.new_empty((rows, kv_heads * g * dim))
+    wide = min(COLUMNS, page_rows)
     blocks = TensorDescriptor.from_tensor(kv_layer.view(-1, dim), [wide, dim])
     with on_device_of(q):
         _prompt[(kv_heads, len(plan.tiles))](
@@ -77,13 +79,20 @@ def _prompt(
     tile: tl.constexpr, wide: tl.constexpr,
 ):  # fmt: skip
     """One tile of rows under one KV head."""
-    head, kv_heads, place = tl.program_id(0), tl.num_programs(0), tiles + tl.program_id(1) * 4
-    first, high, base = tl.load(place), tl.load(place + 1), tl.load(place + 2)
+    head = tl.program_id(0)
+    kv_heads = tl.num_programs(0)
+    place = tiles + tl.program_id(1) * 4
+    first = tl.load(place)
+    high = tl.load(place + 1)
+    base = tl.load(place + 2)
     if high == 0:
         return
     pages += tl.load(place + 3)
-    line, d, column = tl.arange(0, tile), tl.arange(0, dim), tl.arange(0, wide)
-    row, live = line // g, line < high * g
+    line = tl.arange(0, tile)
+    d = tl.arange(0, dim)
+    column = tl.arange(0, wide)
+    row = line // g
+    live = line < high * g
     given = (first + row).to(tl.int64)
     source = q + given * q_row + head * q_group + (line % g) * q_head
     queries = tl.load(source[:, None] + d[None, :], mask=live[:, None], other=0.0)

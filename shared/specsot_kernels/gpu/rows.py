@@ -80,7 +80,8 @@ def turn_and_store(
 
 def norm_rows(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """RMSNorm of [rows, size], contiguous, in fp32 inside."""
-    out, size = x.new_empty(x.shape), x.shape[1]
+    out = x.new_empty(x.shape)
+    size = x.shape[1]
     with on_device_of(x):
         _norm[(x.shape[0],)](
             x, weight, out, size, eps, power_of_two(size), num_warps=8, **early_start(x)
@@ -90,7 +91,8 @@ def norm_rows(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def gate(gate_up: Tensor) -> Tensor:
     """silu(gate) * up of [rows, 2 * width]; [rows, width]."""
-    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    rows = gate_up.shape[0]
+    width = gate_up.shape[1] // 2
     out = gate_up.new_empty((rows, width))
     with on_device_of(gate_up):
         _gate[(rows, -(-width // WIDE))](gate_up, out, width, WIDE, **early_start(gate_up))
@@ -106,7 +108,8 @@ def move_rows(kv: Tensor, moves: Tensor) -> None:
     layers, _, pages, kv_heads, page_rows, dim = kv.shape
     if not layers:
         return
-    many, room = power_of_two(moves.shape[1]), min(power_of_two(dim), MOVED)
+    many = power_of_two(moves.shape[1])
+    room = min(power_of_two(dim), MOVED)
     with on_device_of(kv):
         _move[(kv_heads, 2 * layers, -(-dim // room))](
             kv, moves, pages, kv_heads, page_rows, dim, moves.shape[1], many, room, **early_start(kv)
@@ -127,8 +130,10 @@ def join_rows(
     tokens, origins: [rows], of `table` [V, size] and `features` [n, size]; norms: weights [size] of the two.
     normed: the residual is the normed feature.
     """
-    rows, size = tokens.shape[0], table.shape[1]
-    inputs, plain = features.new_empty((rows, 2 * size)), features.new_empty((rows, size))
+    rows = tokens.shape[0]
+    size = table.shape[1]
+    inputs = features.new_empty((rows, 2 * size))
+    plain = features.new_empty((rows, size))
     with on_device_of(features):
         _join[(rows, 2)](
             tokens, table, features, origins, *norms, inputs, plain, size, eps, power_of_two(size),
@@ -147,13 +152,16 @@ def _turn(
     """A few heads of one row; queries, keys and values may be among them."""
     let_next_begin(early)
     row = tl.program_id(0)
-    head, pair = tl.program_id(1) * together + tl.arange(0, together), tl.arange(0, room)
+    head = tl.program_id(1) * together + tl.arange(0, together)
+    pair = tl.arange(0, room)
     inside = pair < pairs
     there = (head < heads + 2 * kv_heads)[:, None] & inside[None, :]
-    asks, turns = (head < heads)[:, None], (head < heads + kv_heads)[:, None]
+    asks = (head < heads)[:, None]
+    turns = (head < heads + kv_heads)[:, None]
     rate = tl.load(frequencies + pair, mask=inside, other=0.0)
     angle = tl.load(positions + row).to(tl.float32) * rate
-    cosine, sine = tl.cos(angle)[None, :], tl.sin(angle)[None, :]
+    cosine = tl.cos(angle)[None, :]
+    sine = tl.sin(angle)[None, :]
     slot = tl.load(slots + row).to(tl.int64)
     place = qkv + row.to(tl.int64) * from_row + head[:, None] * from_head + 2 * pair[None, :]
     kind = qkv.dtype.element_ty
@@ -175,7 +183,8 @@ def _turn(
         two = tl.where(asks, _pick(query_norm, 2 * pair + 1, inside), _pick(key_norm, 2 * pair + 1, inside))
         first = tl.where(turns, (first * short * one).to(kind).to(tl.float32), first)
         second = tl.where(turns, (second * short * two).to(kind).to(tl.float32), second)
-    turned, beside = first * cosine - second * sine, first * sine + second * cosine
+    turned = first * cosine - second * sine
+    beside = first * sine + second * cosine
     first, second = tl.where(turns, turned, first), tl.where(turns, beside, second)
     if apart:
         scale = tl.where(pair < many, scale, still)[None, :]
@@ -231,8 +240,10 @@ def _move(
 ):  # fmt: skip
     """One head's keys, or its values, in one layer; of long rows some columns."""
     let_next_begin(early)
-    head, half = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    move, d = tl.arange(0, many), tl.program_id(2) * room + tl.arange(0, room)
+    head = tl.program_id(0)
+    half = tl.program_id(1).to(tl.int64)
+    move = tl.arange(0, many)
+    d = tl.program_id(2) * room + tl.arange(0, room)
     await_before(early)
     source = tl.load(moves + move, mask=move < count, other=-1).to(tl.int64)
     target = tl.load(moves + count + move, mask=move < count, other=-1).to(tl.int64)
@@ -310,7 +321,8 @@ def shorten_rows(
 
 def shorten_gated(y: Tensor, scales: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
     """What `lengthen_rows` makes of these, gated, as `shorten_rows` has it."""
-    rows, size = len(y), y.shape[1] // 2
+    rows = len(y)
+    size = y.shape[1] // 2
     short = y.new_empty((rows, size), dtype=torch.float8_e4m3fn)
     new = y.new_empty(rows, dtype=torch.float32)
     with on_device_of(y):
@@ -328,7 +340,8 @@ def lengthen_rows(
 
     into: what it is added to, in place; else it takes the place of y, or is new where it is gated.
     """
-    rows, wanted = len(y), y.shape[1] // (1 + gated)
+    rows = len(y)
+    wanted = y.shape[1] // (1 + gated)
     out = into if into is not None else y.new_empty((rows, wanted)) if gated else y
     with on_device_of(y):
         _lengthen[(rows, -(-wanted // OUT_COLUMNS))](
@@ -384,7 +397,8 @@ def _shorten_gated(
     first = tl.load(columns + column, mask=there, other=0.0)
     second = tl.load(columns + size + column, mask=there, other=0.0)
     await_before(early)
-    scale, source = tl.load(scales + row), y + row * 2 * size + column
+    scale = tl.load(scales + row)
+    source = y + row * 2 * size + column
     values = tl.load(source, mask=there, other=0.0).to(tl.float32) * (scale * first)
     beside = tl.load(source + size, mask=there, other=0.0).to(tl.float32) * (scale * second)
     values = values / (1 + tl.exp(-values)) * beside
@@ -397,7 +411,8 @@ def _shorten_gated(
 def _keep(values, factor, place, scales, there):
     """A whole row in 8-bit floats, times a factor."""
     peak = tl.max(tl.abs(values), 0)
-    scale, larger = tl.where(peak > 0, peak / LARGEST, 1.0), tl.where(peak > 0, LARGEST / peak, 1.0)
+    scale = tl.where(peak > 0, peak / LARGEST, 1.0)
+    larger = tl.where(peak > 0, LARGEST / peak, 1.0)
     tl.store(place, (values * larger).to(place.dtype.element_ty), mask=there)
     tl.store(scales, scale * factor)
 

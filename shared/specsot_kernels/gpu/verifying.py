@@ -17,7 +17,8 @@ FOUND = ("predicts", "accepted", "counts")
 def blank(candidates: Tensor, steps: int) -> Verified:
     """The results before any walk, -1 everywhere; one allocation."""
     batch, nodes = candidates.shape
-    rows, longest = batch * nodes, batch * (steps + 1)
+    rows = batch * nodes
+    longest = batch * (steps + 1)
     whole = candidates.new_full((rows + longest + batch,), -1, dtype=torch.int32)
     return Verified(  # cheaper than `split` and `view`
         whole.as_strided((rows,), (1,)),
@@ -28,7 +29,8 @@ def blank(candidates: Tensor, steps: int) -> Verified:
 
 def can_hold(found: Verified, candidates: Tensor) -> bool:
     """Whether a walk can write straight into these arrays of a caller's. predicts may be longer."""
-    (predicts, accepted, counts), (batch, nodes) = found, candidates.shape
+    (predicts, accepted, counts) = found
+    (batch, nodes) = candidates.shape
     return (
         predicts.dtype == accepted.dtype == counts.dtype == torch.int32
         and predicts.dim() == counts.dim() == 1
@@ -66,8 +68,10 @@ def verify_tree_greedy(
 @kernel_of_any(*TREE, *FOUND, "targets", numbers=("nodes", "steps"))
 def _verify(candidates, targets, slots, first, following, predicts, accepted, counts, nodes, steps):
     b = tl.program_id(0).to(tl.int64)
-    rows, row = tl.num_programs(0) * nodes, b * nodes
-    taken, looked = tl.full((), 0, tl.int64), tl.full((), 0, tl.int64)
+    rows = tl.num_programs(0) * nodes
+    row = b * nodes
+    taken = tl.full((), 0, tl.int64)
+    looked = tl.full((), 0, tl.int64)
     slot = number_at(slots + row, taken, nodes)
     wanted = number_at(targets, slot, rows)
     tl.store(accepted + b * (steps + 1), slot)
@@ -121,7 +125,8 @@ def tree_speculative_sampling(
     Every program of a request walks the same walk; the first writes it down.
     """
     batch, nodes, kinds = target_probs.shape
-    parts, drafted = -(-kinds // PART), draft_probs is not None
+    parts = -(-kinds // PART)
+    drafted = draft_probs is not None
     found = into or blank(candidates, steps)
     ends = torch.empty(batch * (1 + parts), 2, dtype=torch.float64, device=target_probs.device)
     drafts = target_probs if draft_probs is None else draft_probs
@@ -132,11 +137,13 @@ def tree_speculative_sampling(
             uniform_samples_final, target_probs, drafts,
         )
     )  # fmt: skip
-    single, acc = float(threshold_single), float(threshold_acc)
+    single = float(threshold_single)
+    acc = float(threshold_acc)
     types = [each.dtype for each in (*tree, coins, last, target, draft)]
     aligned = (target.data_ptr() % 16 == 0, draft.data_ptr() % 16 == 0)
     kind = (candidates.device, *types, *aligned, kinds, drafted)
-    before, behind = (*tree, coins, target, draft, *found, ends), (nodes, steps, kinds)
+    before = (*tree, coins, target, draft, *found, ends)
+    behind = (nodes, steps, kinds)
     with on_device_of(candidates):
         launch(
             _weigh, (batch, parts, 1), (*kind, single, acc), (*before, *behind, single, acc, drafted, PART)
@@ -155,14 +162,21 @@ def _weigh(
     nodes, steps, kinds, single: tl.constexpr, acc: tl.constexpr, drafted: tl.constexpr, part: tl.constexpr,
 ):  # fmt: skip
     """Into `ends`: of each request where its walk ended, its node and its row; then the parts' masses."""
-    b, number = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    rows, row, writes = tl.num_programs(0) * nodes, b * nodes, number == 0
+    b = tl.program_id(0).to(tl.int64)
+    number = tl.program_id(1)
+    rows = tl.num_programs(0) * nodes
+    row = b * nodes
+    writes = number == 0
     nothing = tl.full((), 0, tl.int64)
-    taken, looked, at = nothing, nothing, nothing
-    enough, share = tl.full((), single, tl.float64), tl.full((), acc, tl.float64)
+    taken = nothing
+    looked = nothing
+    at = nothing
+    enough = tl.full((), single, tl.float64)
+    share = tl.full((), acc, tl.float64)
     slot = number_at(slots + row, at, nodes)
     tl.store(accepted + b * (steps + 1), slot, mask=writes)
-    coin, mass = _chance(coins + row) * share, tl.full((), 0.0, tl.float64)
+    coin = _chance(coins + row) * share
+    mass = tl.full((), 0.0, tl.float64)
     child = number_at(first + row, at, nodes)
     while (child >= 0) & (child < nodes) & (taken < steps) & (looked < nodes):
         looked += 1
@@ -174,7 +188,8 @@ def _weigh(
             slot = number_at(slots + row, child, nodes)
             taken += 1
             tl.store(accepted + b * (steps + 1) + taken, slot, mask=writes)
-            at, mass = child, mass * 0
+            at = child
+            mass = mass * 0
             coin = _chance(coins + row + at) * share
             child = number_at(first + row, child, nodes)
         else:
@@ -199,7 +214,8 @@ def _draw(
 ):  # fmt: skip
     b = tl.program_id(0).to(tl.int64)
     row = b * nodes
-    at, slot = tl.load(ends + 2 * b).to(tl.int64), tl.load(ends + 2 * b + 1).to(tl.int64)
+    at = tl.load(ends + 2 * b).to(tl.int64)
+    slot = tl.load(ends + 2 * b + 1).to(tl.int64)
     numbers = tl.arange(0, room)
     places = ends + (tl.num_programs(0) + b * parts + numbers) * 2
     rest = tl.load(places, mask=numbers < parts, other=0.0)
@@ -236,7 +252,8 @@ def _left(
     left = chance
     if drafted:
         left = tl.maximum(chance - _chances(draft + start, tokens, tokens < kinds), 0.0)
-    child, looked = number_at(first, at, nodes), at * 0
+    child = number_at(first, at, nodes)
+    looked = at * 0
     while (child >= 0) & (looked < nodes):  # refused, every one
         looked += 1
         left = tl.where(tokens == number_at(candidates, child, nodes), 0.0, left)

@@ -79,10 +79,8 @@ def round_rows(x: Tensor, norm: tuple[Tensor, float] | None = None) -> tuple[Ten
     """
     rows, size = x.shape
     groups = -(-size // GROUP.value)
-    codes, scales = (
-        x.new_empty((rows, size), dtype=torch.int8),
-        x.new_empty((groups, rows), dtype=torch.float32),
-    )
+    codes = x.new_empty((rows, size), dtype=torch.int8)
+    scales = x.new_empty((groups, rows), dtype=torch.float32)
     weight, eps = norm or (x, 0.0)
     with on_device_of(x):
         _round[(rows,)](
@@ -149,7 +147,8 @@ def multiply_gated_whole(
     codes: Tensor, scales: Tensor, weight: Tensor, columns: Tensor, tile: WholeTile | None = None
 ) -> tuple[Tensor, Tensor]:
     """silu(first half) * second half of the product, rounded as by `round_rows`."""
-    rows, wanted = len(codes), len(weight) // 2
+    rows = len(codes)
+    wanted = len(weight) // 2
     out = codes.new_empty((rows, wanted))
     steps = scales.new_empty((-(-wanted // GROUP.value), rows))
     _launch(codes, scales, weight, columns, columns, None, out, steps, False, tile)
@@ -203,7 +202,8 @@ def _multiply(
     let_next_begin(early)
     output = tl.program_id(0) * high + tl.arange(0, high)
     row, column = tl.program_id(1) * many + tl.arange(0, many), tl.arange(0, GROUP)
-    there, live = output < outputs, row < rows
+    there = output < outputs
+    live = row < rows
     at = weight + tl.where(there, output, 0).to(tl.int64)[:, None] * inputs + column[None, :]
     twin = at + outputs.to(tl.int64) * inputs
     first = tl.program_id(2) if apart else 0
@@ -213,14 +213,16 @@ def _multiply(
     given = tl.where(live, row, 0)
     source = codes + given.to(tl.int64)[:, None] * inputs + column[None, :]
     steps_of = scales + given
-    total, beside = _zeros(high, many, tall), _zeros(high, many, tall)
+    total = _zeros(high, many, tall)
+    beside = _zeros(high, many, tall)
     if asked and whole:
         _ask_for(weight, output, inputs, first * long, asked * together * GROUP, early)
         if gated:
             _ask_for(weight, outputs + output, inputs, first * long, asked * together * GROUP, early)
     await_before(early)
     for part in range(first, first + (1 if apart else parts)):
-        sum_, other = _zeros(high, many, tall), _zeros(high, many, tall)
+        sum_ = _zeros(high, many, tall)
+        other = _zeros(high, many, tall)
         end = tl.minimum((part + 1) * long, inputs)
         for left in range(part * long, end, GROUP * together):
             sizes = ()
@@ -231,17 +233,21 @@ def _multiply(
             for step in tl.static_range(together):
                 here = left + step * GROUP
                 inside = (here + column < end)[None, :]
-                values, line = _fetch(source + here, inside, whole), _fetch(at + here, inside, whole)
+                values = _fetch(source + here, inside, whole)
+                line = _fetch(at + here, inside, whole)
                 sum_ = tl.fma(_sum_up(line, values, tall, as_bits), sizes[step], sum_)
                 if gated:
                     line = _fetch(twin + here, inside, whole)
                     other = tl.fma(_sum_up(line, values, tall, as_bits), sizes[step], other)
         if parts > 1:
-            total, beside = total + sum_, beside + other
+            total = total + sum_
+            beside = beside + other
         else:
-            total, beside = sum_, other
+            total = sum_
+            beside = other
     r, o = tl.expand_dims(row, 0 + tall).to(tl.int64), tl.expand_dims(output, 1 - tall)
-    held, place = (r < rows) & (o < outputs), r * outputs + o
+    held = (r < rows) & (o < outputs)
+    place = r * outputs + o
     done = True
     if apart:
         apart_by = rows.to(tl.int64) * outputs

@@ -86,7 +86,8 @@ def plan_frame(table: PageTable, frame: Frame) -> KvPlan:
     spans: list[RowSpan] = []
     for segment in frame.segments:
         sequence, base = segment.sequence, base_of(segment)
-        policy, visible = table.policy(sequence), None
+        policy = table.policy(sequence)
+        visible = None
         at: Sequence[int] = range(base, base + rows_of(segment))  # true token positions
         if isinstance(segment, TreeSegment):
             moves += kept_rows(table, segment)
@@ -118,7 +119,8 @@ def policy_of(opening: Opening) -> Policy | None:
     """What a sequence keeps; sinks are tokens of what was asked, never of what it writes."""
     window = opening.window
     if window is None:
-        pruning, importance = opening.pruning, opening.importance
+        pruning = opening.pruning
+        importance = opening.importance
         if pruning and importance:
             numbers = pruning.keep_ratio, pruning.prune_every, pruning.skip_layers
             return HeadPruning(*numbers, importance.layers)
@@ -171,7 +173,8 @@ def _hide(
         case Window():
             return hide_outside_window(policy, span, positions)
         case HeadPruning():
-            kept, since = table.kept_by_head(sequence), table.pruned(sequence)[1]
+            kept = table.kept_by_head(sequence)
+            since = table.pruned(sequence)[1]
             return hide_pruned_by_head(kept, since, span, positions, policy.skip_layers)
         case Pruning():
             return hide_pruned(table.pruned(sequence), span, policy.skip_layers)

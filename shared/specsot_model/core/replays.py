@@ -79,7 +79,10 @@ class KeptStates:
         shared: Callable[[int], bool] = lambda page: False,
     ) -> None:
         """step: states are kept at its multiples alone. shared: whether several texts hold a page."""
-        self.count, self.page_rows, self._step, self._shared = count, page_rows, step, shared
+        self.count = count
+        self.page_rows = page_rows
+        self._step = step
+        self._shared = shared
         self._free = list(range(count))
         self._held: dict[
             int, tuple[int, int]
@@ -90,7 +93,8 @@ class KeptStates:
 
     def plan(self, spans: Sequence[RowSpan], history: int) -> list[PathReplay]:
         """The same by paths, kept too. history: rows in front that a convolution reads."""
-        replays, first = list[PathReplay](), 0
+        replays = list[PathReplay]()
+        first = 0
         for one in self.reserve(self.find(spans)):
             replays += _paths_of(one, first, history, self.page_rows)
             first += one.span.rows
@@ -198,10 +202,12 @@ class KeptStates:
 
     def _reserve(self, one: SpanReplay) -> tuple[tuple[int, int], ...]:
         """Where states of rows that stay are kept; a prompt's rows all stay."""
-        span, start = one.span, one.start
+        span = one.span
+        start = one.start
         step = CHUNK if self._whole(span) else self._step
         last = (span.total if span.visible is None else span.base) // step * step
-        saves, left = list[tuple[int, int]](), self._left_by(one)
+        saves = list[tuple[int, int]]()
+        left = self._left_by(one)
         for end in (last, *range((last - 1) // KEPT_ROWS * KEPT_ROWS, start, -KEPT_ROWS)):
             place, row = divmod(end - 1, self.page_rows)
             if end <= start or (page := span.pages[place]) in self._due:
@@ -231,7 +237,8 @@ class KeptStates:
 
 def _paths_of(one: SpanReplay, first: int, history: int, page_rows: int) -> Iterator[PathReplay]:
     """first: row of the frame that is the span's first one."""
-    span, start = one.span, one.start
+    span = one.span
+    start = one.start
     here = first + span.rows - span.tail
     saves = tuple(((end - start) // CHUNK - 1, state) for end, state in one.saves)
     for path, wanted in _paths(span):

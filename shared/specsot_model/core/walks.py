@@ -20,7 +20,10 @@ from specsot_model.core.replays import CHUNK, CHUNKED_ROWS, KEPT_ROWS, SpanRepla
 Numbers = NDArray[np.int32]
 
 # Last columns of a row: where its state is taken from, where it is set aside and kept, its output's row.
-TAKEN, ASIDE, KEPT, OUTPUT = -4, -3, -2, -1
+TAKEN = -4
+ASIDE = -3
+KEPT = -2
+OUTPUT = -1
 FIELDS = 4
 NOTHING = -1  # also of a source: there is no such row
 ROOT = -1  # what the first nodes of a tree follow
@@ -52,7 +55,8 @@ class Walk:
     @property
     def counts(self) -> Numbers:
         """[4]: texts, rows, texts with chunks, chunks."""
-        texts, chunks = len(self.starts) - 1, len(self.chunks) - 1
+        texts = len(self.starts) - 1
+        chunks = len(self.chunks) - 1
         return np.array((texts, len(self.rows), chunks, self.chunks[-1]), np.int32)
 
 
@@ -118,7 +122,8 @@ class WalkRoom:
 
 def texts_of(replays: Sequence[SpanReplay], history: int, page_rows: int, begun: int) -> list[TextRows]:
     """begun: the state of a text that begins. No state is kept yet: see `keep`."""
-    found, first = list[TextRows](), 0
+    found = list[TextRows]()
+    first = 0
     for one in replays:
         found.append(_text(one, first, history, page_rows, begun))
         first += one.span.rows
@@ -127,8 +132,11 @@ def texts_of(replays: Sequence[SpanReplay], history: int, page_rows: int, begun:
 
 def _text(one: SpanReplay, first: int, history: int, page_rows: int, begun: int) -> TextRows:
     """first: row of the frame that is the span's first one."""
-    sources, lead = _sources(one, first, history, page_rows), one.span.base - one.start
-    taken, held, whole = -2 - (begun if one.state is None else one.state), 0, 0
+    sources = _sources(one, first, history, page_rows)
+    lead = one.span.base - one.start
+    taken = -2 - (begun if one.state is None else one.state)
+    held = 0
+    whole = 0
     if one.span.visible is None:
         rows = _in_a_row(sources, history)
         rows[lead:, OUTPUT] = np.arange(first, first + one.span.rows)
@@ -212,20 +220,26 @@ def in_blocks(texts: Sequence[TextRows], most: int = BLOCK_ROWS) -> list[Walk]:
     text begins. A text that goes on in the next one, or behind its chunks, hands its state on. The rows of
     the texts are theirs no longer.
     """
-    blocks, free = [_Block()], [0] * CARRIED  # from which block on there is a place for a state to hand on
+    # from which block on there is a place for a state to hand on
+    blocks = [_Block()]
+    free = [0] * CARRIED
     for number, text in enumerate(texts):
-        slot, last = number % CARRIED, blocks[-1]
+        slot = number % CARRIED
+        last = blocks[-1]
         if len(text.pieces) == 1 and last.lines + len(text.rows) <= most:
             last.put(text.rows, text.pieces[0][1], text.held)
         else:
             free[slot] = _put_parts(text, blocks, free[slot], most, HANDED - slot)
-    aside, handed = max(aside_of(block.held) for block in blocks), CARRIED if any(free) else 0
+    aside = max(aside_of(block.held) for block in blocks)
+    handed = CARRIED if any(free) else 0
     return [block.walk(aside, handed) for block in blocks]
 
 
 def _put_parts(text: TextRows, blocks: list[_Block], at: int, most: int, handed: int) -> int:
     """From block `at` on; the block behind its last part. handed: its state, in between."""
-    begin, rows, before = 0, text.rows, False
+    begin = 0
+    rows = text.rows
+    before = False
     assert text.whole <= most, "a tree runs in one block"
     rows[rows[:, TAKEN] == HANDED, TAKEN] = handed
     for end, chunked in text.pieces:
@@ -238,7 +252,8 @@ def _put_parts(text: TextRows, blocks: list[_Block], at: int, most: int, handed:
             elif begin + size < end:
                 size = 0 if before else min(size, len(rows) - text.whole - begin)
             if size <= 0:
-                at, before = at + 1, False
+                at = at + 1
+                before = False
                 continue
             if begin:
                 rows[begin - 1, ASIDE] = rows[begin, TAKEN] = handed
@@ -286,9 +301,14 @@ def _depth_first(
     The largest child comes last: its parent's state is not held any longer, so few are held at once.
     """
     before = _in_a_row(sources[: history + lead], history)
-    parents, codes = _parents(span), sources[lead:].tolist()
-    children, read = _children(parents), {ROOT: codes[:history]}
-    own, held, free, rows = span.tail - span.rows, 0, list[int](), list[list[int]]()
+    parents = _parents(span)
+    codes = sources[lead:].tolist()
+    children = _children(parents)
+    read = {ROOT: codes[:history]}
+    own = span.tail - span.rows
+    held = 0
+    free = list[int]()
+    rows = list[list[int]]()
     line: Numbers | list[int] | None = before[-1] if lead and not cut else None
     todo = [(ROOT, NOTHING)]
     while todo:
@@ -300,7 +320,8 @@ def _depth_first(
             rows.append(line)
             if place >= 0 and node == children[parents[node]][-1]:
                 free.append(place)
-        few, place = children.get(node, ()), NOTHING
+        few = children.get(node, ())
+        place = NOTHING
         if len(few) > 1:
             if line is None:
                 place = taken
@@ -326,7 +347,8 @@ def _parents(span: RowSpan) -> dict[int, int]:
 
 def _children(parents: dict[int, int]) -> dict[int, list[int]]:
     """Of each node that has some, the one that leads to most last."""
-    sizes, children = dict.fromkeys(parents, 1), dict[int, list[int]]()
+    sizes = dict.fromkeys(parents, 1)
+    children = dict[int, list[int]]()
     for node in sorted(parents, reverse=True):
         if parents[node] != ROOT:
             sizes[parents[node]] += sizes[node]

@@ -89,7 +89,9 @@ def length_of(parts: Sequence[str]) -> int:
 
 def cut(parts: Sequence[str], words: int) -> list[str]:
     """As many words as there may be, shared out evenly: what a short part leaves over is for the others."""
-    split, shares, left = [part.split() for part in parts], [0] * len(parts), words
+    split = [part.split() for part in parts]
+    shares = [0] * len(parts)
+    left = words
     for before, place in enumerate(sorted(range(len(parts)), key=lambda place: len(split[place]))):
         shares[place] = min(len(split[place]), left // (len(parts) - before))
         left -= shares[place]

@@ -38,7 +38,8 @@ class AcceptanceRates:
         masses = np.zeros((len(trees), len(depths)))
         for row, (_, mass, _) in zip(masses, trees):
             row[: len(mass)] = mass
-        weights, reached = DECAY ** np.arange(len(trees))[::-1], depths < deep
+        weights = DECAY ** np.arange(len(trees))[::-1]
+        reached = depths < deep
         self._decay(DECAY ** len(trees))
         tried = (depths <= deep) & (depths < grown)
         self._counts += [weights @ one for one in (reached & tried, tried, masses, reached & (depths < told))]
@@ -81,7 +82,8 @@ class TreeWorth:
 
     def __init__(self, acceptance: AcceptanceRates) -> None:
         """acceptance: says how much less a depth is worth than the one above, until it grows."""
-        self._acceptance, self._by_depth = acceptance, list[Floats]()
+        self._acceptance = acceptance
+        self._by_depth = list[Floats]()
         self._best = np.zeros((0, 0))
 
     def record(self, values: Floats, depths: Ints) -> None:
@@ -92,9 +94,13 @@ class TreeWorth:
         if not open_to.any():
             return
         deepest = depths[open_to.any(0)].max()
-        whole, grown = open_to[:, depths == deepest].any(1), depths <= deepest
-        values, depths = np.where(open_to, values, 0.0)[whole][:, grown], depths[grown]
-        keys, places = 2.0 * depths - values, np.sort(depths)  # as many of a depth for every text
+        whole = open_to[:, depths == deepest].any(1)
+        grown = depths <= deepest
+        values = np.where(open_to, values, 0.0)[whole][:, grown]
+        depths = depths[grown]
+        # as many of a depth for every text
+        keys = 2.0 * depths - values
+        places = np.sort(depths)
         worth = 2.0 * places - np.sort(keys, 1).mean(0)
         found = np.split(worth, np.flatnonzero(np.diff(places)) + 1)
         for before, now in zip(self._by_depth, found):
@@ -110,7 +116,8 @@ class TreeWorth:
     def best(self, levels: int, most: int) -> Floats:
         """[levels, most] what 1, 2, ... nodes of trees of 1, 2, ... levels are worth together."""
         if self._best.shape != (levels, most):
-            found, chances = self._by_depth[:levels], self._acceptance.by_depth()
+            found = self._by_depth[:levels]
+            chances = self._acceptance.by_depth()
             for depth in range(len(found), levels):
                 found.append((found[-1][:1] if found else 1.0) * np.array(chances[depth : depth + 1]))
             depths = np.repeat(np.arange(levels), [len(one) for one in found])

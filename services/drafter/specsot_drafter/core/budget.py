@@ -65,10 +65,12 @@ class BudgetPolicy:
     """
 
     rest = 0
-    adaptive, holding = False, True
+    adaptive = False
+    holding = True
 
     def __init__(self, shape: TreeShape) -> None:
-        self._each, self._levels = shape.nodes - 1, shape.depth + 1
+        self._each = shape.nodes - 1
+        self._levels = shape.depth + 1
 
     @property
     def drafting(self) -> bool:
@@ -132,8 +134,12 @@ class BudgetPolicy:
 
 
 # Depths of --tuner seed: the seed's own values, kept for comparison.
-SEED_FIRST_DEPTH, SEED_MIN_DEPTH, SEED_MAX_DEPTH = 5, 2, 10
-SEED_FIRST_MEAN, SEED_DECAY = 0.8, 0.9  # of the seed's running mean of acceptance
+SEED_FIRST_DEPTH = 5
+SEED_MIN_DEPTH = 2
+SEED_MAX_DEPTH = 10
+# of the seed's running mean of acceptance
+SEED_FIRST_MEAN = 0.8
+SEED_DECAY = 0.9
 # Mean acceptance below which the seed's depth shrinks, and above which it grows; the seed's values.
 SEED_LOW, SEED_HIGH = 0.5, 0.85
 
@@ -148,7 +154,8 @@ class SeedBudget(FixedBudget):
 
     def __init__(self, shape: TreeShape) -> None:
         super().__init__(shape)
-        self.depth, self.mean = SEED_FIRST_DEPTH, SEED_FIRST_MEAN
+        self.depth = SEED_FIRST_DEPTH
+        self.mean = SEED_FIRST_MEAN
 
     def plan_levels(self, live: int, most: int, due: int = 0, beside: int = 0) -> int:
         return min(self.depth, most)

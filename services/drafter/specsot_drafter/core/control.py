@@ -189,7 +189,8 @@ class RegretBudget:
     """Baseline steps that drafting may still lose, for sequences that are written and for those to come."""
 
     def __init__(self) -> None:
-        self.available, self.pool = REGRET, POOL * REGRET
+        self.available = REGRET
+        self.pool = POOL * REGRET
 
     def record(self, gained: float, steps: float = 1.0) -> None:
         """So many steps passed, which gained so many baseline steps, or lost them."""
@@ -209,7 +210,8 @@ class RegretBudget:
 class DraftPolicy(BudgetPolicy):
     """Chooses the depth and the nodes with the most expected tokens per second that its budget pays for."""
 
-    adaptive, holding = True, False
+    adaptive = True
+    holding = False
 
     def __init__(
         self, shape: TreeShape, step: Curve, level: Curve, widths: Sequence[int], stepwise: bool = True
@@ -220,19 +222,28 @@ class DraftPolicy(BudgetPolicy):
         """
         super().__init__(replace(shape, depth=min(shape.depth, len(widths))))
         self.costs, self.acceptance = StepCosts(step, level, widths), AcceptanceRates(self._levels)
-        self._worth, self._regret = TreeWorth(self.acceptance), RegretBudget()
-        self._stepwise, self._change = stepwise, 0.0 if stepwise else CHANGE
+        self._worth = TreeWorth(self.acceptance)
+        self._regret = RegretBudget()
+        self._stepwise = stepwise
+        self._change = 0.0 if stepwise else CHANGE
         # How many sequences to draft for at most, and how many more the step has.
-        self._few, self._others = RAMP, 0
+        self._few = RAMP
+        self._others = 0
         # Whether the step before had drafts, and whether it was timed: steps with prompts are not.
-        self._drafts, self._timed = False, True
+        self._drafts = False
+        self._timed = True
         # Bits of numbers of sequences whose baseline was looked at; steps with drafts since the last look.
-        self._looked, self._since_look = set[int](), 0
+        self._looked = set[int]()
+        self._since_look = 0
         # Tokens per second, as multiples of the baseline's, and the most expected per second now.
-        self._gain, self._rate = 1.0, 0.0
+        self._gain = 1.0
+        self._rate = 0.0
         # For how many steps more the choice is held; sequences, others and levels it was made for; nodes of a
         # tree; baseline steps that such a step takes beyond one.
-        self._held, self._choice, self._nodes, self._stake = 0, (0, 0, 0), 0, 0.0
+        self._held = 0
+        self._choice = (0, 0, 0)
+        self._nodes = 0
+        self._stake = 0.0
         # Nodes that a step had at most.
         self._largest = 0
         self._returned = list[tuple[int, Sequence[float], int]]()
@@ -249,7 +260,10 @@ class DraftPolicy(BudgetPolicy):
         return min(live, self._few)
 
     def plan_levels(self, live: int, most: int, due: int = 0, beside: int = 0) -> int:
-        self.rest, self.holding, self._others, sequences = 0, False, beside, live + beside
+        self.rest = 0
+        self.holding = False
+        self._others = beside
+        sequences = live + beside
         if not live or most <= 0:
             return 0
         if self.looks_next(sequences):
@@ -282,7 +296,8 @@ class DraftPolicy(BudgetPolicy):
         self.costs.learn()
         sequences = live + self._others
         each = min(self._each, max(2 * self._largest, 1)) if self._stepwise else self._each
-        levels, nodes = np.arange(1, most + 1), np.arange(1, each + 1)
+        levels = np.arange(1, most + 1)
+        nodes = np.arange(1, each + 1)
         baseline = self.costs.baseline(sequences)
         seconds = self.costs.drafted(sequences, live, levels[:, None], live * nodes)
         stakes = np.maximum(seconds / baseline - 1, 0.0)
@@ -296,7 +311,8 @@ class DraftPolicy(BudgetPolicy):
         best = np.argmax(np.where(hopeful & (needed <= self._regret.available), rates, 0.0))
         level, node = np.unravel_index(best, rates.shape)
         self._rate = max(float(rates[level, node]), sequences / baseline)
-        self._stake, self._nodes = float(stakes[level, node]), int(nodes[node])
+        self._stake = float(stakes[level, node])
+        self._nodes = int(nodes[node])
         self._choice = live, self._others, int(levels[level])
         self._held = min(max(self.costs.known, 2), HELD_STEPS)
         self._regret.record(-self.costs.catch_up(due) / baseline, 0)
@@ -320,7 +336,8 @@ class DraftPolicy(BudgetPolicy):
         it brings more tokens than its seconds would bring otherwise.
         """
         live = len(scores)
-        trust, chances = self.acceptance.trust(), self.acceptance.by_depth()
+        trust = self.acceptance.trust()
+        chances = self.acceptance.by_depth()
         reached = np.minimum(np.cumsum(np.exp(scores), 1) * trust[depth - 1], 1.0).sum(0)
         rows = live * np.arange(1, scores.shape[1] + 1)
         seconds = self.costs.one_more_level(rows, live, live * depth + self._others)
@@ -340,7 +357,8 @@ class DraftPolicy(BudgetPolicy):
 
     def select(self, values: Floats, levels: int, most: int) -> Flags:
         """[live, n] which candidates to send, at most `most` in all: the best, as many as bring most."""
-        live, open_to = len(values), keep_best(values, min(self._each, 2 * max(self._nodes, self._largest)))
+        live = len(values)
+        open_to = keep_best(values, min(self._each, 2 * max(self._nodes, self._largest)))
         worth = falling(open_to)[: max(most, 0)]
         seconds = self.costs.drafted(live + self._others, live, levels, np.arange(len(worth) + 1))
         rates = (live + self._others + np.concatenate(([0.0], np.cumsum(worth)))) / seconds
@@ -362,12 +380,14 @@ class DraftPolicy(BudgetPolicy):
         if not trees:
             return
         self._timed = spent.computed + spent.wall > 0
-        live, rows = len(trees), sum(tree.rows for tree in trees)
+        live = len(trees)
+        rows = sum(tree.rows for tree in trees)
         if not (drafted := [tree for tree in trees if tree.grown]):
             if spent.wall:
                 self.costs.record_baseline(live, spent.wall)
             return
-        grown, accepted = drafted[0].grown, sum(tree.accepted for tree in drafted) / live
+        grown = drafted[0].grown
+        accepted = sum(tree.accepted for tree in drafted) / live
         self._largest = max(self._largest, max(tree.rows for tree in drafted) - 1)
         if spent.wall and rows > live and self._drafts:  # the first step after a pause is no usual one
             self.costs.record_drafted(len(drafted), grown, rows, spent.wall, spent.growing)
@@ -377,7 +397,8 @@ class DraftPolicy(BudgetPolicy):
         stake = max(seconds / self.costs.baseline(live) - 1, 0.0)
         self._regret.record(accepted - stake - (0.0 if self._drafts else self._change * stake))
         self._gain += ((1 + accepted) / (1 + stake) - self._gain) / RECENT
-        self._drafts, self._since_look = True, self._since_look + 1
+        self._drafts = True
+        self._since_look = self._since_look + 1
         self._few *= RAMP if len(drafted) == self._few else 1
         self._returned += lessons_of(drafted)
         if self._stepwise:  # else a host learns when it chooses: it has no time now
@@ -387,7 +408,10 @@ class DraftPolicy(BudgetPolicy):
         if self._drafts:
             self._regret.record(-self._change * self._stake, 0)
             self.costs.forget()
-        self._drafts, self._since_look, self._few, self._held = False, 0, RAMP, 0
+        self._drafts = False
+        self._since_look = 0
+        self._few = RAMP
+        self._held = 0
         self.rest = math.ceil(steps * sequences)
 
 

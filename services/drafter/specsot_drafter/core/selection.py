@@ -71,7 +71,8 @@ def pad_rows(candidates: Candidates, present: Sequence[bool]) -> Candidates:
         return candidates
     rows = np.flatnonzero(present)
     shape = (len(present), candidates.tokens.shape[1])
-    scores, tokens = np.full(shape, -np.inf, candidates.scores.dtype), np.zeros(shape, np.int64)
+    scores = np.full(shape, -np.inf, candidates.scores.dtype)
+    tokens = np.zeros(shape, np.int64)
     parents = np.zeros(shape, np.int64)
     scores[rows], tokens[rows], parents[rows] = candidates.scores, candidates.tokens, candidates.parents
     return Candidates(tokens, scores, parents, candidates.depths)
@@ -90,7 +91,9 @@ def merge_trees(
     joined = np.concatenate((values, nothing), 1)
     parents = np.concatenate((candidates.parents, np.zeros_like(others.parents)), 1)
     for row in range(len(candidates)):
-        places, open_to = {0: 0}, np.isfinite(values[row])  # by number in the other tree that in the result
+        # by number in the other tree that in the result
+        places = {0: 0}
+        open_to = np.isfinite(values[row])
         for step in np.flatnonzero(np.isfinite(other_values[row])).tolist():
             parent = places[int(others.parents[row, step])]
             alike = (
@@ -115,7 +118,8 @@ def likeliest_paths(scores: Sequence[Sequence[float]], tokens: Sequence[Sequence
 
     A node is offered once its parent and its better sibling are in the tree: neither is less likely.
     """
-    tree, offers = Nodes(), [(-scores[0][0], 0, 0, 0, 0.0)]
+    tree = Nodes()
+    offers = [(-scores[0][0], 0, 0, 0, 0.0)]
     while offers and len(tree.tokens) < nodes:
         score, parent, place, rank, before = heappop(offers)
         number = tree.add(tokens[place][rank], parent, -score)
@@ -134,10 +138,12 @@ def align_levels(trees: Sequence[Nodes]) -> Candidates:
     widths = counts.max(0)
     firsts = np.cumsum(widths) - widths
     shape = (len(trees), int(widths.sum()))
-    tokens, parents = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    tokens = np.zeros(shape, np.int64)
+    parents = np.zeros(shape, np.int64)
     scores = np.full(shape, -np.inf)
     for row, (tree, order) in enumerate(zip(trees, orders)):
-        used, numbers = firsts.copy(), {0: 0}
+        used = firsts.copy()
+        numbers = {0: 0}
         for node in order:
             column = int(used[tree.depths[node]])
             used[tree.depths[node]] += 1
@@ -193,7 +199,8 @@ def best_each(values: Floats, count: int) -> Flags:
     if not 0 < count < values.shape[1]:
         return np.isfinite(values) & (count > 0)
     least = -np.partition(-values, count - 1, axis=1)[:, count - 1 : count]  # a tenth of what sorting takes
-    better, level = values > least, values == least
+    better = values > least
+    level = values == least
     spare = count - better.sum(1, keepdims=True)
     return (better | (level & (level.cumsum(1) <= spare))) & np.isfinite(values)
 
@@ -218,12 +225,14 @@ def graft(tree: Tree, tokens: Sequence[int]) -> Tree:
     if not tokens:
         return tree
     below = children(tree.parents)
-    node, shared = 0, 0
+    node = 0
+    shared = 0
     for token in tokens:
         found = next((child for child in below[node] if tree.tokens[child] == token), None)
         if found is None:
             break
-        node, shared = found, shared + 1
+        node = found
+        shared = shared + 1
     return _append(tree, node, tokens[shared:])
 
 

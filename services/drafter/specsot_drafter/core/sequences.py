@@ -61,7 +61,8 @@ class DraftSequence:
 
     def set_grammar(self, grammar: Grammar) -> None:
         """To this grammar, also what it wrote already."""
-        self._grammar_state, self.compiling = GrammarState(grammar, grammar.start()), None
+        self._grammar_state = GrammarState(grammar, grammar.start())
+        self.compiling = None
         self._grammar_state.advance(own_tokens(self.opening, 0, self.tokens))
 
     @property
@@ -81,7 +82,8 @@ class DraftSequence:
 
     def follows(self, lesson: FeatureBatch) -> bool:
         """Whether the lesson continues what is known; false after a missed one."""
-        continues, known = bool(lesson.tokens) and lesson.start == self.committed, self.tokens
+        continues = bool(lesson.tokens) and lesson.start == self.committed
+        known = self.tokens
         return continues and (len(known) == lesson.start or known[-1] == lesson.tokens[0])
 
     def observe(self, lesson: FeatureBatch) -> None:

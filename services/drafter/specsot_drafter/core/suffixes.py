@@ -24,7 +24,8 @@ class SeenTokens:
     """Tokens as an array. Of more than `most` at least the newer half is kept; None: all are."""
 
     def __init__(self, most: int | None = None) -> None:
-        self._most, self._length = most, 0
+        self._most = most
+        self._length = 0
         self._buffer = np.empty(0, np.int32)
 
     def __len__(self) -> int:

@@ -30,7 +30,9 @@ PREFIXES = (
     ("fusion_fc.", "fc."),
     ("pre_lm_head_layernorm.", "hidden_states_layernorm."),
 )
-FIRST, PROBE = "layers.0.", "self_attn.q_proj.weight"  # every decoder layer has one of these
+# every decoder layer has one of these
+FIRST = "layers.0."
+PROBE = "self_attn.q_proj.weight"
 NESTED = (
     "transformer_layer_config",
     "eagle_config",
@@ -46,7 +48,8 @@ class Checkpoint(Weights):
     """
 
     def __init__(self, published: Weights, fields: Mapping[str, Any], directory: Path, source: Path) -> None:
-        self.directory, self.source = directory, source
+        self.directory = directory
+        self.source = source
         self.settings = flatten(fields, source)
         self._published = published
         self._names = _renamed(published.names(), directory)
@@ -148,7 +151,8 @@ BLOCK = "layers.0"
 SHARES_LM_HEAD = (
     "shares_lm_head"  # Config field: the head drafts by the base's lm_head rows of its draft ids.
 )
-ATTENTION, MLP = "self_attn", "mlp"
+ATTENTION = "self_attn"
+MLP = "mlp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +180,8 @@ def kind_of(checkpoint: Checkpoint) -> Kind:
         raise ModelError(
             f"{checkpoint.directory}: no EAGLE head, as there is no tensor {BLOCK}.{ATTENTION}.q_proj.weight"
         )
-    hidden, columns = _hidden(checkpoint), _matrix(checkpoint, f"{BLOCK}.{ATTENTION}.q_proj.weight")[1]
+    hidden = _hidden(checkpoint)
+    columns = _matrix(checkpoint, f"{BLOCK}.{ATTENTION}.q_proj.weight")[1]
     if f"{BLOCK}.hidden_norm.weight" in checkpoint or columns == 2 * hidden:
         return "eagle3"
     if "hidden_norm.weight" in checkpoint:
@@ -202,7 +207,8 @@ def read_shape(checkpoint: Checkpoint, base: ModelConfig) -> HeadShape:
 
 
 def _read(checkpoint: Checkpoint, base: ModelConfig) -> HeadShape:
-    kind, hidden = kind_of(checkpoint), _hidden(checkpoint)
+    kind = kind_of(checkpoint)
+    hidden = _hidden(checkpoint)
     queries, _ = _matrix(checkpoint, f"{BLOCK}.{ATTENTION}.q_proj.weight")
     keys, _ = _matrix(checkpoint, f"{BLOCK}.{ATTENTION}.k_proj.weight")
     intermediate, _ = _matrix(checkpoint, f"{BLOCK}.{MLP}.gate_proj.weight")
@@ -251,8 +257,10 @@ def _vocabulary(checkpoint: Checkpoint, base: ModelConfig) -> int:
 
 def _layer_shapes(shape: HeadShape, layer: int) -> Mapping[str, tuple[int, ...]]:
     """Every tensor that each decoder layer has."""
-    hidden, keys = shape.hidden, shape.kv_heads * shape.head_dim
-    queries, inner = shape.heads * shape.head_dim, shape.intermediate
+    hidden = shape.hidden
+    keys = shape.kv_heads * shape.head_dim
+    queries = shape.heads * shape.head_dim
+    inner = shape.intermediate
     inputs = hidden if layer else shape.inputs
     return {
         f"{ATTENTION}.q_proj.weight": (queries, inputs),

@@ -21,8 +21,10 @@ class DecoderHead(DraftHead):
     def __init__(self, decoder: Decoder, vocabulary: int, positions: int) -> None:
         """vocabulary, positions: of the base; no more of either are drafted."""
         config = decoder.config
-        self.hidden, self.layers = config.hidden, config.layers
-        self.kv_heads, self.head_dim = config.kv_heads, config.head_dim
+        self.hidden = config.hidden
+        self.layers = config.layers
+        self.kv_heads = config.kv_heads
+        self.head_dim = config.head_dim
         self.group = config.heads // config.kv_heads
         self.draft_vocab = min(vocabulary, config.vocab)
         self.positions = min(positions, config.max_positions)

@@ -119,7 +119,8 @@ class BlockHead(EagleHead):
     def look_back(self, span: RowSpan, window: int) -> Iterator[RowSpan]:
         """All rows of a block see as far back as its first one; it was trained so."""
         seen = tuple((2 << row) - 1 for row in range(span.rows)) if self.block.near else span.seen
-        nothing, since = (0,) * span.rows, (max(span.base - window, 0),) * span.rows
+        nothing = (0,) * span.rows
+        since = (max(span.base - window, 0),) * span.rows
         yield replace(span, visible=seen, sight=VisibleColumns(nothing, since, nothing))
 
     def remember(self, features: Tensor, positions: Tensor, slots: Tensor, kv: KVPages) -> None:

@@ -73,10 +73,16 @@ class EagleHead(DraftHead):
     decoder: HeadLayers
 
     def __post_init__(self) -> None:
-        shape, fusion, table = self.shape, self.fusion, self.table
-        self.taps, self.width = fusion.taps, fusion.width
-        self.hidden, self.layers, self.draft_vocab = shape.hidden, shape.layers, shape.vocab
-        self.kv_heads, self.head_dim = shape.kv_heads, shape.head_dim
+        shape = self.shape
+        fusion = self.fusion
+        table = self.table
+        self.taps = fusion.taps
+        self.width = fusion.width
+        self.hidden = shape.hidden
+        self.layers = shape.layers
+        self.draft_vocab = shape.vocab
+        self.kv_heads = shape.kv_heads
+        self.head_dim = shape.head_dim
         self.group = shape.heads // shape.kv_heads
         self.dtype, self.device = table.dtype, table.device  # pyrefly: ignore[read-only]
 
@@ -85,7 +91,8 @@ class EagleHead(DraftHead):
         return KVPages(self.layers, pages, page_rows, self.kv_heads, self.head_dim, numbers, self.device)
 
     def plan(self, spans: Sequence[RowSpan], page_rows: int) -> AttentionPlan:
-        packed, window = self.decoder.packed, self.decoder.window
+        packed = self.decoder.packed
+        window = self.decoder.window
         make = packed.plan if packed else super().plan
         whole = make(spans, page_rows)
         if window is None:
@@ -199,7 +206,8 @@ class HeadLayers:
 
 def _pack(layers: Sequence[HeadLayer], dtype: torch.dtype) -> PackedLayers | None:
     """None where kernels of a CPU do not read these layers."""
-    first, shape = layers[0], layers[0].shape
+    first = layers[0]
+    shape = layers[0].shape
     plain = dtype == torch.float32 and can_pack(shape, first.rotary.stretch)
     if not (isinstance(first.qkv.multiply, Packed) and plain):
         return None
@@ -230,12 +238,15 @@ class HeadLayer:
 
     def __init__(self, fetch: Fetch, shape: HeadShape, rotary: Rotary, eps: float, index: int) -> None:
         prefix = f"layers.{index}"
-        self._index, self.shape, self.rotary = index, shape, rotary
+        self._index = index
+        self.shape = shape
+        self.rotary = rotary
         self.qkv, self._kv = _projections(fetch, f"{prefix}.self_attn", shape, index)
         self.head_norms: tuple[Norm, Norm] | None = None
         if f"{prefix}.self_attn.q_norm.weight" in fetch:
             self.head_norms = fetch_head_norms(fetch, f"{prefix}.self_attn", shape.head_dim, eps)
-        hidden, inner = shape.hidden, shape.intermediate
+        hidden = shape.hidden
+        inner = shape.intermediate
         self.out = _fuse(fetch, f"{prefix}.self_attn", ("o_proj",), (hidden, shape.heads * shape.head_dim))
         self.mlp_norm = fetch_norm(fetch, f"{prefix}.post_attention_layernorm", hidden, eps)
         self.gate_up = _fuse(fetch, f"{prefix}.mlp", ("gate_proj", "up_proj"), (inner, hidden))
@@ -243,11 +254,16 @@ class HeadLayer:
 
     def forward(self, inputs: Tensor, residual: Tensor, rows: HeadRows) -> Tensor:
         """Rows' KV into their slots; returns the residual [rows or few, hidden] with both updates."""
-        kv, asked, positions, slots = rows.kv, rows.asked, rows.positions, rows.slots
+        kv = rows.kv
+        asked = rows.asked
+        positions = rows.positions
+        slots = rows.slots
         if asked is not None and len(asked) < len(inputs):
             self.remember(inputs, positions, slots, kv)
-            inputs, residual = inputs[asked], residual[asked]
-            positions, slots = positions[asked], slots[asked]
+            inputs = inputs[asked]
+            residual = residual[asked]
+            positions = positions[asked]
+            slots = slots[asked]
         plan = (rows.plan.near or rows.plan) if rows.plan and self.near else rows.plan
         if plan is None:
             return residual
@@ -259,7 +275,8 @@ class HeadLayer:
 
     def _project(self, inputs: Tensor, positions: Tensor, slots: Tensor, kv: KVPages) -> Tensor:
         """Queries [rows, kv_heads, group, head_dim]; keys and values go to their slots."""
-        heads, pairs = self.shape.heads, self.shape.kv_heads
+        heads = self.shape.heads
+        pairs = self.shape.kv_heads
         parts = self.qkv(inputs).view(inputs.shape[0], -1, self.shape.head_dim)
         if self.head_norms is not None:
             for part, norm in zip(parts.split((heads, pairs, pairs), 1), self.head_norms):
@@ -305,13 +322,15 @@ def _projections(fetch: Fetch, prefix: str, shape: HeadShape, index: int) -> tup
     biased = f"{prefix}.q_proj.bias" in fetch
     weight = torch.cat(_turned(fetch, prefix, "weight", (columns,), shape))
     bias = torch.cat(_turned(fetch, prefix, "bias", (), shape)) if biased else None
-    first, kind = shape.heads * shape.head_dim, fetch.quantization
+    first = shape.heads * shape.head_dim
+    kind = fetch.quantization
     keys = Linear(weight[first:], None if bias is None else bias[first:], kind)
     return Linear(weight, bias, kind), keys
 
 
 def _turned(fetch: Fetch, prefix: str, kind: str, columns: tuple[int, ...], shape: HeadShape) -> list[Tensor]:
-    dim, pairs = shape.head_dim, shape.kv_heads
+    dim = shape.head_dim
+    pairs = shape.kv_heads
     rows = {"q_proj": shape.heads, "k_proj": pairs, "v_proj": pairs}
     parts = {name: fetch(f"{prefix}.{name}.{kind}", (heads * dim, *columns)) for name, heads in rows.items()}
     return [part if name == "v_proj" else interleave(part, dim) for name, part in parts.items()]
@@ -340,8 +359,10 @@ class SummedTaps:
 
     def __init__(self, taps: tuple[int, ...], weight: Tensor, bias: Tensor | None) -> None:
         """weight: [hidden, taps * base width]."""
-        self.taps, self.width = taps, weight.shape[0]
-        self._parts, self._bias = weight.chunk(len(taps), dim=1), bias
+        self.taps = taps
+        self.width = weight.shape[0]
+        self._parts = weight.chunk(len(taps), dim=1)
+        self._bias = bias
 
     def slices(self) -> dict[int, Tensor]:
         return {tap: part.contiguous() for tap, part in zip(self.taps, self._parts)}
@@ -357,8 +378,11 @@ class ConcatenatedTaps:
         self, taps: tuple[int, ...], norms: Sequence[Normalise], fc: Linear, dtype: torch.dtype
     ) -> None:
         """norms: one over all states together, or one for each of them. dtype: of the slices."""
-        self.taps, self.width = taps, fc.shape[1]
-        self._norms, self._fc, self._dtype = norms, fc, dtype
+        self.taps = taps
+        self.width = fc.shape[1]
+        self._norms = norms
+        self._fc = fc
+        self._dtype = dtype
 
     def slices(self) -> dict[int, Tensor]:
         return identity_slices(self.taps, self.width // len(self.taps), self._dtype)
@@ -374,7 +398,8 @@ class FinalHidden:
     def __init__(self, layers: int, hidden: int, norm: Normalise, dtype: torch.dtype) -> None:
         self.taps: tuple[int, ...] = (layers,)
         self.width = hidden
-        self._norm, self._dtype = norm, dtype
+        self._norm = norm
+        self._dtype = dtype
 
     def slices(self) -> dict[int, Tensor]:
         return identity_slices(self.taps, self.width, self._dtype)

@@ -21,20 +21,29 @@ from specsot_model.linear import CapturedProduct, Linear, captured_product
 class FusedHead:
     """The weights of an `Eagle3Head`. See `GraphHead`."""
 
-    layers, asks_alone = 1, True
+    layers = 1
+    asks_alone = True
 
     def __init__(self, head: Eagle3Head) -> None:
         from specsot_kernels.gpu.rows import Turning
 
-        shape, layer = head.shape, head.decoder.first
-        self.shape, self.head, self.offsets = shape, head, head.offsets
-        self.dtype, self.device = head.dtype, head.device
+        shape = head.shape
+        layer = head.decoder.first
+        self.shape = shape
+        self.head = head
+        self.offsets = head.offsets
+        self.dtype = head.dtype
+        self.device = head.device
         self.window = head.decoder.window.rows if head.decoder.window and layer.near else None
-        self._qkv, self._out = _product(layer.qkv), _product(layer.out)
-        self._gate_up, self._down = _product(layer.gate_up), _product(layer.down)
-        self._lm_head, self._mlp_norm = _product(head.lm_head), layer.mlp_norm
+        self._qkv = _product(layer.qkv)
+        self._out = _product(layer.out)
+        self._gate_up = _product(layer.gate_up)
+        self._down = _product(layer.down)
+        self._lm_head = _product(head.lm_head)
+        self._mlp_norm = layer.mlp_norm
         norms = (layer.head_norms[0].weight, layer.head_norms[1].weight) if layer.head_norms else None
-        turns, scale = layer.rotary.frequencies, layer.rotary.scale
+        turns = layer.rotary.frequencies
+        scale = layer.rotary.scale
         eps = layer.head_norms[0].eps if layer.head_norms else 0.0
         self._turning = Turning(shape.heads, shape.kv_heads, turns, scale, norms, eps)
 
@@ -50,7 +59,9 @@ class FusedHead:
     def step(self, tokens: Tensor, features: Tensor, origins: Tensor, rows: HeadRows) -> Tensor:
         from specsot_kernels.gpu.rows import join_rows, norm_rows
 
-        head, shape, kv_layer = self.head, self.shape, rows.kv.layers[0]
+        head = self.head
+        shape = self.shape
+        kv_layer = rows.kv.layers[0]
         assert rows.plan is not None
         assert isinstance(head.table, Tensor)
         norms = head.token_norm.weight, head.feature_norm.weight
@@ -60,7 +71,8 @@ class FusedHead:
         heads = turn_heads(self._qkv.heads(inputs), rows.positions, rows.slots, kv_layer, self._turning)
         queries = heads.narrow(1, 0, shape.heads)
         if rows.asked is not None:
-            queries, hidden = queries[rows.asked], hidden[rows.asked]
+            queries = queries[rows.asked]
+            hidden = hidden[rows.asked]
         queries = queries.unflatten(1, (shape.kv_heads, self.group))
         norm = self._mlp_norm.weight, self._mlp_norm.eps
         short = self._out.add_to(hidden, attend(queries, kv_layer, rows.plan), norm)

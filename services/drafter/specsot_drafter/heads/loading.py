@@ -196,7 +196,8 @@ class _HeadLoader:
         if MASK not in self.fetch:
             return None
         slices = fusion.slices().values()
-        states, wanted = self.fetch(MASK, self.head.shape(MASK)).flatten(), len(slices) * self.config.hidden
+        states = self.fetch(MASK, self.head.shape(MASK)).flatten()
+        wanted = len(slices) * self.config.hidden
         if len(states) != wanted:
             raise HeadMismatch(f"{self.head.directory}: {MASK} has {len(states)} columns, fc reads {wanted}")
         parts = zip(slices, states.split(self.config.hidden))
@@ -289,7 +290,8 @@ class _HeadLoader:
 def rope_of(head: Checkpoint, overrides: Overrides) -> Rope:
     """The head's own, never the base's; 10000 where nothing is said."""
     settings = {"rope_theta": head.settings.get("rope_theta")} if _dynamic(head) else head.settings
-    rope, theta = read_rope(settings, head.source), overrides.rope_theta
+    rope = read_rope(settings, head.source)
+    theta = overrides.rope_theta
     return rope if theta is None else replace(rope, theta=theta)
 
 

@@ -104,7 +104,8 @@ class Proposer(ABC):
         """How deep a tree it could draft for this text now; 0 where it cannot. The last node of use is the
         one before the text's last token.
         """
-        levels, left = self.levels_at(sequence), sequence.remaining - 1
+        levels = self.levels_at(sequence)
+        left = sequence.remaining - 1
         return levels if levels <= left else max(left, 0)
 
     def levels_at(self, sequence: DraftSequence, further: int = 0) -> int:

@@ -32,9 +32,13 @@ class BlockProposer(Proposer):
         """shape: as many tokens of every place as it is wide; deeper levels take no rows of their own.
         capture: see `captured_blocks`.
         """
-        self.widths, self.positions = (0,) * (min(head.block.drafts, shape.depth + 1) - 1), head.positions
-        self._head, self._breadth, self._nodes = head, shape.top_k, shape.nodes - 1
-        self._table, self._kv = PageTable(pages, page_rows), head.make_kv(pages, page_rows)
+        self.widths = (0,) * (min(head.block.drafts, shape.depth + 1) - 1)
+        self.positions = head.positions
+        self._head = head
+        self._breadth = shape.top_k
+        self._nodes = shape.nodes - 1
+        self._table = PageTable(pages, page_rows)
+        self._kv = head.make_kv(pages, page_rows)
         self._followed: set[int] = set()
         self._graphs = BlockGraphs(head, self._kv, shape.top_k, capture) if capture else None
         self.at_once = self._graphs is not None
@@ -45,7 +49,8 @@ class BlockProposer(Proposer):
 
     def open(self, sequence: DraftSequence) -> None:
         """From its start, or from its fork where the source is followed so far."""
-        fork, own = sequence.opening.fork, sequence.id
+        fork = sequence.opening.fork
+        own = sequence.id
         if not sequence.committed or fork is None:
             self._table.open(own, window_of(sequence.opening))
         elif fork.sequence not in self._followed:
@@ -69,7 +74,10 @@ class BlockProposer(Proposer):
 
     def observe(self, batch: Features) -> None:
         """Keys and values of what was committed; a text without features, or room for them, is dropped."""
-        rows, slots, positions, first = list[int](), list[int](), list[int](), 0
+        rows = list[int]()
+        slots = list[int]()
+        positions = list[int]()
+        first = 0
         for lesson in batch.lessons:
             stop = first + len(lesson.tokens)
             if batch.rows is None:
@@ -104,7 +112,9 @@ class BlockProposer(Proposer):
         """Of `levels` places at least."""
         if self._graphs and (best := self._graphs.run(roots, rooms)):
             return best
-        head, block, device = self._head, self._head.block, self._head.device
+        head = self._head
+        block = self._head.block
+        device = self._head.device
         tokens = torch.full((len(roots), block.rows), block.mask, device=device)
         tokens[:, 0] = torch.tensor(roots, device=device)
         starts = torch.tensor([room.position for room in rooms], device=device)

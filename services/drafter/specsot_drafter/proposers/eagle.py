@@ -34,16 +34,20 @@ class EagleProposer(Proposer):
     """A text whose features were missed once is drafted no more."""
 
     def __init__(self, head: DraftHead, shape: TreeShape, pages: int, page_rows: int) -> None:
-        self.widths, self.positions = (shape.top_k,) * shape.depth, head.positions
+        self.widths = (shape.top_k,) * shape.depth
+        self.positions = head.positions
         self._grown = sum(self.widths)  # rows of a tree
-        self._head, self._top_k, self._max_nodes = head, shape.top_k, shape.nodes - 1
+        self._head = head
+        self._top_k = shape.top_k
+        self._max_nodes = shape.nodes - 1
         self._pages = DraftPages(head, pages, page_rows)
         self._followed: dict[int, FollowedSequence] = {}
         self._graphs: TreeGraphs | None = None
         self._early: EarlyGrowth | None = None  # of trees that are not judged yet
         if graphs := _graphs(head, self._pages, shape):
             self._warm_up()
-            self._graphs, self.at_once = graphs, True
+            self._graphs = graphs
+            self.at_once = True
             self._warm_up()
 
     @property
@@ -72,10 +76,12 @@ class EagleProposer(Proposer):
             for lesson in batch.lessons:
                 self.close(lesson.sequence)
             return
-        rows, slots = list[int](), list[int]()
+        rows = list[int]()
+        slots = list[int]()
         first = 0
         for lesson in batch.lessons:
-            stop, follows = first + len(lesson.tokens), lesson.sequence in self._followed
+            stop = first + len(lesson.tokens)
+            follows = lesson.sequence in self._followed
             there = follows and self._early and self._early.covers(lesson)
             if not there and (own := self._room_for(lesson)):
                 rows += range(first, stop)
@@ -113,7 +119,8 @@ class EagleProposer(Proposer):
     def begin(
         self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
     ) -> Offer:
-        early, self._early = self._early, None
+        early = self._early
+        self._early = None
         if early and (offer := self._go_on(early, sequences, levels)):
             return offer
         rooms = [self._reserve(text) for text in sequences]
@@ -173,7 +180,8 @@ class EagleProposer(Proposer):
         """What grows already, if these texts go on from there, in rooms that were taken for it."""
         if not (due := early.take([self._followed.get(text.id) for text in texts])):
             return None
-        self.took_early, grown = True, early.of(due)
+        self.took_early = True
+        grown = early.of(due)
 
         def offer() -> Candidates | None:
             if (found := grown() if grown else None) is None and self._graphs:
@@ -186,13 +194,16 @@ class EagleProposer(Proposer):
 
     @torch.inference_mode()
     def begin_early(self, verdict: UnreadVerdict, ids: int, levels: int) -> bool:
-        self._early, graphs, head = None, self._graphs, self._head
+        self._early = None
+        graphs = self._graphs
+        head = self._head
         followed = [self._followed.get(tree.sequence) for tree in verdict.trees]
         if graphs:
             self._compute_due((*filter(None, followed), *self._reading()))
         if graphs is None or not all(map(self._is_known, followed, verdict.trees)):
             return False
-        cover, more = self._pages.cover_tree, graphs.early_rows
+        cover = self._pages.cover_tree
+        more = graphs.early_rows
         pages = [cover(tree.sequence, tree.committed, more) for tree in verdict.trees]
         trees = [VerifiedTree(tree, own) for tree, own in zip(verdict.trees, pages) if own]
         if len(trees) == len(pages):
@@ -245,7 +256,8 @@ class EagleProposer(Proposer):
             return None
 
     def _store(self, payload: Tensor, count: int, rows: Sequence[int], slots: Sequence[int]) -> None:
-        head, shape = self._head, tuple(payload.shape)
+        head = self._head
+        shape = tuple(payload.shape)
         if shape != (count, head.width):
             raise WireError(f"features are {shape}, their lessons say {(count, head.width)}")
         picked = payload if len(rows) == count else payload[indices(rows, payload.device)]
@@ -259,5 +271,6 @@ def _graphs(head: DraftHead, memory: DraftPages, shape: TreeShape) -> TreeGraphs
         return None
     from specsot_kernels.gpu.growing import grow
 
-    rows, levels = None if shape.fixed else LEVEL_ROWS, shape.depth + 1
+    rows = None if shape.fixed else LEVEL_ROWS
+    levels = shape.depth + 1
     return TreeGraphs(fused, memory, shape.top_k, levels, GraphCapture(), grow, level_rows=rows)

@@ -34,7 +34,9 @@ from specsot_model.core.kv_plan import window_of
 from specsot_model.cuda_graphs import Capture
 
 # Tokens, children per node and nodes by default; not measured.
-DEFAULT_DEPTH, DEFAULT_BREADTH, DEFAULT_NODES = 5, 2, 32
+DEFAULT_DEPTH = 5
+DEFAULT_BREADTH = 2
+DEFAULT_NODES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,8 @@ def beam_shape(options: DraftOptions) -> BeamShape:
     tokens = options.depth or DEFAULT_DEPTH
     if options.mode in (None, "linear"):
         return BeamShape(1, (1,) * (tokens - 1), -math.inf, tokens + 1)
-    breadth, nodes = options.breadth or DEFAULT_BREADTH, options.nodes or DEFAULT_NODES
+    breadth = options.breadth or DEFAULT_BREADTH
+    nodes = options.nodes or DEFAULT_NODES
     whole = [breadth**level for level in range(1, tokens)]
     fed = [min(size, max(nodes - before, 0)) for size, before in zip(whole, accumulate([0, *whole]))]
     floor = math.log(options.threshold or 1e-30) if options.mode == "pruned" else -math.inf
@@ -119,8 +122,10 @@ class LanguageModelProposer(Proposer):
         self, head: DecoderHead, beam: BeamShape, pages: int, page_rows: int, capture: Capture | None = None
     ) -> None:
         """capture: makes graphs, of a `capturable` head."""
-        self.widths, self.positions = beam.widths, head.positions
-        self._head, self._beam = head, beam
+        self.widths = beam.widths
+        self.positions = head.positions
+        self._head = head
+        self._beam = beam
         self._pages = DraftPages(head, pages, page_rows)
         self._table = self._pages.table
         self._fed: dict[int, FedTokens] = {}
@@ -160,10 +165,12 @@ class LanguageModelProposer(Proposer):
         self, growing: Sequence[tuple[DraftSequence, TreeRoom]], levels: int, keep: KeepGrowing | None
     ) -> Candidates:
         own, rooms = zip(*growing)
-        feds, beam = [self._fed[text.id] for text in own], self._beam
+        feds = [self._fed[text.id] for text in own]
+        beam = self._beam
         if self._graphs and (offer := self._grow_by_graph(self._graphs, feds, rooms, levels)) is not None:
             return filter_candidates(offer, own, beam.nodes - 1)
-        last, guide = self._feed(feds), make_guide(self._head, own)
+        last = self._feed(feds)
+        guide = make_guide(self._head, own)
         grown = TreeGrowth(self._head, self._pages.kv, rooms, beam.breadth, guide, beam.widths, beam.floor)
         return self._keep_chains(feds, grown.run(last, levels, keep))
 
@@ -193,7 +200,8 @@ class LanguageModelProposer(Proposer):
 
     def _start(self, fed: FedTokens) -> bool:
         """Share with the source all that the two have in common; the source is fed that far first."""
-        fork, sequence = fed.sequence.opening.fork, fed.sequence.id
+        fork = fed.sequence.opening.fork
+        sequence = fed.sequence.id
         source = self._fed.get(fork.sequence) if fork else None
         if fork is None or source is None:
             self._table.open(sequence, window_of(fed.sequence.opening))
@@ -229,11 +237,18 @@ class LanguageModelProposer(Proposer):
 
     def _run(self, parts: Sequence[tuple[FedTokens, Sequence[int]]]) -> Tensor:
         """One pass over the next tokens of several texts; returns [parts, hidden], outputs of the last."""
-        table, head = self._table, self._head
-        spans, slots, rows, tokens, last = list[RowSpan](), list[int](), list[int](), list[int](), list[int]()
+        table = self._table
+        head = self._head
+        spans = list[RowSpan]()
+        slots = list[int]()
+        rows = list[int]()
+        tokens = list[int]()
+        last = list[int]()
         for fed, chunk in parts:
-            first, sequence = len(fed.tokens), fed.sequence.id
-            stop, column = first + len(chunk), table.column(sequence, first)
+            first = len(fed.tokens)
+            sequence = fed.sequence.id
+            stop = first + len(chunk)
+            column = table.column(sequence, first)
             pages = table.pages(sequence)[: table.pages_for(column + len(chunk))]
             spans.append(RowSpan(len(chunk), column, len(chunk), pages))
             slots += table.slots(sequence, first, stop)

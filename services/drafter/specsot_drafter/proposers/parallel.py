@@ -23,7 +23,8 @@ class ParallelProposer(EagleProposer):
     ) -> None:
         """shape: as for `BlockProposer`."""
         super().__init__(head, shape, pages, page_rows)
-        self._grown, self._mask = mask.levels(shape.depth + 1) - 1, mask
+        self._grown = mask.levels(shape.depth + 1) - 1
+        self._mask = mask
         self.widths = (0,) * self._grown
 
     def _grow(

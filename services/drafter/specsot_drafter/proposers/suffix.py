@@ -51,7 +51,9 @@ class SuffixProposer(Proposer):
 
     def __init__(self, shape: SuffixShape, pages: int = 0) -> None:
         """pages: what it reports, since it needs none."""
-        self.widths, self._shape, self._pages = (1,) * (shape.levels - 1), shape, pages
+        self.widths = (1,) * (shape.levels - 1)
+        self._shape = shape
+        self._pages = pages
         self._past = SeenTokens(shape.past)
         self._trusts = [AcceptanceRates(shape.levels) for _ in range(MAX_MATCH.bit_length() + 1)]
         self._texts: dict[int, _Text] = {}
@@ -92,10 +94,12 @@ class SuffixProposer(Proposer):
         return align_levels(trees) if any(tree.tokens for tree in trees) else None
 
     def _suggest(self, sequence: DraftSequence, most: int) -> SuffixTree:
-        text, levels = self._texts.get(sequence.id), min(most, self.max_levels(sequence))
+        text = self._texts.get(sequence.id)
+        levels = min(most, self.max_levels(sequence))
         if text is None or levels <= 0:
             return SuffixTree()
-        shape, texts = self._shape, [text.update().tokens, self._past.tokens]
+        shape = self._shape
+        texts = [text.update().tokens, self._past.tokens]
         tree = grow_suffixes(texts, levels, shape.nodes, shape.places, shape.least_match)
         if tree.tokens:
             tree.trust(self._trust(tree).by_depth())

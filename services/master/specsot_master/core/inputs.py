@@ -109,7 +109,8 @@ def react(event: RequestEvent) -> Sequence[Command]:
 
     Raises what a prompt could not be made for.
     """
-    request, unread = event.request, event.request.events
+    request = event.request
+    unread = event.request.events
     match event:
         case EventsRead():
             return [commands.RenewLeases()]

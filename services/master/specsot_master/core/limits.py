@@ -13,7 +13,8 @@ from specsot_master.core.plans.router import MIN_PLANNED_TOKENS, points_asked
 
 ROLES = ("system", "user", "assistant", "tool")
 # Characters of a stop string and of a request id; bounds a request.
-MAX_STOP_CHARACTERS, MAX_ID_CHARACTERS = 256, 128
+MAX_STOP_CHARACTERS = 256
+MAX_ID_CHARACTERS = 128
 
 # What a point takes before it is worth a heading: about 12 tokens for its line of the plan, 8 for the
 # heading, and two sentences.
@@ -31,7 +32,8 @@ def prompt_characters(ask: Ask) -> int:
 
 def check_sizes(ask: Ask, id: str | None, max_positions: int) -> None:
     """Raises InvalidRequest for what is too long to even look at, and for roles no template knows."""
-    size, tokens = prompt_characters(ask), len(ask.tokens)
+    size = prompt_characters(ask)
+    tokens = len(ask.tokens)
     stops = all(len(one) <= MAX_STOP_CHARACTERS for one in ask.stop)
     rules = (
         (tokens < max_positions, "tokens", f"{tokens} tokens cannot fit the context"),

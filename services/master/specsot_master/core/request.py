@@ -96,7 +96,8 @@ class EventBuffer:
     def end(self, error: SpecsotError | None = None) -> None:
         """Nothing follows; the reader gets what is unread first, then `error` if there is one."""
         if not self.over:
-            self.over, self.error = True, error
+            self.over = True
+            self.error = error
             self._wake()
 
     def attach(self, reader: Reader, offset: int) -> None:
@@ -117,7 +118,8 @@ class EventBuffer:
                 f"resume_from {offset} is ahead: there are {self._end} events", field="resume_from"
             )
         self._cut_off(Cancelled("another call reads on here"))
-        self._reader, self._next = reader, offset
+        self._reader = reader
+        self._next = offset
 
     def detach(self, reader: Reader) -> bool:
         """This one reads no more; whether it was the one who read."""
@@ -246,7 +248,8 @@ class RequestState:
         """What it depends on beside its branches' prompts: the first prompt, the threshold of its score in
         millionths, what asks for a polished text.
         """
-        threshold, turns = self.prompt.decision.threshold, self.prompt.conversation
+        threshold = self.prompt.decision.threshold
+        turns = self.prompt.conversation
         polish = turns.polish("").suffix if turns and self.ask.polish else ()
         return (*self.first_turn.tokens, *(() if threshold is None else (round(threshold * 1e6),)), *polish)
 
@@ -270,14 +273,16 @@ class RequestState:
 
     @property
     def first_turn(self) -> PromptTurn:
-        turns, score = self.prompt.conversation, self.prompt.score
+        turns = self.prompt.conversation
+        score = self.prompt.score
         if turns and score:
             return turn_from(turns.prefix, score.tokens)
         return turns.skeleton if turns else PromptTurn(self.prompt.answer, self.shared)
 
     def branch_turn(self, order: commands.OpenBranch) -> PromptTurn:
         """A branch's prompt, made once though it may wait for pages many times. Raises InvalidRequest."""
-        turns, id = self.prompt.conversation, order.point.id
+        turns = self.prompt.conversation
+        id = order.point.id
         if id not in self._turns and isinstance(self.plan, ForkPlan):
             head = self.forked
             self._turns[id] = PromptTurn(head + self.plan.head_of(id), len(head))
@@ -353,7 +358,8 @@ class RequestState:
                         yield from self._read(sequence, outcome, self.since + at)
                 yield commands.RenewLeases()
             case records.AdmittedRecord(at, found):
-                self.begun, self.found = True, found
+                self.begun = True
+                self.found = found
                 yield from plan.start(self.asked_tokens, self.since + at, found)
             case records.BranchRecord(id, wording):
                 point = next(one for one in plan.ready() if one.id == id)
@@ -368,7 +374,8 @@ class RequestState:
                 yield commands.FailRequest(records.error_of(name, message))
 
     def _read(self, sequence: ActiveSequence, outcome: Outcome, now: float) -> Iterator[commands.Command]:
-        plan, ordinal = self.plan, sequence.ordinal
+        plan = self.plan
+        ordinal = sequence.ordinal
         pieces = sequence.read(sequence.log.append(outcome), outcome.chances, outcome.prompt_chances)
         if outcome.end:
             yield commands.CloseSequence(ordinal)
@@ -392,7 +399,8 @@ class RequestState:
         return [self.sequences[ordinal] for ordinal in sorted(self.sequences) if self.sequences[ordinal].lost]
 
     def mark_lost(self) -> None:
-        self.node, self.family = None, None
+        self.node = None
+        self.family = None
         for sequence in self.sequences.values():
             sequence.lost = True
 

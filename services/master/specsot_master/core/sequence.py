@@ -25,7 +25,9 @@ class SequenceFactory:
         importance: HeadImportance | None = None,
     ) -> None:
         """heads, importance: what was measured for the model's heads, if it was."""
-        self._end_ids, self._heads, self._importance = end_ids, heads, importance
+        self._end_ids = end_ids
+        self._heads = heads
+        self._importance = importance
         self._ids: Iterator[int] = itertools.count(1)
 
     def prefix(
@@ -73,7 +75,8 @@ class SequenceFactory:
 
     def again(self, opening: Opening, written: int) -> Opening:
         """The same, for a ring that knows nothing of it. written: how many tokens it has to its name."""
-        prompt, scores = opening.prompt - opening.generated + written, opening.prompt_logprobs
+        prompt = opening.prompt - opening.generated + written
+        scores = opening.prompt_logprobs
         return replace(
             opening,
             sequence=next(self._ids),
@@ -131,7 +134,8 @@ class TokenLog:
 
     def reopen(self, opening: Opening) -> None:
         """It goes on as another sequence; what was under way is not known of."""
-        self.opening, self.next_step = opening, 0
+        self.opening = opening
+        self.next_step = 0
 
     def append(self, outcome: Outcome) -> tuple[int, ...]:
         """The new tokens; none for an outcome that was here before. Raises WireError if one is missing."""
@@ -142,7 +146,8 @@ class TokenLog:
             missing = f"result of step {outcome.step} came, {self.next_step} is missing"
             raise WireError(f"sequence {outcome.sequence}: {missing}")
         self.written.extend(outcome.tokens)
-        self.next_step, self.end = outcome.step + 1, outcome.end
+        self.next_step = outcome.step + 1
+        self.end = outcome.end
         return outcome.tokens
 
 
@@ -178,14 +183,16 @@ class Detokenizer:
     def flush(self) -> str:
         """What is left when no more tokens come. Bytes of an unfinished character are dropped."""
         text = self._decode(self._context + self._pending).rstrip(BROKEN)
-        delta, self._pending = text[self._shown :], []
+        delta = text[self._shown :]
+        self._pending = []
         return delta
 
     def _slide(self) -> None:
         """What is pending becomes the context, unless it writes nothing (special tokens)."""
         shown = self._decode(self._pending)
         if shown:
-            self._context, self._shown = self._pending, len(shown)
+            self._context = self._pending
+            self._shown = len(shown)
         self._pending = []
 
 
@@ -226,9 +233,11 @@ class ActiveSequence:
 
         chances: of the tokens, or none. prompt: of the prompt's tokens but the first.
         """
-        over, stop = self.log.end, None
+        over = self.log.end
+        stop = None
         if over is End.STOP and tokens and tokens[-1] in self.log.opening.stop_ids:
-            stop, tokens = tokens[-1], tokens if self.ends else tokens[:-1]
+            stop = tokens[-1]
+            tokens = tokens if self.ends else tokens[:-1]
         told = map(self._tell, tokens, chances) if chances else itertools.repeat(None)
         pieces = [TextPiece(token, self.detokenizer.feed((token,)), one) for token, one in zip(tokens, told)]
         rest = self.detokenizer.flush() if over else ""

@@ -12,7 +12,8 @@ from specsot.errors import SpecsotError
 from specsot.events import Statistics
 
 # Digits behind the point of figures that clients read: seconds to a microsecond, ratios, rates.
-SECONDS_DIGITS, RATIO_DIGITS = 6, 4
+SECONDS_DIGITS = 6
+RATIO_DIGITS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,8 @@ class RequestTally:
         if self.phase or not self.phases:
             since = self.phase_began if self.phase else self.began
             self.phases[before] = self.phases.get(before, 0.0) + now - since
-        self.phase, self.phase_began = phase, now
+        self.phase = phase
+        self.phase_began = now
 
     def rename(self, phase: str) -> None:
         """The running phase turned out to be another one."""
@@ -72,7 +74,8 @@ class RequestTally:
 
     def close(self, mode: str, decision: str, counts: OutputTokens, branches: int, now: float) -> Statistics:
         self.enter(None, now)
-        seconds, first = now - self.began, self.first_token
+        seconds = now - self.began
+        first = self.first_token
         return Statistics(
             mode=mode,
             decision=decision,
@@ -160,7 +163,8 @@ class LapMeter:
             return
         self._newest.append(_Lap(self._clock(), tokens, result.rows))
         self._stages = _smoothed(self._stages, result.seconds)
-        self._laps, self._tokens = self._laps + 1, self._tokens + tokens
+        self._laps = self._laps + 1
+        self._tokens = self._tokens + tokens
         for listener in self._listeners:
             listener(result)
 
@@ -195,12 +199,14 @@ class StallDetector:
 
     def __init__(self, patience: float) -> None:
         self._patience = patience
-        self._laps, self._since = 0, float("inf")
+        self._laps = 0
+        self._since = float("inf")
 
     def is_moving(self, laps: int, owed: bool, now: float) -> bool:
         """laps: how many there have been. owed: something in the ring may go on. Idle is healthy."""
         if self._since > now or not owed or laps != self._laps:
-            self._laps, self._since = laps, now
+            self._laps = laps
+            self._since = now
         return now - self._since < self._patience
 
 

@@ -50,12 +50,15 @@ class Effects(Home):
         memory: ForecastMemory | None = None,
     ) -> None:
         """forms, journal, readers, memory: those of a master that has several rings."""
-        self._ring, self._config = ring, config
-        self._clock, self._journal = clock or LoopClock(), journal or RequestJournal()
+        self._ring = ring
+        self._config = config
+        self._clock = clock or LoopClock()
+        self._journal = journal or RequestJournal()
         self._subscriptions = readers or Subscriptions(config, self._clock, self._journal)
         self._memory = memory or ForecastMemory()
         self._quarantine, self._costs = Quarantine(), self._memory.read()
-        self._queue, self._counts = RequestQueue(config, self._quarantine), RequestCounts()
+        self._queue = RequestQueue(config, self._quarantine)
+        self._counts = RequestCounts()
         self._hints = RetryHints(config.retry_after)
         self._outbox = OrderQueue(ring, self)
         self._tables = RingTables(
@@ -84,7 +87,8 @@ class Effects(Home):
                 case commands.OpenScore():
                     self._open(request, command, 1)
                 case commands.ReopenSequence(ordinal):
-                    sequence, state = request.sequences[ordinal], require_ring(self._ring)
+                    sequence = request.sequences[ordinal]
+                    state = require_ring(self._ring)
                     self._tables.place(request, sequence, state, again=True)
                     self._journal.record(request, ReopenedRecord(ordinal))
                 case commands.CloseSequence(ordinal):

@@ -148,7 +148,9 @@ class Engine(Effects):
             return
         if self._epoch != state.epoch:
             self._begin_epoch(state)
-        now, tried, stuck = self._clock.now(), set[str](), set[str]()
+        now = self._clock.now()
+        tried = set[str]()
+        stuck = set[str]()
         while (
             self._admit_next(state, now) or self._reopen_next(state, tried) or self._branch_next(state, stuck)
         ):
@@ -231,7 +233,8 @@ class Engine(Effects):
         """Nothing of this epoch is in the ring any more. Returns who waits for the next one: everybody."""
         self._outbox.clear()
         self._tables.begin_epoch(0)
-        self._over, self._epoch = max(self._over, self._epoch or 0), None
+        self._over = max(self._over, self._epoch or 0)
+        self._epoch = None
         everybody = self._queue.suspend()
         for request in everybody:
             request.mark_lost()
@@ -428,5 +431,6 @@ class Engine(Effects):
         return self._find(id) is not None
 
     def requests(self) -> RequestsInfo:
-        queue, kept = self._queue, self._subscriptions.kept
+        queue = self._queue
+        kept = self._subscriptions.kept
         return self._counts.info(queue.waiting, queue.live, len(self._tables), kept)

@@ -30,7 +30,8 @@ class Subscription(Reader, AsyncIterator[Numbered]):
     """One call's reading of one request. Closing it ends a request that is not resumable."""
 
     def __init__(self, subscriptions: Subscriptions, request: RequestState) -> None:
-        self._subscriptions, self._request = subscriptions, request
+        self._subscriptions = subscriptions
+        self._request = request
         self._news: asyncio.Future[None] | None = None
 
     def wake(self) -> None:
@@ -60,7 +61,9 @@ class Subscriptions:
     """Of all rings of a master. journal: nobody sees what a master after this one would not know."""
 
     def __init__(self, config: EngineConfig, clock: Clock, journal: RequestJournal) -> None:
-        self._config, self._clock, self._journal = config, clock, journal
+        self._config = config
+        self._clock = clock
+        self._journal = journal
         self._finished: dict[str, RequestState] = {}
 
     @property

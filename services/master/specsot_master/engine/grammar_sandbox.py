@@ -42,7 +42,8 @@ class GrammarSandbox:
     """What is known of forms. One new one is tried at a time, to its end, whoever still waits for it."""
 
     def __init__(self, trial: Trial | None = None, fewest: Measure | None = None) -> None:
-        self._trial, self._fewest = trial or compile_in_subprocess, fewest
+        self._trial = trial or compile_in_subprocess
+        self._fewest = fewest
         self._known: OrderedDict[Form, str] = OrderedDict()
         self._wanted: Counter[tuple[str, Form]] = Counter()  # requests that wait, by client and form
         self._now: tuple[Form, asyncio.Task[str]] | None = None

@@ -38,7 +38,8 @@ from specsot_master.journal import JournaledRequest
 from specsot_master.prompts import Prompts, messages_of
 
 # Characters: shorter texts are tokenised on the loop, in a few ms; what SmolLM2's template writes for a turn.
-THREAD_CHARACTERS, TURN_CHARACTERS = 16 << 10, 24
+THREAD_CHARACTERS = 16 << 10
+TURN_CHARACTERS = 24
 
 
 class Intake:
@@ -57,8 +58,12 @@ class Intake:
         config: EngineConfig,
         costs: Forecaster,
     ) -> None:
-        self._home, self._costs = home, costs
-        self._ring, self._prompts, self._forms, self._config = ring, prompts, forms, config
+        self._home = home
+        self._costs = costs
+        self._ring = ring
+        self._prompts = prompts
+        self._forms = forms
+        self._config = config
         self._clock = clock
         self._arrivals = itertools.count()
         self._known: RingState | None = None
@@ -153,7 +158,8 @@ class Intake:
         return False
 
     async def _make_turn(self, request: RequestState, order: OpenBranch) -> None:
-        one, failure = (request, order.point.id), None
+        one = (request, order.point.id)
+        failure = None
         self._making.add(one)
         try:
             await asyncio.to_thread(request.branch_turn, order)
@@ -166,7 +172,8 @@ class Intake:
         """What can be said at once. Raises NotFound (the model), Unavailable (there was no ring yet),
         InvalidRequest.
         """
-        model, ring = self._config.model, self._ring_to_fit()
+        model = self._config.model
+        ring = self._ring_to_fit()
         if ask.model not in ("", model):
             raise NotFound(f"no model named {ask.model!r} here, only {model!r}")
         check_sizes(ask, id, position_limit(ask, ring))
@@ -218,7 +225,8 @@ class Intake:
     def _make(
         self, ask: Ask, id: str, client: str, seed: int, since: float, prompt: EncodedPrompt
     ) -> RequestState:
-        model, size = self._config.model, self._prompts.size
+        model = self._config.model
+        size = self._prompts.size
         told = prompt.conversation.told if prompt.conversation else None
         way = prompt.decision, prompt.score, prompt.points
         plan = ForkPlan(ask, id, seed, model, since, prompt.tags) if prompt.tags else None

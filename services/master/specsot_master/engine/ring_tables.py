@@ -40,7 +40,8 @@ class OrderQueue:
     """Orders on their way to the ring, in order. That it takes no more, or not this one, comes in at home."""
 
     def __init__(self, ring: Ring, home: Home) -> None:
-        self._ring, self._home = ring, home
+        self._ring = ring
+        self._home = home
         self._orders: deque[Order] = deque()
         self._task: asyncio.Task[None] | None = None
 
@@ -83,9 +84,13 @@ class RingTables:
     def __init__(
         self, text: Text, factory: SequenceFactory, outbox: OrderQueue, config: EngineConfig
     ) -> None:
-        self._text, self._factory, self._outbox, self._config = text, factory, outbox, config
+        self._text = text
+        self._factory = factory
+        self._outbox = outbox
+        self._config = config
         self._by_id: dict[int, tuple[RequestState, ActiveSequence]] = {}
-        self.prefixes, self.ledger = PrefixTree(), PageLedger(0)
+        self.prefixes = PrefixTree()
+        self.ledger = PageLedger(0)
         self._handed = HandedTexts()
         self.freed = False
 
@@ -146,7 +151,8 @@ class RingTables:
             rules=rules,
             trace=followed(request.trace),
         )
-        ask, log = request.ask, TokenLog(opening, turn.tokens)
+        ask = request.ask
+        log = TokenLog(opening, turn.tokens)
         detokenizer = self._text.detokenizer(ask.skip_special_tokens, turn.tokens if ask.tokens else ())
         sequence = ActiveSequence(log, detokenizer, self._text.spell, ends=ask.include_stop_str_in_output)
         request.sequences[ordinal] = sequence
@@ -156,15 +162,18 @@ class RingTables:
         self, request: RequestState, sequence: ActiveSequence, state: RingState, again: bool = False
     ) -> None:
         """It goes on in the ring where it is. again: its epoch was another one."""
-        log, turn = sequence.log, request.turn(sequence.ordinal)
+        log = sequence.log
+        turn = request.turn(sequence.ordinal)
         opening = self._factory.again(log.opening, len(log.written)) if again else log.opening
         if request.family is None:
             request.family = opening.sequence
-        drafted, fork = is_drafted(request, state), request.fork(turn)
+        drafted = is_drafted(request, state)
+        fork = request.fork(turn)
         kept = self._handed.of_writer(sequence, fork.length if fork else 0) if again else None
         opening = replace(opening, drafted=drafted, fork=fork, family=request.family, kept=kept)
         log.reopen(opening)
-        sequence.pages, sequence.lost = pages_of(request, turn, opening.limit, state), False
+        sequence.pages = pages_of(request, turn, opening.limit, state)
+        sequence.lost = False
         sequence.lease = first_lease(opening.prompt, self._config.lease)
         self.has_room(request, sequence.pages)
         self.ledger.take(request.id, sequence.pages)
@@ -199,7 +208,8 @@ class RingTables:
 
     def admit(self, request: RequestState, state: RingState) -> bool:
         """Set aside what the request must have, if there is room, and hold what it begins with."""
-        drafted, beginning = is_drafted(request, state), request.beginning
+        drafted = is_drafted(request, state)
+        beginning = request.beginning
         keeps = self._config.prefix_cache and beginning.window is None
         route = self.prefixes.longest_match(beginning.tokens, drafted) if keeps else PrefixMatch()
         for way in admission_options(beginning, route, state, keeps):
@@ -211,7 +221,8 @@ class RingTables:
 
     def lengthen(self, request: RequestState, tokens: tuple[int, ...], state: RingState) -> None:
         """Hold this longer beginning for its threads, where there are pages for it."""
-        node, shared = request.node, request.shared if request.node else 0
+        node = request.node
+        shared = request.shared if request.node else 0
         pages = pages_for(len(tokens), state.page_rows) - shared_pages(shared, state)
         if shared == len(tokens) or not self._make_room(pages, node):
             return
@@ -233,7 +244,8 @@ class RingTables:
             self.close(request, sequence)
         self.ledger.remove(request.id)
         self.freed = True
-        node, request.node = request.node, None
+        node = request.node
+        request.node = None
         if node is None:
             return
         self.prefixes.unpin(node)
@@ -256,17 +268,21 @@ class RingTables:
         return True
 
     def _hold(self, request: RequestState, way: AdmissionOption, drafted: bool) -> None:
-        own, window = way.own, request.beginning.window
+        own = way.own
+        window = request.beginning.window
         node = self._open_prefix(request, way, drafted, window) if own else way.route.node
         if node is not None:
             self.prefixes.pin(node)
-        request.node, request.shared, request.found = node, way.shared, way.route.length
+        request.node = node
+        request.shared = way.shared
+        request.found = way.route.length
 
     def _open_prefix(
         self, request: RequestState, way: AdmissionOption, drafted: bool, window: Window | None
     ) -> PrefixNode:
         """A beginning that is not there, as far as it is not."""
-        source, at = way.route.node, way.route.length
+        source = way.route.node
+        at = way.route.length
         fork = Fork(source.sequence, at) if source else None
         opening = self._factory.prefix(len(way.own), drafted, fork, window)
         if not window:

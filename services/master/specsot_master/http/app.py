@@ -116,7 +116,8 @@ def build_app(context: HttpContext, tokens: Tokens | None = None, origins: Itera
     else:
         app = BearerCheck(BodyLimits(build_api(context, TokenProtectedApi), largest), tokens)
     if allowed := tuple(origins):
-        methods, told = ("GET", "POST"), ("x-request-id",)
+        methods = ("GET", "POST")
+        told = ("x-request-id",)
         return CORSMiddleware(app, allowed, methods, allow_headers=("*",), expose_headers=told)
     return app
 

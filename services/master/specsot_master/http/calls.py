@@ -169,8 +169,11 @@ class ServerSentEvents(Response):
     ) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]
-        self._first, self._rest = first, rest
-        self._stall, self._writing, self._ping_every = stall, writing, ping_every
+        self._first = first
+        self._rest = rest
+        self._stall = stall
+        self._writing = writing
+        self._ping_every = ping_every
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -207,7 +210,8 @@ class _EventWriter:
     """The way to a client who must keep reading."""
 
     def __init__(self, send: Send, stall: float) -> None:
-        self._send, self._limit = send, WaitLimit(stall)
+        self._send = send
+        self._limit = WaitLimit(stall)
         self._loop = asyncio.get_running_loop()
         self._written = self._loop.time()
 
@@ -242,7 +246,8 @@ class _EventWriter:
 
 
 async def _until_disconnect(receive: Receive, work: Awaitable[T]) -> T:
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_disconnected(receive))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -259,7 +264,8 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-TIMEOUT, REQUEST_ID = "x-request-timeout", "x-request-id"
+TIMEOUT = "x-request-timeout"
+REQUEST_ID = "x-request-id"
 MIN_TIMEOUT_SECONDS = 0.001  # seconds that a call may have; less is a mistake, not a deadline
 
 

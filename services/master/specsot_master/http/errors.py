@@ -173,7 +173,8 @@ async def refuse(request: Request, error: Exception) -> Response:
 async def refuse_body(request: Request, error: Exception) -> Response:
     """What the body's schema says, as the one field that is wrong and why."""
     error = cast(RequestValidationError, error)
-    complaint, shape = error.errors()[0], shape_at(request.url.path)
+    complaint = error.errors()[0]
+    shape = shape_at(request.url.path)
     if complaint["type"] == "json_invalid":
         return response_of(errors.InvalidRequest(f"the body is not JSON: {complaint['ctx']['error']}"), shape)
     field = ".".join(way_to(complaint, complaint["loc"][1:], error.body))

@@ -29,7 +29,8 @@ class BearerCheck:
     """Middleware: a request without a valid bearer token is answered 401."""
 
     def __init__(self, app: ASGIApp, tokens: Tokens) -> None:
-        self._app, self._tokens = app, tokens
+        self._app = app
+        self._tokens = tokens
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -89,7 +90,8 @@ def is_address(name: str) -> bool:
 BODY_SECONDS = 30.0  # seconds in which a body must have arrived; not measured
 BODIES_BYTES = 256 << 20  # bytes of all bodies held at a time: 32 of the largest; not measured
 # Bytes of a plain completion's body: for all else, and for each position; not measured.
-BASE_BYTES, POSITION_BYTES = 256 << 10, 1 << 10
+BASE_BYTES = 256 << 10
+POSITION_BYTES = 1 << 10
 RETRY_SECONDS = 1.0  # seconds after which another body may be gone; not measured
 # Times the largest body that is read and dropped before the connection is cut; not measured.
 MAX_READ_FACTOR = 4
@@ -109,7 +111,10 @@ class BodyLimits:
         seconds: float = BODY_SECONDS,
         budget: int = BODIES_BYTES,
     ) -> None:
-        self._app, self._largest, self._seconds, self._left = app, largest, seconds, budget
+        self._app = app
+        self._largest = largest
+        self._seconds = seconds
+        self._left = budget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] not in WITH_BODY:
@@ -155,7 +160,9 @@ class BodyLimits:
 
     async def _collect(self, receive: Receive, held: _HeldBody) -> bytes | None:
         """What is refused is read on for a while, and dropped: clients listen when they have spoken."""
-        body, size, more = bytearray(), 0, True
+        body = bytearray()
+        size = 0
+        more = True
         full: Overloaded | None = None
         while more and size <= MAX_READ_FACTOR * held.most:
             message = await receive()
@@ -220,7 +227,8 @@ class BodyRefused(Exception):
 
     def __init__(self, status: int, line: str) -> None:
         super().__init__(line)
-        self.status, self.line = status, line
+        self.status = status
+        self.line = line
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

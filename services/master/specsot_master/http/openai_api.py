@@ -118,8 +118,10 @@ class OpenAICall:
         self, events: CallEvents, usage: UsageCount | None = None
     ) -> AsyncGenerator[dict[str, Any], None]:
         """A chunk for every event that says something, the bill last where it is wanted. usage: counts."""
-        usage, bill = usage or UsageCount(), {"usage": None} if self.usage else {}
-        head, answers = self._head(self.dialect.chunk), self._tool_answers()
+        usage = usage or UsageCount()
+        bill = {"usage": None} if self.usage else {}
+        head = self._head(self.dialect.chunk)
+        answers = self._tool_answers()
         warned = self.warned
         offsets = [TextOffsets(self.telling.special) for _ in self.asks]
         with naming_fields(self.words):
@@ -137,7 +139,9 @@ class OpenAICall:
             yield head | {"choices": [], "usage": usage.as_json()}
 
     async def gather(self, events: CallEvents) -> dict[str, Any]:
-        usage, views, thoughts = UsageCount(), [View() for _ in self.asks], ["" for _ in self.asks]
+        usage = UsageCount()
+        views = [View() for _ in self.asks]
+        thoughts = ["" for _ in self.asks]
         with naming_fields(self.words):
             async with aclosing(self._heard(events)) as heard:
                 async for index, numbered in heard:
@@ -224,7 +228,8 @@ def openai_routes(context: HttpContext) -> APIRouter:
         words = words_of(body)
         with naming_fields(words):
             named = body.model_copy(update={"model": plain_model(context, body.model)})
-            text, most = context.text, context.model.max_positions
+            text = context.text
+            most = context.model.max_positions
             encode = partial(text.encode_bare, positions=position_limit_of(body, most))
             size = sum(map(len, prompts_of(body)))
             asks = tuple(await context.in_thread(size, completion_asks, named, encode, most))
@@ -283,7 +288,8 @@ async def _asks_of(
     context: HttpContext, body: ChatBody, mode: Mode
 ) -> tuple[ToolUse | None, list[Ask], ThinkFirst | None]:
     """Prompts with tools, or with thoughts, are long: made in a thread."""
-    positions, text = context.model.max_positions, context.text
+    positions = context.model.max_positions
+    text = context.text
     use = tool_use(body, text)
     tools = uses_tools(body)
     forks = not tools and text.thinking != "never" and context.model.plan_style == "tags"
@@ -327,7 +333,8 @@ async def answer_by(
 async def _told_by(
     writer: OtherWriter, call: OpenAICall, events: CallEvents
 ) -> AsyncGenerator[dict[str, Any], None]:
-    usage, begun = UsageCount(), False
+    usage = UsageCount()
+    begun = False
     async with aclosing(call.chunks(events, usage)) as chunks:
         async for chunk in chunks:
             for event in () if begun else writer.begin(usage.as_json()):
@@ -341,7 +348,8 @@ async def _told_by(
 
 async def answer(context: HttpContext, request: Request, body: Asking, call: OpenAICall) -> Response:
     """Let the call's requests run, and tell of them as the caller wants it."""
-    http, model = call_of(request), context.model
+    http = call_of(request)
+    model = context.model
     head = {
         "id": call.dialect.prefix + http.id,
         "object": "",
@@ -442,7 +450,8 @@ async def within_context(chat: ChatBody, context: HttpContext, wanted: int) -> C
     """Return the body with a limit of at most `wanted` tokens for thought and answer together, or as many as
     model and KV hold after the prompt. Where they hold none, the engine refuses the request.
     """
-    positions, pages = context.model.max_positions, context.counter.info().pages
+    positions = context.model.max_positions
+    pages = context.counter.info().pages
     held = min(positions, pages.total * pages.rows) if pages and pages.total else positions
     check_length(positions, characters=(words := words_in(chat)))
     most = position_limit_of(chat, positions)

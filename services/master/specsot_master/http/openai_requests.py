@@ -26,7 +26,8 @@ def form_of(body: Asking) -> params.Form | None:
 
 def forms_in(body: Asking) -> list[FieldForm]:
     """Under the names of OpenAI, of vLLM, and of vLLM before. Raises InvalidRequest."""
-    asked, structured = body.response_format, body.structured_outputs
+    asked = body.response_format
+    structured = body.structured_outputs
     wishes: list[FieldForm] = []
     if asked and asked.type == "json_object" and asked.plain_schema:
         schema = {"type": "object", **asked.plain_schema}
@@ -254,7 +255,8 @@ def copies_of(ask: params.Ask, body: Asking) -> list[params.Ask]:
 
 def common_fields(body: Asking, mode: params.Mode) -> dict[str, Any]:
     """Fields of Ask that every body may set. mode: where it names none."""
-    planning, form = body.specsot or Planning(), form_of(body)
+    planning = body.specsot or Planning()
+    form = form_of(body)
     given = {name: getattr(planning, name) for name in _GIVEN}
     unnamed: params.Mode = "auto" if planning.polish else mode
     return {

@@ -94,7 +94,8 @@ def tool_use(body: ChatBody, text: Text) -> ToolUse | None:
     if not offers_tools(body):
         return None
     functions = {one["name"]: parameters_of(one) for one in functions_of(body)}
-    choice, form = body.tool_choice, text.call_form
+    choice = body.tool_choice
+    form = text.call_form
     named = choice.function.name if isinstance(choice, NamedTool) else None
     if named is not None and named not in functions:
         raise InvalidRequest(f"tool_choice: no tool is called {named!r}", "tool_choice")
@@ -198,11 +199,13 @@ def _in_words(told: list[dict[str, Any]], functions: list[dict[str, Any]]) -> li
         system = told.pop(0)["content"] if told[0]["role"] == "system" else ""
         turns.append({"role": "system", "content": f"{system}\n\n{tools_in_words(functions)}".lstrip()})
     for turn in told:
-        role, content = turn["role"], turn["content"]
+        role = turn["role"]
+        content = turn["content"]
         if calls := turn.get("tool_calls"):
             content = f"{content}\n{calls_in_words(calls)}".lstrip()
         if role == "tool":
-            role, content = "user", f"<tool_response>\n{content}\n</tool_response>"
+            role = "user"
+            content = f"<tool_response>\n{content}\n</tool_response>"
         if turns and role == "user" == turns[-1]["role"]:
             turns[-1]["content"] += f"\n{content}"
         else:
@@ -222,7 +225,8 @@ class ToolAnswer:
 
     def tell(self, piece: ChoiceDelta) -> ChoiceDelta:
         content, calls = self.reader.feed(piece.text, last=piece.reason is not None)
-        told, thought = tuple(map(self._told, calls)), piece.thought + self.reader.thought
+        told = tuple(map(self._told, calls))
+        thought = piece.thought + self.reader.thought
         return replace(piece, text=content, thought=thought, calls=told, reason=self.reason(piece.reason))
 
     def reason(self, reason: str | None) -> str | None:

@@ -43,7 +43,9 @@ class HttpDoor:
     """A server that is open. `port` is the real one."""
 
     def __init__(self, server: _EmbeddedServer, serving: asyncio.Task[None], port: int) -> None:
-        self._server, self._serving, self.port = server, serving, port
+        self._server = server
+        self._serving = serving
+        self.port = port
 
     async def close(self, grace: float) -> None:
         """No new connections; answers under way have `grace` seconds, then they are cancelled."""
@@ -105,7 +107,8 @@ def _in_origin_form(scope: Scope) -> Scope:
     found = _ABSOLUTE.fullmatch(scope["raw_path"])
     if not found:
         return scope
-    host, path = found[1], found[2] or b"/"
+    host = found[1]
+    path = found[2] or b"/"
     others = [pair for pair in scope["headers"] if pair[0] != b"host"]
     headers = [(b"host", host), *others]
     return {**scope, "path": unquote(path.decode("ascii")), "raw_path": path, "headers": headers}

@@ -73,7 +73,8 @@ class ThinkFirst:
         left = ask.limits.new_tokens - thought.statistics.completion_tokens
         if left <= 0:
             return None
-        limits, least = replace(ask.limits, max_new_tokens=left), min(ask.min_tokens, left)
+        limits = replace(ask.limits, max_new_tokens=left)
+        least = min(ask.min_tokens, left)
         if ask.mode != "direct" and not self.forks:
             return replace(ask, limits=limits, messages=noted(ask.messages, thought.text))
         behind = self.text.encode(f"{self.style.closing(thought.text)}{self.head}")
@@ -114,7 +115,8 @@ def wants_thinking(body: ChatBody, text: Text, forks: bool = False) -> bool:
     """
     given = (body.chat_template_kwargs or {}).items()
     switches = {name: value for name, value in given if value is not None}
-    effort, budget = effort_of(body), body.thinking_token_budget
+    effort = effort_of(body)
+    budget = body.thinking_token_budget
     if switches.get(EFFORT) in get_args(Effort):
         del switches[EFFORT]
     for name, value in switches.items():

@@ -19,7 +19,8 @@ MAX_LOOKED_AT = 64  # unknown fields of one body, and names in the log; a body m
 MAX_NAME = 64  # characters
 # Letters that a known name must have for one more or one less to be a slip, and for another one in the place
 # of one, or two swapped: `top_a` is no `top_k`.
-SHORT, LONG = 4, 6
+SHORT = 4
+LONG = 6
 
 IDLE = frozenset(  # they say nothing about the answer
     {

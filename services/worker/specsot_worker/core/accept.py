@@ -19,7 +19,9 @@ from specsot.core.tree import Tree, accept, shape_of, single
 from specsot.grammar import LONGEST_STRETCH, Grammar, IsolatedGrammar, SpellingHabits
 from specsot_worker.core.pipeline import place_of
 
-_DRAW, _RULE, _WORD = struct.Struct("<QQQ"), b"specsot-draw-v1", 2**64 - 1
+_DRAW = struct.Struct("<QQQ")
+_RULE = b"specsot-draw-v1"
+_WORD = 2**64 - 1
 
 
 @lru_cache(4096)  # nodes of one depth are drawn by the same key; the number is not measured
@@ -93,7 +95,8 @@ class DecodeState:
 
     def set_grammar(self, grammar: Grammar) -> None:
         """To this grammar, also what it wrote already, in an epoch before."""
-        self.grammar, self.state = grammar, grammar.start()
+        self.grammar = grammar
+        self.state = grammar.start()
         self.place = self.place if self.greedy else None
         for token in self.tokens:
             self.state = None if self.state is None else grammar.advance(self.state, token)
@@ -182,7 +185,8 @@ def accept_tree(
     if len(accepted) > 1 and targets[accepted[-1]] is None:
         accepted = accepted[:-1]
     if (bonus := targets[accepted[-1]]) is None:
-        again, state.retried = not state.retried, True
+        again = not state.retried
+        state.retried = True
         if again:
             return Outcome(sequence, step, (), (), rested=rested)
         return Outcome(sequence, step, (0,), (), End.FAILED, rested=rested)
@@ -212,7 +216,8 @@ class TreeMasks(Masks):
     """
 
     def __init__(self, grammar: Grammar, root: object, remaining: int, tree: Tree) -> None:
-        self._grammar, self._tree = grammar, tree
+        self._grammar = grammar
+        self._tree = tree
         self._left = [remaining - depth for depth in shape_of(tree.parents).depths]
         self._states: dict[int, object | None] = {0: root}
         self._masks: dict[int, np.ndarray | None] = {}

@@ -35,7 +35,9 @@ MAX_PROMPT_STALL = 2.25
 LEAST_PROMPT_ROWS = 8  # of a frame, however long they take; not measured
 CHUNK_DIVISORS = (1, 2, 4, 8)  # a prompt's chunk is the row budget divided by one of these; not measured
 
-FIRST_BACKOFF_TREES, MAX_BACKOFF_TREES = 32, 1024  # trees not waited for after a miss; doubles; not measured
+# trees not waited for after a miss; doubles; not measured
+FIRST_BACKOFF_TREES = 32
+MAX_BACKOFF_TREES = 1024
 MAX_UNSENT_ROWS = 8192  # rows of features that the last stage may have to keep through one rest; not measured
 # Rows of features sent with one lap at most, unless that has more itself: as many as a frame has by default
 # (--rows). What a drafter lacks beyond that, behind a rest, follows with later laps.
@@ -116,7 +118,8 @@ class PipelineDepth:
         """curve: seconds per rows of all stages together, measured beforehand; corrected by every lap.
         overlap: several frames may fly."""
         self._measured = CostCurve(curve) if len(curve) > 1 else UNIT_CURVE
-        self._stages, self._overlap = stages, overlap and stages > 1
+        self._stages = stages
+        self._overlap = overlap and stages > 1
         self._shares = [1 / stages] * stages
         # Seconds of all stages, and of all hops between them.
         self._computed = RecentMedians()
@@ -149,7 +152,8 @@ class PipelineDepth:
         """
         if not self._hop_times:
             return min(least, limit)
-        lap, slowest = self._lap_seconds(1), self._slowest_stage_seconds(1)
+        lap = self._lap_seconds(1)
+        slowest = self._slowest_stage_seconds(1)
         return min(max(round(lap / slowest), 1), limit) if slowest else limit
 
     def frames_per_family(self, rows: int, branches: int, most: int) -> int:
@@ -179,7 +183,8 @@ class PipelineDepth:
         share = max(self._shares) if self._overlap else 1.0
         limit = MAX_PROMPT_STALL * self._compute_seconds((writing + waiting) * share)
         least = min(LEAST_PROMPT_ROWS, room)
-        more, beside = range(least + 1, room + 1), writing * share
+        more = range(least + 1, room + 1)
+        beside = writing * share
         return least + bisect_right(more, limit, key=lambda rows: self._compute_seconds(beside + rows))
 
     def _prefill_seconds(self, rows: int, size: int) -> float:
@@ -368,7 +373,8 @@ class LapTimer:
         before = [self._verified.get(one.sequence) for one in frame.segments]
         self._note(frame, now)
         sizes = [len(one.tree) for one in frame.segments if isinstance(one, TreeSegment)]
-        known, computed = [one for one in before if one is not None], sum(frame.seconds)
+        known = [one for one in before if one is not None]
+        computed = sum(frame.seconds)
         if not sizes or len(sizes) < len(frame.segments) or len(known) < len(before):
             return computed, 0.0
         seconds = now - max(at for at, _ in known)

@@ -90,7 +90,10 @@ class SequenceState:
         levels = tree_depth_limit(self.policy, self.committed) if self.policy else None
         tree = first_nodes(tree if levels is None else shallow(tree, levels), rows)
         growth = TreeSegment(self.opening.sequence, self.step, self.committed, self.keep, tree)
-        self.in_flight, self.tree, self.waiting_since, self.root_only = True, None, None, False
+        self.in_flight = True
+        self.tree = None
+        self.waiting_since = None
+        self.root_only = False
         return growth
 
     def mark_sent(self, unasked: bool) -> bool:
@@ -105,11 +108,14 @@ class SequenceState:
         if outcome.tokens:
             self.root = outcome.tokens[-1]
         self.root_only = not outcome.tokens
-        self.step, self.in_flight, self.forced = outcome.step + 1, False, outcome.forced
+        self.step = outcome.step + 1
+        self.in_flight = False
+        self.forced = outcome.forced
         waits = awaits and self.opening.drafted and self.drafter_informed and not self.root_only
         self.waiting_since = now if waits else None
         self.returned_at = now
-        early, self.early_tree = self.early_tree, None
+        early = self.early_tree
+        self.early_tree = None
         if early:
             self.offer_tree(self.step, early)
 
@@ -128,5 +134,6 @@ class SequenceState:
         timely = not (self.in_flight or self.root_only) and step == self.step and self.tree is None
         if not timely or tree.tokens[0] != self.root:
             return False
-        self.tree, self.waiting_since = tree, None
+        self.tree = tree
+        self.waiting_since = None
         return True

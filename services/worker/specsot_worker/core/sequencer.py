@@ -53,10 +53,15 @@ class Sequencer:
     ) -> None:
         """depth: says how many frames and rows of prompts pay; None: all that `budget` grants, and families
         stay whole. vocabulary: how many token ids the base has; None: they are not checked."""
-        self._epoch, self._budget, self._table = epoch, budget, table
-        self._draft_timeout, self._depth, self._vocabulary = draft_timeout, depth, vocabulary
+        self._epoch = epoch
+        self._budget = budget
+        self._table = table
+        self._draft_timeout = draft_timeout
+        self._depth = depth
+        self._vocabulary = vocabulary
         self._sequences: dict[int, SequenceState] = {}
-        self._closings, self._rejected = list[int](), list[Outcome]()
+        self._closings = list[int]()
+        self._rejected = list[Outcome]()
         self._in_flight: dict[int, InFlightFrame] = {}
         self._number = self._turns = 0  # frames launched, and trees fed whole, so far
         self._composed = float("-inf")  # when `compose` was asked last
@@ -150,7 +155,8 @@ class Sequencer:
 
     def rejections(self) -> tuple[Outcome, ...]:
         """Sequences that could not be opened since the last call; for the master."""
-        rejected, self._rejected = tuple(self._rejected), []
+        rejected = tuple(self._rejected)
+        self._rejected = []
         return rejected
 
     def compose(self, now: float) -> Frame | None:
@@ -183,16 +189,19 @@ class Sequencer:
     def _take_closings(self) -> tuple[int, ...]:
         """But for texts of an epoch before with whose rows somebody begins who waits to be opened."""
         waiting = (one.opening.kept for one in self._sequences.values() if not one.opened)
-        wanted, due = {kept.sequence for kept in waiting if kept}, self._closings
+        wanted = {kept.sequence for kept in waiting if kept}
+        due = self._closings
         self._closings = [one for one in due if one in wanted]
         return tuple(one for one in due if one not in wanted)
 
     def _launch(self, frame: Frame, now: float) -> Frame:
         for sequence in frame.closings:
             self._table.close(sequence)
-        self._number, segments = frame.number, frame.segments
+        self._number = frame.number
+        segments = frame.segments
         self._record_launch(segments, now)
-        resting, waking = self._draft_timeout.resting, self._draft_timeout.waking
+        resting = self._draft_timeout.resting
+        waking = self._draft_timeout.waking
         drafted = [self._sequences[one.sequence].mark_sent(resting or waking) for one in segments]
         self._draft_timeout.record_launch(sum(drafted), sum(map(rows_of, segments)), self._drafted())
         return replace(frame, resting=resting, waking=waking)
@@ -230,7 +239,8 @@ class Sequencer:
         if self._budget.flight == 1:  # nothing flies, and nobody is waited for: `compose` has looked
             able = [one for one in self._sequences.values() if one.can_decode and not self._waits(one, now)]
             return sorted(able, key=lambda live: live.place)
-        held, ready = self._waiting_families(now), list[SequenceState]()
+        held = self._waiting_families(now)
+        ready = list[SequenceState]()
         families = self._families()
         for family, members in families.items():
             under_way = sum(family in flown.families for flown in self._in_flight.values())
@@ -263,11 +273,16 @@ class Sequencer:
 
     def _compose_trees(self, now: float, room: int) -> list[TreeSegment]:
         """Trees of all who go now, in at most `room` rows; whoever is cut short keeps its turn."""
-        ready, grown, table = self._ready(now), dict[int, TreeSegment](), self._table
-        queue, slots = sorted(ready, key=lambda live: live.turn), max(self._budget.slots, 1)
+        ready = self._ready(now)
+        grown = dict[int, TreeSegment]()
+        table = self._table
+        queue = sorted(ready, key=lambda live: live.turn)
+        slots = max(self._budget.slots, 1)
         for place, live in enumerate(queue):
-            others, sequence = len(queue) - place - 1, live.opening.sequence
-            share, plenty = max(room - others, min(room, 1)), table.free * table.page_rows >= slots
+            others = len(queue) - place - 1
+            sequence = live.opening.sequence
+            share = max(room - others, min(room, 1))
+            plenty = table.free * table.page_rows >= slots
             most = slots if plenty else min(table.room(sequence, live.committed), slots)
             if (rows := min(share, most)) < 1:
                 continue
@@ -302,7 +317,8 @@ class Sequencer:
 
     def _compose_prompts(self, beside: int) -> tuple[list[Opening], list[PromptChunk]]:
         """Open what can be opened, and feed prompts in order of arrival. beside: the frame's other rows."""
-        openings, chunks = list[Opening](), list[PromptChunk]()
+        openings = list[Opening]()
+        chunks = list[PromptChunk]()
         unfed = [live for live in self._sequences.values() if not (live.opened and live.prefilled)]
         room = self._prompt_room(beside, unfed) if unfed else 0
         every = self._sequences.items() if unfed else ()
@@ -344,7 +360,8 @@ class Sequencer:
 
     def _open(self, live: SequenceState, fed: dict[int, int], openings: list[Opening]) -> bool:
         """Open one sequence if its source is fed that far and its pages are there."""
-        opening, fork = live.opening, live.opening.fork
+        opening = live.opening
+        fork = live.opening.fork
         source = self._sequences.get(fork.sequence) if fork else None
         held = source is None or source.opening.plan or source.opening.form  # or its tokens may be
         if fork and held:

@@ -67,10 +67,8 @@ def _joined(parts: Sequence[Path]) -> Header:
     headers = [read_header(part) for part in parts]
     tensors = {name: one for header in headers for name, one in header.tensors.items()}
     whole = replace(headers[0], tensors=tensors)
-    told, count = (
-        whole.metadata.get("split.tensors.count", len(tensors)),
-        whole.metadata.get("split.count", 1),
-    )
+    told = whole.metadata.get("split.tensors.count", len(tensors))
+    count = whole.metadata.get("split.count", 1)
     if (told, count or 1) != (len(tensors), len(parts)):
         raise ModelError(
             f"{whole.file}: of {told} tensors in {count} files, {len(tensors)} in {len(parts)} are here"
@@ -99,7 +97,8 @@ def _publish(header: Header, made: Path) -> None:
 
 
 def _text_files(header: Header) -> Iterator[tuple[str, str]]:
-    config, tokenizer = config_of(header), StoredTokenizer(header)
+    config = config_of(header)
+    tokenizer = StoredTokenizer(header)
     yield POINTER, json.dumps({name: asdict(place) for name, place in places_of(header, config).items()})
     yield "config.json", json.dumps(config, indent=2)
     yield "generation_config.json", json.dumps({"eos_token_id": tokenizer.ends()})

@@ -20,7 +20,8 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)  # of version 1, which counted in 32 bits, no file is around any more
 ALIGNMENT = 32  # bytes, where the file does not say
 
-STRING, ARRAY = 8, 9
+STRING = 8
+ARRAY = 9
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
 
@@ -76,7 +77,9 @@ class _Cursor:
     """Where reading goes on."""
 
     def __init__(self, file: Path, data: mmap.mmap) -> None:
-        self._file, self._data, self._at = file, data, len(MAGIC)
+        self._file = file
+        self._data = data
+        self._at = len(MAGIC)
 
     def header(self) -> Header:
         version, tensors, values = self._take("IQQ")
@@ -113,7 +116,8 @@ class _Cursor:
 
     def _string(self) -> str:
         (length,) = self._take("Q")
-        begin, self._at = self._at, self._at + length
+        begin = self._at
+        self._at = self._at + length
         if self._at > len(self._data):
             raise struct.error
         return self._data[begin : self._at].decode()

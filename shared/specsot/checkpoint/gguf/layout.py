@@ -31,7 +31,9 @@ ARCHITECTURES = {
     "gptneox": "gpt_neox",
 }
 ROPE_FREQS = "rope_freqs.weight"  # Llama 3's scaling, worked out for each frequency
-LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"  # of longrope
+# of longrope
+LONG = "rope_factors_long.weight"
+SHORT = "rope_factors_short.weight"
 LARGEST_GEMMAS = {"gemma2": 46, "gemma3": 62}  # layers of those whose query_pre_attn_scalar is not head_dim
 
 Order = tuple[tuple[int, ...], tuple[int, ...]]
@@ -65,7 +67,8 @@ def model_type_of(header: Header) -> str:
 
 def config_of(header: Header) -> dict[str, Any]:
     """What its config.json would say. Raises ModelError."""
-    kind, heads = model_type_of(header), header.count("attention.head_count")
+    kind = model_type_of(header)
+    heads = header.count("attention.head_count")
     head_dim = header.get("attention.key_length", header.count("embedding_length") // heads)
     rotated = header.get("rope.dimension_count", head_dim)
     if header.get("attention.value_length", head_dim) != head_dim:
@@ -100,7 +103,8 @@ def _layers(header: Header) -> int:
 def _particulars(kind: str, header: Header) -> dict[str, Any]:
     window = header.get("attention.sliding_window") or None
     if kind == "mixtral":
-        experts, chosen = header.count("expert_count"), header.count("expert_used_count")
+        experts = header.count("expert_count")
+        chosen = header.count("expert_used_count")
         return {"num_local_experts": experts, "num_experts_per_tok": chosen, "sliding_window": None}
     if kind == "qwen3_moe":
         return {
@@ -132,8 +136,10 @@ def _particulars(kind: str, header: Header) -> dict[str, Any]:
 
 
 def _of_gemma(kind: str, header: Header) -> dict[str, Any]:
-    heads, caps = header.count("attention.head_count"), (50.0, 30.0) if kind == "gemma2" else (None, None)
-    width, head_dim = header.count("embedding_length"), header.count("attention.key_length")
+    heads = header.count("attention.head_count")
+    caps = (50.0, 30.0) if kind == "gemma2" else (None, None)
+    width = header.count("embedding_length")
+    head_dim = header.count("attention.key_length")
     largest = header.count("block_count") == LARGEST_GEMMAS[header.architecture]
     return {
         "sliding_window": header.get("attention.sliding_window", 4096),
@@ -168,7 +174,8 @@ def _embedding(header: Header) -> StoredTensor:
 
 def _rope_scaling(header: Header) -> dict[str, Any] | None:
     """Raises ModelError for a kind that is not supported."""
-    kind, factor = header.get("rope.scaling.type", "none"), header.get("rope.scaling.factor")
+    kind = header.get("rope.scaling.type", "none")
+    factor = header.get("rope.scaling.factor")
     if ROPE_FREQS in header.tensors:
         return _llama3_scaling(header)
     if LONG in header.tensors and SHORT in header.tensors:
@@ -194,7 +201,8 @@ def _longrope(header: Header) -> dict[str, Any]:
 
 def _yarn(header: Header, factor: float | None) -> dict[str, Any]:
     """mscale: of both kinds alike, as llama.cpp has one number. Ranges of gpt-oss are not of whole pairs."""
-    scale, scaling = header.get("rope.scaling.yarn_log_multiplier"), "rope.scaling"
+    scale = header.get("rope.scaling.yarn_log_multiplier")
+    scaling = "rope.scaling"
     found: dict[str, Any] = {
         "factor": factor,
         "original_max_position_embeddings": header.get(f"{scaling}.original_context_length"),
@@ -219,7 +227,10 @@ def _numbers(header: Header, name: str) -> NDArray[np.float32]:
 def _llama3_scaling(header: Header) -> dict[str, Any]:
     """The file has its result only, which all of Llama 3.1 to 3.3 made of the same three numbers."""
     factors = _numbers(header, ROPE_FREQS)
-    theta, low, high, original = header.get("rope.freq_base", 10000.0), 1.0, 4.0, 8192
+    theta = header.get("rope.freq_base", 10000.0)
+    low = 1.0
+    high = 4.0
+    original = 8192
     waves = 2 * np.pi * theta ** (np.arange(len(factors)) / len(factors))
     factor = float(factors.max(initial=1.0))
     smooth = (original / waves - low) / (high - low)
@@ -240,7 +251,9 @@ def _llama3_scaling(header: Header) -> dict[str, Any]:
 
 def places_of(header: Header, config: Mapping[str, Any]) -> dict[str, Place]:
     """By the names that Transformers gives them. Raises ModelError: a type or a tensor nobody knows here."""
-    sizes, found, further = BlockSizes(), dict[str, Place](), _further(header)
+    sizes = BlockSizes()
+    found = dict[str, Place]()
+    further = _further(header)
     for stored_name, stored in header.tensors.items():
         if stored_name in (ROPE_FREQS, LONG, SHORT) or stored_name.startswith(further):
             continue
@@ -273,7 +286,8 @@ def _named(stored: str, place: Place, config: Mapping[str, Any]) -> Iterator[tup
     split = re.fullmatch(r"blk\.(\d+)\.(\w+?)(?:\.(\d+))?", stem)
     if split is None:
         return
-    layer, part = names.layer.format(split[1]), split[2]
+    layer = names.layer.format(split[1])
+    part = split[2]
     expert = _experts(names).get(part.removesuffix("_exps"))
     if part.endswith("_exps") and expert:
         for number, one in enumerate(_apart(place)):
@@ -318,7 +332,8 @@ def _inner(names: Names) -> dict[str, str]:
 
 def _apart(place: Place) -> Iterator[Place]:
     """The experts of one tensor, which are stored one after the other."""
-    count, shape = place.shape[0], place.shape[1:]
+    count = place.shape[0]
+    shape = place.shape[1:]
     size = place.bytes // count
     return (replace(place, shape=shape, begin=place.begin + n * size, bytes=size) for n in range(count))
 
@@ -327,7 +342,8 @@ def _order(part: str, place: Place, config: Mapping[str, Any]) -> Order | None:
     """llama.cpp turns neighbouring rows of Llama's queries and keys, Transformers the two halves of a head;
     and of GPT-NeoX it stores all queries, then all keys, then all values.
     """
-    heads, kind = config["num_attention_heads"], config["model_type"]
+    heads = config["num_attention_heads"]
+    kind = config["model_type"]
     if kind in ("llama", "mixtral", "ministral3") and part in ("attn_q", "attn_k"):
         heads = heads if part == "attn_q" else config["num_key_value_heads"]
         return (heads, place.shape[0] // heads // 2, 2), (0, 2, 1)
@@ -344,7 +360,8 @@ class BlockSizes:
             from gguf import constants, quants
         except ImportError:
             raise ModelError("the package gguf is not installed: pip install gguf") from None
-        self._constants, self._quants = constants, quants
+        self._constants = constants
+        self._quants = quants
         self._known: dict[int, tuple[int, int]] = {}
 
     def count(self, stored: StoredTensor, where: str) -> int:
@@ -354,7 +371,8 @@ class BlockSizes:
         block, size = self._known[stored.kind]
         if not stored.shape or stored.shape[-1] % block:
             raise ModelError(f"{where}: rows of shape {list(stored.shape)} are not blocks of {block}")
-        total, there = prod(stored.shape) // block * size, stored.file.stat().st_size
+        total = prod(stored.shape) // block * size
+        there = stored.file.stat().st_size
         if stored.begin + total > there:
             raise ModelError(
                 f"{where} ends at byte {stored.begin + total}, {stored.file.name} at {there}: truncated"

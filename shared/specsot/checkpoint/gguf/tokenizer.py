@@ -12,14 +12,18 @@ from specsot.checkpoint.gguf.header import Header
 from specsot.core.vocabulary import FIM_ENDS
 from specsot.errors import ModelError
 
-CONTROL, USER_DEFINED, UNUSED = 3, 4, 5  # llama.cpp's types of tokens
+# llama.cpp's types of tokens
+CONTROL = 3
+USER_DEFINED = 4
+UNUSED = 5
 SPACE = "\u2581"  # sentencepiece's picture of a space
 
 # How a byte-level vocabulary's merges expect text to be split, by tokenizer.ggml.pre; as in llama.cpp.
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-LLAMA3, QWEN2 = _WORDS + "{1,3}" + _REST, _WORDS + _REST
+LLAMA3 = _WORDS + "{1,3}" + _REST
+QWEN2 = _WORDS + _REST
 TEKKEN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
@@ -133,7 +137,8 @@ class StoredTokenizer:
 
     def _implied_merges(self) -> Iterator[tuple[str, str]]:
         """Sentencepiece joins whatever pair makes the token with the best score; Gemma, the first one."""
-        ids, scores = self._ids(), self._get("scores", [])
+        ids = self._ids()
+        scores = self._get("scores", [])
         if self._gemma:
             scores = [-float(id) for id in range(len(self._tokens))]
         if len(scores) != len(self._tokens):

@@ -75,7 +75,8 @@ def encode_carry(message: Carried) -> Iterator[ring_pb2.CarryRequest]:
     if isinstance(message, Tap):
         yield from (ring_pb2.CarryRequest(tap=part) for part in cut_tap(message))
         return
-    request, cut = CARRY.encode(message), PieceWriter()
+    request = CARRY.encode(message)
+    cut = PieceWriter()
     kind = chosen(request, "message")
     for name in TENSORS.get(kind, ()):
         write_rows(getattr(message, name), getattr(getattr(request, kind), name), cut)

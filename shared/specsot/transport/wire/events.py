@@ -87,8 +87,10 @@ register(
     Schema(info.ReplicaInfo, master_pb2.Replica),
 )
 
-encode_info, decode_info = INFO.encode, INFO.decode
-encode_rebalanced, decode_rebalanced = REBALANCED.encode, REBALANCED.decode
+encode_info = INFO.encode
+decode_info = INFO.decode
+encode_rebalanced = REBALANCED.encode
+decode_rebalanced = REBALANCED.decode
 
 
 def encode_ask(ask: Ask, request_id: str = "") -> master_pb2.GenerateRequest:
@@ -138,7 +140,9 @@ def encode_event(numbered: events.Numbered) -> master_pb2.GenerateEvent:
     if isinstance(event, events.MergedText) and not event.logprobs:
         message = master_pb2.GenerateEvent()
         told = message.merged_text
-        told.offset, told.text, told.lap_tokens = event.offset, event.text, event.lap_tokens
+        told.offset = event.offset
+        told.text = event.text
+        told.lap_tokens = event.lap_tokens
     else:
         message = EVENT.encode(event)
     message.number = numbered.number

@@ -74,7 +74,9 @@ def check_registration(message: fleet_pb2.Registration) -> None:
 
 
 def check_open(message: fleet_pb2.Open) -> None:
-    prompt, forked, came = message.opening.prompt, message.opening.fork.length, len(message.tokens)
+    prompt = message.opening.prompt
+    forked = message.opening.fork.length
+    came = len(message.tokens)
     require(forked + came == prompt, f"prompt of {prompt} tokens came as {forked} + {came}")
 
 
@@ -142,7 +144,8 @@ _DOWNWARD = OneOf[Downward, fleet_pb2.JoinResponse](
     fleet_pb2.JoinResponse, "message", "the master does not tell a member a"
 )
 
-encode_upward, decode_upward = _UPWARD.encode, _UPWARD.decode
+encode_upward = _UPWARD.encode
+decode_upward = _UPWARD.decode
 encode_downward = _DOWNWARD.encode
 
 

@@ -90,7 +90,8 @@ def checked(check: Callable[[Any, str], Any], what: str) -> FieldCodec:
 
 def repeated(each: Codec, what: str) -> FieldCodec:
     """A bounded list of values that travel like this."""
-    encode, decode = each.encode, each.decode
+    encode = each.encode
+    decode = each.decode
     return FieldCodec(
         encode and (lambda values: map(encode, values)),
         lambda values: tuple(map(decode, few(values, what)) if decode else few(values, what)),
@@ -112,7 +113,8 @@ class Enumeration:
         names = {
             name.removeprefix(prefix).lower(): each.number for name, each in descriptor.values_by_name.items()
         }
-        self.full_name, self._what = descriptor.full_name, what or words.lower()
+        self.full_name = descriptor.full_name
+        self._what = what or words.lower()
         self.numbers = {value_of(name): number for name, number in names.items() if number}
         self.values = {number: value for value, number in self.numbers.items()}
 
@@ -145,8 +147,13 @@ class Schema(Generic[T, TMessage]):
         without: Collection[str] = (),
         **codecs: FieldCodec,
     ) -> None:
-        self.full_name, self.kind, self._message = message.DESCRIPTOR.full_name, kind, message
-        self._check, self._others, self._without, self._codecs = check, others or {}, without, codecs
+        self.full_name = message.DESCRIPTOR.full_name
+        self.kind = kind
+        self._message = message
+        self._check = check
+        self._others = others or {}
+        self._without = without
+        self._codecs = codecs
 
     def encode(self, value: T) -> TMessage:
         """Raises WireError."""
@@ -209,8 +216,10 @@ class OneOf(Generic[T, TMessage]):
 
     def __init__(self, message: type[TMessage], oneof: str, refusal: str = "there is no place for a") -> None:
         """refusal: the words in front of the type of a value that it does not carry."""
-        self.full_name, self._message = message.DESCRIPTOR.full_name, message
-        self._oneof, self._refusal = oneof, refusal
+        self.full_name = message.DESCRIPTOR.full_name
+        self._message = message
+        self._oneof = oneof
+        self._refusal = refusal
 
     def encode(self, value: T) -> TMessage:
         """Raises WireError."""

@@ -73,8 +73,10 @@ def decode_tensor(message: values_pb2.Tensor, pieces: Sequence[bytes] = ()) -> t
 
     Raises WireError unless all bytes together are exactly the shape's.
     """
-    shape, dtype = tuple(message.shape), TYPES.decode(message.dtype)
-    size, came = checked_size(shape, dtype), len(message.data) + sum(map(len, pieces))
+    shape = tuple(message.shape)
+    dtype = TYPES.decode(message.dtype)
+    size = checked_size(shape, dtype)
+    came = len(message.data) + sum(map(len, pieces))
     if came != size:
         raise WireError(f"tensor {list(shape)} needs {size} bytes, got {came}")
     if not size:
@@ -183,7 +185,9 @@ class TapReader:
         if self._rows < message.rows:
             return None
         weight = torch.cat(self._parts)
-        self._parts, self._of, self._rows = [], None, 0
+        self._parts = []
+        self._of = None
+        self._rows = 0
         return Tap(message.epoch, message.layer, weight)
 
     def _check(self, message: ring_pb2.Tap, part: torch.Tensor) -> None:

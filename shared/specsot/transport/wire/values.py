@@ -92,7 +92,8 @@ FORM = FieldCodec(encode_form, decode_form)
 
 
 def check_opening(message: ring_pb2.Opening) -> None:
-    kept, rest = len(message.kept.tokens), message.prompt - message.fork.length
+    kept = len(message.kept.tokens)
+    rest = message.prompt - message.fork.length
     require(rest >= 0, "a fork is longer than its prompt")
     require(not kept or kept < rest, f"{kept} rows are kept of a prompt of {rest} tokens")
     require(
@@ -134,7 +135,8 @@ def encode_logprob(chance: frames.Logprob) -> ring_pb2.Chance:
 
 
 def decode_logprob(message: ring_pb2.Chance) -> frames.Logprob:
-    tokens, logprobs = few(message.top_tokens, "likeliest tokens"), message.top_logprobs
+    tokens = few(message.top_tokens, "likeliest tokens")
+    logprobs = message.top_logprobs
     require(len(tokens) == len(logprobs), f"{len(tokens)} tokens came with {len(logprobs)} logprobs")
     return frames.Logprob(message.logprob, tuple(zip(tokens, logprobs)))
 
@@ -194,11 +196,13 @@ def encode_outcome(outcome: frames.Outcome) -> ring_pb2.Outcome:
 
 def decode_outcome(message: ring_pb2.Outcome) -> frames.Outcome:
     accepted = check_ascending(message.accepted, "accepted nodes")
-    tokens, chances = tuple(few(message.tokens, "tokens")), message.chances
+    tokens = tuple(few(message.tokens, "tokens"))
+    chances = message.chances
     if len(chances) not in (0, len(tokens)):
         raise WireError(f"{len(tokens)} tokens came with the chances of {len(chances)}")
     end = ENDS.decode(number) if (number := message.end) else None
-    known_chances, forced = tuple(map(decode_logprob, chances)) if chances else (), tuple(message.forced)
+    known_chances = tuple(map(decode_logprob, chances)) if chances else ()
+    forced = tuple(message.forced)
     told = message.prompt_chances
     prompt = tuple(map(decode_logprob, told)) if told else ()
     return frames.Outcome(

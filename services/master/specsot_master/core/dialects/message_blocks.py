@@ -98,7 +98,9 @@ class MessageWriter:
             block["signature"] = self.head["id"]
             yield self._delta({"type": "signature_delta", "signature": block["signature"]})
         yield {"type": "content_block_stop", "index": len(self.content) - 1}
-        self._open, self._call, self._input = False, None, ""
+        self._open = False
+        self._call = None
+        self._input = ""
 
     def _delta(self, delta: Json) -> Json:
         return {"type": "content_block_delta", "index": len(self.content) - 1, "delta": delta}

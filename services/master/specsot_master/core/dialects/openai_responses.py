@@ -287,12 +287,15 @@ class TextOffsets:
     """
 
     def __init__(self, special: frozenset[int]) -> None:
-        self._special, self._text, self._place = special, "", 0
+        self._special = special
+        self._text = ""
+        self._place = 0
         self._read = getincrementaldecoder("utf-8")(errors="replace")
 
     def add(self, text: str, tokens: tuple[events.TokenLogprobs, ...]) -> list[int]:
         """Of the next tokens. Their text may be held back until later."""
-        self._text, places = self._text + text, list[int]()
+        self._text = self._text + text
+        places = list[int]()
         for one in tokens:
             places.append(self._place)
             piece = self._read.decode(one.chosen.raw)

@@ -10,7 +10,8 @@ from specsot.events import Reason, TokenLogprobs
 from specsot_master.core.plans.cuts import LoopRule, LoopWatch, StopStrings
 from specsot_master.core.plans.text_pieces import TextPiece, TokenSpans
 
-ANSWER, END = "[ANSWER]", "[END]"
+ANSWER = "[ANSWER]"
+END = "[END]"
 
 
 class AnswerText:
@@ -31,7 +32,8 @@ class AnswerText:
     ) -> None:
         self._watch = StopStrings(stops, shown)
         self._loops = None if loops is None else LoopWatch(loops)
-        self._trim, self._begun = trim, not trim
+        self._trim = trim
+        self._begun = not trim
         self._head, self._tail = "", ""
         self.marked = False
         self._shown: list[str] = []
@@ -68,7 +70,8 @@ class AnswerText:
         if not last and ANSWER.startswith(body):
             return ""
         if body.startswith(ANSWER):
-            self.marked, body = True, body.removeprefix(ANSWER).lstrip()
+            self.marked = True
+            body = body.removeprefix(ANSWER).lstrip()
             if not body and not last:
                 return ""
         self._begun = True
@@ -80,7 +83,8 @@ class AnswerText:
         if self._trim:
             text = self._tail + text
             shown = text.rstrip()
-            self._tail, text = text[len(shown) :], shown
+            self._tail = text[len(shown) :]
+            text = shown
         if text:
             self._shown.append(text)
             self.length += len(text)
@@ -107,11 +111,16 @@ class FirstSequence:
         least: int = 0,
         shown: Collection[str] = (),
     ) -> None:
-        stops, self._least = (*stops, END) if reader else tuple(stops), 0 if reader else least
-        self._answer, self._spans = AnswerText(stops, loops=loops, shown=shown), TokenSpans()
-        self._reader, self._limit, self._plan_tokens = reader, limit, plan_tokens
+        stops = (*stops, END) if reader else tuple(stops)
+        self._least = 0 if reader else least
+        self._answer = AnswerText(stops, loops=loops, shown=shown)
+        self._spans = TokenSpans()
+        self._reader = reader
+        self._limit = limit
+        self._plan_tokens = plan_tokens
         self._start = None if reader else 0
-        self._raw, self._delta = LIST_HEAD if isinstance(reader, ListReader) else "", ""
+        self._raw = LIST_HEAD if isinstance(reader, ListReader) else ""
+        self._delta = ""
         self._raw_logprobs: list[TokenLogprobs] = []
         self._marked_end = self._concluded = False
         self.ended = False  # by an end token
@@ -179,12 +188,14 @@ class FirstSequence:
             self._conclude()
 
     def take_raw(self) -> str:
-        raw, self._raw = self._raw, ""
+        raw = self._raw
+        self._raw = ""
         return raw
 
     def take_raw_logprobs(self) -> tuple[TokenLogprobs, ...]:
         """Of the tokens that wrote skeleton text since the last call."""
-        taken, self._raw_logprobs = self._raw_logprobs, []
+        taken = self._raw_logprobs
+        self._raw_logprobs = []
         return tuple(taken)
 
     def take_logprobs(self) -> tuple[TokenLogprobs, ...]:
@@ -195,7 +206,8 @@ class FirstSequence:
         return self._spans.take_logprobs(self._start, None if whole else self._reach)
 
     def take_delta(self) -> str:
-        delta, self._delta = self._delta, ""
+        delta = self._delta
+        self._delta = ""
         return delta
 
     @property
@@ -244,7 +256,8 @@ class FirstSequence:
 
 def _find_start(reader: PlanReader | ListReader) -> int:
     """Where in the raw text the direct answer begins, found when its first characters are certain."""
-    raw, direct = reader.text, reader.direct_text
+    raw = reader.text
+    direct = reader.direct_text
     if len(direct) == len(raw):
         return 0
     if reader.finished and direct + END in raw:

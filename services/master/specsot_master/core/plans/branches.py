@@ -100,8 +100,12 @@ class PlanBranches:
         shown: Collection[str] = (),
     ) -> None:
         """least: by a branch's budget. shown: see AnswerText."""
-        stops, points, budgets = (*stops, END), shares.points, shares.budgets
-        self.points, self._headings, self._cut = points, shares.headings, cut
+        stops = (*stops, END)
+        points = shares.points
+        budgets = shares.budgets
+        self.points = points
+        self._headings = shares.headings
+        self._cut = cut
         self.merge = MergedAnswer(points, shares.headings)
         self._max_parallel = max_parallel
         self._branches = {

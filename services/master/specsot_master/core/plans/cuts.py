@@ -14,10 +14,12 @@ from dataclasses import dataclass
 # Letters and digits from which on the like of them is a loop, and not a turn of speech: of a sentence that
 # comes again, or of all that comes a third time. One that fills a line may be a refrain, or a step of a
 # list, unless it is long. Set before they were tried: docs/results/real-model.md, "Loops".
-_LEAST, _LEAST_LINE = 24, 60
+_LEAST = 24
+_LEAST_LINE = 60
 _LONGEST_PERIOD = 32  # clauses of a loop; bounds the search, not measured
 # Letters of a word or phrase that a clause says again and again, and how often at least; not measured.
-_LONGEST_WORD, _TIMES = 16, 4
+_LONGEST_WORD = 16
+_TIMES = 4
 _ENDS = frozenset("。！？，；：、")  # behind which a clause ends without white space
 _STOP = re.compile(r"(?:[.!?…][\"')\]*”’]*\s|[。！？])\Z")
 _PAUSE = re.compile(r"(?:[,;:][\"')\]*”’]*\s|[，；：、])\Z")
@@ -57,7 +59,8 @@ class StopStrings:
     """
 
     def __init__(self, stops: Iterable[str] = (), shown: Collection[str] = ()) -> None:
-        self._stops, self._shown = tuple(stop for stop in stops if stop), shown
+        self._stops = tuple(stop for stop in stops if stop)
+        self._shown = shown
         self._longest = max(map(len, self._stops), default=0)
         self._firsts = {stop[0] for stop in self._stops}
         self._held = ""
@@ -81,7 +84,8 @@ class StopStrings:
 
     def flush(self) -> str:
         """What was held back, when no more text comes."""
-        held, self._held = self._held, ""
+        held = self._held
+        self._held = ""
         return held
 
     def _suspicious(self, text: str) -> int:
@@ -108,11 +112,17 @@ class LoopWatch:
         self._clauses: list[str] = []  # letters of each, as they came
         self._matches = [0] * (_LONGEST_PERIOD + 1)  # by period: how many of the last ones came one before
         self._sentences: dict[str, int] = {}  # the long ones, and how often each has come
-        self._clause, self._out = "", 0  # the one that is being written; characters of it that are out
+        # the one that is being written; characters of it that are out
+        self._clause = ""
+        self._out = 0
         self._tail = ""  # the last letters of the clause, its bullet and number included
-        self._sentence, self._parts = "", 0  # letters and clauses of the one that is being written
+        # letters and clauses of the one that is being written
+        self._sentence = ""
+        self._parts = 0
         self._pending: list[tuple[str, str]] = []  # clauses that were said before: letters and text
-        self._begins, self._fills = True, True  # the clause begins a line; so did the sentence
+        # the clause begins a line; so did the sentence
+        self._begins = True
+        self._fills = True
         self._fenced = False
         self.repeats = False
 
@@ -177,9 +187,14 @@ class LoopWatch:
         return any(count >= times and one.startswith(sentence) for one, count in self._sentences.items())
 
     def _end(self) -> str:
-        letters, clause, began = self._letters(), self._clause, self._begins
+        letters = self._letters()
+        clause = self._clause
+        began = self._begins
         self._pending.append((letters, clause[self._out :]))
-        self._clause, self._tail, self._out, self._begins = "", "", 0, clause.endswith("\n")
+        self._clause = ""
+        self._tail = ""
+        self._out = 0
+        self._begins = clause.endswith("\n")
         if began and clause.lstrip().startswith(_FENCES):
             self._fenced = not self._fenced
         if self._fenced or not letters:
@@ -187,7 +202,8 @@ class LoopWatch:
         if not self._parts:
             self._fills = began
         said = letters in self._clauses or self._is_begun(self._sentence + letters)
-        self._sentence, self._parts = self._sentence + letters, self._parts + 1
+        self._sentence = self._sentence + letters
+        self._parts = self._parts + 1
         if looped := self._count_looped(letters) or self._count_said(clause):
             return self._cut(looped)
         return "" if said else self._release()
@@ -207,7 +223,10 @@ class LoopWatch:
         fills = self._fills and self._begins
         if not (self._begins or _STOP.search(clause)):
             return 0
-        sentence, parts, self._sentence, self._parts = self._sentence, self._parts, "", 0
+        sentence = self._sentence
+        parts = self._parts
+        self._sentence = ""
+        self._parts = 0
         if len(sentence) < _LEAST:
             return 0
         self._sentences[sentence] = count = self._sentences.get(sentence, 0) + 1
@@ -223,5 +242,6 @@ class LoopWatch:
 
     def _release(self) -> str:
         text = "".join(text for _, text in self._pending) + self._clause[self._out :]
-        self._pending, self._out = [], len(self._clause)
+        self._pending = []
+        self._out = len(self._clause)
         return text

@@ -74,7 +74,8 @@ class LapCosts:
     def _restored(
         self, count: int, turns: float, seconds: float, tokens: float, computing: float
     ) -> TurnSums:
-        here, share = self._curve.at(count), min(1.0, RESTORED / turns)
+        here = self._curve.at(count)
+        share = min(1.0, RESTORED / turns)
         slower = here / computing if here and computing else 1.0
         return TurnSums(turns * share, seconds * share * slower, tokens * share, here or computing)
 
@@ -107,7 +108,8 @@ class LapCosts:
         known = self._nearest(count)
         if known is None:
             return None
-        sums, shown = self._sums[known], self._curve.at(known)
+        sums = self._sums[known]
+        shown = self._curve.at(known)
         return sums.seconds / sums.turns * (self._curve.at(count) / shown if shown else 1.0)
 
     def tokens(self, count: int) -> float:
@@ -210,7 +212,8 @@ class Forecaster:
     def __init__(self, kept: Mapping[str, Any] | None = None) -> None:
         """kept: see there. Raises ValueError, TypeError, KeyError for what is no such thing."""
         known = kept or {"laps": {}, "lengths": {}, "misses": {}, "suffix": 0}
-        self.laps, self.lengths = LapCosts((), known["laps"]), AnswerLengths(known["lengths"])
+        self.laps = LapCosts((), known["laps"])
+        self.lengths = AnswerLengths(known["lengths"])
         self.misses = defaultdict[str, deque[float]](lambda: deque(maxlen=REMEMBERED))
         for way, shares in known["misses"].items():
             self.misses[way].extend(map(float, shares))
@@ -230,7 +233,9 @@ class Forecaster:
         """Both ways, before anything of it was computed."""
         if workload.suffix is not None:
             self._suffix = workload.suffix
-        known, direct, planned = self.lengths, None, None
+        known = self.lengths
+        direct = None
+        planned = None
         turn = self.laps.turn(1 + workload.others)
         laps = known.laps(workload.kind, workload.limits.new_tokens)
         if laps and turn is not None:
@@ -243,7 +248,8 @@ class Forecaster:
         """A plan of so many points, and their branches."""
         points = tuple(Point(id, 0, "") for id in range(1, count + 1))
         written = self.plan_tokens(count)
-        plan, branches = self.direct(workload, written), self.branches(workload, points, written)
+        plan = self.direct(workload, written)
+        branches = self.branches(workload, points, written)
         return plan + branches if plan is not None and branches is not None else None
 
     def plan_tokens(self, count: int) -> float:
@@ -261,7 +267,8 @@ class Forecaster:
         """All of a plan of so many tokens, each as long as past ones or as its share allows, as many side by
         side as may be. None where nothing is known, or where the plan leaves no tokens.
         """
-        limits, lengths = workload.limits, self.lengths.branches(len(points))
+        limits = workload.limits
+        lengths = self.lengths.branches(len(points))
         if not lengths or plan >= limits.new_tokens:
             return None
         most = min((limits.new_tokens - plan) / len(points), limits.max_branch_tokens or float("inf"))
@@ -287,7 +294,8 @@ class Forecaster:
         misses = [log(miss) for miss in (alike if len(alike) >= ALIKE else self.misses.get(about, ()))]
         lengths = len(self.lengths.direct if about == "direct" else self.lengths.points)
         few = 1 / (len(misses) + 1) + (0 if misses else 1 / max(lengths, 1))
-        middle, freedom = sum(misses) / (len(misses) + 1), PRIOR + len(misses)
+        middle = sum(misses) / (len(misses) + 1)
+        freedom = PRIOR + len(misses)
         squares = PRIOR * MISSES[about] ** 2 + sum((miss - middle) ** 2 for miss in misses)
         wide = student((1 + COVERED) / 2, freedom) * sqrt(squares / freedom * (1 + few))
         least, most = seconds * exp(middle - wide), seconds * exp(middle + wide)
@@ -295,7 +303,8 @@ class Forecaster:
 
     def longest(self, workload: Workload) -> float:
         """Seconds of a direct answer that runs into its limit, at the slowest pace that was seen."""
-        turn, limit = self.laps.turn(1 + workload.others), workload.limits.new_tokens
+        turn = self.laps.turn(1 + workload.others)
+        limit = workload.limits.new_tokens
         pace = min((one.tokens / one.laps for one in self.lengths.direct if one.laps), default=1.0)
         return inf if turn is None else self.laps.prompt(workload.prompt) + turn * limit / pace
 
@@ -309,7 +318,8 @@ def likeliest(lengths: Sequence[float]) -> float:
     """The one that is near most of them: answers are short, or run into their limit, and few are as long as
     the median. Of several, the nearest to that; the median itself where no two are near one another.
     """
-    known, middle = sorted(lengths), median(lengths)
+    known = sorted(lengths)
+    middle = median(lengths)
     near = {
         one: bisect_right(known, one * (1 + NEAR)) - bisect_left(known, one * (1 - NEAR)) for one in known
     }

@@ -43,7 +43,10 @@ from specsot_master.core.plans.router import BY_ITSELF, Decision
 from specsot_master.core.plans.text_pieces import TextPiece, TokenSpans
 from specsot_master.core.stats import OutputTokens, RequestTally
 
-OUTLINES, OUTLINES_END, THREAD, THREAD_END = "<Outlines>", "</Outlines>", "<Thread>", "</Thread>"
+OUTLINES = "<Outlines>"
+OUTLINES_END = "</Outlines>"
+THREAD = "<Thread>"
+THREAD_END = "</Thread>"
 TAGS = (OUTLINES, OUTLINES_END, THREAD, THREAD_END, "<Outline>", "</Outline>", "<Parallel>", "</Parallel>")
 _OUTLINE = re.compile(r"<Outline>\s*([0-9]+(?:\.[0-9]+)*)\s*:([^<]*)")
 _BLOCK_END = "\n"
@@ -182,14 +185,21 @@ class ForkPlan:
     deadline: None = None
 
     def __init__(self, ask: Ask, request: str, seed: int, model: str, now: float, tags: ForkTags) -> None:
-        self._ask, self._request, self._seed, self._model, self._tags = ask, request, seed, model, tags
-        self._tally, self._number = RequestTally(now), 0
+        self._ask = ask
+        self._request = request
+        self._seed = seed
+        self._model = model
+        self._tags = tags
+        self._tally = RequestTally(now)
+        self._number = 0
         self.context: tuple[int, ...] = ()
         self._solo = self._stretch(ask.limits.new_tokens)
-        self._block, self._outlines = dict[int, Stretch](), dict[int, Outline]()
+        self._block = dict[int, Stretch]()
+        self._outlines = dict[int, Outline]()
         self._threads = self._blocks = 0  # so far
         self._current = 0  # threads of the block that are in the answer
-        self._text, self._length = list[str](), 0
+        self._text = list[str]()
+        self._length = 0
         self._written = self._headings = 0
         self.finished = False
         self.reason: str | None = None
@@ -203,7 +213,8 @@ class ForkPlan:
 
     def start(self, prompt_tokens: int, now: float, found: int = 0) -> list[Command]:
         """Admitted: the model writes."""
-        self._tally.prompt_tokens, self._tally.cached_tokens = prompt_tokens, min(found, prompt_tokens)
+        self._tally.prompt_tokens = prompt_tokens
+        self._tally.cached_tokens = min(found, prompt_tokens)
         started = Started(self._request, self._model, self._ask.mode, self._seed, prompt_tokens)
         return [self._tell(started), *self._go_on(now)]
 
@@ -282,7 +293,8 @@ class ForkPlan:
 
     def _merge(self) -> list[Command]:
         """The block as far as order allows: a thread's head, its text, what ended it."""
-        text, logprobs = "", tuple[TokenLogprobs, ...]()
+        text = ""
+        logprobs = tuple[TokenLogprobs, ...]()
         threads = tuple(self._block.values())
         while self._current < len(threads):
             thread = threads[self._current]
@@ -290,7 +302,8 @@ class ForkPlan:
                 thread.headed, text = True, text + self._spell(thread.head)
                 self._headings += len(thread.head)
             body, told = self._take(thread)
-            text, logprobs = text + body, logprobs + told
+            text = text + body
+            logprobs = logprobs + told
             if thread.reason is None:
                 break
             text += self._spell(thread.ending)
@@ -299,7 +312,8 @@ class ForkPlan:
 
     def _take(self, stretch: Stretch) -> tuple[str, tuple[TokenLogprobs, ...]]:
         taken = "".join(stretch.waiting), tuple(stretch.logprobs)
-        stretch.waiting, stretch.logprobs = [], []
+        stretch.waiting = []
+        stretch.logprobs = []
         return taken
 
     def _tell_merged(
@@ -307,7 +321,8 @@ class ForkPlan:
     ) -> list[Command]:
         if not text and not logprobs:
             return []
-        offset, self._length = self._length, self._length + len(text)
+        offset = self._length
+        self._length = self._length + len(text)
         self._text.append(text)
         return [self._tell(MergedText(offset, text, logprobs, lap))]
 
@@ -325,7 +340,8 @@ class ForkPlan:
         return [*told, *(self._join(now) if over else ())]
 
     def _close(self, ordinal: int, stretch: Stretch, reason: Reason) -> list[Command]:
-        text, stretch.reason = stretch.answer.flush(), reason
+        text = stretch.answer.flush()
+        stretch.reason = reason
         tag = self._tags.thread_end if ordinal else self._tags.outlines_end
         if reason is Reason.STOP and stretch.tag == tag and not stretch.answer.stopped:
             stretch.ending = (tag,)
@@ -346,7 +362,8 @@ class ForkPlan:
 
     def _fork(self, now: float) -> list[Command]:
         """The block's threads; none: it is written alone."""
-        outlines, tags = self._tags.outlines((*self._solo.tokens, *self._solo.ending)), self._tags
+        outlines = self._tags.outlines((*self._solo.tokens, *self._solo.ending))
+        tags = self._tags
         heads = [tags.head(outline, not place) for place, outline in enumerate(outlines)]
         rest = self._rest - sum(map(len, heads)) - len(tags.block_end) - MIN_BRANCH_TOKENS
         if not outlines or self._blocks == MAX_BLOCKS or rest < MIN_BRANCH_TOKENS * len(outlines):
@@ -354,7 +371,9 @@ class ForkPlan:
         ids = range(self._threads + 1, self._threads + 1 + len(outlines))
         points = [Point(id, 0, outline.title) for id, outline in zip(ids, outlines)]
         budgets = split_budget(points, rest, self._ask.limits.max_branch_tokens, MIN_BRANCH_TOKENS)
-        self._blocks, self._threads, self._current = self._blocks + 1, ids[-1], 0
+        self._blocks = self._blocks + 1
+        self._threads = ids[-1]
+        self._current = 0
         self._outlines = dict(zip(ids, outlines))
         points = [Point(point.id, budgets[point.id], point.title) for point in points]
         self._block = {
@@ -377,7 +396,8 @@ class ForkPlan:
 
     def _take_block(self) -> tuple[Stretch, ...]:
         """Its threads, which are in the answer now."""
-        threads, self._block = tuple(self._block.values()), {}
+        threads = tuple(self._block.values())
+        self._block = {}
         for thread in threads:
             self.context += thread.placed
             self._written += thread.written
@@ -396,7 +416,8 @@ class ForkPlan:
         return self._ask.limits.new_tokens - len(self.context)
 
     def _finish(self, reason: Reason, now: float) -> list[Command]:
-        self.finished, self.reason = True, reason.value
+        self.finished = True
+        self.reason = reason.value
         writers = self._solo, *self._take_block()
         counts = OutputTokens(self._written, 0, len(self.context) - self._headings, self._headings)
         way = FORKED.way(bool(self._blocks), not self._blocks)
@@ -406,7 +427,8 @@ class ForkPlan:
         return [self._tell(Finished(reason, "".join(self._text), self.context, figures, stop))]
 
     def _tell(self, event: Event) -> Numbered:
-        number, self._number = self._number, self._number + 1
+        number = self._number
+        self._number = self._number + 1
         return Numbered(number, event)
 
 

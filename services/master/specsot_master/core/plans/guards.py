@@ -167,7 +167,8 @@ def is_said(title: Sequence[str], before: Sequence[str]) -> bool:
     """It has the words of one before, or two of them at least and no other; or all of that one's and others
     between them, as "Shop at local markets" has behind "Shop at markets".
     """
-    these, those = set(title), set(before)
+    these = set(title)
+    those = set(before)
     if these <= those:
         return these == those or len(these) > 1
     return len(those) > 1 and those <= these and (len(those) > 2 or title[-1] == before[-1])
@@ -175,8 +176,10 @@ def is_said(title: Sequence[str], before: Sequence[str]) -> bool:
 
 def is_ours(title: Sequence[str], stems: Stems) -> bool:
     """It is made of the words in which we asked, in any order and form; or of some and the question's."""
-    said, asked = {word for word in title if not word.isdigit()}, set(stems.question)
-    ours, rest = said & stems.ours, said - stems.ours - stems.joints
+    said = {word for word in title if not word.isdigit()}
+    asked = set(stems.question)
+    ours = said & stems.ours
+    rest = said - stems.ours - stems.joints
     return bool(ours) and (not rest or (rest <= asked and len(ours - asked) > 1))
 
 
@@ -194,5 +197,6 @@ def is_listed(title: Sequence[str], stems: Stems) -> bool:
 
 def places_of(title: Sequence[str], stems: Stems) -> list[int]:
     """Where the question says it word for word."""
-    asked, size = stems.question, len(title)
+    asked = stems.question
+    size = len(title)
     return [at for at in range(len(asked)) if title and asked[at : at + size] == tuple(title)]

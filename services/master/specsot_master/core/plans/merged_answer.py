@@ -22,7 +22,8 @@ class MergedAnswer:
     """
 
     def __init__(self, points: Sequence[Point], titled: Collection[int]) -> None:
-        self._points, self._titled_ids = tuple(points), frozenset(titled)
+        self._points = tuple(points)
+        self._titled_ids = frozenset(titled)
         self._waiting: dict[int, list[str]] = {point.id: [] for point in points}
         self._told: dict[int, list[TokenLogprobs]] = {point.id: [] for point in points}
         self._logprobs: list[TokenLogprobs] = []
@@ -51,7 +52,8 @@ class MergedAnswer:
 
     def take_logprobs(self) -> tuple[TokenLogprobs, ...]:
         """Of the tokens of the stretches since the last call."""
-        taken, self._logprobs = self._logprobs, []
+        taken = self._logprobs
+        self._logprobs = []
         return tuple(taken)
 
     def _advance(self) -> str:
@@ -61,7 +63,8 @@ class MergedAnswer:
             out.append(self._take(point))
             if point.id not in self._done:
                 break
-            self._current, self._titled = self._current + 1, False
+            self._current = self._current + 1
+            self._titled = False
         delta = "".join(out)
         self._shown.append(delta)
         self.length += len(delta)
@@ -74,7 +77,9 @@ class MergedAnswer:
         self._told[point.id] = []
         if not body or self._titled:
             return body
-        first, self._titled, self._begun = not self._begun, True, True
+        first = not self._begun
+        self._titled = True
+        self._begun = True
         if point.id not in self._titled_ids:
             return body
         self.headed.append(point.id)

@@ -79,17 +79,24 @@ class RequestPlan:
         score: ScorePrompt | None = None,
         most: int | None = None,
     ) -> None:
-        self._ask, self._request, self._seed, self._model = ask, request, seed, model
+        self._ask = ask
+        self._request = request
+        self._seed = seed
+        self._model = model
         self._decision = decision or Decision(mode_of(ask), ASKED_FOR)
-        self._mode, self._size = self._decision.mode, size
-        self._told, self._listed = told, told is not None
+        self._mode = self._decision.mode
+        self._size = size
+        self._told = told
+        self._listed = told is not None
         self._rules = rules_of(ask, self._listed, most)
         self._tally = RequestTally(now)
         self._number = 0
         self._outlook: Outlook | None = None  # where somebody foresees
         whole = ask.finish_within_s
         self.deadline = TimeLimit(now + whole, whole, polishes=ask.polish) if whole else None
-        self._to_polish, self._polished = ask.polish, False  # a turn will join the branches; it is there
+        # a turn will join the branches; it is there
+        self._to_polish = ask.polish
+        self._polished = False
         self._branches: PlanBranches | None = None
         self._before = 0  # tokens of ordinal 0 before the ones that count: a score, a list that was left
         self._stop_token: int | None = None  # that ended a sequence
@@ -115,7 +122,8 @@ class RequestPlan:
         """Admitted: the first sequence is opened. prompt_tokens: as a direct answer's prompt counts them.
         found: those of the first prompt that were in the ring already.
         """
-        self._tally.prompt_tokens, self._tally.cached_tokens = prompt_tokens, min(found, prompt_tokens)
+        self._tally.prompt_tokens = prompt_tokens
+        self._tally.cached_tokens = min(found, prompt_tokens)
         forecast = self._outlook.of_both(now - self._tally.began) if self._outlook else None
         started = events.Started(
             self._request, self._model, self._ask.mode, self._seed, prompt_tokens, forecast
@@ -135,7 +143,8 @@ class RequestPlan:
         if self.finished or not pieces:
             return []
         told = self._note(pieces)
-        over, writes = False, ordinal or self._told_direct or self._polished
+        over = False
+        writes = ordinal or self._told_direct or self._polished
         if self.deadline and writes:
             live = len(self._branches.live) if self._branches else 1
             pieces, over = self.deadline.take(ordinal, pieces, now, live)
@@ -207,8 +216,11 @@ class RequestPlan:
             return self._abandon(REASON_OF_END[end], now)
         assert self._score is not None
         self._decision = judge_by(self._scored, self._score)
-        self._mode, self._score, self._before = self._decision.mode, None, 1
-        self._solo, self._told_direct = self._make_solo(), self._mode == "direct"
+        self._mode = self._decision.mode
+        self._score = None
+        self._before = 1
+        self._solo = self._make_solo()
+        self._told_direct = self._mode == "direct"
         told_direct = [self._tell(events.Planned(()))] if self._told_direct else []
         return [*told_direct, *self._begin(now)]
 
@@ -225,7 +237,8 @@ class RequestPlan:
         plan: int = 0,
         loops: LoopRule | None = None,
     ) -> FirstSequence:
-        ask, self._stop_token = self._ask, None
+        ask = self._ask
+        self._stop_token = None
         return FirstSequence(ask.stop, limit, reader, plan, loops, ask.min_tokens, self._shown_stops)
 
     @property
@@ -275,14 +288,16 @@ class RequestPlan:
 
     def _tell_solo(self, lap: int) -> list[Command]:
         told: list[Command] = []
-        raw, logprobs = self._solo.take_raw(), self._solo.take_raw_logprobs()
+        raw = self._solo.take_raw()
+        logprobs = self._solo.take_raw_logprobs()
         if raw or logprobs:
             told.append(self._tell(events.SkeletonText(raw, logprobs)))
         if self._solo.direct and not (self._told_direct or self._polished):
             self._told_direct = True
             self._tally.rename("direct")
             told.append(self._tell(events.Planned(())))
-        delta, logprobs = self._solo.take_delta(), self._solo.take_logprobs()
+        delta = self._solo.take_delta()
+        logprobs = self._solo.take_logprobs()
         if delta or logprobs:
             told.append(self._tell(events.MergedText(self._solo.length - len(delta), delta, logprobs, lap)))
         return told
@@ -292,7 +307,8 @@ class RequestPlan:
         self._solo_over = True
         if not self._solo.planned:
             return self._finish(reason, now)
-        limits, rest = self._ask.limits, self._ask.limits.new_tokens - self._before - self._solo.written
+        limits = self._ask.limits
+        rest = self._ask.limits.new_tokens - self._before - self._solo.written
         points = plan_of(
             self._solo.points,
             reason is events.Reason.LENGTH,
@@ -315,16 +331,19 @@ class RequestPlan:
             shown=self._shown_stops,
         )
         self._tally.enter("branches", now)
-        since, written = now - self._tally.began, self._before + self._solo.written
+        since = now - self._tally.began
+        written = self._before + self._solo.written
         forecast = self._outlook.of_plan(shares.points, since, written) if self._outlook else None
         return [self._tell(events.Planned(shares.points, forecast))]
 
     def _answer_instead(self, rest: int, now: float) -> list[Command]:
         """The plan is no good: a plain answer, which ends where it repeats itself, as a point would."""
-        self._before, self._told_direct = self._before + self._solo.written, True
+        self._before = self._before + self._solo.written
+        self._told_direct = True
         self._decision = Decision("direct", events.NO_PLAN)
         loops = None if self._ask.min_tokens else BRANCH_LOOPS
-        self._solo, self._solo_over = self._begin_text(rest, loops=loops), False
+        self._solo = self._begin_text(rest, loops=loops)
+        self._solo_over = False
         self._tally.enter("direct", now)
         return [self._tell(events.Planned(())), OpenAnswer(rest)]
 
@@ -371,7 +390,8 @@ class RequestPlan:
 
     def _end_branches(self, branches: PlanBranches, now: float) -> list[Command]:
         """Their texts are joined, if that is wanted, there are two, and tokens and time suffice."""
-        wanted, self._to_polish = self._to_polish, False
+        wanted = self._to_polish
+        self._to_polish = False
         limit = self._ask.limits.new_tokens - self._before - self._solo.written - branches.written
         whole = (
             branches.reason in (events.Reason.STOP, events.Reason.LENGTH) and len(branches.merge.headed) > 1
@@ -379,7 +399,9 @@ class RequestPlan:
         late = self.deadline and not self.deadline.allows(len(branches.tokens), now)
         if not wanted or not whole or late or limit < MIN_BRANCH_TOKENS:
             return self._finish(branches.reason, now)
-        self._before, self._polished, self._solo_over = self._before + self._solo.written, True, False
+        self._before = self._before + self._solo.written
+        self._polished = True
+        self._solo_over = False
         self._solo = self._begin_text(limit, loops=self._branch_loops)
         self._tally.enter("polish", now)
         return [OpenPolish(branches.bodies, limit)]
@@ -400,7 +422,8 @@ class RequestPlan:
             commands += self._tell_solo(0)
         if branches := self._branches:
             for id in branches.live:
-                text, branches[id].reason = branches[id].answer.flush(), reason
+                text = branches[id].answer.flush()
+                branches[id].reason = reason
                 told = self._tell_branch(id, text, 0, over=True)
                 commands += [CloseSequence(id), *told, self._tell_finished_branch(id)]
             for point in branches.points:
@@ -412,14 +435,23 @@ class RequestPlan:
         return [CloseSequence(0), FailRequest(error)]
 
     def _finish(self, reason: events.Reason, now: float) -> list[Command]:
-        self.finished, self.reason = True, reason.value
-        solo, branches, told = self._solo, self._branches, list[Command]()
-        text, tokens, headings, polish = solo.text, solo.tokens, 0, solo.written if self._polished else 0
-        written, plan = self._before + solo.written, self._before + solo.plan_tokens
+        self.finished = True
+        self.reason = reason.value
+        solo = self._solo
+        branches = self._branches
+        told = list[Command]()
+        text = solo.text
+        tokens = solo.tokens
+        headings = 0
+        polish = solo.written if self._polished else 0
+        written = self._before + solo.written
+        plan = self._before + solo.plan_tokens
         if branches:
             written, plan = written + branches.written, written - polish
         if branches and not (polish and text):
-            text, tokens, headings = branches.merge.text, branches.tokens, branches.heading_tokens
+            text = branches.merge.text
+            tokens = branches.tokens
+            headings = branches.heading_tokens
             if self._ask.polish and text:
                 told = [self._tell(events.MergedText(0, text, branches.merge.take_logprobs()))]
         counts = OutputTokens(written, plan, len(tokens), headings, polish)
@@ -435,5 +467,6 @@ class RequestPlan:
         return [*told, self._tell(events.Finished(reason, text, tokens, figures, *stop))]
 
     def _tell(self, event: events.Event) -> events.Numbered:
-        number, self._number = self._number, self._number + 1
+        number = self._number
+        self._number = self._number + 1
         return events.Numbered(number, event)

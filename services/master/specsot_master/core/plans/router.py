@@ -25,7 +25,8 @@ MIN_PLANNED_TOKENS = 128  # two points of 64; a plan of one point is a direct an
 LONG_TEXT = 1000  # characters; a question is shorter, so this holds a text to work on; not measured
 # Words, or Chinese characters, of a later question that leans on what was said before: with a pronoun, and
 # without; not measured.
-FOLLOW_UP_WORDS, FEW_WORDS = 12, 4
+FOLLOW_UP_WORDS = 12
+FEW_WORDS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,9 @@ class ScorePrompt:
     threshold: float = 0.0
 
 
-BEGUN, SEVERAL, ONE = "Here", (" are",), (" is", "'s")
+BEGUN = "Here"
+SEVERAL = (" are",)
+ONE = (" is", "'s")
 
 
 def scoring(ask: Ask) -> Ask:
@@ -79,7 +82,8 @@ def score_of(told: TokenLogprobs, prompt: ScorePrompt) -> float | None:
     not among the likeliest is taken to be as likely as the last of them.
     """
     chances = {one.token: one.logprob for one in told.top}
-    several, one = _sum_of(chances, prompt.several), _sum_of(chances, prompt.one)
+    several = _sum_of(chances, prompt.several)
+    one = _sum_of(chances, prompt.one)
     if several is None and one is None:
         return None
     least = min(chances.values())
@@ -191,9 +195,11 @@ def points_asked(question: str) -> int | None:
 
 def _bare(part: str) -> str:
     """Without what is said for politeness: "Could you please tell me how ..." is "how ..."."""
-    before, part = "", part.strip().lower()
+    before = ""
+    part = part.strip().lower()
     while before != part:
-        before, part = part, re.sub(router_words.POLITE, "", part).lstrip(" ,:;-")
+        before = part
+        part = re.sub(router_words.POLITE, "", part).lstrip(" ,:;-")
     return part
 
 

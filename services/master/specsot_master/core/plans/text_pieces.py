@@ -36,7 +36,8 @@ class TokenSpans:
         self.length = 0  # characters
 
     def add(self, piece: TextPiece) -> None:
-        start, self.length = self.length, self.length + len(piece.text)
+        start = self.length
+        self.length = self.length + len(piece.text)
         if piece.token is not None:
             self._tokens.append(piece.token)
             self._starts.append(start)

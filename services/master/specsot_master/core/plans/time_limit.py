@@ -109,10 +109,13 @@ class TimeLimit:
         self, ordinal: int, pieces: Sequence[TextPiece], now: float, live: int
     ) -> tuple[Sequence[TextPiece], bool]:
         """What of a sequence's text is shown by now, and whether it ends there. live: how many write."""
-        left, turn = self._end_of(branch=ordinal > 0) - now, self._turn(live)
+        left = self._end_of(branch=ordinal > 0) - now
+        turn = self._turn(live)
         pause = max(turn or 0.0, now - self._times.get(ordinal, now))
         self._times[ordinal] = now
-        held, cut, tail = [*self._held.get(ordinal, ()), *pieces], 0, ""
+        held = [*self._held.get(ordinal, ()), *pieces]
+        cut = 0
+        tail = ""
         for count, piece in enumerate(held, 1):
             tail = (tail + piece.text)[-16:]
             cut = count if ends_sentence(tail) else cut

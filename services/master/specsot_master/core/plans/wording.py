@@ -256,7 +256,8 @@ def language_of(question: str) -> Language:
     if letters and len(_HAN.findall(question)) * 3 > letters and not _KANA.search(question):
         return "zh"
     text = question.lower()
-    german, spanish = len(_GERMAN.findall(text)), len(_SPANISH.findall(text))
+    german = len(_GERMAN.findall(text))
+    spanish = len(_SPANISH.findall(text))
     if max(german, spanish) <= len(_ENGLISH.findall(text)):
         return "en"
     return "de" if german >= spanish else "es"

@@ -17,7 +17,9 @@ from specsot_master.core.limits import plan_limit, skeleton_limit
 from specsot_master.core.ring.prefix_tree import PrefixMatch
 from specsot_master.core.ring.ring_state import RingState
 
-MIN_SHARED_TOKENS, MIN_KEPT_TOKENS = 16, 32  # of a prefix that an answer forks; of one that others may fork
+# of a prefix that an answer forks; of one that others may fork
+MIN_SHARED_TOKENS = 16
+MIN_KEPT_TOKENS = 32
 
 
 def pages_for(rows: int, page_rows: int) -> int:
@@ -150,7 +152,8 @@ def admission_options(
     A beginning that it needs is opened as far as it is not there. One that only later requests may need
     is opened where that is worth a lap, and where pages are plenty.
     """
-    tokens, least = beginning.tokens, MIN_KEPT_TOKENS if beginning.needed else MIN_SHARED_TOKENS
+    tokens = beginning.tokens
+    least = MIN_KEPT_TOKENS if beginning.needed else MIN_SHARED_TOKENS
     known = route.length >= min(least, max(len(tokens), 1))
     routes = [route, PrefixMatch()] if known else [PrefixMatch()]
     if beginning.needed:
@@ -245,7 +248,8 @@ class PageLedger:
 
         reserved_only: somebody waits for free pages, so only the grant may be used.
         """
-        account, more = self._accounts[request], self.shortfall(request, pages)
+        account = self._accounts[request]
+        more = self.shortfall(request, pages)
         if more > self.free or (more and reserved_only):
             return False
         self._change(account, account.grant, account.used + pages)
@@ -271,5 +275,6 @@ class PageLedger:
 
     def _change(self, account: _Account, grant: int, used: int) -> None:
         before = account.charge
-        account.grant, account.used = grant, used
+        account.grant = grant
+        account.used = used
         self.free += before - account.charge

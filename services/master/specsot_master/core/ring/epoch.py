@@ -262,10 +262,12 @@ class TapRecord:
         drafter = drafters[0] if drafters else None
         if drafter is None or drafter.head is None:
             return plan
-        head, ring = drafter.head, plan[drafter.name]
+        head = drafter.head
+        ring = plan[drafter.name]
         process = (drafter.name, drafter.address, drafter.began, head)
         if process != self.head or not drafter.began:
-            self.head, self.held = process, {}
+            self.head = process
+            self.held = {}
         needed = {stage.name: ring.taps_of(stage) for stage in ring.stages}
         known = {one for one, taps in needed.items() if one in self.held and taps <= self.held[one]}
         self.held = {one: taps for one, taps in self.held.items() if one in known or one not in needed}
@@ -374,7 +376,9 @@ class Epoch:
         self._taps.held.pop(name, None)
 
     def end(self) -> list[str]:
-        names, self._plan, self._joining = list(self._plan), {}, {}
+        names = list(self._plan)
+        self._plan = {}
+        self._joining = {}
         return names
 
     def mark_ready(self, name: str) -> Mapping[str, Rejoined]:

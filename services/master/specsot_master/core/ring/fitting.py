@@ -37,7 +37,8 @@ def fits(request: RequestState, ring: RingState) -> bool:
 
 def refit(request: RequestState, ring: RingState) -> None:
     """For a request that enters a ring. Raises InvalidRequest, TooLarge where a larger ring may take it."""
-    request.beginning, request.misfit = _measure(request, ring), None
+    request.beginning = _measure(request, ring)
+    request.misfit = None
 
 
 def _measure(request: RequestState, ring: RingState) -> PromptPrefix:

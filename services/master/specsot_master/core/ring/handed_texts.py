@@ -59,5 +59,6 @@ class HandedTexts:
 
 def _plain(sequence: ActiveSequence) -> bool:
     """It writes, and sees all that is before it."""
-    opening, log = sequence.log.opening, sequence.log
+    opening = sequence.log.opening
+    log = sequence.log
     return log.has_output and log.end is None and not (opening.window or opening.pruning or opening.heads)

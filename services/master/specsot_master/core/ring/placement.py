@@ -19,7 +19,8 @@ from specsot.members import Range, Registration, Stage, WeightBytes
 from specsot_master.core.ring.ring_state import RingConfig
 
 # Rows of a page where a GPU computes, and elsewhere; no measurement recorded.
-GPU_PAGE_ROWS, CPU_PAGE_ROWS = 64, 256
+GPU_PAGE_ROWS = 64
+CPU_PAGE_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,7 +417,9 @@ def _fill(
     config: RingConfig,
 ) -> list[Registration | None]:
     """For each hole whoever ran it, else who joined first of those with room for it; or None."""
-    had, left, placed = {stage.name: stage.layers for stage in before}, list(spare), list(beside)
+    had = {stage.name: stage.layers for stage in before}
+    left = list(spare)
+    placed = list(beside)
     heirs: list[Registration | None] = []
     for hole in holes:
         able = (worker for worker in left if fits(worker, hole, placed, config))

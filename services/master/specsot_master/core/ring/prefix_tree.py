@@ -78,7 +78,8 @@ class PrefixTree:
         return self._by_id.get(sequence)
 
     def longest_match(self, tokens: Sequence[int], drafted: bool) -> PrefixMatch:
-        best, among = PrefixMatch(), list(self._roots)
+        best = PrefixMatch()
+        among = list(self._roots)
         while among:
             node = among.pop()
             if node.suspect or node.own or node.drafted != drafted:

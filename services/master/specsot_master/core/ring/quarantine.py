@@ -10,7 +10,8 @@ BLAME_HALF_LIFE_TOKENS = 64  # tokens a request writes that halve what a break c
 SUSPECT_BLAME = 1.5
 MAX_BREAKS = 8  # breaks under one request, however much it wrote between, before it is suspect; not measured
 # Tokens that clear a suspect; the longest is within a first lease; not measured.
-PROOF_TOKENS, MAX_PROOF_TOKENS = 16, 256
+PROOF_TOKENS = 16
+MAX_PROOF_TOKENS = 256
 GUILTY_BREAKS = 1.5  # breaks in a row while alone in the ring, each halved by PROOF_TOKENS; not measured
 MAX_BREAKS_ALONE = 8  # breaks while alone in the ring, over a request's whole life; not measured
 
@@ -72,7 +73,8 @@ class Quarantine:
 
     def has_changed(self) -> bool:
         """Whether others may enter, since this was asked last."""
-        moved, self._moved = self._moved, False
+        moved = self._moved
+        self._moved = False
         return moved
 
     def on_break(self, present: Sequence[BreakHistory]) -> BreakHistory | None:
@@ -109,7 +111,8 @@ class Quarantine:
         self._begin([])
 
     def _begin(self, suspects: list[BreakHistory]) -> None:
-        self._pending, self._cleared = suspects, []
+        self._pending = suspects
+        self._cleared = []
         self._take_half()
 
     def _end_trial(self, record: BreakHistory) -> None:
@@ -121,4 +124,5 @@ class Quarantine:
 
     def _take_half(self) -> None:
         half = (len(self._pending) + 1) // 2
-        self._trial, self._pending = self._pending[:half], self._pending[half:]
+        self._trial = self._pending[:half]
+        self._pending = self._pending[half:]

@@ -68,7 +68,8 @@ class RequestQueue:
     """Requests by id."""
 
     def __init__(self, config: EngineConfig, quarantine: Quarantine) -> None:
-        self._config, self._quarantine = config, quarantine
+        self._config = config
+        self._quarantine = quarantine
         self._waiting: dict[str, RequestState] = {}
         self._live: dict[str, RequestState] = {}
 

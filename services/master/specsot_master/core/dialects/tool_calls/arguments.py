@@ -78,7 +78,9 @@ class JsonRewriter:
 
     def feed(self, text: str, last: bool = False) -> str:
         """Return what is certain now. last: no more text comes, so that the value ends here."""
-        self._text, self._at, self._last = self._text[self._at :] + text, 0, last
+        self._text = self._text[self._at :] + text
+        self._at = 0
+        self._last = last
         while not self.done and self._step():
             pass
         if last and not self.done:
@@ -107,7 +109,9 @@ class JsonRewriter:
             self._begin_item()
             self._out.append('"')
             self._quote = quote
-            self._string, self._begun_at_drive, self._is_path = "", False, False
+            self._string = ""
+            self._begun_at_drive = False
+            self._is_path = False
             self._at += len(quote)
         elif not _is_token(one):
             self._read_white(one)
@@ -325,7 +329,8 @@ class JsonRewriter:
             end += 1
         if end == len(self._text):
             return self._end_string(after) if self._last else False
-        at, self._at = self._at, end
+        at = self._at
+        self._at = end
         stop = self._starts_with(self._stops)
         self._at = at
         if stop is None:

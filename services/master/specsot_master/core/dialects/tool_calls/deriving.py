@@ -125,7 +125,8 @@ class _Probe:
     """Renders calls, and cuts out of the text what the model itself would have written."""
 
     def __init__(self, render: Render, as_text: bool) -> None:
-        self._render, self._as_text = render, as_text
+        self._render = render
+        self._as_text = as_text
         user = {"role": "user", "content": QUESTION}
         self._user: Json = user
         self._named: list[str] = []  # The functions that this answer calls.

@@ -46,12 +46,14 @@ class HarmonyReader:
 
     def feed(self, text: str, last: bool = False) -> tuple[str, tuple[CallDelta, ...]]:
         """What is certain now: content, and what is new of each call. last: no more text comes."""
-        self._held, self.thought = self._held + text, ""
+        self._held = self._held + text
+        self.thought = ""
         while self._step(last):
             pass
         if last:
             self._end_message()
-        content, calls = "".join(self._content), tuple(self._out)
+        content = "".join(self._content)
+        calls = tuple(self._out)
         self._content.clear()
         self._out.clear()
         return content, calls

@@ -72,7 +72,9 @@ class ParameterStream(MemberStream):
     def __init__(self, form: CallForm, schema: Json) -> None:
         super().__init__()
         assert form.parameter is not None, "the layout has parameters"
-        self._form, self._parameter, self._schema = form, form.parameter, schema
+        self._form = form
+        self._parameter = form.parameter
+        self._schema = schema
 
     def _step(self) -> bool:
         form = self._parameter
@@ -180,7 +182,8 @@ class PythonStream(MemberStream):
         at = skip_white(self._held, 0)
         if not self._is_open:
             self._need(at)
-            self._held, self._is_open = self._held[at:].removeprefix("("), True
+            self._held = self._held[at:].removeprefix("(")
+            self._is_open = True
             return True
         while self._held[at : at + 1] == ",":
             at = skip_white(self._held, at + 1)
@@ -188,7 +191,8 @@ class PythonStream(MemberStream):
         key = _KEY.match(self._held, at)
         if key:
             self._key, self._held = key[1], self._held[key.end() :]
-            self._value, self._written = JsonRewriter((")",)), ""
+            self._value = JsonRewriter((")",))
+            self._written = ""
             return True
         if not self._last and _KEY_BEGUN.fullmatch(self._held, at):
             raise Unfinished
@@ -204,6 +208,7 @@ class PythonStream(MemberStream):
         if not self._value.done:
             self._held = ""
             return False
-        self._held, self._key = self._value.rest, None
+        self._held = self._value.rest
+        self._key = None
         self._add_member(key, json.loads(self._written))
         return True

@@ -83,7 +83,8 @@ class ToolReader:
     def __init__(self, form: CallForm, functions: Mapping[str, Json]) -> None:
         self.calls = 0
         self.thought = ""  # What was thought in the text that was fed last; see HarmonyReader.
-        self._form, self._functions = form, functions
+        self._form = form
+        self._functions = functions
         self._held = ""  # Text that is not decided yet.
         self._last = False
         self._state: State = "content"
@@ -122,7 +123,8 @@ class ToolReader:
         if last and self._white and not self._after_call:
             self._content.append(self._white)
             self._white = ""
-        content, calls = "".join(self._content), tuple(self._out)
+        content = "".join(self._content)
+        calls = tuple(self._out)
         self._content.clear()
         self._out.clear()
         return "" if self._muted else content, calls
@@ -157,7 +159,9 @@ class ToolReader:
             said = self._white + spoken
             self._content.append(said)
             self._code.add(said)
-            self._white, self._spoke, self._after_call = "", True, False
+            self._white = ""
+            self._spoke = True
+            self._after_call = False
         self._white += text[len(text.rstrip()) :]
 
     def _say_raw(self, size: int) -> bool:
@@ -203,7 +207,8 @@ class ToolReader:
         if tail.alive and not self._last:
             return False
         found = tail.calls() if tail.alive else None
-        self._tail, self._state = None, "content"
+        self._tail = None
+        self._state = "content"
         if found is None:
             self._held = tail.text + self._held
             self._read_twice += len(tail.text)
@@ -220,7 +225,8 @@ class ToolReader:
 
     def _begin_call(self, at: int, first: int) -> bool:
         """Whether a call begins at `at` with this opener. Raises Unfinished if more text decides."""
-        form, text = self._form, self._held
+        form = self._form
+        text = self._held
         place = match(form.openers[first:], text, at, self._last)
         if place is None:
             return False
@@ -304,8 +310,11 @@ class ToolReader:
             ahead = self._skip_white(ahead + 1)
         if self._held[ahead : ahead + 1] not in ('"', "'"):
             return False
-        self._raw, self._object, self._held = self._held[:at], "", self._held[at:]
-        self._rewriter, self._written = JsonRewriter(self._form.stops), ""
+        self._raw = self._held[:at]
+        self._object = ""
+        self._held = self._held[at:]
+        self._rewriter = JsonRewriter(self._form.stops)
+        self._written = ""
         self._state = "object"
         return True
 
@@ -320,7 +329,8 @@ class ToolReader:
             return True
         self._written += self._rewriter.feed(self._held, self._last)
         if not self._rewriter.done:
-            self._object, self._held = seen, ""
+            self._object = seen
+            self._held = ""
             return False
         self._held = self._rewriter.rest
         call = call_in(_value_of(self._written))
@@ -329,7 +339,8 @@ class ToolReader:
             self._say(self._raw + seen[: len(seen) - len(self._held)])
             return True
         self._add_call(call[0], as_json(arguments_of(call[1])))
-        self._closed, self._state = False, "after"
+        self._closed = False
+        self._state = "after"
         return True
 
     def _begin_json(self, name: str) -> None:
@@ -379,14 +390,16 @@ class ToolReader:
         if not self._rewriter.done:
             self._held = ""
             return False
-        self._held, self._state = self._rewriter.rest, "after"
+        self._held = self._rewriter.rest
+        self._state = "after"
         return True
 
     # After a call.
 
     def _read_after(self) -> bool:
         """What follows a call: closers, the next call, or content."""
-        form, at = self._form, skip_white(self._held, 0)
+        form = self._form
+        at = skip_white(self._held, 0)
         if at == len(self._held):
             if self._last:
                 self._held = ""

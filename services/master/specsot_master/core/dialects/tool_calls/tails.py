@@ -74,7 +74,10 @@ class CallTail:
             return  # The language of a fence.
         self._state = "between"
         if one == "{":
-            self._state, self._begun, self._depth, self._decided = "object", len(self.text) - 1, 1, False
+            self._state = "object"
+            self._begun = len(self.text) - 1
+            self._depth = 1
+            self._decided = False
             self._quoted = self._escaped = False
         elif one == "`":
             self._state = "fence" if ticks == len(FENCE) else "between"
