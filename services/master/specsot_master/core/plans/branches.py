@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from typing import Final
 
 from specsot.core.skeleton import Point
 from specsot.events import Reason, TokenLogprobs
@@ -16,6 +17,10 @@ from specsot_master.core.plans.text_pieces import TextPiece, TokenSpans
 from specsot_master.core.plans.time_limit import ends_sentence
 
 CUT_MARK = "…"
+# Share of a branch's budget. Text after that is shown by whole sentences and lines, so that the limit leaves
+# out the sentence that it interrupts. Untuned: few sentences of a branch are longer than half of its budget.
+SENTENCES_FROM: Final = 0.5
+TAIL_CHARACTERS: Final = 16  # Characters of a text's end that tell whether it ends a sentence.
 _COMPLETE = (Reason.STOP, Reason.LENGTH)  # ends after which a branch's text can be built on
 
 
@@ -45,6 +50,9 @@ def pick_ready(
 class PlanBranch:
     """One point being written. `reason` None: not over yet. ended: by an end token, which is one more.
     least: tokens in which stop strings are not looked for.
+
+    holds_sentences: the later part of the text is shown by whole sentences; see `hold`.
+    left_out: tokens of the sentence that the limit interrupted, which is not shown.
     """
 
     point: Point
@@ -55,6 +63,43 @@ class PlanBranch:
     ended: bool = False
     reason: Reason | None = None
     least: int = 0
+    holds_sentences: bool = False
+    left_out: int = 0
+    _received: int = 0
+    _held: list[TextPiece] = field(default_factory=list[TextPiece])
+    _tail: str = ""
+    # True while the shown text ends with a whole sentence or line.
+    _whole: bool = False
+
+    def hold(self, pieces: Iterable[TextPiece]) -> list[TextPiece]:
+        """Return the pieces that may be shown now, in order; a sentence that has begun late is held back.
+
+        The result depends on the tokens alone, not on how many arrive at once:
+        # budget 8, tokens "A b . C d . E f" -> "A b . C" one by one, "d ." together, "E f" held
+        """
+        shown: list[TextPiece] = []
+        for piece in pieces:
+            self._received += 1
+            self._held.append(piece)
+            self._tail = (self._tail + piece.text)[-TAIL_CHARACTERS:]
+            late = self.holds_sentences and self._received > SENTENCES_FROM * self.budget
+            whole = ends_sentence(self._tail)
+            if not late or whole:
+                shown += self._held
+                self._held.clear()
+                self._whole = whole
+        return shown
+
+    def release(self, reason: Reason) -> list[TextPiece]:
+        """Return the pieces still held when the branch ends: none if its limit interrupts a sentence after a
+        whole one.
+        """
+        held = self._held.copy()
+        self._held.clear()
+        if reason is Reason.LENGTH and held and self._whole:
+            self.left_out = len(held)
+            return []
+        return held
 
     @property
     def live(self) -> bool:
@@ -69,7 +114,8 @@ class PlanBranch:
     def mark(self) -> str:
         """What shows in the merged answer that a limit ended it within a sentence, often within a word."""
         text = self.answer.text
-        return CUT_MARK if self.reason is Reason.LENGTH and text and not ends_sentence(text) else ""
+        interrupted = self.reason is Reason.LENGTH and not self.left_out
+        return CUT_MARK if interrupted and text and not ends_sentence(text) else ""
 
     def take_logprobs(self, over: bool) -> tuple[TokenLogprobs, ...]:
         """Those of the tokens whose text is out, each once; `over`: of all that are left."""
@@ -98,8 +144,9 @@ class PlanBranches:
         loops: LoopRule | None,
         least: Callable[[int], int] = lambda _: 0,
         shown: Collection[str] = (),
+        holds_sentences: bool = False,
     ) -> None:
-        """least: by a branch's budget. shown: see AnswerText."""
+        """least: by a branch's budget. shown: see AnswerText. holds_sentences: see PlanBranch."""
         stops = (*stops, END)
         points = shares.points
         budgets = shares.budgets
@@ -110,7 +157,11 @@ class PlanBranches:
         self._max_parallel = max_parallel
         self._branches = {
             p.id: PlanBranch(
-                p, budgets[p.id], AnswerText(stops, True, loops, shown), least=least(budgets[p.id])
+                p,
+                budgets[p.id],
+                AnswerText(stops, True, loops, shown),
+                least=least(budgets[p.id]),
+                holds_sentences=holds_sentences,
             )
             for p in points
         }
@@ -154,7 +205,7 @@ class PlanBranches:
     @property
     def written(self) -> int:
         """Tokens of all branches, those that are left out of the answer and end tokens too."""
-        return sum(len(branch.spans) + branch.ended for branch in self._branches.values())
+        return sum(len(branch.spans) + branch.left_out + branch.ended for branch in self._branches.values())
 
     @property
     def heading_tokens(self) -> int:
@@ -181,6 +232,14 @@ class PlanBranches:
     def write(self, id: int, pieces: Iterable[TextPiece]) -> str:
         """Take a live branch's text; returns what of it may be shown. Nothing follows a stop string."""
         branch = self._branches[id]
+        return self._feed(branch, branch.hold(pieces))
+
+    def flush(self, id: int, reason: Reason) -> str:
+        """Take what is left of a branch that ends for this reason; returns what of it may be shown."""
+        branch = self._branches[id]
+        return self._feed(branch, branch.release(reason)) + branch.answer.flush()
+
+    def _feed(self, branch: PlanBranch, pieces: Iterable[TextPiece]) -> str:
         shown: list[str] = []
         for piece in pieces:
             if branch.answer.stopped:
