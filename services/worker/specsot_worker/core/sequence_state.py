@@ -110,11 +110,11 @@ class SequenceState:
         return PromptChunk(self.opening.sequence, start, tokens, self.prefilled)
 
     def next_growth(self, rows: int) -> TreeSegment:
-        """Return the next tree segment, and mark it as in flight.
+        """Return the next tree segment, and mark it as in flight. The sequence must have a root.
 
         The tree is the first of these that exists: the drafter's tree, the root followed by the forced
         tokens, the root alone. It is cut to its first `rows` nodes and to the depth that the KV policy
-        allows. An asserted precondition is that the sequence has a root.
+        allows.
         """
         assert self.root is not None
         tree = self.tree or (chain((self.root, *self.forced)) if self.forced else single(self.root))
