@@ -344,13 +344,13 @@ class DraftTimeout:
         self._speaking = set[str]()
         # Misses by drafter.
         self._backoffs = dict[str, _Backoff]()
-        # Rows of features that were not sent during the pause, and rows of sequences that the drafter never
-        # saw: both are sent later, MAX_ROWS_PER_LAP with every step.
+        # Number of features that were held back during the pause, and of features of sequences that the
+        # drafter never saw. Both are sent later, at most MAX_ROWS_PER_LAP with every step.
         self._unsent_rows = 0
         self._missed_rows = 0
         # Number of steps for which the drafter may still catch up before its trees are waited for regardless.
         self._catch_up_steps = 0
-        # True while part of what a pause kept back may not have been sent.
+        # True while part of the features that a pause held back may not have been sent.
         self.sends_backlog = False
         # Seconds that sequences usually wait for a tree, as an exponential mean.
         self._usual_wait: float | None = None
@@ -485,8 +485,8 @@ class LapTimer:
     """Measures the seconds of each step, for the drafter's decision whether drafting pays off.
 
     The time of a step runs from the verification of a sequence to its next verification, whatever other
-    frames are verified in between. For a step without trees, the median of steps that were launched during a
-    pause is reported.
+    frames are verified in between. For a step without trees, the median over those steps is reported whose
+    sequences had been verified last during a pause.
     """
 
     def __init__(self) -> None:
