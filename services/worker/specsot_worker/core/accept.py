@@ -26,8 +26,8 @@ _RULE = b"specsot-draw-v1"
 _WORD = 2**64 - 1
 
 
-@lru_cache(4096)  # nodes of one depth are drawn by the same key; the number is not measured
-# The cache serves nodes of one depth, which share a key. Its size is untuned.
+# Nodes of one depth share a key, so it is cached. The size of the cache is untuned.
+@lru_cache(4096)
 def draw_key(seed: int, ordinal: int, position: int) -> int:
     """Return 53 random bits, as many as a float64 holds, for the token at `position` of branch `ordinal`.
 
@@ -54,7 +54,9 @@ def uniform(key: int, half: int) -> float:
 class TokenCounts:
     """How often each token occurs in one sequence. Tokens of the prompt are present with a count of 0.
 
-    # TokenCounts([7, 8]), then add(8) twice: counts() -> {7: 0, 8: 2}
+    For example:
+
+        # TokenCounts([7, 8]), then add(8) twice: counts() -> {7: 0, 8: 2}
     """
 
     def __init__(self, prompt: Iterable[int] = ()) -> None:
@@ -157,7 +159,9 @@ class DecodeState:
     def write(self, tokens: tuple[int, ...]) -> End | None:
         """Append generated tokens up to the first that ends the sequence. Return why it ends, or None.
 
-        # stop_ids (2,), write((5, 2, 9)) -> tokens grow by [5, 2], returns End.STOP
+        For example:
+
+            # stop_ids (2,), write((5, 2, 9)) -> tokens grow by [5, 2], returns End.STOP
         """
         watched = self.grammar or self.history or len(tokens) >= self.remaining
         if not watched and set(tokens).isdisjoint(self.opening.stop_ids):
@@ -227,11 +231,12 @@ def accept_tree(
     step: Number of the draft round.
     targets: Target token at each node. None: the node's logits are not finite, or acceptance does not reach
         the node.
-    rested: True if drafting was paused, so that the tree is only a root.
+    rested: True if the sequence is drafted, but drafting was paused or resuming for this frame.
 
         # tokens [a b c d], parents [0 0 1 0], targets [b c x -] -> accepted (0, 1, 2), tokens (b, c, x)
 
-    If a token ends the sequence, later tokens are cut off, and so are the nodes that were accepted after it.
+    If a token ends the sequence, the tokens after it are cut off, and as many accepted nodes remain as
+    tokens.
 
     If the logits of the last accepted draft are not finite, that draft is not accepted: its token becomes the
     bonus token and is fed as the next root. If the logits of the root are not finite, a draft may have spoilt

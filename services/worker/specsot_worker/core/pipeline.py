@@ -123,7 +123,9 @@ class InFlightFrame:
 class RecentMedians:
     """Medians of the most recent step times, one for every power of two of the steps' tokens.
 
-    # steps of 5, 6 and 7 tokens share the bin of bit length 3, a step of 8 tokens has bit length 4
+    For example:
+
+        # steps of 5, 6 and 7 tokens share the bin of bit length 3, a step of 8 tokens has bit length 4
     """
 
     def __init__(self) -> None:
