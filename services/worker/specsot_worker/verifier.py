@@ -94,7 +94,8 @@ class Verifier:
         self.near = NearDrafts(stage, self._place, lambda: self.quiet())
         # Returns whether no message has arrived that would change the next frame.
         self.quiet = lambda: True
-        self.went_on = False  # the next frame has been begun
+        # True if the next frame has been launched speculatively.
+        self.went_on = False
 
     @property
     def has_pending(self) -> bool:
@@ -210,8 +211,8 @@ class Verifier:
 
         Logits are computed for tree nodes and for the last token of each final prompt chunk.
 
-            # prompt chunk p of 4 tokens (final), tree of 3 nodes, prompt chunk q of 2 tokens (not final)
-            # tokens of the frame [p0 p1 p2 p3 | t0 t1 t2 | q0 q1] -> logits of tokens [3, 4, 5, 6]
+            # a tree of 3 nodes, a final prompt chunk of 4 tokens, and one of 2 tokens that is not final:
+            # tokens of the frame [t0 t1 t2 | p0 p1 p2 p3 | q0 q1] -> logits of tokens [0, 1, 2, 6]
         """
         self.went_on = False
         self._append_prompt(frame)
