@@ -72,7 +72,8 @@ class DecoderStage:
         self._taps: dict[int, Tap] = {}
         self._graphs: Laps | None = None
         self._next: NextLap | None = None
-        self._held = False  # what is begun waits for its frame
+        # True while a speculatively launched step waits for its frame, which must not count as compute time.
+        self._held = False
         self.rows = StageRows(self._table, self._kv, decoder.layers)
         self.uncaptured = 0
         first, last = decoder.layers.first == 0, decoder.layers.last == decoder.config.layers
@@ -326,6 +327,7 @@ class DecoderStage:
         for page in arrangement.trimmed:
             self._kv.clear_page(page)
         for segment in frame.segments:
+            # Values that are not finite in rejected drafts must not reach the root when it is fed once more.
             if isinstance(segment, TreeSegment) and segment.once_more:
                 self._kv.clear_rows(self._rejected_slots(segment))
         for copy in arrangement.copies:
@@ -367,7 +369,7 @@ class DecoderStage:
 
 
 def _sum(fused: torch.Tensor | None, before: torch.Tensor | None) -> torch.Tensor | None:
-    """Return the sum of this stage's taps and those of previous stages, in place. None if there are neither."""
+    """Return the sum of this stage's taps and those of previous stages. None if there are neither."""
     if fused is None or before is None:
         return before if fused is None else fused
     return fused.add_(before)
