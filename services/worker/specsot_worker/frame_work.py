@@ -1,6 +1,4 @@
-"""What the compute thread does with a frame: run it, send its hidden states or verify it, and report the
-result.
-"""
+"""What the compute thread does with a frame: run it, pass it on or verify it, and report the result."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Drafts by a drafter on the verifier's own thread, and the speculative launch of the step that verifies
-them.
-"""
+"""Drafts on the verifier's own thread, and speculative launches of the steps that verify these drafts."""
 
 from __future__ import annotations
 

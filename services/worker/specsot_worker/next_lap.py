@@ -44,7 +44,7 @@ class Laps(Protocol):
         ...
 
     def fill(self, rows: LapRows) -> FilledLap | None:
-        """Write what the frame needs, except for its tokens, to the device. Return None if it does not fit."""
+        """Write what the frame needs, but no tokens, to the device. Return None if it does not fit."""
         ...
 
     def launch(self, filled: FilledLap, entry: Sequence[int] | Tensor) -> Outputs:
@@ -141,9 +141,7 @@ class NextLap:
         self._guess: GuessedLap | None = None
         # _trees: every segment of the newest frame is followed by a tree.
         # _plain: the newest frame has single-node trees only, and no drafting is paused or resuming.
-        self._trees = self._plain = (
-            False  # all of the newest frame have trees next; those it has: of one node
-        )
+        self._trees = self._plain = False
         # True if the last trees had the shapes that `foresee` had prepared.
         self._alike = True
         # For sequences of a discarded step that had been launched: their number of committed tokens. The
@@ -172,7 +170,7 @@ class NextLap:
 
         A second move would copy slots that the discarded step has overwritten.
 
-            # the discarded step moved nodes (0, 2) to end at position 12
+            # the last tree had its root in slot 10; accepted nodes (0, 2) were moved to slots 10 and 11
             # segment with committed 12, keep (0, 2) -> keep (0,), which moves nothing
         """
         self._forget(frame.closings)

@@ -1,6 +1,4 @@
-"""The last stage's verifier: computes logits and target tokens, accepts tree nodes, and makes results and
-features.
-"""
+"""The last stage's verifier: finds target tokens, accepts tree nodes, and makes results and features."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Verification of one sequence: accepts tree nodes along the target tokens and detects the end of the
-sequence.
+"""Verification of one sequence: accepts tree nodes along the target tokens and detects the sequence's end.
 
 Also holds what the last stage remembers of a decoding sequence, the grammar masks for the nodes of a tree,
 and the counter-based random numbers of sampling.
