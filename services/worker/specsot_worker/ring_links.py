@@ -45,7 +45,7 @@ class RingLinks:
 
 
 def stage_index(configuration: Configuration) -> int:
-    """Return this worker's index among the stages. Raises Refused if the configuration has no stage for it."""
+    """Return this worker's index among the stages. Raises Refused if there is no stage for it."""
     for index, stage in enumerate(configuration.stages):
         if stage.name == configuration.you:
             return index
