@@ -111,7 +111,7 @@ def _temperature(sampling: Sampling) -> float:
 
 
 def argmax_tokens(logits: torch.Tensor) -> list[int | None]:
-    """Return the argmax of each row [num_rows, vocab]. None for a row that holds NaN or infinity, or only
+    """Return the argmax of each row [num_rows, vocab]. None for a row that holds NaN or +infinity, or only
     -infinity.
     """
     if logits.device.type == "cpu":  # NumPy's takes a sixth of the time of PyTorch's; it has no bfloat16
