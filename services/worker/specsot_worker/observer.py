@@ -1,6 +1,4 @@
-"""The interface of a worker's observer. It is called in every step and must be quick, because the ring waits
-for it.
-"""
+"""The interface of a worker's observer. The ring waits while an observer is called, so it must be quick."""
 
 from __future__ import annotations
 
@@ -12,7 +10,9 @@ from specsot_worker.stage_provider import StageRunner
 
 
 class WorkerObserver:
-    """An observer that does nothing. Subclasses override the moments that they observe. Times are in seconds."""
+    """An observer that does nothing. Subclasses override the moments that they observe. Times are in
+    seconds.
+    """
 
     def formed(self, configuration: Configuration, stage: StageRunner) -> None:
         """Called when an epoch begins. `stage.table` tells at any moment how many pages are free."""

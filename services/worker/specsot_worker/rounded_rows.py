@@ -1,9 +1,8 @@
-"""Sends hidden states between stages in 8 bits (`--hop-dtype int8`), and converts them where a stage reads
-them.
+"""Sends hidden states between stages in 8 bits (`--hop-dtype int8`), and converts them on arrival.
 
 Every BLOCK numbers of a hidden state share a scale, so the rounding of a hidden state does not depend on the
 other tokens of the frame. But rounding changes the hidden states, so a ring with other layer ranges may
-generate other tokens.
+generate other tokens. Hidden states are converted only when a stage reads them.
 """
 
 from __future__ import annotations
@@ -61,7 +60,9 @@ class RoundedRows(PendingRows):
 
 
 def with_numbers(frame: Frame) -> Frame:
-    """Return the frame with hidden states that a stage can read as numbers, in whichever form they arrived."""
+    """Return the frame with hidden states that a stage can read as numbers, whichever form they arrived
+    in.
+    """
     if frame.hidden is None or len(frame.hidden.shape) == 2:
         return frame
     return replace(frame, hidden=_numbers(frame.hidden), fused=_numbers(frame.fused))
@@ -92,7 +93,7 @@ class RoundedRowsLink(RingLink):
 
 
 def _rounded(message: Any) -> Any:
-    """Return a frame with rounded hidden states and fused features. Any other message is returned as it is."""
+    """Return a frame with rounded hidden states and fused features. Return any other message unchanged."""
     if not isinstance(message, Frame) or message.hidden is None:
         return message
     fused = None if message.fused is None else round_off(message.fused)
