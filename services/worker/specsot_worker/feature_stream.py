@@ -215,9 +215,9 @@ class FeatureStream:
         return tuple(messages)
 
     def catch_up(self) -> None:
-        """Record the verified frames that drafters were not told about.
+        """Record the verified frames that were left aside during a pause of drafting.
 
-        Call it while a device computes, so that steps during a pause of drafting do not wait for it.
+        Call it while a device computes, so that steps during a pause do not wait for it.
         """
         later = self._later
         self._later = []
@@ -229,8 +229,8 @@ class FeatureStream:
                 receiver.unsent_trees += receiver.drafted_trees(frame)
 
     def _take_unforked(self, receiver: _Receiver) -> tuple[int, ...]:
-        """Remove and return the closed sequences of which the drafter was not told, except those from which
-        an unknown sequence forks.
+        """Remove and return the closed sequences whose closing the drafter was not sent, except those from
+        which an unknown sequence forks.
 
         These closings are sent first, because after a pause the drafter may have no room for new sequences
         before the closed ones are gone.
@@ -290,7 +290,7 @@ class FeatureStream:
         loads = Counter(one.drafter for one in live)
         return min(self._receivers, key=lambda name: (loads[name], name != preferred))
 
-    # --- what happened ---
+    # --- what frames committed ---
 
     def _record_frame(self, frame: Frame, outcomes: Mapping[int, Outcome]) -> None:
         """Record what a verified frame opened and committed, and store the features of committed tokens.
@@ -376,7 +376,7 @@ class FeatureStream:
         return nodes
 
     def _close(self, sequence: int) -> None:
-        """Forget a sequence. Its drafters are told later."""
+        """Forget a sequence. The next message to each drafter that has it says that it closed."""
         self.handed.drop(sequence, features=True)
         drafted = self._sequences.pop(sequence, None)
         for receiver in self._receivers.values():
@@ -386,7 +386,7 @@ class FeatureStream:
         if drafted and self._store:
             self._store.close(sequence)
 
-    # --- what of that is told ---
+    # --- what is sent ---
 
     def _messages(self, receiver: _Receiver, frame: Frame, room: int) -> list[Features]:
         """Return the openings and features that a drafter lacks, in messages of at most `room` features in

@@ -149,7 +149,6 @@ class StageLoader:
             number_bytes=self._dtype.itemsize,
             device=device_name(self._device),
             dtype=f"{self._dtype}".removeprefix("torch."),
-            # Of experts a lap reads those that its rows choose: nobody knows how many bytes.
             # With experts, a step reads those that its tokens choose, so the bytes per step are unknown.
             copy_speed=0 if self._config.routing else copy_speed(self._device),
             quantization=self._counted.rounding,
@@ -279,6 +278,7 @@ class StageLoader:
 
     @cached_property
     def _token_bytes(self) -> Vocabulary:
+        """The model's vocabulary, read once."""
         return read_vocabulary(self._options.base, self._config.vocab)
 
     def _move_to(self, gpu: str | None) -> None:
@@ -318,6 +318,7 @@ class StageLoader:
 
     @property
     def _counted(self) -> LayerMemory:
+        """What the layers take, counted for the present device options."""
         return LayerMemory(self._options, self._config, self._files())
 
     def _files(self) -> Weights:

@@ -135,6 +135,12 @@ class NextLap:
     """
 
     def __init__(self, table: PageTable, kv: KVPages, laps: Laps) -> None:
+        """Start without a predicted step.
+
+        table: Page table of the stage.
+        kv: KV pages of the stage.
+        laps: CUDA graphs that run the step.
+        """
         self._table = table
         self._kv = kv
         self._laps = laps
@@ -310,6 +316,7 @@ class NextLap:
                     self._kv.clear_page(page)
 
     def _forget(self, closings: Sequence[int]) -> None:
+        """Drop what is remembered of discarded steps for these sequences."""
         for sequence in closings:
             self._brought.pop(sequence, None)
 

@@ -64,6 +64,7 @@ class PendingGrammars:
 
 
 def _sequence(part: Frame) -> int:
+    """Return the sequence of a frame of one segment."""
     return part.segments[0].sequence
 
 

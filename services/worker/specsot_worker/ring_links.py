@@ -118,6 +118,7 @@ class EarlyArrivals:
     """
 
     def __init__(self, max_arrivals: int = MAX_EARLY_ARRIVALS, max_bytes: int = MAX_EARLY_BYTES) -> None:
+        """Keep at most `max_arrivals` messages with at most `max_bytes` of tensors."""
         self._max_arrivals = max_arrivals
         self._max_bytes = max_bytes
         self._held: list[tuple[int, Arrival]] = []

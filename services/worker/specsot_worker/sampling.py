@@ -212,7 +212,8 @@ def _weight_floors(values: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     if sampling.top_p < 1:
         sums = values.masked_fill(values < floors, 0).cumsum(-1, dtype=torch.float64)
         whole = sums[:, -1:] if sampling.top_k else 1.0
-        before = sums[:, :-1] < sampling.top_p * whole  # what more is wanted behind each
+        # True while the tokens up to here weigh less than top_p, so that a further token stays.
+        before = sums[:, :-1] < sampling.top_p * whole
         floors = floors.maximum(values.gather(-1, before.sum(-1, keepdim=True)))
     return floors.maximum(sampling.min_p * values[:, :1])
 

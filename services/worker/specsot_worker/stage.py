@@ -261,6 +261,7 @@ class DecoderStage:
         return [plans[here] for here in by_layer]
 
     def _plan(self, spans: Sequence[RowSpan]) -> AttentionPlan:
+        """Return the attention plan for tokens that see these spans."""
         return self._decoder.plan(spans, self._table.page_rows, self._layout)
 
     def _run_eager(

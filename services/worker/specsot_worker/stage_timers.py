@@ -47,9 +47,13 @@ class DeviceTimer(HostTimer):
         self._measured: dict[int, float] = {}
 
     def mark_input(self) -> None:
+        """Record the event from which the device's time is measured."""
         self._input_event = self._mark()
 
     def end(self, rows: int) -> float:
+        """Return the device time of an earlier frame of about this size, or the host's time; see the class
+        docstring.
+        """
         if not rows:
             return super().end(rows)
         self._poll()
@@ -81,6 +85,7 @@ class LastStageTimer(HostTimer):
         self._input_event = torch.cuda.Event()
 
     def mark_input(self) -> None:
+        """Record an event that completes when the hidden states have arrived."""
         self._input_event.record(self._stream)
 
     def end(self, rows: int) -> float:

@@ -535,10 +535,11 @@ class Worker:
             await active.links.master.send(Ready(active.configuration.epoch))
 
     async def _handle_loss(self, active: _WorkerEpoch, lost: Lost) -> None:
-        """Handle a lost link. The ring continues without a lost drafter, and stage 0 is told; a lost stage
-        ends the epoch.
+        """Handle a lost link. The ring continues without a lost drafter, of which stage 0 is informed. A lost
+        stage ends the epoch.
 
-        Raises Unavailable if the epoch cannot continue.
+        Raises Unavailable if the epoch cannot continue: a stage was lost, or the drafter before its taps
+        arrived.
         """
         if lost.peer in {stage.name for stage in active.configuration.stages}:
             raise Unavailable(f"lost {lost.peer}: {lost.reason}")

@@ -59,6 +59,7 @@ class TokenCounts:
     """
 
     def __init__(self, prompt: Iterable[int] = ()) -> None:
+        """Start with the tokens of the prompt, each with a count of 0."""
         self._counts = dict.fromkeys(prompt, 0)
 
     def add_prompt(self, tokens: Iterable[int]) -> None:
@@ -296,6 +297,7 @@ class TreeMasks(Masks):
         self._masks: dict[int, np.ndarray | None] = {}
 
     def __len__(self) -> int:
+        """Return the number of nodes."""
         return len(self._tree)
 
     @overload
@@ -303,6 +305,7 @@ class TreeMasks(Masks):
     @overload
     def __getitem__(self, index: slice) -> Masks: ...
     def __getitem__(self, index: int | slice) -> np.ndarray | Masks | None:
+        """Return the mask of a node, or the masks of a slice of nodes."""
         if isinstance(index, slice):
             return [self[node] for node in range(*index.indices(len(self)))]
         node = range(len(self))[index]

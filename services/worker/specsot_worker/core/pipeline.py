@@ -487,8 +487,8 @@ class LapTimer:
     """Measures the seconds of each step, for the drafter's decision whether drafting pays off.
 
     The time of a step runs from the verification of a sequence to its next verification, whatever other
-    frames are verified in between. For a step without trees, the median over those steps is reported whose
-    sequences had been verified last during a pause.
+    frames are verified in between. For a step without trees, the median over such steps during pauses of
+    drafting is reported, so that the drafter can compare steps with trees to steps without a drafter.
     """
 
     def __init__(self) -> None:
@@ -524,6 +524,7 @@ class LapTimer:
         return median(one for one, _ in laps), median(one for _, one in laps)
 
     def _note(self, frame: Frame, now: float) -> None:
+        """Record when each sequence of the frame was verified, and drop closed sequences."""
         self._verified |= dict.fromkeys((one.sequence for one in frame.segments), (now, frame.resting))
         for sequence in frame.closings:
             self._verified.pop(sequence, None)
