@@ -143,7 +143,6 @@ class FeatureStore:
         """Return the features of all parts, one after the other: [num_features, width]."""
         # The tensor is the newest step's output, which its owner may overwrite soon, so it is returned once
         # only.
-        # The tensor of the newest step may be overwritten soon, so it is returned once only.
         newest = self._newest
         self._newest = ((), self._features[:0])
         if parts == newest[0]:

@@ -407,7 +407,8 @@ class FeatureStream:
             lessons = tuple(self._lesson(part, not frame.waking) for part in rows_by_sequence)
             messages.append(Features(frame.epoch, frame.number, openings, lessons, (), rows))
             room -= sum(part.stop - part.start for part in rows_by_sequence)
-            if not unknown:  # nothing waits for what was told just now
+            # No sequence waits for the openings and features of this message.
+            if not unknown:
                 break
         return messages
 

@@ -279,7 +279,8 @@ class RowHandover:
             (order, layers, uplink) = self._waiting
             self._waiting = None
             told = Progress(order.epoch, 1, 1, handed=order.number, over=self.rows.over(layers))
-            with suppress(SpecsotError):  # a lost master is heard of by itself
+            # The loss of the master is detected elsewhere.
+            with suppress(SpecsotError):
                 await uplink.send(told)
 
     async def _give(self, order: HandOver, copies: Copies | None) -> None:

@@ -114,12 +114,14 @@ def argmax_tokens(logits: torch.Tensor) -> list[int | None]:
     """Return the argmax of each row [num_rows, vocab]. None for a row that holds NaN or +infinity, or only
     -infinity.
     """
-    if logits.device.type == "cpu":  # NumPy's takes a sixth of the time of PyTorch's; it has no bfloat16
+    # NumPy's argmax takes a sixth of the time of PyTorch's, but NumPy has no bfloat16.
+    if logits.device.type == "cpu":
         held = (logits.float() if logits.dtype == torch.bfloat16 else logits).numpy()
         tokens = held.argmax(-1)
         best = held[np.arange(len(held)), tokens].tolist()
         chosen = tokens.tolist()
-    else:  # read once: each read awaits the device
+    else:
+        # Both are read at once, because every read waits for the device.
         best, chosen = torch.stack([each.double() for each in logits.max(dim=-1)]).tolist()
     return [int(token) if abs(top) < float("inf") else None for top, token in zip(best, chosen)]
 
@@ -352,7 +354,8 @@ class _PathWalk:
         state = self.query.state
         masks = self.query.masks
         if masks and (mask := masks[self.node]) is not None:
-            forbidden = torch.from_numpy(~mask[: len(logits)])  # the cached mask itself is read-only
+            # The mask is inverted into a new array, because the mask itself is cached and read-only.
+            forbidden = torch.from_numpy(~mask[: len(logits)])
             logits[forbidden.to(logits.device)] = float("-inf")
         if barred := self._barred():
             logits[torch.tensor(barred, device=logits.device)] = float("-inf")

@@ -572,7 +572,8 @@ def near_drafter(told: Configuration, links: Mapping[str, RingLink]) -> NearDraf
 
 async def _tell(uplink: Link, progress: Progress) -> None:
     """Send progress to the master. The loss of the master is handled elsewhere."""
-    with suppress(SpecsotError):  # a lost master is heard of by itself
+    # The loss of the master is detected elsewhere.
+    with suppress(SpecsotError):
         await uplink.send(progress)
 
 

@@ -153,7 +153,8 @@ class DecodeState:
         resting: True while drafting is paused or resuming.
         """
         asked = self.opening
-        forced = self.grammar is not None and asked.drafted  # stretches of its form may come with it
+        # Tokens that the grammar forces may be fed together with the new token.
+        forced = self.grammar is not None and asked.drafted
         return not forced and asked.logprobs is None and (resting or not asked.drafted)
 
     def write(self, tokens: tuple[int, ...]) -> End | None:

@@ -206,8 +206,8 @@ class PipelineDepth:
         self._gap += LAP_WEIGHT * (seconds - self._gap)
 
     def max_frames(self, least: int, limit: int) -> int:
-        """Return how many frames may be in flight: as many as fit into one step without waiting for each
-        other's slowest stage, at least 1 and at most `limit`.
+        """Return how many frames may be in flight, at least 1 and at most `limit`: the time of a step divided
+        by that of its slowest stage. With as many frames, the slowest stage is always busy.
 
         least: Returned, up to `limit`, until the time of hops has been measured.
 
@@ -225,9 +225,12 @@ class PipelineDepth:
         rows: Number of tokens of the whole family.
         branches: Number of its sequences, which bounds the number of frames.
 
-        This is the smallest number whose cycle time is at most 1 / (1 - MIN_GAIN) times the best. If the
-        present number is larger, it is kept while its cycle is shorter than that of the smallest number by
-        MIN_GAIN / 2.
+        The result is the smallest number of frames whose cycle time is at most 1 / (1 - MIN_GAIN) times the
+        shortest cycle time. If the family is spread over more frames now, that number is kept while its cycle
+        is shorter than the smallest number's by at least the fraction MIN_GAIN / 2.
+
+            # cycles of 1, 2 and 4 frames: 10, 7 and 6.5 ms -> 2 frames, because 7 <= 6.5 / 0.8 < 10;
+            # if 4 frames are used now: 6.5 > 0.9 * 7, so 2 frames all the same
         """
         choices = range(1, max(min(branches, most), 1) + 1)
         cycles = {parts: self._cycle_seconds(rows, parts) for parts in choices}
@@ -247,14 +250,18 @@ class PipelineDepth:
         return min(sizes, key=lambda size: (self._prefill_seconds(rows, size), -size))
 
     def prompt_rows(self, writing: int, waiting: int, room: int) -> int:
-        """Return how many prompt tokens, at most `room`, a frame carries.
+        """Return how many prompt tokens, at most `room`, a frame carries: as many as let the frame take at
+        most MAX_PROMPT_STALL times as long as without prompts, but at least LEAST_PROMPT_ROWS.
 
         writing: Number of tokens of the frame that belong to decoding sequences.
         waiting: Number of sequences that wait for their prompts. They count as if they decoded already:
             otherwise few decoding sequences would let few prompts in, and would remain few.
 
-        The frame may take MAX_PROMPT_STALL times as long as without prompts. If several frames overlap, the
-        slowest stage's share of the time of decoding counts.
+        If several frames overlap, each carries only a part of the decoding sequences. The part is estimated
+        as the slowest stage's share of the compute time.
+
+            # one stage, 1 ms per token, writing 4, waiting 0, room 100 -> limit 2.25 * 4 = 9 ms,
+            # 4 + 5 tokens take 9 ms, but LEAST_PROMPT_ROWS applies -> 8 prompt tokens
         """
         share = max(self._shares) if self._overlap else 1.0
         limit = MAX_PROMPT_STALL * self._compute_seconds((writing + waiting) * share)

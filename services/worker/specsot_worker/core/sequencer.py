@@ -31,7 +31,7 @@ from specsot_model.core.kv_plan import open_one, policy_of
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget, InFlightFrame, PipelineDepth
 from specsot_worker.core.sequence_state import SequenceState
 
-# Tokens. While prompts wait, trees leave one token in this many of a frame to prompts. Untuned.
+# Divisor. While prompts wait, trees leave 1 / PREFILL_SHARE of a frame's tokens to prompts. Untuned.
 PREFILL_SHARE = 4
 
 
@@ -40,10 +40,10 @@ class Sequencer:
     `compose`.
 
     There is no prefill or decode phase: a frame carries the trees of sequences that can decode and prompt
-    chunks of the others, up to a token budget (`FrameBudget.rows`).
+    chunks of other sequences, up to a token budget (`FrameBudget.rows`).
 
-    Fairness between prompts and decoding sequences: while prompts wait, trees leave one token in
-    PREFILL_SHARE of a frame to prompts, so a new sequence produces its first token after a bounded number of
+    Fairness between prompts and decoding sequences: while prompts wait, trees leave 1 / PREFILL_SHARE of a
+    frame's tokens to prompts, so that a new sequence produces its first token after a bounded number of
     frames. A frame may carry fewer prompt tokens than that if they would take long
     (`PipelineDepth.prompt_rows`), so that decoding sequences do not stall.
 
@@ -465,10 +465,11 @@ class Sequencer:
         return self._depth.chunk_rows(live.opening.prompt - live.fed, rows) if self._depth else rows
 
     def _open(self, live: SequenceState, fed: dict[int, int], openings: list[Opening]) -> bool:
-        """Open one sequence, append it to `openings`, and return True, if its source is fed far enough and
-        there are pages.
+        """Open one sequence if its source is fed far enough and there are pages. Return whether it was
+        opened.
 
         fed: By sequence, how many tokens earlier frames have fed.
+        openings: The opening is appended to this list.
 
         A fork of a sequence that has ended, or of a sequence with a grammar, is rejected. So is an opening
         that the page table refuses.
