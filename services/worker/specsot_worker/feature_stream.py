@@ -141,7 +141,7 @@ class FeatureStream:
         self, frame: Frame, outcomes: Mapping[int, Outcome], now: float
     ) -> Mapping[str, tuple[Features, ...]]:
         """Record a verified frame, and return by drafter the messages to send now, in order. Return {} while
-        drafting is paused.
+        drafting is paused, or if no drafter is present; the frame is recorded later then.
 
         outcomes: Of the frame, by sequence.
         now: Time in seconds of the verification.

@@ -213,11 +213,10 @@ class StageLoader:
             self._tell_fetched(layers)
 
     def preload(self, layers: Range | None = None) -> bool:
-        """Load one more layer. Return False if nothing was loaded: no layer is missing, or, without `layers`,
-        there is no room.
+        """Load one more layer. Return whether a layer was loaded.
 
-        layers: None: any layers of the model, while half of the memory that was free at the beginning stays
-            free, and the memory of the pages as well.
+        layers: The layers to load. None: any layers of the model whose files are present, while half of the
+            memory that was free at the beginning stays free, and at least the memory of the KV pages.
 
         Raises ModelError if there is no room for the next of `layers`.
         """

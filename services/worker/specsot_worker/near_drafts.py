@@ -44,7 +44,8 @@ Place = Callable[[Segment], tuple[int, int] | None]
 class DraftedLap:
     """The step after a verified frame, if it consists of trees for exactly the sequences that continue.
 
-    A sequence that has just generated its first token comes after the others, with its root alone.
+    Sequences that have just generated their first token come last. If the device chooses the trees, the tree
+    of such a sequence is its root alone.
 
     unread: Trees that the device has chosen and the host has not read, if the step has been launched with
         them.

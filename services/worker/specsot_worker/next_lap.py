@@ -328,8 +328,8 @@ class NextLap:
         return segment
 
     def _goes_on(self, segment: Segment) -> bool:
-        """Return whether a tree follows this segment whose KV a predicted step can use: the sequence has no
-        KV policy, or a window.
+        """Return whether the segment's sequence has a tree in the next frame, and has no KV policy other than
+        a window.
         """
         if not (isinstance(segment, TreeSegment) or segment.final):
             return False

@@ -478,8 +478,10 @@ class DraftTimeout:
             self._pause = self._pause.on(PauseEvent.LEFT)
 
     def drafter_spoke(self, drafter: str = "") -> None:
-        """Record a message of this drafter, which says that it has processed all that it was sent. If there
-        was no drafter before, drafting begins without misses or backlog.
+        """Record a message of this drafter, which says that it has processed everything that it was sent.
+
+        The drafter counts as caught up, unless features of sequences that it never saw remain to be sent. If
+        there was no drafter before, drafting begins without misses or backlog.
         """
         self._speaking.add(drafter)
         if self._pause.state is PauseState.ABSENT:

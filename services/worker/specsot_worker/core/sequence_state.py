@@ -16,16 +16,18 @@ class SequenceState:
     """One sequence as the sequencer of stage 0 knows it.
 
     Words of the code: `step` is the number of the sequence's draft round, which is one tree and its
-    verification. The *root* of a tree is the newest token of the sequence, which has no KV yet.
+    verification. The *root* of a tree is the newest token of the sequence, which has no KV before that tree
+    is fed.
 
     opening: What every stage must know about the sequence.
     prompt: Prompt token ids, without the tokens that the sequence shares with the source of its fork.
     lease: Position up to which the sequence may decode; the master moves it forward.
     opened: True once a composed frame has carried the opening.
     fed: Number of prompt tokens that have been composed into frames, including forked and reused ones.
-    committed: Number of KV slots that will be final once every composed frame has passed.
-    root: The newest token, which no frame has carried yet. None until the prompt has produced its first
-        token.
+    committed: Number of KV slots that will be final once every composed prompt chunk has passed. The tree in
+        flight does not count.
+    root: The newest token: the root of the tree that is in flight or comes next. None until the prompt has
+        produced its first token.
     step: Number of the draft round that is in flight or comes next. It is 0 while the prompt is being fed.
     keep: Accepted node numbers of the last verified tree, root first. The next tree frame carries them, so
         that every stage moves the KV of these nodes down to the committed end.
@@ -36,8 +38,8 @@ class SequenceState:
     waiting_since: Time in seconds since which the sequence waits for a tree. None if it does not wait.
     forced: Tokens that the grammar leaves no choice about, after the root. They are drafted as a chain if no
         tree arrives.
-    drafter_informed: False if drafting was paused or resuming when the newest segment was launched. No tree
-        is asked for then, so the sequence does not wait for one.
+    drafter_informed: False if drafting was paused or resuming when the newest segment was launched. The
+        drafter is not asked for a tree then, so the sequence does not wait for one.
     drafter: Name of the drafter that sent the sequence's last tree. Empty if no drafter has sent one yet,
         None if that drafter is lost.
     returned_at: Time in seconds at which the last result arrived. None before the first result.
