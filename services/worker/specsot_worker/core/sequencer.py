@@ -477,6 +477,8 @@ class Sequencer:
         opening = live.opening
         fork = live.opening.fork
         source = self._sequences.get(fork.sequence) if fork else None
+        # The last stage may hold back the segments of a sequence with a grammar until that is compiled
+        # (`PendingGrammars`), and then does not know the tokens of the source yet.
         held = source is None or source.opening.plan or source.opening.form
         if fork and held:
             self._reject(opening.sequence)
@@ -489,6 +491,8 @@ class Sequencer:
         except SpecsotError:
             self._reject(opening.sequence)
             return False
+        # Without a bound on its pages, a sequence gets the pages of its whole prompt at once, so that its
+        # chunks cannot run out of pages halfway.
         if self._max_pages_held(opening) is None:
             self._table.reserve(opening.sequence, opening.prompt)
         openings.append(opening)
