@@ -188,13 +188,14 @@ class NearDrafts:
     def draft(
         self, features: Sequence[Features], ahead: DraftedLap | None = None
     ) -> tuple[tuple[Drafts, ...] | None, bool]:
-        """Have the drafter grow trees. Return them, and whether the next step is running with them.
+        """Have the drafter grow trees. Return its messages for stage 0, and whether the next step is running
+        with these trees.
 
         features: Messages for the drafter, in order.
-        ahead: The step that follows, from `follow`.
+        ahead: The step that follows, from `follow`. None if it cannot be predicted.
 
-        The trees are None if the drafter is elsewhere, if there is nothing to tell it, or if it takes nothing
-        this way now.
+        The messages are None if the drafter is elsewhere, if there is nothing to send it, or if it takes
+        nothing this way now.
         """
         if self.drafter is None or not features:
             return None, False

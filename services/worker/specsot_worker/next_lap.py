@@ -146,7 +146,7 @@ class NextLap:
         self._laps = laps
         self._guess: GuessedLap | None = None
         # _trees: every segment of the newest frame is followed by a tree.
-        # _plain: the newest frame has single-node trees only, and no drafting is paused or resuming.
+        # _plain: the newest frame has single-node trees only, and drafting was neither paused nor resuming.
         self._trees = self._plain = False
         # True if the last trees had the shapes that `foresee` had prepared.
         self._alike = True
@@ -240,7 +240,7 @@ class NextLap:
         self._drop()
         if not (self._trees and self._laps.takes_unread):
             return False
-        # One tree serves all sequences, because up to 64 of them wait for this.
+        # One tree serves all sequences: building one for each of 64 sequences, say, would delay the launch.
         unknown = chain((0,) * trees.nodes)
         self._arrange(
             [
@@ -254,8 +254,8 @@ class NextLap:
         return bool(guess and guess.outputs)
 
     def read(self, trees: Sequence[Tree]) -> bool:
-        """Record the trees that the device has chosen for the launched step. Return False if their sizes
-        differ from the planned ones.
+        """Record the trees that the device has chosen for the launched step. Return False if there is no such
+        step, or if the sizes differ from the planned ones.
         """
         guess = self._guess
         if guess is None or any(len(own.tokens) != len(one.tokens) for own, one in zip(trees, guess.trees)):

@@ -366,14 +366,20 @@ class Sequencer:
         for place, live in enumerate(queue):
             others = len(queue) - place - 1
             sequence = live.opening.sequence
+            # Every later sequence keeps one token for its root. With fewer tokens than sequences, the first
+            # sequences get one token each.
             share = max(room - others, min(room, 1))
+            # The table is asked only if the free pages might not hold a whole tree.
             plenty = table.free * table.page_rows >= slots
             most = slots if plenty else min(table.room(sequence, live.committed), slots)
             if (rows := min(share, most)) < 1:
                 continue
+            # The sequence's draft timeout has passed.
             if live.waiting_since is not None and live.tree is None:
                 self._draft_timeout.record_miss(live.drafter)
             self._free_behind(sequence, live.committed)
+            # The tree was not truncated for lack of room in the frame, so the sequence moves to the end of
+            # the order.
             if min(live.wanted_rows, most) <= share:
                 self._turns += 1
                 live.turn = self._turns
