@@ -358,7 +358,8 @@ class DecoderStage:
         layer: Number of the layer in the model.
         sources: Number of source slots.
 
-            # two heads kept 2 and 3 positions, then 2 more followed: sources [c0 c1 c2 | c3 c4], shares.shared 3
+            # two heads kept 2 and 3 positions, then 2 more followed:
+            # sources [c0 c1 c2 | c3 c4], shares.shared 3, shares.before (2, 3)
             # -> first head True for c0 c1 c3 c4, second head True for all
         """
         device = self._decoder.device

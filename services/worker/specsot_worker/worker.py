@@ -207,7 +207,7 @@ class Worker:
         self._observer.formed(configuration, stage)
 
     def _believes(self, configuration: Configuration, arrival: Arrival) -> bool:
-        """Return whether the sender of a message may send such a message."""
+        """Return whether the sender of a message may send it to this stage."""
         return may_send(configuration, arrival)
 
     async def _reuse_taps(self, active: _WorkerEpoch) -> None:
@@ -252,7 +252,8 @@ class Worker:
         return copies
 
     async def handle(self, arrival: Arrival) -> None:
-        """Handle one message. A frame runs at once; everything else takes effect in `settle`.
+        """Handle one message. A frame runs at once. Other messages change the state on which the next
+        `settle` acts.
 
         Messages of later epochs are kept until that epoch begins. Messages of earlier epochs, and messages
         that the sender may not send, are dropped.
