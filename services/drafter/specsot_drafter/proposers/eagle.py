@@ -135,8 +135,7 @@ class EagleProposer(Proposer):
         return [one for one in self._followed.values() if one.sequence.root is None and one.due]
 
     def _take(self, asked: Sequence[FollowedSequence]) -> list[DueRows]:
-        """Take the due rows of the given sequences, then those of sequences whose prompts are being
-        processed.
+        """Take the due rows of the given sequences, then of all whose prompts are being processed.
 
         Only the given sequences get an output, which is that of their last row.
         """
