@@ -125,7 +125,7 @@ def _allowed_candidates(candidates: Candidates, row: int, sequence: DraftSequenc
     Candidates are examined best first. A parent is examined before its children, since no candidate is better
     than its parent. The number of tokens that the sequence may still write is not considered.
 
-    A stop token is allowed even where the grammar does not end; nothing may follow it.
+    A stop token is always allowed. Nothing may follow a stop token that the grammar itself forbids.
     """
     grammar_state = sequence.grammar_state
     ends = sequence.opening.stop_ids
