@@ -201,6 +201,7 @@ class Drafter:
             active.failure = error if ours else explain_failure(self._loader.name, error)
 
     async def disband(self) -> None:
+        """Leave the epoch, and close its link in the background."""
         active = self._active
         self._active = None
         if active is not None:

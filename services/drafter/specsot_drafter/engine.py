@@ -208,6 +208,7 @@ class DraftEngine:
         return self._ids is None or not tokens or (min(tokens) >= 0 and max(tokens) < self._ids)
 
     def _close(self, sequence: int) -> None:
+        """Forget a sequence in the engine and in all proposers; unknown ones are ignored."""
         self._sequences.close(sequence)
         self._lanes.pop(sequence, None)
         self._pending.pop(sequence, None)

@@ -179,6 +179,11 @@ class DraftLoader:
     def _make_budget(
         self, name: DrafterName, drafter: Proposer, configuration: Configuration
     ) -> BudgetPolicy:
+        """Return the policy of one backend.
+
+        A backend without a model gets a tree shape of its own: one child per node, and as many levels as the
+        proposer has.
+        """
         shape = configuration.shape
         levels = len(drafter.widths)
         looks = name in ("ngram", "suffix")

@@ -332,6 +332,11 @@ class DraftPolicy(BudgetPolicy):
         return min(live, self._few)
 
     def plan_levels(self, live: int, most: int, due: int = 0, beside: int = 0) -> int:
+        """See `BudgetPolicy.plan_levels`.
+
+        If growth can stop between levels, the result is `most`, and `pays_deeper` stops it. Otherwise the
+        result is the chosen number of levels.
+        """
         self.rest = 0
         self.holding = False
         self._others = beside

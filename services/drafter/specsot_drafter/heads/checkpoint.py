@@ -233,6 +233,10 @@ def read_shape(checkpoint: Checkpoint, base: ModelConfig) -> HeadShape:
 
 
 def _read(checkpoint: Checkpoint, base: ModelConfig) -> HeadShape:
+    """Return the sizes that the tensors and the number of heads in the config imply, unchecked by layer.
+
+    Raises HeadMismatch if the number of heads does not divide the projections.
+    """
     kind = kind_of(checkpoint)
     hidden = _hidden(checkpoint)
     queries, _ = _matrix(checkpoint, f"{BLOCK}.{ATTENTION}.q_proj.weight")
@@ -259,6 +263,7 @@ def _hidden(checkpoint: Checkpoint) -> int:
 
 
 def _matrix(checkpoint: Checkpoint, name: str) -> tuple[int, int]:
+    """Return the rows and columns of a tensor. Raises HeadMismatch if it is no matrix, or empty."""
     found = checkpoint.shape(name)
     if len(found) != 2 or 0 in found:
         name = checkpoint.published(name)

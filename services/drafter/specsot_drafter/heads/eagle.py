@@ -104,6 +104,10 @@ class EagleHead(DraftHead):
         return KVPages(self.layers, pages, page_rows, self.kv_heads, self.head_dim, numbers, self.device)
 
     def plan(self, spans: Sequence[RowSpan], page_rows: int) -> AttentionPlan:
+        """See `DraftHead.plan`.
+
+        With a window, the plan also has a part for the layers that have the window.
+        """
         packed = self.decoder.packed
         window = self.decoder.window
         make = packed.plan if packed else super().plan
@@ -406,15 +410,15 @@ class Fusion(Protocol):
 
 
 class SummedTaps:
-    """Runs fc in the stages: fc([l, m, h]) = W1 l + W2 m + W3 h is a sum over the taps.
+    """Runs fc in the stages, since fc([l, m, h]) = W1 l + W2 m + W3 h is a sum over the taps.
 
-    Adds the bias here.
+    Only the bias is added here.
     """
 
     def __init__(self, taps: tuple[int, ...], weight: Tensor, bias: Tensor | None) -> None:
-        """weight: [hidden, taps * base width], whose column blocks are the slices.
+        """weight: [hidden, taps * base width]; its column blocks are the slices.
 
-        bias: None: there is none.
+        bias: [hidden], or None for an fc without bias.
         """
         self.taps = taps
         self.width = weight.shape[0]
@@ -511,6 +515,7 @@ def choose_taps(
 
 
 def _default_taps(head: Checkpoint, layers: int) -> tuple[int, ...]:
+    """Return the taps of the reference: 32 layers -> (2, 16, 29). Raises HeadMismatch for too few layers."""
     if layers < MIN_LAYERS:
         raise HeadMismatch(
             f"{head.directory}: EAGLE-3 taps three layers, the base has only {layers} layers; "
@@ -520,6 +525,7 @@ def _default_taps(head: Checkpoint, layers: int) -> tuple[int, ...]:
 
 
 def _complaint(taps: tuple[int, ...], layers: int) -> str | None:
+    """Return what is wrong with these taps of a model of so many layers; None: nothing."""
     if not taps or list(taps) != sorted(set(taps)):
         return f"must be different layers in ascending order, got {list(taps)}"
     if taps[0] < 0 or taps[-1] > layers:

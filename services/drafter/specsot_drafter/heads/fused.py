@@ -57,6 +57,7 @@ class FusedHead:
         return self.shape.heads // self.shape.kv_heads
 
     def step(self, tokens: Tensor, features: Tensor, origins: Tensor, rows: HeadRows) -> Tensor:
+        """See `GraphHead.step`."""
         from specsot_kernels.gpu.rows import join_rows, norm_rows
 
         head = self.head

@@ -131,6 +131,10 @@ class _HeadLoader:
         return self.base.config
 
     def eagle1(self) -> Eagle1Head:
+        """Load an EAGLE-1 or EAGLE-2 head; it reads the base model's last hidden state.
+
+        Raises InvalidRequest if the overrides name taps, which such a head does not have.
+        """
         if self.overrides.aux_layers is not None:
             raise InvalidRequest(f"{self.head.directory}: an EAGLE-1 head has no aux_layers", "aux_layers")
         hidden = self.config.hidden
@@ -150,6 +154,7 @@ class _HeadLoader:
         )
 
     def eagle3(self) -> Eagle3Head:
+        """Load an EAGLE-3 or P-EAGLE head."""
         hidden = self.shape.hidden
         fusion = self._fusion()
         return Eagle3Head(
@@ -169,6 +174,7 @@ class _HeadLoader:
         )
 
     def dflash(self) -> BlockHead:
+        """Load a DFlash head."""
         hidden = self.shape.hidden
         taps = taps_of(self.head, self.config.layers, self.overrides)
         return BlockHead(
@@ -200,6 +206,7 @@ class _HeadLoader:
         return ConcatenatedTaps(taps, norms, Linear(weight, bias, self.fetch.quantization), self.fetch.dtype)
 
     def _final(self) -> FinalHidden:
+        """Return the fusion of a head that reads the last hidden state, which must have the head's width."""
         hidden = self.config.hidden
         if self.shape.hidden != hidden:
             raise HeadMismatch(
@@ -292,6 +299,7 @@ class _HeadLoader:
         return Linear(rows, None, kind)
 
     def _layers(self) -> HeadLayers:
+        """Load the decoder layers, with the head's own RoPE settings."""
         shape = self.shape
         rotary = Rotary(
             rope_of(self.head, self.overrides), shape.heads, shape.kv_heads, shape.head_dim, self.fetch.device

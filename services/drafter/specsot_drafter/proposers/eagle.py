@@ -150,6 +150,11 @@ class EagleProposer(Proposer):
     def begin(
         self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
     ) -> Offer:
+        """See `Proposer.begin`.
+
+        In this order of preference: continue asynchronous growth, launch a graph, or grow level by level when
+        the offer is called. Sequences without free KV pages get barred candidates.
+        """
         early = self._early
         self._early = None
         if early and (offer := self._go_on(early, sequences, levels)):
@@ -166,6 +171,7 @@ class EagleProposer(Proposer):
     def _grow(
         self, growing: Sequence[tuple[DraftSequence, TreeRoom]], levels: int, keep: KeepGrowing | None
     ) -> Candidates:
+        """Compute the due rows, then grow the trees level by level, without a graph."""
         own, rooms = zip(*growing)
         due = self._take([self._followed[text.id] for text in own])
         last = compute_rows(self._head, self._pages, due)
@@ -235,6 +241,11 @@ class EagleProposer(Proposer):
 
     @torch.inference_mode()
     def begin_early(self, verdict: UnreadVerdict, ids: int, levels: int) -> bool:
+        """See `Proposer.begin_early`.
+
+        Growth is launched only with graphs, and only if the rows of every sequence are complete up to its
+        tree and its pages can be reserved. Outstanding rows are computed first.
+        """
         self._early = None
         graphs = self._graphs
         head = self._head

@@ -193,6 +193,7 @@ class LanguageModelProposer(Proposer):
     def _grow(
         self, growing: Sequence[tuple[DraftSequence, TreeRoom]], levels: int, keep: KeepGrowing | None
     ) -> Candidates:
+        """Catch up and grow: in one graph if possible, otherwise level by level with a grammar guide."""
         own, rooms = zip(*growing)
         feds = [self._fed[text.id] for text in own]
         beam = self._beam
