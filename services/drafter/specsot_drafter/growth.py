@@ -247,9 +247,7 @@ class TreeGrowth:
         return self._head.plan(spans, self._kv.page_rows)
 
     def _candidates(self) -> Candidates:
-        """Return all candidates in the order of the reference: k of level 1, then k * k of each level
-        below.
-        """
+        """Return all candidates in the order of the reference: k of level 1, then k * k per level."""
         sizes = [scores.shape[1] for scores, _, _ in self._levels]
         scores, tokens, parents = (torch.cat(parts, 1).cpu().numpy() for parts in zip(*self._levels))
         return Candidates(tokens, scores, parents, np.repeat(np.arange(1, len(sizes) + 1), sizes))

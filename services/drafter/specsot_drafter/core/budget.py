@@ -150,9 +150,7 @@ class BudgetPolicy:
         """Record a finished step: the outcomes of its trees, and its duration."""
 
     def record_growth(self, live: int, levels: int, due: int, seconds: float) -> None:
-        """Record that growing `live` trees of `levels` levels took `seconds`, with `due` rows computed
-        first.
-        """
+        """Record that growing `live` trees took `seconds`, with `due` rows computed first."""
 
 
 # Levels. First, smallest and largest depth of `--tuner seed`. Precedent: the seed's own values, kept for

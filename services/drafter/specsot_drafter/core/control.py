@@ -1,10 +1,14 @@
-"""How much to draft now: how deep, how many nodes, or for how long not at all.
+"""Decides how much to draft now: how deep, how many nodes, or for how long not at all.
 
-One policy for CPUs and GPUs. It chooses the depth and the number of nodes with the most expected tokens per
-second, from one model of acceptance (`acceptance`) and one of costs (`StepCosts`: seconds of whole steps, by
-the clock). A regret budget bounds what it may lose to the baseline, which drafts nothing: once that is spent,
-drafting is paused for as long as it takes until the next step with drafts is paid for. Counts, probabilities
-and measured seconds in, counts out.
+There is one policy for CPUs and GPUs. The policy chooses the depth and the number of nodes with the most
+expected tokens per second, from a model of acceptance (`acceptance`) and a model of costs (`StepCosts`: the
+wall-clock seconds of whole steps).
+
+A regret budget bounds the time that drafting may lose compared with the baseline, which drafts nothing. Every
+step adds a little to the budget, a step with drafts adds what it gained or subtracts what it lost. When the
+budget cannot cover the next step with drafts, drafting pauses until enough has been added.
+
+The policy takes counts, probabilities and measured seconds, and returns counts.
 """
 
 from __future__ import annotations
@@ -44,8 +48,8 @@ from specsot_drafter.core.selection import (
 
 # "The gate" is `python -m tests.drafter.gate`: it replays all recorded traces and compares the policy with
 # fixed settings.
-# Baseline steps. How much drafting may lose on the sequences that are being written: 2.5 % of 200 tokens.
-# Chosen by the gate, from 4 to 6.
+# Baseline steps. How much drafting may lose on the sequences that are being written: 2.5 % of the steps of
+# 200 tokens. Chosen by the gate, from 4 to 6.
 REGRET: Final = 5.0
 # Multiple of REGRET. How much drafting may lose on future sequences; gains refill it up to this limit.
 # Chosen by the gate.
@@ -86,9 +90,12 @@ class StepCosts:
     The time of a step with drafts is the time to grow the trees plus the time that the stages need for the
     step's rows (one root per sequence, and all draft nodes). Both times are measured as curves at startup.
     The curves may be wrong at run time, because the machine is busy or because the host takes most of a step.
-    Therefore each curve is corrected by a straight line (offset + slope * curve), which is fitted to recent
-    steps by the Theil-Sen estimator. Numbers of rows that were seen lately are also scaled to the time that
-    they took.
+    So three corrections are learned from recent steps:
+
+    * The step curve is scaled to what steps without drafts took; this is the baseline.
+    * A straight line (offset + slope * baseline) is fitted to steps with drafts by the Theil-Sen estimator,
+      and scaled to what the numbers of rows that were seen lately took.
+    * A straight line is fitted to the times of growth in the same way.
     """
 
     def __init__(self, step: Curve, level: Curve, widths: Sequence[int]) -> None:
@@ -283,9 +290,9 @@ class DraftPolicy(BudgetPolicy):
         """Start without observations.
 
         step, level, widths: see `StepCosts`.
-        stepwise: True if growth can stop between levels. Then trees start small and at most double, because
-        the cost of a step is nearly proportional to its rows. False if all levels are launched at once; then
-        the host may take most of a step, whatever the size of the trees.
+        stepwise: True if growth can stop between levels. Then trees start small, and at most double from the
+        largest so far, because every node adds to the cost of a step. False if all levels are launched at
+        once; then the host may take most of a step, whatever the size of the trees.
         """
         super().__init__(replace(shape, depth=min(shape.depth, len(widths))))
         self.costs, self.acceptance = StepCosts(step, level, widths), AcceptanceRates(self._levels)
@@ -504,9 +511,7 @@ class DraftPolicy(BudgetPolicy):
             self._learn_acceptance()
 
     def _pause(self, steps: float, sequences: int) -> None:
-        """Stop drafting for `steps` steps of `sequences` sequences; `rest` counts the trees of those
-        steps.
-        """
+        """Pause drafting for so many steps of so many sequences; `rest` becomes their number of trees."""
         if self._drafts:
             self._regret.record(-self._change * self._stake, 0)
             self.costs.forget()

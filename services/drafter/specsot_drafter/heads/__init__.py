@@ -153,5 +153,5 @@ class GraphHead(Protocol):
         ...
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """See `DraftHead`."""
+        """See `DraftHead.logits`."""
         ...

@@ -55,7 +55,7 @@ class DecoderHead(DraftHead):
         return self.forward(tokens, features, rows)
 
     def forward(self, tokens: Tensor, features: Tensor, rows: HeadRows) -> Tensor:
-        """See `DraftHead`; every row needs its place in the plan."""
+        """See `DraftHead.forward`; the plan must have a query row for every row, not only for asked rows."""
         assert rows.plan is not None
         embedded = self._decoder.embed(tokens)
         hidden, _ = self._decoder.forward(embedded, rows.positions, rows.slots, rows.plan, rows.kv)
