@@ -1,6 +1,4 @@
-"""Runs a DFlash head's pass over blocks as a captured CUDA graph, up to the likeliest tokens of every
-place.
-"""
+"""Drafts the blocks of a DFlash head in one captured CUDA graph, up to the likeliest tokens per place."""
 
 from __future__ import annotations
 

@@ -270,7 +270,10 @@ class RegretBudget:
         self.available = max(self.available, min(self.pool, REGRET))
 
     def steps_until(self, needed: float) -> float:
-        """Return the number of steps without drafts until `needed` baseline steps may be lost."""
+        """Return the number of steps without drafts until `needed` baseline steps may be lost.
+
+        With 1.0 available and 2.0 needed, (2.0 - 1.0) / REGRET_SHARE = 200 steps.
+        """
         return max(needed - self.available, 0.0) / REGRET_SHARE
 
 
@@ -336,6 +339,7 @@ class DraftPolicy(BudgetPolicy):
         return self.pays_deeper if self._stepwise else None
 
     def limit_texts(self, live: int) -> int:
+        """Return the number of sequences to draft for: after a pause few, then more with every step."""
         return min(live, self._few)
 
     def plan_levels(self, live: int, most: int, due: int = 0, beside: int = 0) -> int:
@@ -381,6 +385,10 @@ class DraftPolicy(BudgetPolicy):
         Return 0 if there is such a choice. Otherwise return the number of steps to pause: 1 / REGRET_SHARE if
         no tree can gain even when all levels are accepted, else the steps until the budget covers the
         cheapest choice, at least LOOK_STEPS.
+
+        Example: a step without drafts takes 10 ms, a step with trees of 3 levels and 3 nodes 15 ms. The cost
+        (`stakes`) is 15 / 10 - 1 = 0.5 baseline steps. The choice can gain, because 3 accepted tokens per
+        sequence outweigh 0.5, and it is allowed if the budget is at least 0.5.
         """
         self._learn_acceptance()
         self.costs.learn()
@@ -446,6 +454,7 @@ class DraftPolicy(BudgetPolicy):
         return best + 1 if gains[best] > 0 else 0
 
     def foreseen_nodes(self, live: int, levels: int, most: int) -> int:
+        """Return the nodes of the last choice; 0 if growth can stop between levels, as `select` decides."""
         return 0 if self._stepwise else min(self._nodes, most // live)
 
     def score(self, offer: Candidates) -> Floats:
@@ -453,6 +462,7 @@ class DraftPolicy(BudgetPolicy):
         return acceptance_chances(offer, self.acceptance.trust())
 
     def log_trust(self) -> Floats:
+        """Return the logarithm of the factors by which `score` multiplies the head's probability."""
         return np.log(self.acceptance.trust())
 
     def select(self, values: Floats, levels: int, most: int) -> Flags:
@@ -473,6 +483,7 @@ class DraftPolicy(BudgetPolicy):
             self._worth.record(values, depths)
 
     def begin_texts(self) -> bool:
+        """Grant new sequences their regret budget. Return True if drafting is paused and can resume."""
         self._regret.begin_sequences()
         return not self._drafts and self._regret.available > 0
 

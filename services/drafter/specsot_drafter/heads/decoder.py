@@ -1,6 +1,4 @@
-"""A whole small language model as a draft head: it reads no features, and its hidden states are its
-outputs.
-"""
+"""A whole small language model as a draft head, which reads no features of the base model."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Loads a published draft head for its base model: finds its family, loads its parts, checks that they
-fit.
-"""
+"""Loads a published draft head for its base model, and checks that the two fit."""
 
 from __future__ import annotations
 
