@@ -101,11 +101,11 @@ class Speculator:
             self.budget.record_lap(trees, spent)
 
     def plan_levels(self, sequences: Sequence[DraftSequence], drafted: int = 0) -> int:
-        """Plan the next trees and return the number of levels to grow; 0: drafting is paused.
+        """Plan the next trees and return the number of levels to grow; 0: nothing is drafted.
 
-        A result of 0 starts a pause or continues one. If trees of some sequences grow asynchronously, only
-        those sequences are planned. Other sequences, whose prompts have just been processed, get their first
-        tree one step later, so that the growing trees do not wait for them.
+        If the policy may pause, a result of 0 starts a pause or continues one. If trees of some sequences
+        grow asynchronously, only those sequences are planned. Other sequences, whose prompts have just been
+        processed, get their first tree one step later, so that the growing trees do not wait for them.
 
         sequences: those that request a tree. drafted: number of all sequences that are drafted for.
         """
@@ -327,7 +327,7 @@ class PendingTree(NamedTuple):
     committed: Number of tokens before its root.
     tree:      The tree as it was sent.
     levels:    Number of levels that were grown for it.
-    masses:    The drafter's probability of the tree's nodes, summed per depth.
+    masses:    The drafter's probability of its own nodes in the tree, summed per depth.
     own_nodes: Number of leading nodes that are the root or the drafter's own; others came from elsewhere.
     forced:    Tokens after the root that the grammar determines; these are fed even without a drafter.
     """

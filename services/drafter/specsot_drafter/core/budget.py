@@ -21,7 +21,7 @@ class TreeOutcome(NamedTuple):
 
     grown:    Number of levels that were grown for the tree; 0 if only its root was sent.
     rows:     Number of its nodes, root included.
-    masses:   The drafter's probability of the sent nodes, summed per depth.
+    masses:   The drafter's probability of its own nodes that were sent, summed per depth.
     accepted: Number of tokens that the tree added to the step, compared with a step without it.
     own:      The depth to which the drafter's own nodes were accepted; None: equal to `accepted`.
     """
