@@ -1,5 +1,5 @@
-"""The drafter: proposes trees of tokens for the ring to verify.
+"""The drafter: proposes trees of tokens, which the ring verifies.
 
-It may be late, wrong or gone, and no answer changes. Refuses to know text and the base's layers; `core`
-refuses to know tensors, clocks and links.
+No answer changes if the drafter is late, wrong or lost. The drafter knows neither text nor the layers of the
+base model; its `core` knows neither tensors nor clocks nor links.
 """

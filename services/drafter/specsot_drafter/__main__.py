@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def program(arguments: Sequence[str] | None = None) -> MemberProgram:
-    """What runs with these options; None: those of the command line."""
+    """Return the program that runs with these arguments; None: those of the command line."""
     from specsot_drafter.config import read_config
 
     config = read_config(arguments)

@@ -1,4 +1,4 @@
-"""A DFlash head's pass over blocks as one captured CUDA graph, up to the likeliest tokens of every place."""
+"""Drafts the blocks of a DFlash head in one captured CUDA graph, up to the likeliest tokens per place."""
 
 from __future__ import annotations
 
@@ -19,26 +19,35 @@ from specsot_model.graph_tables import FrameTables
 from specsot_model.kv import KVPages, Staging, size_of
 from specsot_model.memory_fit import graph_bytes
 
-GRAPH_BLOCKS = (1, 2, 4, 8, 16)  # that graphs are captured for; a number between takes the next; not measured
+# Blocks. The numbers of blocks that graphs are captured for; other numbers use the next larger graph.
+# Untuned.
+GRAPH_BLOCKS = (1, 2, 4, 8, 16)
 
-Best = tuple[Tensor, Tensor]  # log-probabilities and ids of the base, [texts, places, breadth] each
+# Log-probabilities, and ids in the base model's vocabulary, [sequences, places, breadth] each.
+Best = tuple[Tensor, Tensor]
 
 
 def best_of(head: DraftHead, outputs: Tensor, breadth: int) -> Best:
-    """The likeliest tokens of every place, best first. outputs: [texts, places, hidden]."""
+    """Return the `breadth` likeliest tokens of every place, best first.
+
+    outputs: [sequences, places, hidden] outputs of the head.
+    """
     scores, ids = head.log_probs(outputs.flatten(0, 1)).topk(min(breadth, head.draft_vocab), -1)
     shape = (*outputs.shape[:2], -1)
     return scores.view(shape), head.to_target(ids).view(shape)
 
 
 def span_of(block: BlockPlan, room: TreeRoom) -> RowSpan:
-    """A block's rows behind a text, which see it whole, and each other."""
+    """Return a block's rows as a span: each row attends to the whole sequence and to rows of its block.
+
+    3 rows: masks [0b111 0b111 0b111], or [0b001 0b011 0b111] for a causal block.
+    """
     seen = tuple((1 << (row + 1 if block.causal else block.rows)) - 1 for row in range(block.rows))
     return RowSpan(block.rows, room.base, block.rows, room.pages, seen)
 
 
 class BlockGraphs:
-    """All graphs over one memory, by how many blocks they draft."""
+    """All graphs of one head and its KV pages, by the number of blocks that they draft."""
 
     @torch.inference_mode()
     def __init__(
@@ -49,13 +58,17 @@ class BlockGraphs:
         capture: Capture,
         blocks: Sequence[int] = GRAPH_BLOCKS,
     ) -> None:
-        """kv: empty. Takes a part of a second on a GPU."""
-        descending = sorted(blocks, reverse=True)  # the largest first: the others live in its memory
+        """Capture all graphs, which takes a fraction of a second on a GPU. kv: must be empty."""
+        # The largest graph is captured first, so that the others share its memory.
+        descending = sorted(blocks, reverse=True)
         self._graphs = {many: _BlockGraph(head, kv, many, breadth, capture) for many in descending}
         self._staging = Staging(max(graph.size for graph in self._graphs.values()), head.device)
 
     def run(self, roots: Sequence[int], rooms: Sequence[TreeRoom]) -> Best | None:
-        """See `best_of`, of all places, on the host; None where no graph has room for the pages."""
+        """Draft one block per root. Return what `best_of` returns, for all places, on the host.
+
+        Return None if no graph has room for the pages. roots: token ids. rooms: where the blocks are stored.
+        """
         most = max(self._graphs)
         found = list[Best]()
         for first in range(0, len(roots), most):
@@ -70,7 +83,7 @@ class BlockGraphs:
 
 
 class _BlockGraph:
-    """One graph, with the numbers it reads and those it writes."""
+    """One captured graph, with the index tables that it reads and the results that it writes."""
 
     def __init__(self, head: BlockHead, kv: KVPages, many: int, breadth: int, capture: Capture) -> None:
         block = head.block
@@ -99,7 +112,11 @@ class _BlockGraph:
         self._replay, _ = capture(draft)
 
     def run(self, roots: Sequence[int], rooms: Sequence[TreeRoom], staging: Staging) -> Best | None:
-        """The last block is drafted again where there are too few: it writes what is there."""
+        """Run the graph. Return None if there is no room for the pages.
+
+        If there are fewer blocks than the graph has, the last block is repeated: its rows are written twice,
+        with the same values.
+        """
         many = self._best.shape[1]
         count = len(roots)
         roots = [*roots, *[roots[-1]] * (many - count)]
@@ -121,12 +138,12 @@ class _BlockGraph:
 
 
 def can_capture_block(head: DraftHead) -> bool:
-    """Whether a block's pass can be captured where there are kernels: not where a layer sees a window."""
+    """Return whether a block's pass can be captured: only if no layer has an attention window."""
     return isinstance(head, BlockHead) and head.decoder.window is None
 
 
 def captured_blocks(head: DraftHead) -> BlockHead | None:
-    """The head, where its blocks run in graphs on this machine."""
+    """Return the head if its blocks can run in graphs on this machine, else None."""
     if head.device.type != "cuda" or find_spec("triton") is None or not can_capture_block(head):
         return None
     assert isinstance(head, BlockHead)
@@ -137,7 +154,7 @@ def captured_blocks(head: DraftHead) -> BlockHead | None:
 
 
 def block_graph_bytes(head: BlockHead) -> int:
-    """Bytes that its graphs take at most."""
+    """Return an upper bound of the bytes of a head's graphs."""
     shape = head.shape
     own = 2 * (shape.heads + shape.kv_heads) * shape.head_dim
     columns = 8 * shape.hidden + 3 * shape.intermediate + own + 4 * (4 // head.dtype.itemsize) * shape.vocab

@@ -1,7 +1,4 @@
-"""The options of a drafter's process.
-
-Torch is not even imported before these are read.
-"""
+"""The options of a drafter's process; read before torch is imported."""
 
 from __future__ import annotations
 
@@ -17,14 +14,19 @@ from specsot.service.options import OF_DRAFTER, DraftModelOptions, MemberOptions
 
 @dataclass(frozen=True, slots=True)
 class DrafterConfig:
-    """draft: what drafts, and the base it drafts for."""
+    """The options of a drafter's process.
+
+    draft: The draft model, and the base model that it drafts for.
+    member: How the drafter joins a fleet.
+    service: The options that all services have.
+    """
 
     draft: Annotated[DraftModelOptions, OF_DRAFTER]
     member: MemberOptions = field(default_factory=MemberOptions)
     service: ServiceOptions = field(default_factory=ServiceOptions)
 
     def check(self) -> None:
-        """Raises InvalidRequest for options that do not go together."""
+        """Raise InvalidRequest for options that contradict each other."""
         draft = self.draft
         if draft.draft_model is None and draft.drafter not in MODELLESS:
             raise InvalidRequest(f"--drafter {draft.drafter} needs --draft-model")
@@ -34,6 +36,9 @@ class DrafterConfig:
 
 
 def read_config(arguments: Sequence[str] | None = None) -> DrafterConfig:
-    """Exits with status 2 and one line when something is wrong."""
+    """Read the options. Exits with status 2 and a message of one line if an option is wrong.
+
+    arguments: the command line; None: that of this process.
+    """
     about = "Draft trees of tokens for a SpecSoT ring."
     return read("specsot-drafter", DrafterConfig, about, arguments, check=DrafterConfig.check)

@@ -1,6 +1,7 @@
-"""The drafter service in the ring: takes features, drafts trees, sends them to stage 0.
+"""The drafter as a member of the ring: receives features, drafts trees, and sends them to stage 0.
 
-It may be late, wrong or gone: the ring waits for it no longer than the draft timeout.
+The ring never waits for the drafter longer than the draft timeout, so a late, wrong or lost drafter does not
+stop any sequence. The code calls a feature batch a *lesson*.
 """
 
 from __future__ import annotations
@@ -29,36 +30,44 @@ log = structlog.get_logger()
 
 
 class DrafterObserver:
-    """Looks at nothing; those who do say so for the moments they care about."""
+    """Is notified of a drafter's work. This base class ignores everything."""
 
     def formed(self, configuration: Configuration, free: Callable[[], int]) -> None:
-        """An epoch begins; `free` tells how many pages are, at any moment."""
+        """Called when an epoch begins. free: returns the number of free KV pages at any moment."""
 
     def drafting(self, lessons: Sequence[Features]) -> AbstractContextManager[object]:
-        """Entered while these are learned and trees are drafted."""
+        """Return a context that is entered while these features are observed and trees are drafted."""
         return nullcontext()
 
     def drafted(self, drafts: Drafts, seconds: float) -> None:
-        """What came of it, and how long that took."""
+        """Called with the result of a draft, and with the seconds that observing and drafting took."""
 
     def disbanded(self) -> None:
-        """The epoch is over."""
+        """Called when the epoch is over."""
 
 
 @dataclass(slots=True)
 class _DrafterEpoch:
-    """Everything that lives exactly as long as one epoch."""
+    """Everything that lives exactly as long as one epoch.
+
+    configuration: The configuration of the epoch.
+    engine: The draft engine of the epoch.
+    stage: The link to the stage that the drafter sends trees to.
+    pending: Features that arrived since the last draft.
+    deadline: Bounds how long a job may compute.
+    failure: The error of a colocated draft, which `handle` raises; None: there was none.
+    """
 
     configuration: Configuration
     engine: DraftEngine
     stage: Link
     pending: list[Features]
     deadline: Deadline
-    failure: SpecsotError | None = None  # of `draft`
+    failure: SpecsotError | None = None
 
 
 class Drafter:
-    """One drafter. `compute` runs tensor work, one job at a time, off the event loop; `observer` is told."""
+    """A drafter that joins one epoch after another."""
 
     def __init__(
         self,
@@ -67,6 +76,12 @@ class Drafter:
         compute: Executor,
         observer: DrafterObserver | None = None,
     ) -> None:
+        """Create a drafter outside any epoch.
+
+        loader: makes the engine of every epoch. dialer: opens links to stages.
+        compute: runs tensor work off the event loop, one job at a time.
+        observer: is notified of the work; None: nothing is.
+        """
         self._loader = loader
         self._dialer = dialer
         self._compute = Compute(loader.name, compute)
@@ -79,14 +94,17 @@ class Drafter:
 
     @property
     def free_pages(self) -> int | None:
-        """KV pages that no sequence owns, by the drafter's own table; None outside an epoch."""
+        """Return the number of KV pages that no sequence owns; None outside an epoch."""
         return self._active.engine.free_pages if self._active else None
 
     async def registration(self) -> Registration:
         return await self._compute.run(self._loader.registration)
 
     async def configure(self, configuration: Configuration, uplink: Link) -> None:
-        """Load the head, give the tapping stages their slices of its fc if they want them, then be ready."""
+        """Join an epoch: make its engine, send the tapping stages their slices of fc, and report Ready.
+
+        Raises Unavailable if a stage does not take its slice.
+        """
         taps = configuration.head.taps if configuration.head else ()
         sent = list[int]()
         async with report_progress(uplink, configuration.epoch, lambda: len(sent), 1 + len(taps)):
@@ -98,10 +116,13 @@ class Drafter:
         await uplink.send(Ready(configuration.epoch))
 
     async def prepare(self, order: StandBy | HandOver, uplink: Link) -> None:
-        """Only workers load layers."""
+        """Do nothing: only workers prepare layers for an epoch."""
 
     async def handle(self, arrival: Arrival) -> None:
-        """Keep features for `settle`; those of another epoch are dropped."""
+        """Keep features of this epoch's last stage for `settle`; ignore those of another epoch.
+
+        Raises the error of a colocated draft, and Unavailable if a stage that the drafter needs is lost.
+        """
         active = self._active
         message = arrival.message
         if active is None:
@@ -115,7 +136,10 @@ class Drafter:
             self._handle_loss(active, arrival, message)
 
     async def settle(self) -> float | None:
-        """Learn everything that has come, then draft once for the newest state."""
+        """Observe all features that have arrived, then draft once for the newest state.
+
+        Trees for an older state would be useless, so a burst of messages leads to one draft.
+        """
         active = self._active
         if active is None or not active.pending:
             return None
@@ -146,8 +170,10 @@ class Drafter:
         return None
 
     def draft(self, features: Sequence[Features], meanwhile: Callable[[], None]) -> tuple[Drafts, ...] | None:
-        """See `NearDrafter`: called on the thread that computes. What goes wrong is raised by `handle`, so
-        that it is nobody else's fault.
+        """See `NearDrafter`; called on the thread that computes.
+
+        Return None outside an epoch, and after an error. Errors of the drafter are kept and raised by
+        `handle`, because here they would fail the worker that calls this method.
         """
         active = self._active
         if active is None or active.failure is not None or features[0].epoch != active.configuration.epoch:
@@ -167,6 +193,7 @@ class Drafter:
 
     @contextmanager
     def _blamed(self, active: _DrafterEpoch) -> Generator[None]:
+        """Keep an error of the body as the failure of this epoch instead of raising it."""
         try:
             yield
         except Exception as error:
@@ -174,6 +201,7 @@ class Drafter:
             active.failure = error if ours else explain_failure(self._loader.name, error)
 
     async def disband(self) -> None:
+        """Leave the epoch, and close its link in the background."""
         active = self._active
         self._active = None
         if active is not None:
@@ -181,14 +209,19 @@ class Drafter:
             await close_in_background(active.stage.close())
 
     def _handle_loss(self, active: _DrafterEpoch, arrival: Arrival, lost: Lost) -> None:
-        """Raises Unavailable where it cannot go on, if whoever says so may."""
+        """Raise Unavailable if the lost peer is a stage that the drafter needs.
+
+        Only a worker may report its own loss; other reports are ignored.
+        """
         needed = {active.configuration.drafted_for.name, active.configuration.stages[-1].name}
         if lost.peer in needed and lost.peer == arrival.sender and arrival.of("worker"):
             raise Unavailable(f"lost {lost.peer}: {lost.reason}")
 
     async def _send_taps(self, configuration: Configuration, taps: Collection[int], sent: list[int]) -> None:
-        """Each tap's slice goes to the stage that taps, or to the neighbour that passes it on. sent: those
-        that are there.
+        """Send each tap's slice of fc to the stage that taps that layer.
+
+        In the communication mode `ring`, the neighbouring stage passes the slices on. sent: layers whose
+        slices have been delivered; extended here, for progress reports.
         """
         slices = await self._compute.run(self._loader.tap_slices) if taps else {}
         for layer, weight in ((tap, slices[tap]) for tap in taps):
@@ -204,8 +237,10 @@ class Drafter:
 
 
 def _rows(batches: Sequence[Features]) -> int:
-    """Of the base's laps that brought them, of what is to be learned, and of what is shared, which must be
-    there.
+    """Return the number of rows that the time limit of a draft is based on.
+
+    These are the rows of the base model's frames, the tokens of the feature batches, and the forked tokens,
+    whose rows the drafter may have to compute before they are shared.
     """
     lessons = sum(len(lesson.tokens) for one in batches for lesson in one.lessons)
     shared = sum(opening.forked for one in batches for opening in one.openings)
@@ -213,14 +248,16 @@ def _rows(batches: Sequence[Features]) -> int:
 
 
 def _observe_and_draft(active: _DrafterEpoch, batches: Sequence[Features]) -> tuple[Drafts, bool, float]:
-    """The drafts, whether stage 0 is to hear of them, and how many seconds they took."""
+    """Return the drafts, whether they are to be sent to stage 0, and the seconds that they took."""
     began = time.perf_counter()
     return _finish(active, _begin(active, batches), began)
 
 
 def _begin(active: _DrafterEpoch, batches: Sequence[Features]) -> int:
-    """Returns for how many rows it may take its time: those of a text that is drafted for the first time are
-    computed at once, and whoever asks, a worker on the same thread, waits for them.
+    """Observe features and launch the trees. Return the number of rows that the time limit is based on.
+
+    The limit is extended by the rows that must be computed before trees can grow. When a sequence is drafted
+    for the first time, these are all of its rows, and a colocated worker on the same thread waits for them.
     """
     rows = _rows(batches)
     allow(active.deadline.seconds(rows))
@@ -232,7 +269,10 @@ def _begin(active: _DrafterEpoch, batches: Sequence[Features]) -> int:
 
 
 def _finish(active: _DrafterEpoch, rows: int, began: float) -> tuple[Drafts, bool, float]:
-    """The same as `_observe_and_draft`."""
+    """Take the trees that `_begin` launched; return the same as `_observe_and_draft`.
+
+    rows: what `_begin` returned. began: when it started.
+    """
     engine = active.engine
     drafts = Drafts(active.configuration.epoch, engine.finish(), engine.rest, active.configuration.you)
     seconds = time.perf_counter() - began
@@ -241,13 +281,21 @@ def _finish(active: _DrafterEpoch, rows: int, began: float) -> tuple[Drafts, boo
 
 
 class EngineProvider(Protocol):
-    @property
-    def name(self) -> str: ...
+    """Loads what drafts, and makes the engine of every epoch."""
 
-    def tap_slices(self) -> Mapping[int, Any]:
-        """By layer, the slice of the head's fc for what taps its input."""
+    @property
+    def name(self) -> str:
+        """Return the name of the drafter in the ring."""
         ...
 
-    def registration(self) -> Registration: ...
+    def tap_slices(self) -> Mapping[int, Any]:
+        """Return the slice of the head's fc for each tapped layer."""
+        ...
 
-    def make_engine(self, configuration: Configuration) -> DraftEngine: ...
+    def registration(self) -> Registration:
+        """Return what the drafter registers with; loads and measures the model if necessary."""
+        ...
+
+    def make_engine(self, configuration: Configuration) -> DraftEngine:
+        """Return an engine for one epoch, with empty pages."""
+        ...

@@ -1,7 +1,16 @@
-"""An EAGLE head's KV and the base's true features, in the same pages: stored as they come, computed when due.
+"""The KV cache of an EAGLE head and the base model's features, stored in the same pages.
 
-Draft row j pairs the feature of position j with the token at j + 1. So with n committed tokens there are n
-features, and n rows once the token behind them is known; a fork at n shares n - 1 rows.
+Features are stored when they arrive; the head's KV rows are computed from them when a tree is requested.
+
+Draft row j pairs the feature of position j with the token at position j + 1. With n committed tokens there
+are n features, and n draft rows once the next token is known:
+
+    tokens    t0 t1 t2 | t3      3 committed tokens and the bonus token t3
+    features  f0 f1 f2
+    rows      (f0 t1) (f1 t2) (f2 t3)
+
+A fork at n shares n - 1 draft rows with its source, because row n - 1 contains token n, which the fork does
+not share. *True* features come from the base model; features of drafted tokens are the head's own outputs.
 """
 
 from __future__ import annotations
@@ -22,9 +31,12 @@ from specsot_model.kv import indices, untouched_zeros
 
 
 class DueRows(NamedTuple):
-    """Rows first .. first + len(tokens) - 1 of one sequence; row j is fed token j + 1.
+    """Consecutive draft rows of one sequence that are to be computed; row j is fed token j + 1.
 
-    asked: of how many of its last rows the output is wanted.
+    sequence: Id of the sequence.
+    first:    Number of the first row.
+    tokens:   Token of each row.
+    asked:    Number of the last rows whose outputs are returned.
     """
 
     sequence: int
@@ -39,7 +51,11 @@ class DueRows(NamedTuple):
 
 @dataclass(slots=True)
 class FollowedSequence:
-    """extended: draft rows computed from true features."""
+    """A sequence whose features are stored.
+
+    sequence: What is known of the sequence.
+    extended: Number of draft rows that were computed from true features.
+    """
 
     sequence: DraftSequence
     extended: int = 0
@@ -50,12 +66,15 @@ class FollowedSequence:
 
     @property
     def length(self) -> int:
-        """Features known, of positions 0 .. length - 1."""
+        """Return the number of known features; they belong to the positions 0 .. length - 1."""
         return self.sequence.committed
 
     @property
     def due(self) -> int:
-        """Rows that could be computed and are not yet."""
+        """Return the number of rows that could be computed and are not computed yet.
+
+        A row needs its feature and the token after it, so with n tokens there are at most n - 1 rows.
+        """
         sequence = self.sequence
         known = sequence.committed
         told = len(sequence.tokens) - 1
@@ -63,8 +82,12 @@ class FollowedSequence:
         return due if due > 0 else 0
 
     def take(self, asked: bool, rows: int | None = None) -> DueRows:
-        """The next rows to compute (all, or the first `rows`), which now count as extended; where the output
-        is asked for, at least the last row again.
+        """Return the due rows, and count them as extended.
+
+        With tokens t0 .. t4, 4 committed and extended 2, the rows 2 and 3 are due, with the tokens t3 and t4.
+
+        asked: True if the output of the last row is needed. If no row is due, the last row is taken again.
+        rows: take only the first `rows` due rows; None: all of them.
         """
         sequence = self.sequence
         due = self.due
@@ -77,9 +100,11 @@ class FollowedSequence:
 
 
 class DraftPages:
-    """Draft row j of a sequence lives in slot j of its pages; feature j lives in the same slot.
+    """The pages of all sequences: draft row j and feature j of a sequence have the same slot.
 
-    features: [slots, hidden]; no columns where a head wants none.
+    table: Assigns pages to sequences.
+    kv: Keys and values of the draft rows.
+    features: [pages * page_rows, hidden]; [pages * page_rows, 0] for a head that uses no features.
     """
 
     def __init__(self, head: DraftHead, pages: int, page_rows: int) -> None:
@@ -89,7 +114,12 @@ class DraftPages:
         self.features = untouched_zeros((pages * page_rows, width), head.dtype, head.device)
 
     def share(self, sequence: int, source: int, rows: int) -> None:
-        """Open a sequence with the first rows of another. Raises NotFound, Overloaded."""
+        """Open a sequence that shares the first `rows` rows of another one.
+
+        Whole pages are shared, the rows of a last partial page are copied, features included: with page_rows
+        4 and 6 rows, the first page is shared, and rows 4 and 5 are copied to a new page.
+        Raises NotFound if the source does not have these rows, and Overloaded if no page is free.
+        """
         copy = self.table.fork(sequence, source, rows)
         if copy is not None:
             self.kv.copy_page(copy.source, copy.target, copy.rows)
@@ -98,9 +128,11 @@ class DraftPages:
             self.features[to : to + copy.rows] = self.features[origin : origin + copy.rows]
 
     def fork(self, sequence: int, source: int, length: int) -> None:
-        """Share the first `length - 1` rows, and copy the feature of the row after them.
+        """Open a sequence that forks another one after `length` tokens.
 
-        That row pairs with a token the source does not have. Raises NotFound, Overloaded.
+        The first length - 1 rows are shared. The feature of row length - 1 is copied, but not its KV: the row
+        pairs with a token that the source does not have, and is computed again.
+        Raises NotFound if the source does not have these rows, and Overloaded if no page is free.
         """
         self.share(sequence, source, length - 1)
         self.table.reserve(sequence, length)
@@ -108,18 +140,21 @@ class DraftPages:
         self.features[own] = self.features[origin]
 
     def reserve_tree(self, sequence: int, base: int, rows: int) -> TreeRoom | None:
-        """Room for `rows` grown rows behind the first `base` ones, or None where there is none."""
+        """Reserve `rows` rows after the first `base` rows. Return None if no page is free."""
         return reserve_room(self.table, sequence, base, rows)
 
     def cover_tree(self, sequence: int, base: int, rows: int) -> tuple[int, ...] | None:
-        """The same of a sequence without a policy; its pages alone."""
+        """Reserve like `reserve_tree`, and return only the pages; for a sequence without a KV policy."""
         try:
             return self.table.cover(sequence, base + rows)
         except Overloaded:
             return None
 
     def trim(self, sequence: int, row: int) -> None:
-        """Give back what a window hides from all rows from `row` on. Here a row sees all that is left."""
+        """Free the pages that a window hides from all rows from `row` on.
+
+        There is no mask for a window here: a row attends to everything that is left in the pages.
+        """
         self._wipe(self.table.trim(sequence, row))
 
     def close(self, sequence: int) -> None:
@@ -127,19 +162,21 @@ class DraftPages:
         self._wipe(self.table.close(sequence))
 
     def _wipe(self, pages: Sequence[int]) -> None:
-        """Rows that are not numbers must not reach another sequence."""
+        """Clear freed pages, so that NaN rows of one sequence never reach the attention of another one."""
         for page in pages:
             self.kv.clear_page(page)
 
     def store_features(self, slots: Sequence[int], features: Tensor) -> None:
-        """Store [rows, hidden] true features at so many slots."""
+        """Store true features, [rows, hidden], in the given slots, one per row."""
         self.features[indices(slots, self.features.device)] = features.to(self.features.dtype)
 
 
 def compute_rows(head: DraftHead, pages: DraftPages, due: Sequence[DueRows]) -> Tensor:
-    """Write the KV of all rows; returns [asked, hidden], outputs of the asked rows.
+    """Compute the KV of all due rows, and return the outputs of the asked rows, [asked, hidden].
 
-    Where a head has several layers, each reads every row of the one before: then all rows are asked for.
+    The outputs are ordered as `due`. In a head with one layer, only the asked rows take part in attention:
+    the KV of a row depends on the row's inputs alone. With several layers, every row attends, because each
+    layer reads all rows of the layer before.
     """
     fed = [token for stretch in due for token in stretch.tokens]
     at = [row for s in due for row in range(s.first, s.stop)]
@@ -159,6 +196,10 @@ def _slots(pages: DraftPages, due: Sequence[DueRows]) -> list[int]:
 
 
 def _asked_rows(due: Sequence[DueRows]) -> list[int]:
+    """Return the indices of the asked rows among all due rows.
+
+    Due rows [a0 a1 | b0 b1 b2] with asked 1 and 2 -> [1, 3, 4], that is a1, b1 and b2.
+    """
     rows: list[int] = []
     stop = 0
     for stretch in due:
@@ -168,7 +209,7 @@ def _asked_rows(due: Sequence[DueRows]) -> list[int]:
 
 
 def _span_of(pages: DraftPages, due: DueRows, first: int) -> RowSpan:
-    """A stretch's rows from `first` on as query rows; each sees all rows before it."""
+    """Return the due rows from row `first` on as query rows, each of which attends to all rows before it."""
     rows = due.stop - first
     table = pages.table
     column = table.column(due.sequence, first)

@@ -1,8 +1,14 @@
-"""Grows trees on a GPU behind a lap before the host has read which tokens that lap accepted.
+"""Grows trees on a GPU after a step, before the host has read which tokens that step accepted.
 
-The device says by itself what is due: what was accepted, and where that goes. The host sends all else while
-it computes the lap, and checks what was said when it takes the candidates. Where trees are of a known size it
-may also let the device choose them, and begin the lap that verifies them: then it reads what was chosen.
+The device finds out by itself which tokens were accepted, and in which slots their draft rows and features
+belong. The host sends everything else while the device computes the step. When the host takes the candidates
+it compares what the device accepted with its own verification result, and discards the trees that differ.
+
+If the number of nodes per tree is fixed beforehand, the host may also let the device select the nodes, and
+launch the step that verifies them. The host then reads which nodes were selected.
+
+The code calls asynchronous growth *early*, a verification result a *verdict*, verifying *judging*, a
+sequence a *text*, a feature batch a *lesson*, and a step a *lap*.
 """
 
 from __future__ import annotations
@@ -22,14 +28,20 @@ from specsot_drafter.eagle_kv import DueRows, FollowedSequence
 from specsot_kernels.growing import WORD, CandidatePool, ChoiceNumbers, TreeRows, VerifiedTrees
 from specsot_model.kv import ALIGNED, Numbers, Staging, size_of, views
 
-MAX_JUDGED_ROWS = 2048  # of a frame whose drafts are begun before its host has judged it; not measured
-MAX_CHOSEN_NODES = 2 * WORD  # of a tree that a device chooses: its kernel makes so many bits
+# Rows. Bounds the tree nodes of a frame after which trees grow asynchronously. Untuned.
+MAX_JUDGED_ROWS = 2048
+# Nodes. Bounds a tree whose nodes the device selects, root included: the kernel writes two words of mask
+# bits.
+MAX_CHOSEN_NODES = 2 * WORD
+# The place of a sequence that has no tree.
 NOWHERE = (-1, -1)
 
 
 class VerifiedTree(NamedTuple):
-    """A tree whose verdict a device has, and its host has not; its drafts are grown where the rows end that
-    its text has, on the last of its `pages`.
+    """A tree that the device has verified, or is verifying, and whose result the host has not read.
+
+    segment: The tree, and the number of committed tokens before its root.
+    pages: Draft KV pages of its sequence, up to the last row that accepting and growing may need.
     """
 
     segment: TreeSegment
@@ -38,7 +50,13 @@ class VerifiedTree(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GrownPool:
-    """Where the candidates of a graph are. depths: int32 [n] of each, on the device."""
+    """The candidates that a graph has grown, on the device.
+
+    pool: Tokens, scores and parents of all candidates.
+    depths: Depth of each candidate, int32 [n], on the device.
+    levels: Levels of every tree.
+    chooser: Selects nodes from these candidates.
+    """
 
     pool: CandidatePool
     depths: Tensor
@@ -48,15 +66,16 @@ class GrownPool:
 
 @dataclass(frozen=True, slots=True)
 class EarlyGrowth:
-    """Drafts that grow behind trees which nobody had judged.
+    """Trees that grow after trees whose verification result the host has not read.
 
-    places: by sequence, its tree's number, and how many tokens its text had before that.
-    due:    rows of a tree that the device looks at; of a longer way it stores no more features.
-    read:   candidates of all of them, and what the device said of each: how many tokens its text goes on by,
-            and which, [trees, 1 + due].
-    pool:   where a device may choose from it.
-    astray: sequences of whom the host knows that the device's verdict is wrong.
-    told:   sequences whose lesson has come: what comes of them then, from the same place, is of another lap.
+    places: By sequence id, the index of its tree in the frame and its number of tokens before that tree.
+    due:    Most accepted tokens of a tree for which the device stores features.
+    read:   Waits for the device. Returns the candidates of all trees, and the acceptance that the device
+            found, int32 [trees, 1 + due]: the number of tokens that continue the sequence, then these tokens.
+    pool:   Where the device may select nodes from; None: it cannot.
+    astray: Ids of the sequences for which the host has found another verification result than the device.
+    told:   Ids of the sequences whose feature batch of this step has arrived. A later batch of such a
+            sequence belongs to another step, even if it begins at the same position.
     """
 
     places: Mapping[int, tuple[int, int]]
@@ -67,7 +86,11 @@ class EarlyGrowth:
     told: set[int] = field(default_factory=set[int], init=False)
 
     def covers(self, lesson: FeatureBatch) -> bool:
-        """The device has stored its features, as those of what it accepted."""
+        """Return whether the device has already stored the features of this batch.
+
+        True at most once for each sequence. False if the sequence is mispredicted or unknown, if the batch
+        begins elsewhere, or if it has more tokens than the device handles.
+        """
         if lesson.sequence in self.told:
             return False
         self.told.add(lesson.sequence)
@@ -75,8 +98,13 @@ class EarlyGrowth:
         return place is not None and place[1] == lesson.start and len(lesson.tokens) <= self.due
 
     def of(self, due: Sequence[DueRows]) -> Callable[[], Candidates | None] | None:
-        """Of these texts alone, once their verdict is known; None where others are among them, or they did
-        not go on from there. What is returned says None where the device has said what its host does not.
+        """Return a function that waits for the candidates of these sequences, one row each, in this order.
+
+        That function returns None if the device accepted other tokens than the host for any of them.
+        Return None instead of a function if a sequence has no tree here, if its due rows begin elsewhere, or
+        if the host has found any sequence of the frame mispredicted.
+
+        due: the rows of accepted tokens of each sequence, by the host's verification result.
         """
         places = [self.places.get(one.sequence, NOWHERE) for one in due]
         if self.astray or any(committed != one.first for (_, committed), one in zip(places, due)):
@@ -85,6 +113,7 @@ class EarlyGrowth:
 
         def grown() -> Candidates | None:
             offer, said = self.read()
+            # `said` has a row [count, token, token, ...] per tree: [2, 7, 9, -, -] continues by 7 and 9.
             told = said.tolist()
             wanted = [[len(one.tokens), *one.tokens] for one in due]
             if any(told[at][: len(want)] != want for at, want in zip(found, wanted)):
@@ -96,7 +125,10 @@ class EarlyGrowth:
         return grown
 
     def take(self, texts: Sequence[FollowedSequence | None]) -> list[DueRows]:
-        """What is due of these; nothing is taken where some of them do not go on from there."""
+        """Take the due rows of these sequences, if all of them continue from their trees here.
+
+        Otherwise take nothing and return an empty list.
+        """
         known = [one for one in texts if one]
         most = self.due
         at = self.places
@@ -104,8 +136,13 @@ class EarlyGrowth:
         return [] if self.astray or len(here) < len(texts) else [one.take(asked=True) for one in here]
 
     def choose(self, sequences: Sequence[int], nodes: int, room: int, trust: Floats) -> DeviceChoice | None:
-        """Have the device choose trees of at most so many nodes for these texts, all of which have `room`
-        levels below their root. trust: see `ChoiceNumbers`. None where it cannot.
+        """Let the device select trees for these sequences. Return None if the device cannot.
+
+        sequences: ids, in the order of the trees in the next frame.
+        nodes: most nodes per tree, root included.
+        room: most levels that every one of the sequences can have. The device does not check the depth, so
+        it cannot select if the trees have more levels.
+        trust: see `ChoiceNumbers`.
         """
         found = [self.places.get(one) for one in sequences]
         if self.pool is None or room < self.pool.levels or None in found:
@@ -117,7 +154,15 @@ class EarlyGrowth:
 
 @dataclass(slots=True)
 class DeviceChoice:
-    """See `specsot.core.verdict.UnreadTrees`. sequences: whose they are. places: theirs in the pool."""
+    """A selection of nodes that the device makes when a step reads it; see `UnreadTrees`.
+
+    sequences: Sequence id of each tree.
+    nodes: Nodes of every tree, root included.
+    places: Index of each tree in the pool.
+    grown: The candidates.
+    trust: What is added to a candidate's score at each depth, see `ChoiceNumbers`.
+    taken: True once the drafter has sent these trees as its drafts.
+    """
 
     sequences: tuple[int, ...]
     nodes: int
@@ -129,15 +174,18 @@ class DeviceChoice:
     _failure: Exception | None = field(default=None, init=False)
 
     def choose(self, tokens: Tensor, positions: Tensor, bits: Tensor, vocabulary: int) -> None:
-        """See `UnreadTrees`."""
+        """See `UnreadTrees`. An error is kept, and raised by `take`."""
         self._made = True
         try:
             self.grown.chooser.choose(self, TreeRows(tokens, positions, bits), vocabulary)
-        except Exception as error:  # the caller's is the lap, the drafter's this
+        except Exception as error:  # The caller runs the step, which must go on if the drafter fails.
             self._failure = error
 
     def take(self) -> Flags | None:
-        """[trees, n] which candidates were chosen; None: nobody asked for that. Waits for the device."""
+        """Wait for the device and return [trees, n] flags of the selected candidates.
+
+        Return None if `choose` was not called. Raises the error that `choose` met.
+        """
         if self._failure:
             raise self._failure
         if not self._made:
@@ -150,9 +198,10 @@ class DeviceChoice:
 
 
 class TreeChooser:
-    """Numbers for `choose_rows` and what it tells, of one choice at a time."""
+    """The inputs and outputs of the kernel `choose_rows`; holds one selection at a time."""
 
     def __init__(self, trees: int, candidates: int, levels: int, device: torch.device) -> None:
+        """Allocate for selections of at most so many trees, candidates per tree and levels."""
         on_gpu = device.type == "cuda"
         self._shapes = (trees,), (levels,)
         self._numbers = torch.zeros(size_of(self._shapes), dtype=torch.int32, device=device)
@@ -163,13 +212,13 @@ class TreeChooser:
         self._told = torch.cuda.Event() if on_gpu else None
 
     def warm_up(self, grown: GrownPool) -> None:
-        """Compile what chooses from there, before anybody waits."""
+        """Compile the kernel for these candidates, so that no request waits for that."""
         told = self._numbers.new_zeros(2)
         rows = TreeRows(told, torch.zeros_like(told), told.new_zeros((2, 1)))
         self.choose(DeviceChoice((0,), 2, (0,), grown, np.zeros(1)), rows, 1)
 
     def choose(self, asked: DeviceChoice, rows: TreeRows, vocabulary: int) -> None:
-        """See `choose_rows`."""
+        """Launch the selection, and the copy of its result to the host. See `choose_rows`."""
         from specsot_kernels.gpu.choosing import choose_rows
 
         trees = len(asked.places)
@@ -192,26 +241,38 @@ class TreeChooser:
             self._told.record(torch.cuda.current_stream(chosen.device))
 
     def read(self, trees: int, nodes: int) -> Numbers:
-        """[trees, nodes] of the choice that was made last."""
+        """Wait for the last selection and return the candidates in it, int32 [trees, nodes], without roots.
+
+        The result is a view of a buffer that the next selection overwrites.
+        """
         if self._told:
             self._told.synchronize()
         return self._host[: trees * nodes].view(trees, nodes).numpy()
 
 
 class JudgedTrees:
-    """What a device must know of a frame's trees to find out what was accepted of them."""
+    """Sends a frame's trees to the device, so that the device can find out which nodes were accepted."""
 
     def __init__(self, room: int, trees: int, page_rows: int, device: torch.device) -> None:
+        """Allocate the buffers.
+
+        room: draft rows per tree that get a slot: accepted tokens, and the rows of the tree that grows next.
+        trees: most trees of a frame.
+        """
         self.room = room
         self._most = trees
         self._page_rows = page_rows
         size = 2 * MAX_JUDGED_ROWS + trees * (3 + room) + 4 * ALIGNED
         self._numbers = torch.zeros(size, dtype=torch.int32, device=device)
         self._staging = Staging(size, device)
-        self.targets = self._numbers.new_zeros(1)  # of a tree that nobody has
+        # Target tokens of the made-up tree of the warm-up.
+        self.targets = self._numbers.new_zeros(1)
 
     def send(self, trees: Sequence[VerifiedTree], targets: Tensor) -> VerifiedTrees | None:
-        """Of a frame that begins with these in this order; None where they are too many."""
+        """Send the trees with which a frame begins, in this order. Return None if there are too many.
+
+        targets: int32, at least one per node of the frame: the base model's token after the node.
+        """
         tokens = list[int]()
         parents = list[int]()
         told = list[tuple[int, int, int]]()
@@ -224,6 +285,10 @@ class JudgedTrees:
         if len(tokens) > MAX_JUDGED_ROWS or len(trees) > self._most:
             return None
         parts = [np.array(part, np.int32) for part in (tokens, parents, told)]
+        # The slots of `room` draft rows per tree, [trees, room], from the committed tokens on. `every` has
+        # the pages of all trees, `firsts` where each tree's pages begin in it. A row at column c lies in the
+        # page c // size, and its slot is page * size + c % size = (page - c // size) * size + c.
+        # size 4, pages [7 2 5], 6 committed tokens, room 3 -> columns [6 7 8] -> slots [10 11 20]
         held = np.array([len(pages) for _, pages in trees], np.int32)
         every = np.fromiter(chain.from_iterable(pages for _, pages in trees), np.int32, int(held.sum()))
         columns = parts[2][:, 2:] + np.arange(self.room, dtype=np.int32)

@@ -1,6 +1,7 @@
-"""The draft engine of one epoch: observes what was committed and drafts the trees that are wanted.
+"""The draft engine of one epoch: observes committed tokens and drafts the requested trees.
 
-Synchronous; called by one thread at a time.
+The engine is synchronous; only one thread may call it at a time. The code calls a sequence a *text*, a
+feature batch a *lesson*, and one forward pass of the ring (a step) a *lap*.
 """
 
 from __future__ import annotations
@@ -27,13 +28,18 @@ Proposers = Mapping[DrafterName, tuple[Proposer, BudgetPolicy]]
 
 
 class DraftEngine:
-    """Follows every sequence it saw open; those it missed get their root back as a tree.
+    """Drafts for every sequence whose opening it observed; any other sequence gets a tree of its root only.
 
-    `observe` is bookkeeping, `begin` and `finish` compute: call them after the last `observe` of a burst,
-    whether or not a tree is wanted; between them nothing is observed, but a device may be at it. rest:
-    instead of trees, for how many of them nothing will be drafted, because it does not pay now. The ring
-    then turns without us, and tells what we missed when it is over; nobody waits while that is caught up
-    with. awake: that is done, and trees may be asked for.
+    Call `observe` for every feature batch that has arrived, then `begin` and `finish` once, whether or not a
+    tree is requested. `observe` does bookkeeping; `begin` launches the computation of trees and `finish`
+    returns them. Between `begin` and `finish` nothing may be observed, since a device may be computing.
+
+    If drafting is not profitable, `finish` returns no trees and sets `rest`. The ring then runs without the
+    drafter. When the pause is over, the last stage sends what the drafter missed, and no step waits for
+    drafts until the drafter has caught up.
+
+    rest:  Number of trees for which drafting is paused; 0 if it is not paused.
+    awake: True if a pause has ended and the drafter has caught up, so that trees may be requested again.
     """
 
     def __init__(
@@ -45,10 +51,15 @@ class DraftEngine:
         clock: Clock = time.perf_counter,
         ids: int | None = None,
     ) -> None:
-        """proposers: the first is for sequences that name none. blend: its candidates may join other trees.
+        """Create the engine without sequences.
 
-        vocabulary: to follow grammars with; without it all text counts as free.
-        ids: how many token ids all that drafts can be fed; None: they are not checked.
+        proposers: each proposer with its policy, by name. The first one drafts for sequences that name none.
+        configuration: gives the row budget of a frame and the tree slots of a sequence.
+        vocabulary: token bytes, to follow grammars with; None: no sequence counts as constrained.
+        blend: a second proposer whose candidates may join the trees of the others.
+        clock: returns seconds; times the growth of trees.
+        ids: the number of token ids that every proposer can embed. A sequence with a higher id is no longer
+        drafted for. None: ids are not checked.
         """
         self._ids = ids
         self._rows = configuration.rows
@@ -62,13 +73,19 @@ class DraftEngine:
         used = (*(way[0] for way in proposers.values()), blend)
         self._proposers = list({id(one): one for one in used if one}.values())
         self._sequences = DraftSequences(vocabulary)
+        # The speculator that drafts for each sequence, by sequence id.
         self._lanes = dict[int, Speculator]()
-        self._pending: dict[int, PendingTree] = {}  # by sequence the tree that was sent last
+        # The tree that was sent last and is not verified yet, by sequence id.
+        self._pending: dict[int, PendingTree] = {}
+        # The newest feature batch of each sequence that requests a tree, until `begin`.
         self._wanted: dict[int, FeatureBatch] = {}
-        self._begun: Mapping[int, FeatureBatch] = {}  # by sequence: trees grow for these
+        # The feature batches whose trees are growing, between `begin` and `finish`.
+        self._begun: Mapping[int, FeatureBatch] = {}
         self._growing: list[tuple[Speculator, list[DraftSequence], Growth | None]] = []
-        self._growing_seconds = 0.0  # of growing, since the last lap came back
-        self._woken = False  # a rest is over, and nothing was said since
+        # Seconds that growing the last trees took, until the step that verifies them is recorded.
+        self._growing_seconds = 0.0
+        # True after a pause has ended, until the next `begin`.
+        self._woken = False
         # True while other drafters draft for other sequences, which a pause of the whole ring would stop.
         self._must_answer = False
         self.rest = 0
@@ -76,13 +93,16 @@ class DraftEngine:
 
     @property
     def free_pages(self) -> int:
-        """Pages nobody owns; all of them once every sequence is closed."""
+        """Return the free KV pages of the proposer that has the fewest; all are free without sequences."""
         return min(drafter.free_pages for drafter in self._proposers)
 
     @torch.inference_mode()
     def observe(self, batch: Features) -> None:
-        """Apply one frame's openings, lessons and closings. Sequences that were missed are ignored, and so
-        are those with tokens that what drafts does not have.
+        """Apply one frame's openings, feature batches and closings, in this order.
+
+        Batches of unknown sequences are ignored. A sequence is dropped if a batch of it was missed, or if it
+        has a token id that the proposers cannot embed.
+        Raises WireError if the feature rows do not have the shape that the batches imply.
         """
         self._must_answer = batch.must_answer
         for opening in batch.openings:
@@ -106,26 +126,34 @@ class DraftEngine:
 
     @torch.inference_mode()
     def begin_early(self, verdict: UnreadVerdict) -> None:
-        """Begin what `begin` would behind these trees, if all are drafted in one way. Lessons will tell."""
+        """Start growing the next trees before the host has read the verification result of these trees.
+
+        Does nothing unless one speculator drafts for all sequences of the frame. The feature batches that
+        follow decide whether the growth can be used.
+        """
         if lane := self._lane_of(verdict.trees):
             lane.begin_early(verdict, 2**31 - 1 if self._ids is None else self._ids)
 
     def choose_early(self, verified: Sequence[TreeSegment]) -> UnreadTrees | None:
-        """See `NearDrafter`."""
-        trees = [one for one in verified if one.step > 1]  # others have just written their first token
+        """Let the device select the trees that are growing; see `NearDrafter`. Return None if it cannot."""
+        # Sequences whose first draft round is next have no tree that is growing; each takes one root row.
+        trees = [one for one in verified if one.step > 1]
         lane = self._lane_of(trees)
         found = self._sequences.find
         texts = [(text, one.committed) for one in trees if (text := found(one.sequence))]
         return lane.choose_early(texts, self._rows - len(verified) + len(trees)) if lane else None
 
     def _lane_of(self, trees: Sequence[TreeSegment]) -> Speculator | None:
-        """Where all these texts are known, and drafted in one way."""
+        """Return the speculator of these sequences; None if one is unknown or they have different ones."""
         lanes = [self._lanes.get(tree.sequence) for tree in trees]
         return lanes[0] if lanes and all(lane is lanes[0] for lane in lanes) else None
 
     @torch.inference_mode()
     def begin(self) -> int:
-        """Launch what can be launched of trees. Returns how many rows must be computed before they grow."""
+        """Launch the growth of the requested trees.
+
+        Return the number of rows of committed tokens that must be computed before the trees can grow.
+        """
         self._begun = self._wanted
         self._wanted = {}
         self.rest = 0
@@ -142,8 +170,11 @@ class DraftEngine:
 
     @torch.inference_mode()
     def finish(self) -> tuple[Draft, ...]:
-        """A tree for the newest state of every sequence that wants one, or none at all and a rest. Where
-        other drafters are present, roots alone instead of a rest.
+        """Return a tree for every sequence that requested one in the batches before `begin`.
+
+        A sequence for which nothing was grown gets its root and its forced tokens. If no sequence has a grown
+        tree and every policy may pause, return nothing and set `rest`; but where other drafters serve the
+        same ring, return the roots instead of pausing.
         """
         wanted = self._begun
         self._begun = {}
@@ -161,6 +192,7 @@ class DraftEngine:
         return tuple(self._draft(lesson, trees) for lesson in wanted.values())
 
     def _open(self, opening: Opening) -> None:
+        """Follow a new sequence; ignore a fork whose source is not known up to the fork."""
         try:
             opened = self._sequences.open(opening)
         except NotFound:
@@ -171,10 +203,12 @@ class DraftEngine:
             speculator.blend.open(opened)
 
     def _valid_ids(self, lesson: FeatureBatch) -> bool:
+        """Return whether the proposers can embed all token ids of the batch."""
         tokens = lesson.tokens if lesson.bonus is None else (*lesson.tokens, lesson.bonus)
         return self._ids is None or not tokens or (min(tokens) >= 0 and max(tokens) < self._ids)
 
     def _close(self, sequence: int) -> None:
+        """Forget a sequence in the engine and in all proposers; unknown ones are ignored."""
         self._sequences.close(sequence)
         self._lanes.pop(sequence, None)
         self._pending.pop(sequence, None)
@@ -188,7 +222,7 @@ class DraftEngine:
     def _by_speculator(
         self, wanted: Mapping[int, FeatureBatch]
     ) -> Iterator[tuple[Speculator, list[DraftSequence]]]:
-        """The texts of those who want a tree, by the way they are drafted."""
+        """Yield each speculator that has requested trees, with the sequences that it drafts for."""
         found = [text for text in map(self._sequences.find, wanted) if text]
         lanes = self._lanes
         for lane in self.speculators.values():
@@ -202,7 +236,10 @@ class DraftEngine:
         growth: Growth,
         wanted: Mapping[int, FeatureBatch],
     ) -> dict[int, Tree]:
-        """Trees by sequence; what is sent is remembered until it comes back."""
+        """Return the grown trees by sequence id, with forced tokens added.
+
+        Each tree is kept in `_pending` until its verification result arrives.
+        """
         pending = speculator.finish(growth, self._rows - (len(sequences) - len(growth.texts)))
         self._growing_seconds += speculator.growing_seconds
         trees: dict[int, Tree] = {}
@@ -215,6 +252,7 @@ class DraftEngine:
         return trees
 
     def _draft(self, lesson: FeatureBatch, trees: Mapping[int, Tree]) -> Draft:
+        """Return the answer to a request: its grown tree, or its root and as many forced tokens as fit."""
         assert lesson.step is not None
         assert lesson.bonus is not None
         if (tree := trees.get(lesson.sequence)) is None:
@@ -222,15 +260,20 @@ class DraftEngine:
         return Draft(lesson.sequence, lesson.step, tree)
 
     def _catch_up(self) -> None:
-        """Nobody waits: what prompts left to do is done now, where it will be of use."""
+        """Compute outstanding rows of prompts, since no sequence waits for a tree.
+
+        Speculators that are paused are left out, because their rows may never be needed.
+        """
         for lane in self.speculators.values():
             if lane.budget.drafting or (self.awake and not lane.rest):
                 lane.proposer.catch_up()
 
     def _record_outcomes(self, batch: Features) -> None:
-        """Hear how the trees of this frame fared, before the texts move on."""
-        if not batch.fed:  # it tells of no lap
+        """Record the verification results of this frame's trees; must run before the sequences advance."""
+        # Without rows the message describes no step, for example because it only closes sequences.
+        if not batch.fed:
             return
+        # In draft round 1 there is no tree to verify: the prompt has just been processed.
         lessons = [lesson for lesson in batch.lessons if lesson.step is not None and lesson.step > 1]
         if batch.rested:
             self._woken, live = True, max(self._sequences.drafted, 1)
@@ -240,7 +283,9 @@ class DraftEngine:
             return
         trees = {lesson.sequence: self._resolve(lesson) for lesson in lessons}
         rows = sum(tree.rows for tree in trees.values())
-        if rows > batch.fed:  # some came too late, or were cut
+        # If the frame had fewer rows than the trees, some trees arrived too late or were truncated. It is
+        # unknown which, so that no outcome can be learned from.
+        if rows > batch.fed:
             trees = dict.fromkeys(trees, ROOT_ONLY)
         took = (batch.seconds, batch.wall, self._growing_seconds)
         self._growing_seconds = 0.0
@@ -248,11 +293,16 @@ class DraftEngine:
         self._record_laps(trees, spent)
 
     def _resolve(self, lesson: FeatureBatch) -> TreeOutcome:
+        """Return the outcome of the tree that was sent for this sequence, and forget the tree."""
         pending = self._pending.pop(lesson.sequence, None)
         return pending.resolve(lesson) if pending else ROOT_ONLY
 
     def _record_plain_laps(self, batch: Features, lessons: Sequence[FeatureBatch]) -> None:
-        """Behind a rest a lesson is of many laps, and not everybody has one; but none of them had a tree."""
+        """Record the newest step of a pause, in which no sequence had a tree.
+
+        After a pause a feature batch covers many steps, and not every sequence has one. So the number of
+        sequences is taken from the rows of the newest frame.
+        """
         self._growing_seconds = 0.0
         default = self.speculators[self._default]
         told = (self._lanes.get(one.sequence, default) for one in lessons)
@@ -261,7 +311,11 @@ class DraftEngine:
             lane.record_lap([ROOT_ONLY] * batch.fed, LapSeconds(batch.seconds, batch.wall))
 
     def _record_laps(self, trees: Mapping[int, TreeOutcome], spent: LapSeconds) -> None:
-        """Every lane hears of its own; what the lap took is told where all of it is one lane's."""
+        """Record the outcomes with the speculator of each sequence.
+
+        The duration of the step is passed on only if all trees belong to one speculator, since it cannot be
+        divided between several.
+        """
         lanes = self._lanes
         default = self.speculators[self._default]
         laned = [(lanes.get(sequence, default), tree) for sequence, tree in trees.items()]

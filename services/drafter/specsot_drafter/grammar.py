@@ -1,7 +1,7 @@
-"""Grammars in drafting: removes candidates that cannot follow, while a tree grows or afterwards.
+"""Grammars in drafting: bars candidates that a grammar forbids, while a tree grows or afterwards.
 
-It only spares wrong guesses: the last stage applies the
-grammar to its own targets.
+This only avoids drafts that would be rejected anyway: the last stage applies the grammar to its own target
+tokens. The code calls a sequence a *text*.
 """
 
 from __future__ import annotations
@@ -22,12 +22,19 @@ from specsot_drafter.heads import DraftHead
 
 
 class GrammarGuide:
-    """Bars what the grammars forbid, as the frontier of trees moves; free texts are left alone."""
+    """Follows the grammars along the frontiers of trees, and bars the tokens that they forbid.
+
+    Trees of sequences without a grammar are left alone.
+    """
 
     def __init__(
         self, head: DraftHead, states: Sequence[GrammarState | None], remaining: Sequence[int]
     ) -> None:
-        """remaining: tokens each sequence may still write behind its root."""
+        """Start at the roots.
+
+        states: the grammar state of each tree's sequence; None: it has no grammar.
+        remaining: number of tokens that each sequence may still write after its root.
+        """
         self._grammar_states = states
         self._remaining = remaining
         self._targets: NDArray[np.int64] = (
@@ -37,7 +44,10 @@ class GrammarGuide:
         self._depth = 0
 
     def mask(self, log_probs: Tensor) -> Tensor:
-        """[B, frontier, draft vocabulary]: -inf where a grammar forbids, the rest made to sum to one."""
+        """Bar forbidden tokens (-inf), and normalise the other probabilities to the sum 1, in place.
+
+        log_probs: [B, frontier, draft vocabulary]; also returned.
+        """
         for tree, standing in enumerate(self._grammar_states):
             if standing is not None:
                 allowed = torch.from_numpy(self._allowed(standing.grammar, tree)).to(log_probs.device)
@@ -45,8 +55,9 @@ class GrammarGuide:
         return log_probs
 
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
-        """Move every constrained frontier down: for each new node its number in the frontier before and its
-        token, both [B, k].
+        """Move every constrained frontier down by one level.
+
+        parents: [B, k] index of each new node's parent in the frontier before. tokens: [B, k] their tokens.
         """
         self._depth += 1
         below = zip(self._grammar_states, self._states, parents.tolist(), tokens.tolist())
@@ -58,7 +69,10 @@ class GrammarGuide:
         ]
 
     def _allowed(self, grammar: Grammar, tree: int) -> Flags:
-        """[frontier, draft vocabulary] which drafts the grammar lets follow each frontier node."""
+        """Return [frontier, draft vocabulary] flags of the tokens that may follow each frontier node.
+
+        Nothing may follow a node whose path breaks the grammar, or at which the sequence must end.
+        """
         spare = self._remaining[tree] - self._depth
         nothing = np.zeros(len(self._targets), np.bool_)
         return np.stack(
@@ -74,13 +88,13 @@ def _advance(grammar_state: GrammarState, state: Any, token: int) -> Any:
 
 
 def _renormalise(log_probs: Tensor) -> Tensor:
-    """Rows without anything left stay at -inf."""
+    """Normalise the last dimension to the sum 1; rows in which everything is barred stay at -inf."""
     total = log_probs.logsumexp(-1, keepdim=True)
     return log_probs - total.masked_fill(total == -torch.inf, 0.0)
 
 
 def make_guide(head: DraftHead, sequences: Sequence[DraftSequence]) -> GrammarGuide | None:
-    """What bars candidates for these texts; None where all of them are free."""
+    """Return the guide for these sequences; None if none of them has a grammar."""
     if not any(text.grammar_state for text in sequences):
         return None
     return GrammarGuide(
@@ -91,8 +105,10 @@ def make_guide(head: DraftHead, sequences: Sequence[DraftSequence]) -> GrammarGu
 def filter_candidates(
     candidates: Candidates, sequences: Sequence[DraftSequence], max_nodes: int
 ) -> Candidates:
-    """What was grown without a guide, without what the grammars forbid: of each constrained tree at most the
-    `max_nodes` best candidates that may be.
+    """Bar the candidates that the grammars forbid, for trees that grew without a guide.
+
+    Of each constrained tree, only the `max_nodes` best allowed candidates remain. That bounds the number of
+    candidates for which the grammar is asked.
     """
     if not any(text.grammar_state for text in sequences):
         return candidates
@@ -104,9 +120,12 @@ def filter_candidates(
 
 
 def _allowed_candidates(candidates: Candidates, row: int, sequence: DraftSequence, max_nodes: int) -> Flags:
-    """[n] flags, best first: no candidate is worth more than its parent. Budgets are not looked at.
+    """Return [n] flags of at most `max_nodes` allowed candidates of one tree.
 
-    An end may be where the grammar goes on, too; nothing follows it.
+    Candidates are examined best first. A parent is examined before its children, since no candidate is better
+    than its parent. The number of tokens that the sequence may still write is not considered.
+
+    A stop token is always allowed. Nothing may follow a stop token that the grammar itself forbids.
     """
     grammar_state = sequence.grammar_state
     ends = sequence.opening.stop_ids

@@ -1,8 +1,12 @@
-"""Catching up and growing whole trees as one captured CUDA graph; trees as `growth` grows them.
+"""Grows whole trees in one captured CUDA graph, rows that the head must catch up with included.
 
-The host fills in numbers and reads one result. All passes over a tree read the same pages; what differs is
-how many rows of a tree they have and which columns a row sees, and for grown rows the device says that
-itself. Trees that must ask a grammar between levels grow in `growth`.
+The trees are those of `growth`. The host fills in index tables, launches the graph and reads one result. All
+forward passes for a tree read the same pages. The passes differ in the number of rows per tree and in the
+columns that a row attends to; for grown rows the device computes these columns itself. Trees whose grammar
+must be asked between levels grow in `growth`.
+
+Rows that are *due* are rows of committed tokens that the head has not computed yet. *Early* growth is
+asynchronous: it is launched before the host has read the verification result (*verdict*) that it follows.
 """
 
 from __future__ import annotations
@@ -41,22 +45,30 @@ from specsot_model.cuda_graphs import Capture, bucket_of
 from specsot_model.kv import Numbers, Staging, aligned, size_of, views
 from specsot_model.memory_fit import graph_bytes
 
-# Trees that graphs are captured for; more take several runs; not measured.
+# Trees. The numbers of trees that graphs are captured for; more trees take several runs. Untuned.
 GRAPH_TREES = (1, 2, 4, 8, 16, 32, 64)
-# Levels that graphs are captured for, beside the most; others take the next deeper one; not measured.
+# Levels. The depths that graphs are captured for, in addition to the deepest; other depths use the next
+# deeper graph. Untuned.
 GRAPH_LEVELS = (*range(1, 9), 16, 32)
-# Rows of a level, where a tuner decides: as recorded of the small model, of trees that are so many that they
-# share 512 rows, one fed node a level brings 0.4 to 1.2 % fewer tokens than four, two bring as many.
+# Rows. Bounds the rows of a level over all trees where a policy chooses the size of trees. Chosen by traces
+# of a small model with so many trees that they share 512 rows: one fed node per level gives 0.4 to 1.2 %
+# fewer tokens than four, two give as many as four.
 LEVEL_ROWS = 64
 
+# Waits for the device and returns the candidates.
 Grown = Callable[[], Candidates]
+# Chooses the candidates and the frontier of a level: `specsot_kernels.gpu.growing.grow`.
 Grow = Callable[
     [Tensor, int, LevelPlace, int, CandidatePool, LevelFrontier | None, Tensor | None], LevelFrontier
 ]
 
 
 class GraphInput(NamedTuple):
-    """What one tree grows from: rows that are due, the last of them asked for, and room behind them."""
+    """What one tree grows from.
+
+    due: Rows to compute first; the tree grows from the output of the last one.
+    room: Where the grown rows are stored.
+    """
 
     due: DueRows
     room: TreeRoom
@@ -64,9 +76,17 @@ class GraphInput(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GraphSize:
-    """Of a graph: so many trees, `k` children of every node that is fed, `widths` nodes of level 1, 2, ...
-    that are fed, none below the log-probability `floor`; behind at most `due` rows each, of which the last
-    `attending` attend.
+    """The fixed sizes of one graph.
+
+    Example: k 4, widths (4, 2), that is 3 levels. The levels have 4, 16 and 8 candidates; 4 + 2 rows of every
+    tree are fed after the due rows.
+
+    trees: Number of trees.
+    k: Number of children of every node that is fed.
+    widths: Number of nodes of level 1, 2, ... that are fed.
+    floor: Cumulative log-probability below which a node is barred from being fed.
+    due: Most due rows of a tree.
+    attending: Number of the last due rows that take part in attention.
     """
 
     trees: int
@@ -82,32 +102,35 @@ class GraphSize:
 
     @property
     def sizes(self) -> list[int]:
-        """Candidates of each level of one tree."""
+        """Return the number of candidates of each level of one tree."""
         return [self.k * nodes for nodes in (1, *self.widths)]
 
     @property
     def grown(self) -> int:
-        """Rows of one tree that are fed behind the due ones."""
+        """Return the number of rows of one tree that are fed after the due rows."""
         return sum(self.widths)
 
     @property
     def passes(self) -> list[int]:
-        """How many rows of a tree passes have."""
+        """Return the distinct numbers of rows per tree of the graph's forward passes, ascending."""
         return sorted({self.attending, *self.widths})
 
     @property
     def words(self) -> int:
-        """Of a row's bits."""
+        """Return the number of 32-bit words of a row's attention mask over its tree."""
         return self.grown // WORD + 1
 
     def place(self, level: int) -> LevelPlace:
-        """Of a level, the first of which is 0."""
+        """Return where the candidates and the fed rows of a level begin; `level` counts from 0.
+
+        With k 4 and widths (4, 2), level 1 has first 4, fed 4 and width 2.
+        """
         width = self.widths[level] if level < len(self.widths) else self.k
         return LevelPlace(sum(self.sizes[:level]), sum(self.widths[:level]), width)
 
 
 class TreeGraphs:
-    """All graphs over one memory, by how many trees and levels."""
+    """All graphs of one head and its KV pages, by number of trees and of levels."""
 
     @torch.inference_mode()
     def __init__(
@@ -123,8 +146,14 @@ class TreeGraphs:
         floor: float = -math.inf,
         level_rows: int | None = None,
     ) -> None:
-        """levels: at most. grow: a level's choice, see `kernels.growing`. widths, floor: as in `TreeGrowth`;
-        of many trees fewer nodes are fed, so that a level has `level_rows` at most. Takes seconds on a GPU.
+        """Capture all graphs, which takes seconds on a GPU.
+
+        k: number of children of every node that is fed. levels: levels of the deepest tree.
+        capture: captures a function as a graph. grow: chooses a level's candidates and frontier.
+        trees: the numbers of trees to capture graphs for.
+        widths, floor: as in `TreeGrowth`.
+        level_rows: most rows of a level over all trees, so that fewer nodes of each tree are fed if there are
+        many trees; None: no limit.
         """
         self.due = max_due_rows(k, levels)
         self._pages = pages
@@ -145,7 +174,8 @@ class TreeGraphs:
         self._judged = JudgedTrees(
             self.due + sum(widths), max(self._trees), pages.table.page_rows, head.device
         )
-        if width := pages.features.shape[1]:  # compiles what nobody is to wait for
+        # Heads with features can grow asynchronously: compile those kernels now, so that no request waits.
+        if width := pages.features.shape[1]:
             one = VerifiedTree(TreeSegment(0, 1, 0, (), single(0)), (0,) * self.early_rows)
             verified = self._judged.send([one], self._judged.targets)
             assert verified is not None
@@ -155,25 +185,29 @@ class TreeGraphs:
                     self._chooser.warm_up(grown)
 
     def run(self, inputs: Sequence[GraphInput], levels: int) -> Candidates | None:
-        """All candidates of `levels` levels, or of what the next deeper graph has, as `TreeGrowth` offers;
-        None where no graph has room.
+        """Return all candidates, in the order of `TreeGrowth`. Return None if no graph has room.
+
+        levels: wanted levels; the candidates have as many levels as the next deeper graph.
         """
         grown = self.begin(inputs, levels)
         return None if grown is None else grown()
 
     @property
     def early_rows(self) -> int:
-        """Of the room that a tree takes whose drafts are begun before its verdict is known."""
+        """Return the rows that asynchronous growth needs per tree: accepted tokens and grown rows."""
         return self._judged.room
 
     @torch.inference_mode()
     def begin_early(
         self, trees: Sequence[VerifiedTree], targets: Tensor, features: Tensor, ids: int, levels: int
     ) -> EarlyGrowth | None:
-        """Begin what grows behind these trees, whatever their verdict: the device goes on from there by
-        itself. None where no graph has room.
+        """Launch the growth of the next trees, before the host has read the verification result of `trees`.
 
-        targets, features: as in `UnreadVerdict`, but as the head takes them. ids: tokens that may be fed.
+        The device verifies the trees itself and continues from what it accepted. Return None if no graph has
+        room.
+        targets: int32 [rows of the frame], the base model's token after each node.
+        features: [rows of the frame, hidden], in the form that the head takes.
+        ids: number of token ids that may be fed; token 0 is fed instead of any other target.
         """
         deep = bucket_of(levels, tuple(self._levels)) or 0
         graph = self._graphs.get((bucket_of(len(trees), self._trees) or 0, deep))
@@ -188,7 +222,11 @@ class TreeGraphs:
 
     @torch.inference_mode()
     def begin(self, inputs: Sequence[GraphInput], levels: int) -> Grown | None:
-        """The same, to be called for what a device is at."""
+        """Launch what `run` computes; call the result to wait for it. Return None if no graph has room.
+
+        More trees than the largest graph has are grown in several runs. Each run is awaited before the next
+        one is launched, since all runs of a graph write to the same buffers.
+        """
         most = max(self._trees)
         grown = list[Grown]()
         deep = bucket_of(levels, tuple(self._levels)) or 0
@@ -198,14 +236,19 @@ class TreeGraphs:
             begun = graph.begin(some, self._staging) if graph else None
             if begun is None:
                 return None
-            if first + most < len(inputs):  # the next run writes where this one does
+            # The next run writes to the buffers of this one, so take these candidates first.
+            if first + most < len(inputs):
                 begun = partial(_same, begun())
             grown.append(begun)
         return grown[0] if len(grown) == 1 else lambda: _stacked([one() for one in grown])
 
 
 def _fed(widths: Sequence[int], trees: int, rows: int | None) -> tuple[int, ...]:
-    """Nodes of each level that are fed of each of so many trees, at most `rows` in all, but one of each."""
+    """Return the widths, cut so that a level has at most `rows` rows over all trees.
+
+    Every tree keeps at least one node per level.
+    widths (10, 10), 32 trees, rows 64 -> (2, 2)
+    """
     return tuple(widths) if rows is None else tuple(min(width, max(rows // trees, 1)) for width in widths)
 
 
@@ -214,7 +257,7 @@ def _same(offer: Candidates) -> Candidates:
 
 
 def _stacked(offers: Sequence[Candidates]) -> Candidates:
-    """One behind the other, of as many levels each."""
+    """Return the trees of several candidates as one, first to last. All must have the same depths."""
     tokens, scores, parents = (
         np.concatenate(parts) for parts in zip(*((one.tokens, one.scores, one.parents) for one in offers))
     )
@@ -222,14 +265,17 @@ def _stacked(offers: Sequence[Candidates]) -> Candidates:
 
 
 def max_due_rows(k: int, levels: int) -> int:
-    """Rows of a tree that its graphs can catch up with: all that a tree of as many levels brings."""
+    """Return the most due rows per tree of its graphs.
+
+    A verified tree of so many levels can accept levels + 1 tokens, its root included.
+    """
     return max(k, levels + 1)
 
 
 def tree_graph_bytes(
     shape: HeadShape, itemsize: int, k: int, levels: int, trees: int = max(GRAPH_TREES)
 ) -> int:
-    """Bytes that a head's graphs of `k` nodes a level, and so many levels, take at most."""
+    """Return an upper bound of the bytes of a head's graphs with `k` nodes per level and so many levels."""
     heads = shape.heads, shape.kv_heads, shape.head_dim
     stream = 8 * shape.hidden + 3 * shape.intermediate + 2 * shape.vocab
     own = 2 * (shape.heads + shape.kv_heads) * shape.head_dim
@@ -239,7 +285,11 @@ def tree_graph_bytes(
 
 
 class _TreeGraph:
-    """One graph, with the numbers it reads and the candidates it writes."""
+    """One captured graph, with the index tables that it reads and the candidates that it writes.
+
+    The tables lie in one int32 buffer, so that one copy fills all of them. Unused rows have the slot -1, and
+    their keys and values are not written.
+    """
 
     def __init__(
         self, head: GraphHead, pages: DraftPages, size: GraphSize, capture: Capture, grow: Grow
@@ -299,7 +349,11 @@ class _TreeGraph:
         ids: int,
         staging: Staging,
     ) -> Callable[[], tuple[Candidates, Numbers]] | None:
-        """To be called before it is begun once more. None: there is no room for these."""
+        """Launch asynchronous growth. Return None if there is no room for these trees.
+
+        The returned function waits for the candidates and for what the device accepted, [trees, 1 + due]. It
+        must be called before the graph is launched again.
+        """
         rows = self._pages.table.page_rows
         tables = self._tables([(one.committed // rows * rows, pages) for one, pages in trees])
         if tables is None:
@@ -310,23 +364,30 @@ class _TreeGraph:
         return partial(self._read_early, len(trees))
 
     def grown(self, chooser: TreeChooser) -> GrownPool | None:
-        """What it grew last; None where some of that is barred."""
+        """Return the candidates on the device; None with a floor, as the device would select barred ones."""
         floor = self._size.floor
         levels = self._size.levels
         return None if floor > -math.inf else GrownPool(self._candidates, self._depths, levels, chooser)
 
     def accept(self, verified: VerifiedTrees, features: Tensor, ids: int) -> None:
-        """Numbers of these trees, and features of what is accepted of them. See `accept_rows`."""
+        """Launch the verification on the device, which writes due rows and stores the accepted features.
+
+        See `accept_rows`.
+        """
         from specsot_kernels.gpu.accepting import accept_rows
 
         accept_rows(verified, self._early, features, self._pages.features, ids)
 
     def _read_early(self, trees: int) -> tuple[Candidates, Numbers]:
+        """Wait for the candidates, and for what the device accepted of each tree, [trees, 1 + due]."""
         offer = self._read_candidates(trees)
         return offer, self._host[self._pooled :].view(self._size.trees, -1)[:trees].numpy()
 
     def _nobody(self) -> list[Numbers]:
-        """Numbers of no tree: due rows, those asked for, what they see, grown rows."""
+        """Return tables without any tree: due rows, asked rows, columns these attend to, and grown rows.
+
+        Row 2 of the due rows and row 1 of the grown rows are slots; -1 means that nothing is written.
+        """
         size = self._size
         due = np.zeros((4, aligned(size.trees * size.due)), np.int32)
         grown = np.zeros((3, self._places_in_all), np.int32)
@@ -334,7 +395,10 @@ class _TreeGraph:
         return [due, np.zeros(size.trees, np.int32), np.zeros((size.trees, size.attending), np.int32), grown]
 
     def begin(self, inputs: Sequence[GraphInput], staging: Staging) -> Grown | None:
-        """To be called before it is begun once more. None: there is no room for these."""
+        """Launch the graph. Return None if there is no room for these trees.
+
+        The returned function waits for the candidates. It must be called before the graph is launched again.
+        """
         filled = self._fill(inputs)
         if filled is None:
             return None
@@ -343,12 +407,14 @@ class _TreeGraph:
         return partial(self._read_candidates, len(inputs))
 
     def _run(self) -> None:
+        """Launch the graph, and the copy of its results to the host."""
         self._replay()
         self._host.copy_(self._flat, non_blocking=True)
         if self._read_back:
             self._read_back.record(torch.cuda.current_stream(self._flat.device))
 
     def _read_candidates(self, trees: int) -> Candidates:
+        """Wait for the copy, and return the candidates of the first `trees` trees."""
         if self._read_back:
             self._read_back.synchronize()
         pool = _pool(self._host.clone(), self._size)
@@ -357,7 +423,7 @@ class _TreeGraph:
         return Candidates(tokens, scores, parents, np.repeat(np.arange(1, size.levels + 1), size.sizes))
 
     def _grow_trees(self) -> Tensor:
-        """What is captured: catch up, then level by level."""
+        """Compute the due rows, then grow level by level. This function is what the graph captures."""
         head = self._head
         size = self._size
         pool = _pool(self._flat, self._size)
@@ -381,8 +447,10 @@ class _TreeGraph:
         return self._flat
 
     def _plan(self, width: int, leads: Tensor, bases: Tensor, bits: Tensor, lengths: Tensor) -> AttentionPlan:
-        """Of a pass of `width` rows a tree, which see columns before `leads`, and bits from `bases` on; of
-        lines of so many rows the last ones alone, where the head has a window (of a tree all).
+        """Return the attention plan of a forward pass with `width` rows per tree.
+
+        A row attends to all columns before its entry in `leads`, and to the columns `bases` + i for every set
+        bit i of `bits`. If the head has a window, columns before `lengths` - window are left out.
         """
         from specsot_kernels.gpu.attention import plan_over
 
@@ -394,7 +462,11 @@ class _TreeGraph:
         return plan_with_kernel(plan_over(tables, *given, sinces))
 
     def _fill(self, inputs: Sequence[GraphInput]) -> list[Numbers] | None:
-        """All numbers of a run; None where a tree's due rows or the pages do not fit."""
+        """Return all tables of a run. Return None if a tree has too many due rows, or too many pages.
+
+        Example: two trees, `due` 3, with 2 and 1 due rows. The due rows take the places [a0 a1 - | b0 - -],
+        and `asked` is [1, 3]: the places of the last row of each tree.
+        """
         size = self._size
         many = len(inputs)
         rows = self._pages.table.page_rows
@@ -418,7 +490,8 @@ class _TreeGraph:
         first, count, position, base = np.array(told).T[..., None]
         number = np.arange(size.due)
         attend = np.minimum(count, size.attending)
-        there = number < count  # of the rows that a tree may have
+        # [trees, due] True where a tree has a due row.
+        there = number < count
         due[:, np.flatnonzero(there)] = tokens, (first + number)[there], own, own
         asked[:many] = np.arange(many) * size.due + count[:, 0] - 1
         seen = first + count - position + base - attend + number[: size.attending] + 1
@@ -428,15 +501,22 @@ class _TreeGraph:
         return [due, asked, leads, grown, *tables]
 
     def _tables(self, known: Sequence[tuple[int, tuple[int, ...]]]) -> list[Numbers] | None:
-        """Which pages are read; of whole pages, so that they stay the same for many laps. known: of each tree
-        the first column that not all of its rows see, where a page begins, and its pages.
+        """Return the tables of the pages that are read, from the cache if they have not changed.
+
+        The tables are made of whole pages, so that they stay the same for many steps.
+
+        known: for each tree the number of leading columns that all its rows attend to, rounded down to whole
+        pages, and the pages of its sequence.
         """
         if known != self._known[0]:
             self._known = known, self._tabulate(known)
         return self._known[1]
 
     def _tabulate(self, read: Sequence[tuple[int, tuple[int, ...]]]) -> list[Numbers] | None:
-        """Tables of all passes over these trees' pages, which rows see up to a column; they name the same."""
+        """Return the page tables of all forward passes; the list of pages is shared by the passes.
+
+        Return None if the trees have too many pages for the graph. read: as `known` in `_tables`.
+        """
         page_rows = self._pages.kv.page_rows
         tables = list[Numbers]()
         named = np.zeros(0, np.int32)
@@ -458,8 +538,11 @@ class _TreeGraph:
 
 
 def _places(size: GraphSize) -> tuple[NDArray[np.int64], list[int]]:
-    """[trees, grown]: where a tree's grown rows stand among those of all trees, level by level; and how many
-    places each level has.
+    """Return the index of each tree's grown rows among those of all trees, and the rows of each level.
+
+    The rows are stored level by level, and tree by tree within a level. The number of rows of a level is
+    rounded up to a multiple of ALIGNED (4).
+    2 trees, widths (2, 1) -> indices [[0 1 4] [2 3 5]], levels of [4 4] rows
     """
     rows = [aligned(size.trees * width) for width in size.widths]
     trees = np.arange(size.trees)[:, None]
@@ -469,7 +552,7 @@ def _places(size: GraphSize) -> tuple[NDArray[np.int64], list[int]]:
 
 
 def _pool(flat: Tensor, size: GraphSize) -> CandidatePool:
-    """Tokens and parents in 64 bits, scores in 32, one behind the other."""
+    """Return views of the candidates in a flat int32 buffer: tokens and parents as int64, scores as fp32."""
     candidates = sum(size.sizes)
     many = size.trees * candidates
     whole = flat[: 4 * many].view(torch.int64).view(2, size.trees, candidates)

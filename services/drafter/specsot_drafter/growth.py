@@ -1,6 +1,6 @@
-"""Grows the trees of several sequences together: one pass of the head per level for all of them.
+"""Grows the draft trees of several sequences together, with one forward pass of the head per level.
 
-`topK_genrate` of the EAGLE reference is the model.
+The algorithm is that of `topK_genrate` in the EAGLE reference implementation.
 """
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ from specsot_model.kv import KVPages
 
 
 class TreeRoom(NamedTuple):
-    """Where one tree grows.
+    """The KV slots that were reserved for growing one tree.
 
-    base:  columns in front of it, of `pages`.
-    pages: of the sequence, covering the grown rows.
-    slots: of the grown rows, base and onward.
-    position: of the first grown row; the base, unless pages behind a window were given back.
+    Example: page_rows 4, a sequence of 6 rows in the pages [7, 2], 3 rows to grow:
+    base 6, pages (7, 2, p) with a new page p, slots [2 * 4 + 2, 2 * 4 + 3, p * 4], position 6.
+
+    base:  Number of columns of `pages` that hold the sequence's own rows; the tree's rows follow.
+    pages: Page numbers of the sequence, up to the page of the last grown row.
+    slots: KV slot of each grown row, in the order in which rows are computed.
+    position: Position of the first grown row; equal to `base` unless pages that a window hides were freed.
     """
 
     base: int
@@ -39,7 +42,7 @@ class TreeRoom(NamedTuple):
 
 
 def reserve_room(table: PageTable, sequence: int, base: int, rows: int) -> TreeRoom | None:
-    """Room for `rows` grown rows behind a sequence's first `base` ones, or None where there is none."""
+    """Reserve `rows` rows after the first `base` rows of a sequence. Return None if no page is free."""
     try:
         return TreeRoom(*table.place(sequence, base, base + rows), base)
     except Overloaded:
@@ -48,11 +51,13 @@ def reserve_room(table: PageTable, sequence: int, base: int, rows: int) -> TreeR
 
 @dataclass(frozen=True, slots=True)
 class GrowthFrontier:
-    """The candidates of one level that are fed, [B, k] each but the features.
+    """The nodes of one level that are fed to the head, so that their children become candidates.
 
-    parents:  number of each one's parent in the frontier before.
-    numbers:  of each one in the pool.
-    features: [B * k, hidden] outputs of their parents, which they are fed with.
+    scores:   [B, k] cumulative log-probabilities, best first.
+    tokens:   [B, k] token ids in the vocabulary of the base model.
+    parents:  [B, k] index of each node's parent in the frontier of the level above.
+    numbers:  [B, k] index of each node among all candidates of its tree.
+    features: [B * k, hidden] the head's outputs at the parents, which are inputs of the nodes' rows.
     """
 
     scores: Tensor
@@ -66,7 +71,7 @@ class GrowthFrontier:
         return self.scores.shape[1]
 
     def cut(self, width: int) -> GrowthFrontier:
-        """Its best ones."""
+        """Return the frontier with the `width` best nodes of each tree."""
         features = self.features.view(len(self.scores), self.width, -1)[:, :width].flatten(0, 1)
         scores, tokens, parents, numbers = (
             one[:, :width] for one in (self.scores, self.tokens, self.parents, self.numbers)
@@ -75,10 +80,15 @@ class GrowthFrontier:
 
 
 class TreeGrowth:
-    """The frontier of B trees, level by level. Used once.
+    """Grows B trees level by level. An instance is used for one call of `run`.
 
-    The shape is EAGLE-2's unless `widths` and `floor` say otherwise: each frontier node offers its top_k
-    children, and the frontier is the top_k best of its level.
+    By default the trees have the shape of EAGLE-2: the top_k likeliest children of every frontier node are
+    candidates, and the top_k best candidates of a level are the next frontier. `widths` and `floor` change
+    the size of the frontier.
+
+    Example: top_k 2, 3 levels. The root has the candidates 0, 1, which are the first frontier. Their children
+    are the candidates 2, 3 (below 0) and 4, 5 (below 1). The 2 best of these, for example 4 and 2, are the
+    second frontier, with the children 6, 7 (below 4) and 8, 9 (below 2).
     """
 
     def __init__(
@@ -91,7 +101,14 @@ class TreeGrowth:
         widths: Sequence[int] | None = None,
         floor: float = -math.inf,
     ) -> None:
-        """widths: how many nodes of level 1, 2, ... are fed. floor: log-probability below which none is."""
+        """Prepare the growth of one tree per room.
+
+        head, kv: the draft head and its KV cache. rooms: where each tree's rows are stored.
+        top_k: number of children that every fed node gets.
+        guide: bars the tokens that a sequence's grammar forbids; None: no sequence has a grammar.
+        widths: number of nodes of level 1, 2, ... that are fed; None: top_k of every level.
+        floor: cumulative log-probability below which a node is not fed.
+        """
         self._head = head
         self._kv = kv
         self._rooms = rooms
@@ -99,18 +116,22 @@ class TreeGrowth:
         self._guide = guide
         self._widths = widths
         self._floor = floor
+        # For each tree, the rows of the tree that each node of the last frontier attends to, as bits.
         self._bits: list[list[int]] = [[] for _ in rooms]
-        self._levels: list[tuple[Tensor, Tensor, Tensor]] = []  # scores, tokens, parents of all candidates
-        self._fed = 0  # rows of each tree
+        # Scores, tokens and parents of the candidates of each level, [B, candidates of the level] each.
+        self._levels: list[tuple[Tensor, Tensor, Tensor]] = []
+        # Number of rows of each tree that were fed so far; the same for all trees.
+        self._fed = 0
         slots = [ground.slots for ground in rooms]
         bases = [ground.position for ground in rooms]
         self._slots = torch.tensor(slots, dtype=torch.long, device=head.device)
         self._bases = torch.tensor(bases, device=head.device)
 
     def run(self, last: Tensor, levels: int, keep_growing: KeepGrowing | None = None) -> Candidates:
-        """Grow `levels` levels, or fewer where `keep_growing` or the floor says so.
+        """Grow up to `levels` levels and return all candidates.
 
-        last: [B, hidden], the head's output at each sequence's last row.
+        Growth stops earlier if `keep_growing` returns 0, or if no node of a frontier reaches the floor.
+        last: [B, hidden] the head's output at each sequence's last row.
         """
         frontier = self._grow_roots(last)
         for level in range(levels - 1):
@@ -123,7 +144,7 @@ class TreeGrowth:
         return self._candidates()
 
     def _grow_roots(self, last: Tensor) -> GrowthFrontier:
-        """The children of the roots."""
+        """Add the children of the roots as candidates. Return those of them that are fed next."""
         scores, tokens = (best[:, 0] for best in self._top_followers(last))
         origins = torch.zeros_like(tokens)
         self._levels.append((scores, tokens, origins))
@@ -137,7 +158,10 @@ class TreeGrowth:
         )
 
     def _grow_level(self, level: int, frontier: GrowthFrontier) -> GrowthFrontier:
-        """Feed a frontier; the next one is the best of all its children."""
+        """Feed a frontier, add its children as candidates, and return the best of them as next frontier.
+
+        level: 0 for the frontier of the roots' children.
+        """
         if self._guide:
             self._guide.advance(frontier.parents, frontier.tokens)
         outputs = self._feed(level, frontier)
@@ -147,6 +171,8 @@ class TreeGrowth:
         first = sum(level.shape[1] for level, _, _ in self._levels)
         self._levels.append((scores, tokens, (frontier.numbers + 1).repeat_interleave(self._k, dim=1)))
         best, chosen = self._choose(scores, level + 1)
+        # The children of frontier node i are the columns i * k .. i * k + k - 1 of the level.
+        # k 2, columns [a0 a1 b0 b1], chosen [2, 1] -> parents [1, 0], that is b and a
         parents = chosen // self._k
         rows = parents + torch.arange(0, len(outputs), frontier.width, device=parents.device).unsqueeze(1)
         return GrowthFrontier(
@@ -154,7 +180,11 @@ class TreeGrowth:
         )
 
     def _choose(self, scores: Tensor, level: int) -> tuple[Tensor, Tensor]:
-        """Scores and numbers of the candidates [B, n] of a level that are worth feeding, best first."""
+        """Choose the candidates of a level that are fed. Return their scores and their columns, best first.
+
+        scores: [B, n] of all candidates of the level. The results are [B, width], where width is the most
+        that any tree feeds; nodes below the floor have the score -inf.
+        """
         width = self._k
         if self._widths is not None:
             width = min(self._widths[level] if level < len(self._widths) else 0, scores.shape[1])
@@ -170,7 +200,10 @@ class TreeGrowth:
         return best.masked_fill(~alive, -torch.inf)[:, :most], chosen[:, :most]
 
     def _top_followers(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and base token ids of the top_k followers of each node, [B, frontier, k]."""
+        """Return log-probabilities and token ids of the top_k next tokens of each node, [B, frontier, k].
+
+        outputs: [B * frontier, hidden] outputs of the head. The ids are those of the base model.
+        """
         if self._guide is None and (found := self._head.choose(outputs, self._k)) is not None:
             best, tokens = (one.view(len(self._rooms), -1, self._k) for one in found)
             return best, tokens
@@ -181,7 +214,12 @@ class TreeGrowth:
         return best, self._head.to_target(ids)
 
     def _feed(self, level: int, frontier: GrowthFrontier) -> Tensor:
-        """Feed the frontier: rows at position base + level, behind the rows of the levels before."""
+        """Feed the frontier and return the head's outputs, [B * width, hidden].
+
+        All rows of a level have the position base + level. In the KV cache they follow the rows of the levels
+        above: with widths 2 and 2, the rows of level 1 take the tree's slots 0, 1 and those of level 2 take
+        the slots 2, 3.
+        """
         first = self._fed
         width = frontier.width
         self._fed += width
@@ -192,7 +230,13 @@ class TreeGrowth:
         return self._head.forward(tokens, frontier.features, HeadRows(positions, slots, plan, self._kv))
 
     def _plan(self, first: int, parents: Tensor) -> AttentionPlan:
-        """Each row sees its tree's ground and its own ancestors."""
+        """Return the attention plan of a level: each row attends to its sequence, its ancestors and itself.
+
+        first: number of the tree's rows before this level. parents: [B, width], as in `GrowthFrontier`.
+
+        Bit i of a row's mask is row i of the tree. Level 1 has the rows 0, 1 with the masks 0b01, 0b10.
+        Level 2 begins at row 2; with the parents [1, 0], its masks are 0b0110 and 0b1001.
+        """
         width = parents.shape[1]
         spans: list[RowSpan] = []
         for row, (ground, before) in enumerate(zip(self._rooms, parents.tolist())):
@@ -203,19 +247,25 @@ class TreeGrowth:
         return self._head.plan(spans, self._kv.page_rows)
 
     def _candidates(self) -> Candidates:
-        """In the reference's order: level 1, then k * k of each further level."""
+        """Return all candidates in the order of the reference: k of level 1, then k * k per level."""
         sizes = [scores.shape[1] for scores, _, _ in self._levels]
         scores, tokens, parents = (torch.cat(parts, 1).cpu().numpy() for parts in zip(*self._levels))
         return Candidates(tokens, scores, parents, np.repeat(np.arange(1, len(sizes) + 1), sizes))
 
 
-TOPK_BLOCK = 64  # values of a block whose best are chosen first; no measurement recorded
-# Values of a row from which choosing in two steps is faster; no measurement recorded.
+# Values. The size of a block in the first of the two steps of `topk`. Untuned.
+TOPK_BLOCK = 64
+# Values of the whole tensor. From this size on, `topk` on a CPU takes two steps. Untuned.
 TWO_STEP_VALUES = 1 << 15
 
 
 def topk(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """`values.topk(k, dim=-1)` of [..., n]: values and columns, [..., k], falling."""
+    """Return what `values.topk(k, dim=-1)` returns for [..., n]: values and columns, [..., k], falling.
+
+    On a CPU, large inputs take two steps: choose the k blocks with the largest maxima, then the k best values
+    of those blocks. Each of the k best values lies in one of these blocks, so the returned values are exact.
+    Of equal values, other columns may be returned.
+    """
     columns = values.shape[-1]
     if values.is_cuda or values.numel() < TWO_STEP_VALUES or columns % TOPK_BLOCK or columns < k * TOPK_BLOCK:
         best, where = values.topk(k, dim=-1)

@@ -1,4 +1,4 @@
-"""Loads a drafter's models by backend, measures them, and makes the engine of every epoch."""
+"""Loads the drafter's models by backend, measures their speed, and makes the engine of every epoch."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ from specsot_model.published import open_weights
 
 
 class DraftLoader:
-    """Loads everything once; every epoch gets a fresh engine over the same weights."""
+    """Loads all weights once, and makes a fresh engine over them for every epoch."""
 
     def __init__(
         self,
@@ -68,7 +68,11 @@ class DraftLoader:
         address: str | None = None,
         free_memory: Callable[[str], int | None] = room_on,
     ) -> None:
-        """address: where peers reach it; None: by its name. free_memory: free bytes of a device."""
+        """Read the base model's config, and choose the backends; no weights are loaded yet.
+
+        name: the drafter's name in the ring. address: where peers reach the drafter; None: its name.
+        free_memory: returns the free bytes of a device; None: unknown.
+        """
         self._options = options
         self._name = name
         self._address = address or name
@@ -90,7 +94,7 @@ class DraftLoader:
 
     @property
     def _ids(self) -> int:
-        """Token ids that all backends accept; a small model may have fewer than the base."""
+        """Return the number of token ids that all backends accept; a small model may have fewer ids."""
         options = self._options
         own = self._config.vocab
         return min(own, read_config(options.draft).vocab) if options.drafts == "model" else own
@@ -99,14 +103,17 @@ class DraftLoader:
         return self._first.tap_slices()
 
     def registration(self) -> Registration:
-        """Loads and measures what drafts; a fraction of a second. Raises ModelError: no room for it."""
+        """Load the first backend's model, measure its speed, and return what the drafter registers with.
+
+        Raises ModelError if the device has too little memory.
+        """
         config = self._config
         way = self._first
         self._check_fit()
         if borrowed := borrowed_of(self._options.base):
             _ = way.model
             borrowed.tell("what the drafter takes of its base")
-        _ = self._vocabulary  # now, not while somebody is being answered
+        _ = self._vocabulary  # Read the vocabulary now, so that no request waits for that.
         return Registration(
             kind="drafter",
             name=self._name,
@@ -124,7 +131,10 @@ class DraftLoader:
         )
 
     def make_engine(self, configuration: Configuration) -> DraftEngine:
-        """The engine for one epoch, with empty pages. Raises ModelError: there is no room for it."""
+        """Return an engine for one epoch, with empty pages.
+
+        Raises ModelError if the device has too little memory for the pages and the captured graphs.
+        """
         vocabulary = self._vocabulary
         if vocabulary:
             prebuild(vocabulary)
@@ -139,12 +149,15 @@ class DraftLoader:
 
     @cached_property
     def _vocabulary(self) -> Vocabulary | None:
-        """Read once: half a second for 50,000 tokens."""
+        """The bytes of all tokens; None without a tokenizer. Read once: half a second for 50,000 tokens."""
         has_text = (self._options.base / "tokenizer.json").exists()
         return read_vocabulary(self._options.base, self._config.vocab) if has_text else None
 
     def _check_fit(self) -> None:
-        """Before anything is loaded. What a head borrows of its base comes on top."""
+        """Check, before anything is loaded, that the weights and pages fit on the device.
+
+        What a head shares with its base model is not counted. Raises ModelError.
+        """
         options = self._options
         if self._loaded or options.draft_model is None:
             return
@@ -155,7 +168,7 @@ class DraftLoader:
         check_fit(f"{options.drafts} drafts", need, options.device, self._free_memory(options.device))
 
     def _check_graphs(self, configuration: Configuration) -> None:
-        """Before they are captured, where there are any."""
+        """Check, before graphs are captured, that they and the pages fit on the device. Raises ModelError."""
         options = self._options
         way = self._first
         pages = configuration.pages * configuration.page_rows * way.row_bytes
@@ -166,6 +179,11 @@ class DraftLoader:
     def _make_budget(
         self, name: DrafterName, drafter: Proposer, configuration: Configuration
     ) -> BudgetPolicy:
+        """Return the policy of one backend.
+
+        A backend without a model gets a tree shape of its own: one child per node, and as many levels as the
+        proposer has.
+        """
         shape = configuration.shape
         levels = len(drafter.widths)
         looks = name in ("ngram", "suffix")
@@ -182,7 +200,11 @@ def make_engine(
     curve: Curve | None = None,
     clock: Clock = time.perf_counter,
 ) -> DraftEngine:
-    """curve: seconds per rows of one level of growth; measured here when absent and needed."""
+    """Return an engine for one epoch that drafts with this head.
+
+    vocabulary: see `DraftEngine`.
+    curve: (rows, seconds) of one level of growth; None: measured here unless the tree shape is fixed.
+    """
     shape = configuration.shape
     if curve is None:
         curve = () if shape.fixed else measure_head(head)
@@ -192,7 +214,7 @@ def make_engine(
 
 
 def propose_with(head: DraftHead, shape: TreeShape, pages: int, page_rows: int) -> Proposer:
-    """By what the head is, for one epoch, with empty pages."""
+    """Return the proposer for this kind of head, with empty pages, for one epoch."""
     if isinstance(head, BlockHead):
         return BlockProposer(head, shape, pages, page_rows, GraphCapture() if captured_blocks(head) else None)
     if isinstance(head, Eagle3Head) and head.mask:
@@ -204,10 +226,14 @@ TOKENIZER = "tokenizer.json"
 
 
 def check_tokenizers(base: Path, base_ids: int, draft: Path, draft_ids: int) -> None:
-    """Raise HeadMismatch unless every id that both models have means the same in both.
+    """Raise HeadMismatch unless every token id means the same in both models.
 
-    base_ids, draft_ids: how many ids each has logits for; padding may differ. Equal files are equal at
-    once, and without any file only the numbers of ids can be compared.
+    Equal tokenizer files are accepted at once; different files are compared token by token. If neither model
+    has a tokenizer file, only the numbers of ids are compared. If only one has a file, HeadMismatch is
+    raised.
+
+    base, draft: directories of the two models.
+    base_ids, draft_ids: number of ids for which each model has logits.
     """
     files = [directory / TOKENIZER for directory in (base, draft)]
     there = [file for file in files if file.exists()]
@@ -221,7 +247,7 @@ def check_tokenizers(base: Path, base_ids: int, draft: Path, draft_ids: int) -> 
 
 
 def _compare(base: Path, draft: Path) -> None:
-    """Token by token, as bytes."""
+    """Compare two vocabularies token by token, as bytes. Raises HeadMismatch."""
     pairs = zip_longest(read_vocabulary(base).bytes, read_vocabulary(draft).bytes)
     for token, (there, here) in enumerate(pairs):
         _require(here == there, draft, f"its token {token} is {here!r}, the base's {there!r}")
@@ -236,67 +262,72 @@ def _require(holds: bool, draft: Path, reason: str) -> None:
         raise HeadMismatch(f"{draft}: not the base's tokenizer: {reason}")
 
 
-NGRAM_TOKENS = 8  # tokens that an n-gram drafter suggests at most by default; not measured
-# Levels and nodes of a suffix drafter's trees by default, and places that it looks at: 8 to 128 draft
-# SmolLM2's answers equally well.
+# Tokens. The most that an n-gram drafter suggests by default. Untuned.
+NGRAM_TOKENS = 8
+# Levels and nodes. The default size of a suffix drafter's trees. Untuned.
 SUFFIX_TOKENS = 16
 SUFFIX_NODES = 24
+# Occurrences. The number of earlier occurrences that a suffix drafter uses. Chosen by SmolLM2's answers: 8 to
+# 128 draft equally well.
 SUFFIX_PLACES = 16
-NGRAM_CURVE: Curve = ((1, 2e-5), (64, 1e-3))  # seconds of looking into so many texts, before they are known
+# (sequences, seconds) of looking for earlier occurrences. The assumption before anything is measured.
+NGRAM_CURVE: Curve = ((1, 2e-5), (64, 1e-3))
 
 
 def numbers_of(options: DraftModelOptions) -> torch.dtype:
-    """What drafts computes in these, whatever the base does."""
+    """Return the type of the draft model's numbers, which does not depend on the base model's."""
     return resolve_dtype(options.drafter_dtype, options.device, options.drafter_quantization)
 
 
 class DraftBackend(ABC):
-    """One way to draft, and what the ring must know of it. Without a model it drafts from the text.
+    """One way to draft, and what the ring must know of it. The base class has no model.
 
-    shape: how large its trees may be, where that differs from what the ring would choose.
+    options: the options of the drafter.
+    shape: the largest tree; None: the ring's default.
     """
 
     def __init__(self, options: DraftModelOptions, shape: TreeShape | None) -> None:
-        """Who decides nothing sends whole trees."""
+        """Mark the tree shape as fixed if the tuner is `fixed`, which always sends whole trees."""
         fixed = options.drafting.tuner == "fixed"
         self.options = options
         self.shape = replace(shape or TreeShape(), fixed=True) if fixed else shape
 
     @abstractmethod
     def make_proposer(self, configuration: Configuration) -> Proposer:
-        """For one epoch, with empty pages."""
+        """Return a proposer for one epoch, with empty pages."""
 
     def load(self) -> DraftHead | None:
+        """Load the model; None: this backend has none."""
         return None
 
     @cached_property
     def model(self) -> DraftHead | None:
-        """What drafts, loaded once it is asked for."""
+        """The draft model, loaded at the first access; None: this backend has none."""
         return self.load()
 
     @cached_property
     def curve(self) -> Curve:
-        """Seconds per rows of one level."""
+        """The measured (rows, seconds) of one level of growth."""
         return measure_head(self.model) if self.model else NGRAM_CURVE
 
     @property
     def row_bytes(self) -> int:
-        """Of KV and features, per position; 0 where it keeps none."""
+        """Return the bytes of keys, values and features per position; 0 if nothing is stored."""
         return self.model.row_bytes if self.model else 0
 
     @property
     def head(self) -> Head | None:
-        """What the stages must fuse for it."""
+        """Return which hidden states the stages must fuse for the head; None: the model reads none."""
         if self.model is None or not self.model.taps:
             return None
         return Head(self.model.taps, self.model.width, name_of_model(self.options.draft))
 
     def tap_slices(self) -> dict[int, Tensor]:
-        """For each tapped layer the slice of its fc."""
+        """Return the slice of fc for each tapped layer."""
         return self.model.tap_slices() if self.model else {}
 
     def graph_bytes(self, configuration: Configuration) -> int:
-        """Memory that its captured graphs take at most."""
+        """Return the most bytes that the captured graphs take; 0 if there are none."""
         if self.model is None:
             return 0
         if (blocks := captured_blocks(self.model)) is not None:
@@ -309,7 +340,10 @@ class DraftBackend(ABC):
 
 
 class EagleBackend(DraftBackend):
-    """With an EAGLE head, or one that drafts in one pass, whose trees are as deep as it learned to draft."""
+    """Drafts with an EAGLE, P-EAGLE or DFlash head.
+
+    By default, trees of heads that draft in one pass are as deep as the head learned to draft.
+    """
 
     def __init__(self, options: DraftModelOptions) -> None:
         super().__init__(options, head_tree(options))
@@ -336,7 +370,10 @@ class EagleBackend(DraftBackend):
 
 
 def head_tree(options: DraftModelOptions) -> TreeShape | None:
-    """The largest tree of a draft head, where that differs from what the ring would choose."""
+    """Return the largest tree of a draft head; None: the ring's default.
+
+    A depth that the user asked for takes precedence over the depth that the head learned.
+    """
     wanted = options.drafting.shape()
     if options.draft_model is None or options.drafting.depth is not None:
         return wanted
@@ -349,7 +386,7 @@ def head_tree(options: DraftModelOptions) -> TreeShape | None:
 
 
 class LanguageModelBackend(DraftBackend):
-    """With a small language model that has the base's tokenizer."""
+    """Drafts with a small language model that has the base model's tokenizer."""
 
     def __init__(self, options: DraftModelOptions) -> None:
         self._beam = beam_shape(options.drafting)
@@ -381,9 +418,10 @@ class LanguageModelBackend(DraftBackend):
 
 
 class SuffixBackend(DraftBackend):
-    """With nothing but texts: its own, and past ones where `past` says so."""
+    """Drafts without a model, from earlier occurrences of a sequence's last tokens."""
 
     def __init__(self, options: DraftModelOptions, past: int = 0) -> None:
+        """past: number of tokens of past requests that are kept; 0: only n-grams of the sequence itself."""
         tokens = options.drafting.depth or (SUFFIX_TOKENS if past else NGRAM_TOKENS)
         nodes = options.drafting.nodes or SUFFIX_NODES
         self._suffixes = (
@@ -392,7 +430,7 @@ class SuffixBackend(DraftBackend):
         super().__init__(options, TreeShape(tokens - 1, 1, self._suffixes.nodes + 1))
 
     def make_proposer(self, configuration: Configuration) -> Proposer:
-        """Its trees are no larger than there is room for, whoever's trees that was counted for."""
+        """Return a proposer whose trees are no larger than the node slots that the ring reserves."""
         most = max(configuration.shape.nodes - 1, 1)
         own = self._suffixes
         shape = replace(own, levels=min(own.levels, most), nodes=min(own.nodes, most))
@@ -400,7 +438,10 @@ class SuffixBackend(DraftBackend):
 
 
 def make_backends(options: DraftModelOptions) -> dict[DrafterName, DraftBackend]:
-    """What a drafter offers, its own way first; a look into the text costs nothing and is always there."""
+    """Return the backends of a drafter by name; the first one is the drafter that the options name.
+
+    `ngram` is always available, because it needs no model. Raises InvalidRequest for an unknown drafter.
+    """
     ngram: dict[DrafterName, DraftBackend] = {"ngram": SuffixBackend(options)}
     if past := options.drafting.past or (PAST_TOKENS if options.drafts == "suffix" else 0):
         ngram = {"suffix": SuffixBackend(options, past), **ngram}
@@ -415,21 +456,27 @@ def make_backends(options: DraftModelOptions) -> dict[DrafterName, DraftBackend]
             raise InvalidRequest(f"drafter must be eagle, model, suffix or ngram, got {other!r}", "drafter")
 
 
-MEASURED_ROWS = (1, 4, 16, 64)  # rows at which a drafter's curve is measured
-CONTEXT_ROWS = 256  # committed rows in front of each measured tree; a short answer
-MEASURED_LEVELS = 3  # levels of a measured tree
-MIN_TURNS = 5  # timed runs per size at least; their median counts
-MAX_SECONDS = 0.3  # seconds for measuring, roughly: a start should not wait for it; not measured
+# Rows of a level. The sizes at which a drafter's speed is measured.
+MEASURED_ROWS = (1, 4, 16, 64)
+# Rows. The committed rows before each measured tree: the length of a short answer.
+CONTEXT_ROWS = 256
+# Levels. The depth of a measured tree.
+MEASURED_LEVELS = 3
+# Runs. The least number of timed runs per size; their median counts.
+MIN_TURNS = 5
+# Seconds. About how long measuring may take, so that it does not delay a start. Untuned.
+MAX_SECONDS = 0.3
 
-Grow = Callable[[int], object]  # grows so many levels
+# Grows trees of the given number of levels.
+Grow = Callable[[int], object]
 
 
 @torch.inference_mode()
 def measure_levels(head: DraftHead, clock: Callable[[], float] = time.perf_counter) -> Curve:
-    """(rows, seconds) of one level of growth, everything included; a fraction of a second in all."""
+    """Measure the (rows, seconds) of one level of growth, everything included, in a fraction of a second."""
 
     def level_seconds(grow: Grow) -> float:
-        """Per level behind the first."""
+        """Return the seconds of each level after the first."""
         one, many = (_time(grow, levels, clock) for levels in (1, MEASURED_LEVELS))
         return max(many - one, many / MEASURED_LEVELS) / (MEASURED_LEVELS - 1)
 
@@ -439,20 +486,20 @@ def measure_levels(head: DraftHead, clock: Callable[[], float] = time.perf_count
 
 
 def measure_head(head: DraftHead) -> Curve:
-    """What the tuner must know of its speed."""
+    """Measure the speed of a head, in the form that the head's policy needs."""
     at_once = isinstance(head, BlockHead) or (isinstance(head, Eagle3Head) and head.mask)
     return measure_blocks(head) if at_once else measure_levels(head)
 
 
 @torch.inference_mode()
 def measure_blocks(head: DraftHead, clock: Callable[[], float] = time.perf_counter) -> Curve:
-    """(trees, seconds) of drafting all places of each, everything included; levels cost nothing more."""
+    """Measure the (trees, seconds) of drafting whole blocks. More levels of a block cost nothing."""
     timers = {trees: partial(_time, _blocks(head, trees), 0, clock) for trees in MEASURED_ROWS}
     return (0, 0.0), *measure_curve(timers, MAX_SECONDS, MIN_TURNS, head.device, clock)
 
 
 def _blocks(head: DraftHead, trees: int) -> Grow:
-    """Drafts blocks for so many texts, each behind its own context."""
+    """Return a function that drafts blocks for so many made-up sequences, each with its own context."""
     shape = TreeShape(head.block.drafts - 1) if isinstance(head, BlockHead) else TreeShape()
     page_rows = CONTEXT_ROWS + MOST_BLOCK
     proposer = propose_with(head, shape, trees, page_rows)
@@ -473,7 +520,10 @@ def _time(grow: Grow, levels: int, clock: Callable[[], float]) -> float:
 
 
 def _grower(head: DraftHead, rows: int) -> Grow:
-    """Grows trees whose levels have so many rows in all, each behind its own context."""
+    """Return a function that grows trees, each after its own context.
+
+    rows: rows of a level over all trees.
+    """
     trees, top_k = _shape(rows)
     page_rows = CONTEXT_ROWS + MEASURED_LEVELS * top_k
     kv = head.make_kv(trees, page_rows)
@@ -483,13 +533,13 @@ def _grower(head: DraftHead, rows: int) -> Grow:
 
 
 def _room_of(tree: int, page_rows: int) -> TreeRoom:
-    """A page of its own."""
+    """Return the room of a measured tree, which has a page of its own."""
     first = tree * page_rows
     return TreeRoom(CONTEXT_ROWS, (tree,), range(first + CONTEXT_ROWS, first + page_rows), CONTEXT_ROWS)
 
 
 def _graphs(head: DraftHead, rows: int) -> Grow | None:
-    """The same by graphs, where this head has them."""
+    """Return what `_grower` returns, with captured graphs; None if this head cannot be captured."""
     fused = graph_head(head)
     (trees, top_k) = _shape(rows)
     if fused is None:
@@ -510,6 +560,6 @@ def _graph_input(pages: DraftPages, tree: int, top_k: int) -> GraphInput:
 
 
 def _shape(rows: int) -> tuple[int, int]:
-    """Trees, and nodes of a level of each."""
+    """Return the number of trees, and the nodes per level of each, for so many rows: 16 -> 4 trees of 4."""
     top_k = min(rows, 4)
     return rows // top_k, top_k

@@ -1,4 +1,4 @@
-"""Counts what drafts take of memory, from shapes alone: an EAGLE head's, or a small model's."""
+"""Computes the memory that a draft head or a small draft model needs, from tensor shapes alone."""
 
 from __future__ import annotations
 
@@ -19,9 +19,13 @@ from specsot_model.weights import Weights
 
 @dataclass(frozen=True, slots=True)
 class DraftMemory:
-    """Bytes. own: weights in the drafter's files. borrowed: its copies of parts of the base.
+    """The memory of a drafter, in bytes.
 
-    row: of one position. head: what the stages fuse for it.
+    own: Weights in the drafter's own files.
+    borrowed: The drafter's copies of parts of the base model.
+    row: Keys, values and feature of one position.
+    graphs: Captured graphs.
+    head: What the stages fuse for the head; None: nothing.
     """
 
     own: int = 0
@@ -44,9 +48,13 @@ def eagle_memory(
     kernels: bool,
     overrides: Overrides = AS_PUBLISHED,
 ) -> DraftMemory:
-    """base, config: of the model that it drafts for. kernels: there are some where it runs.
+    """Return the memory of a draft head.
 
-    Raises HeadMismatch, ModelError where they do not fit together.
+    base, config: weights and config of the base model.
+    held: the form in which weights are held.
+    tree: the largest tree.
+    kernels: True if the device has GPU kernels, so that graphs are captured.
+    Raises HeadMismatch or ModelError if head and base model do not fit together.
     """
     shape = read_shape(head, config)
     kind = kind_of(head)
@@ -67,7 +75,7 @@ def eagle_memory(
 def model_memory(
     files: Weights, config: ModelConfig, held: WeightForm, beam: BeamShape, kernels: bool
 ) -> DraftMemory:
-    """Of a small language model. kernels: as in `eagle_memory`."""
+    """Return the memory of a small language model that drafts. held, kernels: see `eagle_memory`."""
     kept = row_itemsize(config, held.itemsize, held.packed)
     row = 2 * config.layers * config.kv_heads * config.head_dim * kept
     kind = held.quantization
@@ -77,7 +85,7 @@ def model_memory(
 
 
 def beam_graph_bytes(config: ModelConfig, itemsize: int, beam: BeamShape) -> int:
-    """Bytes that the graphs of such a model take at most."""
+    """Return an upper bound of the bytes of a small model's graphs; 0 if its trees cannot be captured."""
     if not can_capture_beam(beam):
         return 0
     heads = config.heads, config.kv_heads, config.head_dim

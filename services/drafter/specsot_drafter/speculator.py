@@ -1,4 +1,9 @@
-"""One way to draft: a proposer, the rule of how much, and what it sends until that comes back."""
+"""One way to draft: a proposer, the policy of how much to draft, and the trees that await verification.
+
+The code calls a sequence a *text*, a feature batch a *lesson*, a step of the ring a *lap*, and a pause of
+drafting a *rest*. *Early* growth is asynchronous: it is launched before the host has read the verification
+result that the trees follow.
+"""
 
 from __future__ import annotations
 
@@ -26,60 +31,83 @@ from specsot_drafter.proposers import ChosenTrees, Offer, Proposer
 
 Clock = Callable[[], float]
 
-IDLE_REST_LAPS = 8  # laps to rest where nothing can grow; not measured
-# Tokens that candidates of others must bring each text where trees grow early: with them the host chooses,
-# and a lap of three to five tokens takes a tenth longer (SmolLM2-135M, H100). The number was not measured.
+# Steps. How long drafting pauses where no tree can grow. Untuned.
+IDLE_REST_LAPS = 8
+# Expected tokens per sequence. What the candidates of the second proposer must add to be used where trees
+# grow asynchronously. With these candidates the host must select nodes, and a step of three to five tokens
+# takes a tenth longer (SmolLM2-135M, H100). Untuned.
 LEAST_GAIN = 0.5
 NOBODY = frozenset[int]()
 
 
 @dataclass(slots=True)
 class Speculator:
-    """blend: whose candidates may join its trees. growing_seconds: what growing its last trees took."""
+    """Plans, grows and selects the trees of the sequences that one proposer drafts for.
+
+    proposer: Offers the candidates.
+    budget: Decides how much to draft.
+    blend: A second proposer whose candidates may join the trees; None: there is none.
+    clock: Returns seconds.
+    growing_seconds: Seconds that growing the last trees took; waiting for other work is not included.
+    """
 
     proposer: Proposer
     budget: BudgetPolicy
     blend: Proposer | None
     clock: Clock
     growing_seconds: float = field(default=0.0, init=False)
+    # The last plan: sequences to draft for, the most levels of each, and rows to compute before they grow.
     _planned: tuple[list[DraftSequence], list[int], int] = field(default=([], [], 0), init=False)
-    _levels: int = field(default=0, init=False)  # that grew last
+    # Levels of the trees that grew last.
+    _levels: int = field(default=0, init=False)
+    # Finished steps that the policy has not learned from yet.
     _unlearned: list[tuple[Sequence[TreeOutcome], LapSeconds]] = field(
         default_factory=list[tuple[Sequence[TreeOutcome], LapSeconds]], init=False
     )
-    _early: frozenset[int] = field(default=NOBODY, init=False)  # whose trees, as `begin` will be asked, grow
-    _chosen: ChosenTrees | None = field(default=None, init=False)  # of that, by a device
-    _blends: bool = field(default=False, init=False)  # others had candidates for the last trees
-    _texts: frozenset[int] = field(default=NOBODY, init=False)  # that wrote when all of them were new
-    # Whether drafting is paused here, and for how long. It is catching up after a pause until all sequences
-    # that wanted trees before it are heard of again.
+    # Ids of the sequences whose next trees grow asynchronously, until `begin` continues or discards them.
+    _early: frozenset[int] = field(default=NOBODY, init=False)
+    # The nodes that the device selects from these trees; None if the host selects.
+    _chosen: ChosenTrees | None = field(default=None, init=False)
+    # True if candidates of the second proposer joined the last trees.
+    _blends: bool = field(default=False, init=False)
+    # Ids of the sequences that were running when the last set of entirely new sequences began.
+    _texts: frozenset[int] = field(default=NOBODY, init=False)
+    # Whether this speculator drafts, is paused, or catches up. After a pause it catches up until all
+    # sequences that requested trees before the pause have sent feature batches again.
     _pause: DraftPause = field(default=DraftPause(), init=False)
-    _many: int = field(default=0, init=False)  # texts that wanted trees, when all were told of
+    # Number of sequences that requested trees in the last step that covered all of them.
+    _many: int = field(default=0, init=False)
 
     @property
     def rest(self) -> int:
-        """For how many more trees nothing will be drafted; 0 while it drafts."""
+        """Return the number of trees for which drafting is still paused; 0 if it is not paused."""
         return self._pause.trees_left
 
     def record_lap(self, trees: Sequence[TreeOutcome], spent: LapSeconds) -> None:
-        """A lap came back. Where trees grow behind it already, it is learned from while a device is at the
-        next one.
+        """Record a finished step for the policy.
+
+        If the next trees grow asynchronously, learning is put off until the device computes the next step, so
+        that the host delays nothing.
         """
         self._unlearned.append((trees, spent))
         if not self._early:
             self._learn()
 
     def _learn(self) -> None:
+        """Pass the recorded steps on to the policy."""
         laps = self._unlearned
         self._unlearned = []
         for trees, spent in laps:
             self.budget.record_lap(trees, spent)
 
     def plan_levels(self, sequences: Sequence[DraftSequence], drafted: int = 0) -> int:
-        """Levels to grow for these; 0 begins a rest, or goes on with one. drafted: texts that there are.
+        """Plan the next trees and return the number of levels to grow; 0: nothing is drafted.
 
-        Where trees grow already, those wait for nobody whose prompt has just been read: its own come a lap
-        later.
+        If the policy may pause, a result of 0 starts a pause or continues one. If trees of some sequences
+        grow asynchronously, only those sequences are planned. Other sequences, whose prompts have just been
+        processed, get their first tree one step later, so that the growing trees do not wait for them.
+
+        sequences: those that request a tree. drafted: number of all sequences that are drafted for.
         """
         live = self._live(sequences)
         growing = [(text, most) for text, most in live if text.id in self._early] or live
@@ -95,7 +123,8 @@ class Speculator:
         due = self._planned[-1]
         others = texts - len(sequences)
         levels = self.budget.plan_levels(len(own), most, due, others + len(live) - len(own))
-        if not levels and self.budget.adaptive:  # who drafts always drafts again with the next text
+        # A policy that never pauses returns 0 only if no tree fits; it drafts again with the next sequence.
+        if not levels and self.budget.adaptive:
             self._pause = self._pause.begin(self.budget.rest or IDLE_REST_LAPS * texts, texts)
         if not levels:
             self._early = NOBODY
@@ -103,7 +132,10 @@ class Speculator:
         return levels
 
     def _begin_texts(self, texts: frozenset[int]) -> None:
-        """Where none of them was there when others began."""
+        """Tell the policy if all sequences are new, that is, none ran when the last new set began.
+
+        texts: ids of the sequences that request a tree. A pause may end for new sequences.
+        """
         if self._pause.state is PauseState.CATCHING_UP or not self._texts.isdisjoint(texts):
             return
         self._texts = texts
@@ -112,7 +144,11 @@ class Speculator:
             self._resume(self._pause.end(), 1)
 
     def _count(self, told: int, drafted: int) -> int:
-        """Texts of a lap, where so many want trees: behind a rest some are told of with later laps."""
+        """Return the number of sequences in a step in which `told` sequences request trees.
+
+        After a pause, the feature batches of some sequences arrive with later steps. Until then, return the
+        number from before the pause, at most `drafted`, the number of sequences that are drafted for.
+        """
         known = min(self._many, drafted)
         if told >= known:
             self._pause = self._pause.on(PauseEvent.CAUGHT_UP)
@@ -122,7 +158,7 @@ class Speculator:
         return told
 
     def record_rest(self, trees: int, live: int) -> bool:
-        """So many trees went without drafts, `live` of them a lap. Returns whether the rest is over."""
+        """Record that `trees` trees were not drafted, `live` per step. Return whether the pause is over."""
         self._learn()
         pause = self._pause.passed(trees, live)
         if pause.paused:
@@ -132,12 +168,12 @@ class Speculator:
         return True
 
     def _resume(self, pause: DraftPause, live: int) -> None:
-        """A pause is over, `pause` says after how many trees."""
+        """End the pause, and tell the policy how many trees it lasted: `pause.passed_trees`."""
         self.budget.record_rest(pause.passed_trees, live)
         self._pause = replace(pause, passed_trees=0)
 
     def begin(self, levels: int) -> Growth:
-        """Trees of so many levels grow, for those texts that it was planned for and that can have one."""
+        """Launch trees of `levels` levels for the planned sequences, or continue asynchronous growth."""
         (live, limits, due), began = self._planned, self.clock()
         self._levels = levels
         early = self._early
@@ -150,11 +186,16 @@ class Speculator:
         own = tuple(text.id for text in live)
         if chosen and not (took and chosen.sequences == own):
             chosen = None
+        # Asynchronous growth that was discarded still occupies the device, so these trees cannot be timed.
         spoilt = not (took or early.isdisjoint(own))
         return Growth(live, limits, due, offer, self.clock() - began, spoilt, chosen)
 
     def begin_early(self, verdict: UnreadVerdict, ids: int) -> None:
-        """What `begin` will be asked for behind these trees, if it goes on as before. ids: see `Proposer`."""
+        """Launch the next trees asynchronously, while the host has not read the results of `verdict.trees`.
+
+        Nothing is launched if drafting is paused or if the policy would not draft for all these sequences in
+        the next step. The trees have as many levels as the last ones. ids: see `Proposer.begin_early`.
+        """
         self._learn()
         budget = self.budget
         many = len(verdict.trees)
@@ -164,14 +205,20 @@ class Speculator:
             self._early = frozenset(tree.sequence for tree in verdict.trees)
 
     def choose_early(self, texts: Sequence[tuple[DraftSequence, int]], rows: int) -> UnreadTrees | None:
-        """Trees that grow already, as a device chooses them: at most `rows` rows in all. None: the host must.
+        """Let the device select the nodes of the trees that grow asynchronously. None: the host must select.
 
-        texts: and how many tokens each one has had since its verdict is known.
+        The host must select if a second proposer's candidates joined the last trees, if all sequences may
+        write only their bonus token, or if the policy does not fix the number of nodes.
+
+        texts: sequences, each with its number of committed tokens after the verification result, which the
+        sequence itself does not have yet.
+        rows: most rows of all trees together, roots included.
         """
         self._chosen = None
         live = len(texts)
         ahead = bool(self._early) and not self._blends
-        ahead &= any(text.remaining + text.committed - told > 1 for text, told in texts)  # else roots do
+        # If no sequence may write more than the bonus token, roots suffice.
+        ahead &= any(text.remaining + text.committed - told > 1 for text, told in texts)
         if nodes := ahead and self.budget.foreseen_nodes(live, self._levels, rows - live):
             levels = [self.proposer.levels_at(text, told - text.committed) for text, told in texts]
             own = [text.id for text, _ in texts]
@@ -180,7 +227,11 @@ class Speculator:
         return self._chosen
 
     def finish(self, growth: Growth, rows: int) -> dict[int, PendingTree]:
-        """Of what grew, at most `rows` rows in all, roots included. No clock counts what was between."""
+        """Wait for the growth, select nodes, and return the trees by sequence id; none if nothing grew.
+
+        rows: most rows of all trees together, roots included. The time between `begin` and this call is not
+        counted as time of growing.
+        """
         limits = growth.limits
         live = growth.texts
         began = self.clock()
@@ -204,6 +255,7 @@ class Speculator:
             if chosen is None:
                 whole = joined
                 chosen = self.budget.select(values, depth, rows - len(live))
+        # The proposer's own candidates are the first columns, those of the second proposer follow.
         trees = build_trees(whole, [text.tokens[-1] for text in live], chosen)
         mine = chosen[:, : candidates.tokens.shape[1]]
         by_depth = depth_masses(candidates, mine).tolist()
@@ -213,14 +265,22 @@ class Speculator:
         }
 
     def _live(self, sequences: Sequence[DraftSequence]) -> list[tuple[DraftSequence, int]]:
-        """Those that can have a tree, and how deep; and those who have one by now, though they end here."""
+        """Return the sequences that can have a tree, each with its most levels.
+
+        A sequence whose tree grows asynchronously is included even if its most levels are 0 by now.
+        """
         limits = map(self.proposer.max_levels, sequences)
         return [(text, most) for text, most in zip(sequences, limits) if most or text.id in self._early]
 
     def _blended(
         self, sequences: Sequence[DraftSequence], candidates: Candidates, values: Floats
     ) -> tuple[Candidates, Floats]:
-        """The offer, with what the text itself suggests hung into it, and what all of it is worth."""
+        """Return the candidates joined with those of the second proposer, and the worth of all of them.
+
+        Candidates and worth are returned unchanged if there is no second proposer, if the policy never
+        pauses, or if the second proposer has no candidates. They are also unchanged if the trees grew
+        asynchronously and the second proposer adds less than LEAST_GAIN tokens per sequence.
+        """
         if self.blend is None or not self.budget.adaptive:
             return candidates, values
         others = self.blend.propose(sequences, len(self.blend.widths) + 1)
@@ -235,16 +295,21 @@ class Speculator:
 
 
 def _total(chances: Floats) -> float:
-    """Of all candidates: what they are expected to bring, if all are sent."""
+    """Return the expected number of accepted tokens if all candidates were sent; barred ones count 0."""
     return float(chances[np.isfinite(chances)].sum())
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Trees that grow. limits: levels of each. due: rows computed before. seconds: that it took to begin.
+    """Trees that are growing.
 
-    spoilt: they wait for others that grew in vain, so that no clock tells what these cost.
-    chosen: by a device.
+    texts: The sequences of the trees.
+    limits: Most levels of each tree.
+    due: Rows of committed tokens that are computed before the trees grow.
+    offer: Waits for the growth and returns its candidates.
+    seconds: Time that launching the growth took.
+    spoilt: True if the device must first finish discarded trees, so that the growth cannot be timed.
+    chosen: The nodes that the device selects; None if the host selects.
     """
 
     texts: list[DraftSequence]
@@ -257,12 +322,14 @@ class Growth:
 
 
 class PendingTree(NamedTuple):
-    """A tree that was sent.
+    """A tree that was sent and is not verified yet.
 
-    committed: tokens in front of its root. levels: how many were grown for it.
-    masses:    the drafter's probability of its nodes, summed per depth.
-    own_nodes: how many first nodes are the drafter's; the others came from elsewhere.
-    forced:    what would have been fed without any drafter.
+    committed: Number of tokens before its root.
+    tree:      The tree as it was sent.
+    levels:    Number of levels that were grown for it.
+    masses:    The drafter's probability of its own nodes in the tree, summed per depth.
+    own_nodes: Number of leading nodes that are the root or the drafter's own; others came from elsewhere.
+    forced:    Tokens after the root that the grammar determines; these are fed even without a drafter.
     """
 
     committed: int
@@ -273,7 +340,11 @@ class PendingTree(NamedTuple):
     forced: tuple[int, ...] = ()
 
     def resolve(self, lesson: FeatureBatch) -> TreeOutcome:
-        """What became of it, when this lesson of its sequence tells."""
+        """Return the outcome of the tree, given the feature batch with its verification result.
+
+        Forced tokens do not count as accepted: with forced (5, 6), and 5, 6, 9 written after the root, one
+        token is accepted. If the batch is of another tree or ends the sequence, return ROOT_ONLY.
+        """
         if self.committed != lesson.start or lesson.bonus is None:
             return ROOT_ONLY
         written = lesson.tokens[1:]
@@ -284,7 +355,10 @@ class PendingTree(NamedTuple):
 
 
 def _own_depth(pending: PendingTree, written: Sequence[int]) -> int:
-    """How deep the drafter's own nodes go along what was written."""
+    """Return how many of the written tokens follow a path of the drafter's own nodes from the root.
+
+    written: the accepted tokens after the root.
+    """
     below = children(pending.tree.parents)
     tokens = pending.tree.tokens
     node = 0

@@ -1,4 +1,4 @@
-"""A drafter's Prometheus metrics (trees, their cost, rests, pages), and spans of drafts of traced laps."""
+"""A drafter's Prometheus metrics (trees, their cost, pauses, pages), and spans for drafts of traced steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specsot_drafter.drafter import DrafterObserver
 
 
 class DrafterTelemetry(DrafterObserver):
-    """Counts a drafter's work as Prometheus metrics, and notes it as spans."""
+    """Records a drafter's work as Prometheus metrics and as tracing spans."""
 
     def __init__(self, observation: Observation) -> None:
         registry = observation.registry

@@ -1,4 +1,4 @@
-"""How many drafts are accepted, and what a tree's nodes are worth by that, as laps showed."""
+"""Estimates how likely drafts are accepted by depth, and the expected tokens that nodes of a tree add."""
 
 from __future__ import annotations
 
@@ -9,26 +9,43 @@ import numpy as np
 
 from specsot_drafter.core.selection import Floats, Ints
 
-PRIOR_ACCEPTANCE: Final = 0.75  # Probability. Of the next depth, before any tree came back. Untuned.
-PRIOR_TRIALS: Final = 2.0  # Trees. How many the prior counts for. Untuned.
-DECAY: Final = 0.97  # Fraction. What one outcome leaves of those before. Untuned.
-# Factor. From a head's probability to a chance of acceptance, at most. Untuned.
+# Probability. The assumed acceptance of depth 1 before any tree was verified. Untuned.
+PRIOR_ACCEPTANCE: Final = 0.75
+# Trees. The number of verified trees that the prior counts as. Untuned.
+PRIOR_TRIALS: Final = 2.0
+# Fraction. The weight that older trees keep with every newer tree. Untuned.
+DECAY: Final = 0.97
+# Factor. Upper bound of the ratio between the chance of acceptance and the head's probability. Untuned.
 MAX_TRUST: Final = 1.5
-WORTH_WEIGHT: Final = 0.2  # Fraction. Of one step in the mean of what nodes are worth. Untuned.
+# Fraction. The weight of the newest step in the running mean of what nodes are worth. Untuned.
+WORTH_WEIGHT: Final = 0.2
 
 
 class AcceptanceRates:
-    """Discounted counts per depth 1 .. levels. Depths never tried are taken to be like the one above."""
+    """Discounted counts of verified trees per depth 1 .. levels.
+
+    A depth that was never tried is assumed to be accepted as often as the depth above it.
+    """
 
     def __init__(self, levels: int) -> None:
+        # One row per count, one column per depth; all rows are views, so that one operation updates them.
+        # hits: trees accepted to this depth. trials: trees accepted to the depth above that grew this depth.
+        # masses: probability of the sent nodes. reached: trees accepted to this depth that sent nodes of it.
         self._counts = np.zeros((4, levels))
         self._hits, self._trials, self._masses, self._reached = self._counts
-        self._chances: list[float] | None = None  # None: they are asked for anew
+        # Results of `by_depth` and `trust`; None after the counts have changed.
+        self._chances: list[float] | None = None
         self._factors: Floats | None = None
 
     def record(self, trees: Sequence[tuple[int, Sequence[float], int]]) -> None:
-        """Trees came back, one after the other: of each how many levels were grown for it, the head's
-        probability of what was sent, per depth, and how deep it was accepted.
+        """Record verified trees, oldest first.
+
+        trees: of each tree (levels, masses, accepted). levels: the number of levels that were grown.
+        masses: the head's probability of the sent nodes, summed per depth; shorter than `levels` if nothing
+        of the deeper levels was sent. accepted: the depth to which the tree was accepted, 0 for the root.
+
+        A tree of 4 levels that is accepted to depth 2 counts as a trial of depths 1, 2 and 3, and as a hit of
+        depths 1 and 2. Depth 4 was not tried, because its parent was not accepted.
         """
         depths = np.arange(self._counts.shape[1])
         grown, told, deep = (
@@ -45,7 +62,11 @@ class AcceptanceRates:
         self._counts += [weights @ one for one in (reached & tried, tried, masses, reached & (depths < told))]
 
     def by_depth(self) -> list[float]:
-        """[levels] chance that depth d is accepted when depth d - 1 was."""
+        """Return [levels] the chance that each depth is accepted, given that the depth above was.
+
+        Entry 0 is depth 1. The prior of each depth is the estimate of the depth above, with the weight of
+        PRIOR_TRIALS trees.
+        """
         if self._chances is not None:
             return self._chances
         chances = self._chances = list[float]()
@@ -56,9 +77,10 @@ class AcceptanceRates:
         return chances
 
     def trust(self) -> Floats:
-        """[levels] factors from the head's cumulative probability to a chance of acceptance.
+        """Return [levels] the factors from the head's cumulative probability to the chance of acceptance.
 
-        Never rising with depth, so that no node is worth more than its parent.
+        A factor is at most MAX_TRUST. The factors never rise with depth, so that no node is worth more than
+        its parent.
         """
         if self._factors is not None:
             return self._factors
@@ -71,24 +93,38 @@ class AcceptanceRates:
         return self._factors
 
     def _decay(self, kept: float) -> None:
+        """Multiply all counts by `kept`, and drop the cached results."""
         self._counts *= kept
         self._chances = self._factors = None
 
 
 class TreeWorth:
-    """What a tree's nodes are worth, depth by depth and best first, as those of all texts were lately; of
-    depths that did not grow, as far as those above say.
+    """Running mean of the worth of a tree's nodes, over the recent trees of all sequences.
+
+    The worth of a node is its chance of acceptance, which is the number of tokens that sending the node is
+    expected to add. The means are kept per depth, best node first. The worth of depths that did not grow is
+    derived from the depths above.
     """
 
     def __init__(self, acceptance: AcceptanceRates) -> None:
-        """acceptance: says how much less a depth is worth than the one above, until it grows."""
+        """Start without trees.
+
+        acceptance: gives the ratio between the worth of a depth and of the depth above, for depths that have
+        not grown yet.
+        """
         self._acceptance = acceptance
+        # Entry d: the mean worth of the nodes at depth d + 1, best first.
         self._by_depth = list[Floats]()
+        # Result of `best`; empty after the means have changed.
         self._best = np.zeros((0, 0))
 
     def record(self, values: Floats, depths: Ints) -> None:
-        """[live, n] worth of candidates, -inf where one is barred, and [n] their depths. Trees that are cut
-        because their texts end say nothing of others.
+        """Record the candidates of one step. Do nothing if all of them are barred.
+
+        Trees that do not reach the deepest level of the step are left out: those are cut because their
+        sequences end soon, and say nothing about other sequences.
+        values: [live, n] worth of each candidate, at most 1; -inf where a candidate is barred.
+        depths: [n] depth of each candidate, at least 1.
         """
         open_to = np.isfinite(values)
         if not open_to.any():
@@ -98,15 +134,22 @@ class TreeWorth:
         grown = depths <= deepest
         values = np.where(open_to, values, 0.0)[whole][:, grown]
         depths = depths[grown]
-        # as many of a depth for every text
+        # Sort each tree by depth, and by falling worth within a depth. Worth is in [0, 1], so the keys of a
+        # depth d lie in [2 * d - 1, 2 * d] and never mix with those of another depth. Every tree has the same
+        # number of candidates at a depth, so columns of different trees can be averaged.
+        # depths [1 1 2 2], values [.2 .6 .1 .3] -> keys [1.8 1.4 3.9 3.7] -> sorted [1.4 1.8 3.7 3.9],
+        # worth = [2 2 4 4] - sorted = [.6 .2 .3 .1]
         keys = 2.0 * depths - values
         places = np.sort(depths)
         worth = 2.0 * places - np.sort(keys, 1).mean(0)
         found = np.split(worth, np.flatnonzero(np.diff(places)) + 1)
         for before, now in zip(self._by_depth, found):
-            many = min(len(before), len(now))  # of more texts, fewer nodes are fed
+            # The number of nodes per depth varies: with more sequences, fewer nodes of each tree are
+            # expanded.
+            many = min(len(before), len(now))
             now[:many] = before[:many] + WORTH_WEIGHT * (now[:many] - before[:many])
-        if below := self._by_depth[len(found) :]:  # beside the deepest that grew
+        # Depths that did not grow this time change by the same factor as the deepest depth that did.
+        if below := self._by_depth[len(found) :]:
             before = self._by_depth[len(found) - 1][0]
             changed = found[-1][0] / before if before else 1.0
             found += [deeper * changed for deeper in below]
@@ -114,7 +157,11 @@ class TreeWorth:
         self._best = np.zeros((0, 0))
 
     def best(self, levels: int, most: int) -> Floats:
-        """[levels, most] what 1, 2, ... nodes of trees of 1, 2, ... levels are worth together."""
+        """Return [levels, most] the worth of the best 1, 2, ... nodes of a tree with 1, 2, ... levels.
+
+        Row 0 is a tree of one level. The values of a row are cumulative:
+        levels worth [.6 .2] and [.3 .1] -> row 0 [.6 .8 .8], row 1 [.6 .9 1.1] for most = 3.
+        """
         if self._best.shape != (levels, most):
             found = self._by_depth[:levels]
             chances = self._acceptance.by_depth()

@@ -1,6 +1,7 @@
-"""What decides how much is drafted, and what it is told of laps; policies that measure nothing.
+"""The interface of a policy that decides how much to draft, its inputs, and policies without measurements.
 
-Counts, probabilities and measured seconds in, counts out.
+A policy takes counts, probabilities and measured seconds, and returns counts. A *lap* in these names is a
+step: one forward pass of the ring. *Texts* are sequences.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from specsot_drafter.core.selection import Candidates, Flags, Floats, Ints, Keep
 
 
 class TreeOutcome(NamedTuple):
-    """One tree that came back.
+    """The verification result of one tree.
 
-    grown:    levels grown for it; 0 when its root was sent alone.
-    rows:     its nodes, root included.
-    masses:   the drafter's probability of its nodes, summed per depth.
-    accepted: tokens it brought that would not have come without it.
-    own:      how deep the drafter's own nodes were accepted; None: as deep as that.
+    grown:    Number of levels that were grown for the tree; 0 if only its root was sent.
+    rows:     Number of its nodes, root included.
+    masses:   The drafter's probability of its own nodes that were sent, summed per depth.
+    accepted: Number of tokens that the tree added to the step, compared with a step without it.
+    own:      The depth to which the drafter's own nodes were accepted; None: equal to `accepted`.
     """
 
     grown: int
@@ -33,18 +34,23 @@ class TreeOutcome(NamedTuple):
 
 
 def lessons_of(trees: Sequence[TreeOutcome]) -> list[tuple[int, Sequence[float], int]]:
-    """As acceptance is learned: levels that grew, the drafter's probability of them, how deep was right."""
+    """Return the observations that `AcceptanceRates.record` takes, one per tree: (levels, masses, accepted).
+
+    The accepted depth is that of the drafter's own nodes, since other nodes say nothing about the drafter.
+    """
     return [(one.grown, one.masses, one.accepted if one.own is None else one.own) for one in trees]
 
 
-ROOT_ONLY = TreeOutcome(0, 1, (), 0)  # a root without anything below
+ROOT_ONLY = TreeOutcome(0, 1, (), 0)  # The outcome of a tree that consists of its root.
 
 
 @dataclass(frozen=True, slots=True)
 class LapSeconds:
-    """What one lap took, in seconds; 0 where it is not known.
+    """The duration of one step, in seconds; 0 where a duration is unknown.
 
-    computed: by all stages, when nothing else was in the frame. wall: by the clock. growing: by the drafter.
+    computed: Compute time of all stages together.
+    wall: Wall-clock time of the step.
+    growing: Time that the drafter took to grow the trees.
     """
 
     computed: float = 0.0
@@ -56,12 +62,13 @@ UNKNOWN_SECONDS = LapSeconds()
 
 
 class BudgetPolicy:
-    """Decides for one drafter; this one learns nothing, and never rests.
+    """Decides how much one drafter drafts. The base class learns nothing and never pauses.
 
-    rest:     for how many trees nothing shall be drafted, where the last plan said so.
-    drafting: trees were sent since the last rest.
-    adaptive: it looks at what pays: it may rest, and candidates of others may join its trees.
-    holding:  nothing is learned now of what nodes are worth: what grows was chosen laps ago, or by nobody.
+    rest:     Number of trees for which drafting is paused, after `plan_levels` returned 0.
+    drafting: True if trees were sent since the last pause.
+    adaptive: True if the policy may pause drafting; then candidates of a second proposer may join its trees.
+    holding:  True if the current trees follow an earlier choice, or none; then nothing is learned from the
+              worth of their nodes.
     """
 
     rest = 0
@@ -78,79 +85,99 @@ class BudgetPolicy:
 
     @property
     def keep_growing(self) -> KeepGrowing | None:
-        """Who is to be asked before each level."""
+        """Return the function that is called before each level is grown, or None to grow all levels."""
         return None
 
     def limit_texts(self, live: int) -> int:
-        """For how many of so many texts to draft now."""
+        """Return the number of sequences to draft for, out of `live` sequences."""
         return live
 
     def plan_levels(self, live: int, most: int, due: int = 0, beside: int = 0) -> int:
-        """Levels that `live` trees may grow, at most `most`; 0: none, and `rest` says for how long.
+        """Return the number of levels that `live` trees may grow, at most `most`; 0: draft nothing.
 
-        due: rows that must be caught up with first. beside: texts that have no tree in this lap.
+        If the result is 0, `rest` is the number of trees for which drafting is paused.
+        due: rows of committed tokens that the drafter must compute before the trees can grow.
+        beside: number of sequences that have no tree in this step.
         """
         return most
 
     def looks_next(self, texts: int) -> bool:
-        """Whether the next lap of so many goes without drafts, only to see what that takes."""
+        """Return whether the next step of so many sequences runs without drafts, to measure its duration."""
         return False
 
     def score(self, offer: Candidates) -> Floats:
-        """[live, n] what every candidate is worth."""
+        """Return [live, n] the worth of every candidate: here its score, a cumulative log-probability."""
         return offer.scores
 
     def select(self, values: Floats, levels: int, most: int) -> Flags:
-        """[live, n] which candidates to send, at most `most` in all: the same for every tree."""
+        """Return [live, n] flags of the candidates to send, at most `most` in all trees together.
+
+        The base class sends the same number of every tree: most / live, rounded down, or as many as the
+        tree's shape has.
+        """
         return best_each(values, min(self._each, most // max(len(values), 1)))
 
     def foreseen_nodes(self, live: int, levels: int, most: int) -> int:
-        """How many nodes of each of `live` trees to send, at most `most` in all, where that must be known
-        before those are; 0: it must not be.
+        """Return the number of nodes to send of each tree, if that must be fixed before the tree is known.
+
+        A device can select nodes only if that number is fixed beforehand. Roots are not counted; all `live`
+        trees together have at most `most` nodes. 0: the host selects when the candidates are known.
         """
         return min(self._each, most // live)
 
     def log_trust(self) -> Floats:
-        """[levels] what `score` adds to a log-probability at each depth."""
+        """Return [levels] the numbers that are added to a candidate's log-probability at each depth.
+
+        A device ranks candidates by that sum, as the host ranks them by `score`.
+        """
         return np.zeros(self._levels)
 
     def record_worth(self, values: Floats, depths: Ints) -> None:
-        """[live, n] what the drafter's own candidates are worth: `foreseen_nodes` is asked of those alone.
-        depths: [n] of each.
+        """Learn the worth of the drafter's own candidates, without those of a second proposer.
+
+        values: [live, n] worth of each candidate, -inf where a candidate is barred.
+        depths: [n] depth of each candidate, at least 1.
         """
 
     def begin_texts(self) -> bool:
-        """None of the texts that write was there before; whether a rest ends for them."""
+        """Prepare for sequences of which none was running before. Return whether a pause ends for them."""
         return False
 
     def record_rest(self, trees: int, live: int) -> None:
-        """So many trees went without drafts; `live` of them a lap, as far as is known."""
+        """Record that `trees` trees were not drafted during a pause, with about `live` sequences per step."""
 
     def record_lap(self, trees: Sequence[TreeOutcome], spent: LapSeconds = UNKNOWN_SECONDS) -> None:
-        """A lap came back."""
+        """Record a finished step: the outcomes of its trees, and its duration."""
 
     def record_growth(self, live: int, levels: int, due: int, seconds: float) -> None:
-        """Growing `live` trees of so many levels took so long, `due` rows caught up with included."""
+        """Record that growing `live` trees took `seconds`, with `due` rows computed first."""
 
 
-# Depths of --tuner seed: the seed's own values, kept for comparison.
+# Levels. First, smallest and largest depth of `--tuner seed`. Precedent: the seed's own values, kept for
+# comparison.
 SEED_FIRST_DEPTH = 5
 SEED_MIN_DEPTH = 2
 SEED_MAX_DEPTH = 10
-# of the seed's running mean of acceptance
+# Fractions. First value and decay of the running mean of acceptance. Precedent: the seed's own values.
 SEED_FIRST_MEAN = 0.8
 SEED_DECAY = 0.9
-# Mean acceptance below which the seed's depth shrinks, and above which it grows; the seed's values.
+# Fractions. The depth shrinks below the first and grows above the second mean acceptance. Precedent: the
+# seed's own values.
 SEED_LOW, SEED_HIGH = 0.5, 0.85
 
 
 class FixedBudget(BudgetPolicy):
-    """Every tree as large as its shape, or as its share of a frame's rows where that is less; for reference
-    vectors and comparisons."""
+    """Grows every tree to its full shape, or to an equal share of the frame's rows where that is smaller.
+
+    Used for reference vectors and for comparisons.
+    """
 
 
 class SeedBudget(FixedBudget):
-    """A running mean of accepted over drafted tokens moves the depth: below 0.5 down, above 0.85 up."""
+    """Changes the depth by one level, by the running mean of accepted tokens divided by grown levels.
+
+    The depth shrinks if the mean is below SEED_LOW, and grows if the mean is above SEED_HIGH.
+    """
 
     def __init__(self, shape: TreeShape) -> None:
         super().__init__(shape)

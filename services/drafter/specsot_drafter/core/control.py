@@ -1,10 +1,14 @@
-"""How much to draft now: how deep, how many nodes, or for how long not at all.
+"""Decides how much to draft now: how deep, how many nodes, or for how long not at all.
 
-One policy for CPUs and GPUs. It chooses the depth and the number of nodes with the most expected tokens per
-second, from one model of acceptance (`acceptance`) and one of costs (`StepCosts`: seconds of whole steps, by
-the clock). A regret budget bounds what it may lose to the baseline, which drafts nothing: once that is spent,
-drafting is paused for as long as it takes until the next step with drafts is paid for. Counts, probabilities
-and measured seconds in, counts out.
+There is one policy for CPUs and GPUs. The policy chooses the depth and the number of nodes with the most
+expected tokens per second, from a model of acceptance (`acceptance`) and a model of costs (`StepCosts`: the
+wall-clock seconds of whole steps).
+
+A regret budget bounds the time that drafting may lose compared with the baseline, which drafts nothing. Every
+step adds a little to the budget, a step with drafts adds what it gained or subtracts what it lost. When the
+budget cannot cover the next step with drafts, drafting pauses until enough has been added.
+
+The policy takes counts, probabilities and measured seconds, and returns counts.
 """
 
 from __future__ import annotations
@@ -42,28 +46,39 @@ from specsot_drafter.core.selection import (
     keep_best,
 )
 
-# "The gate" is `python -m tests.drafter.gate`: all recorded traces, beside fixed settings.
-REGRET: Final = (
-    5.0  # Baseline steps. What sequences may lose: 2.5 % of 200 tokens. Chosen by the gate: 4 to 6.
-)
-POOL: Final = (
-    8.0  # Times REGRET. What sequences to come may lose, and what gains save up. Chosen by the gate.
-)
-REGRET_SHARE: Final = (
-    0.005  # Of baseline time. What drafting may lose for ever. Chosen by the gate: 0.01 is worse.
-)
-# Times what drafts add to a step. How much longer the first step with drafts, or without, takes where all
-# levels are launched at once. Chosen by measurement: 1.3 and 3.1 ms of 2.4 (SmolLM2-135M, H100).
+# "The gate" is `python -m tests.drafter.gate`: it replays all recorded traces and compares the policy with
+# fixed settings.
+# Baseline steps. How much drafting may lose on the sequences that are being written: 2.5 % of the steps of
+# 200 tokens. Chosen by the gate, from 4 to 6.
+REGRET: Final = 5.0
+# Multiple of REGRET. How much drafting may lose on future sequences; gains refill it up to this limit.
+# Chosen by the gate.
+POOL: Final = 8.0
+# Fraction of baseline time. The loss that is always allowed, however long drafting does not pay.
+# Chosen by the gate: 0.01 is worse.
+REGRET_SHARE: Final = 0.005
+# Multiple of the time that drafts add to a step. The extra cost of the first step after drafting starts or
+# pauses, where all levels are launched at once.
+# Chosen by measurement: 1.3 and 3.1 ms of 2.4 ms (SmolLM2-135M, H100).
 CHANGE: Final = 0.75
-CATCH_UP_SHARE: Final = 0.3  # Fraction. Of a level over as many rows, for rows caught up with. Untuned.
-RECENT: Final = 48  # Steps with drafts. How many costs are learned from. Chosen by the gate: 24 is worse.
-QUANTILE: Final = (
-    0.4  # Fraction. Of recent step times, believed: neighbours only slow down. Chosen by the gate.
-)
-HELD_STEPS: Final = 8  # Steps. How long a choice is held, as choosing takes a host 1 ms. Chosen by the gate.
-LOOK_STEPS: Final = 6  # Steps. Without drafts, to see what those take. Chosen by the gate: 4 and 8 are worse.
-# Sequences, and times. How many are drafted for after a pause, and how many times more with every step: 64
-# prompts at once delayed a step by 35 ms (8B, H100). Untuned.
+# Fraction. The cost of feeding rows that the drafter has not seen, relative to one level of growth over as
+# many rows. Untuned.
+CATCH_UP_SHARE: Final = 0.3
+# Steps with drafts. The number of recent steps that the costs are learned from. Chosen by the gate: 24 is
+# worse.
+RECENT: Final = 48
+# Fraction. The estimate is this quantile of recent step times, because other processes on the machine can
+# only make a step slower. Chosen by the gate.
+QUANTILE: Final = 0.4
+# Steps. How long a choice of levels and nodes is reused, because choosing takes the host 1 ms. Chosen by the
+# gate.
+HELD_STEPS: Final = 8
+# Steps. The length of a look: a short pause that measures steps without drafts. Chosen by the gate: 4 and 8
+# are worse.
+LOOK_STEPS: Final = 6
+# Sequences, and a factor. The number of sequences that are drafted for in the first step after a pause, and
+# the factor by which that number grows with every step. Without a ramp, catching up with 64 prompts at once
+# delayed a step by 35 ms (8B, H100). Untuned.
 RAMP: Final = 4
 
 Point = tuple[float, float]
@@ -72,113 +87,157 @@ Point = tuple[float, float]
 class StepCosts:
     """Seconds of a step with drafts and without, by the clock.
 
-    A step with drafts takes what growth takes, and what its rows take. Both are measured beforehand as
-    curves, which may be wrong: for a busy machine, or because a host takes most of a step. So growth is a
-    straight line of its curve, and so are rows, through recent steps (Theil and Sen); sizes that were seen
-    lately are scaled to what they took.
+    The time of a step with drafts is the time to grow the trees plus the time that the stages need for the
+    step's rows (one root per sequence, and all draft nodes). Both times are measured as curves at startup.
+    The curves may be wrong at run time, because the machine is busy or because the host takes most of a step.
+    So three corrections are learned from recent steps:
+
+    * The step curve is scaled to what steps without drafts took; this is the baseline.
+    * A straight line (offset + slope * baseline) is fitted to steps with drafts by the Theil-Sen estimator,
+      and scaled to what the numbers of rows that were seen lately took.
+    * A straight line is fitted to the times of growth in the same way.
     """
 
     def __init__(self, step: Curve, level: Curve, widths: Sequence[int]) -> None:
-        """step: seconds per rows of all stages; level: seconds per rows of one level of growth.
-        widths: rows per tree that level 2, 3, ... takes.
+        """Start with the curves that were measured at startup.
+
+        step: (rows, seconds) points of one forward pass through all stages. An empty curve counts as one
+        second for any number of rows.
+        level: (rows, seconds) points of one forward pass of the draft head. An empty curve counts likewise.
+        widths: the rows per tree that the head computes for levels 2, 3, ...; level 1 takes one row per tree.
         """
         self._step = CostCurve(step) or UNIT_CURVE
         self._level = CostCurve(level) or UNIT_CURVE
         self._widths = 1, *widths
-        # By bits of the number of sequences: (sequences, seconds) of steps without drafts.
+        # Steps without drafts as (sequences, seconds). The key is the bit length of the number of sequences:
+        # 4, 5, 6 and 7 sequences share the key 3.
         self._baseline = defaultdict[int, deque[Point]](lambda: deque(maxlen=LOOK_STEPS))
-        # (rows, seconds without growth) of steps with drafts.
+        # Steps with drafts as (rows, seconds without growth).
         self._drafted = deque[Point](maxlen=RECENT)
-        # (seconds by the curve, seconds) of growth.
+        # Growth as (seconds by the measured curve, observed seconds).
         self._grown = deque[Point](maxlen=RECENT)
         self._baseline_curve = self._drafted_curve = self._step
         self._growth_line = 0.0, 1.0
 
     @property
     def known(self) -> int:
-        """How many steps with drafts say what such take."""
+        """Return the number of recorded steps with drafts, at most RECENT."""
         return len(self._drafted)
 
     def baseline(self, sequences: int) -> float:
-        """Return the seconds of a step without drafts: never more than the rows of one with drafts take."""
+        """Return the seconds of a step of `sequences` root tokens without drafts.
+
+        The estimate never exceeds the time that the stages need for as many rows in a step with drafts.
+        """
         return min(self._baseline_curve.at(sequences), self._drafted_curve.at(sequences))
 
     def drafted(self, sequences: int, grown: int, levels: Ints | int, nodes: Ints | int) -> Floats:
-        """Return the seconds of steps with drafts, elementwise.
+        """Return the seconds of steps with drafts; `levels` and `nodes` are broadcast against each other.
 
-        grown: of the sequences, those with a tree of so many levels. nodes: of all trees, without roots.
+        sequences: number of sequences in the step, each with one root row.
+        grown: number of those sequences for which a tree is grown.
+        levels: levels of each grown tree, at least 1.
+        nodes: draft nodes of all trees together, without roots.
         """
         offset, slope = self._growth_line
         growth = offset + slope * self._passes(grown)[np.asarray(levels) - 1]
         return growth + self._drafted_curve.at_each(sequences + np.asarray(nodes))
 
     def one_more_level(self, rows: Ints, sequences: int, nodes: int) -> Floats:
-        """Return the seconds of growing one more level over `rows`, and of a node more for every sequence."""
+        """Return the seconds that one more level adds: growth over `rows`, plus one more node per sequence.
+
+        rows: [n] rows that the head would compute for the level, for each option.
+        nodes: draft nodes of all trees before that level, without roots.
+        """
         before = sequences + nodes
         more = self._drafted_curve.at(before + sequences) - self._drafted_curve.at(before)
         return self._growth_line[1] * self._level.at_each(rows) + more
 
     def catch_up(self, rows: int) -> float:
-        """Return the seconds of feeding so many rows that the drafter has not seen."""
+        """Return the seconds of feeding `rows` committed tokens that the drafter has not seen; 0 for none."""
         return CATCH_UP_SHARE * self._level.at(rows) if rows else 0.0
 
     def record_baseline(self, sequences: int, seconds: float) -> None:
+        """Record the seconds of a step without drafts."""
         self._baseline[sequences.bit_length()].append((sequences, seconds))
 
     def record_drafted(self, grown: int, levels: int, rows: int, seconds: float, growing: float) -> None:
-        """growing: seconds of growth among `seconds`; 0 where they are not known."""
+        """Record the seconds of a step with drafts.
+
+        grown, levels: number of trees that were grown, and levels of each.
+        rows: all rows of the step, roots included.
+        growing: the part of `seconds` that growth took; 0 if that part is unknown, then all of `seconds` is
+        attributed to the rows.
+        """
         if growing:
             self._grown.append((float(self._passes(grown)[levels - 1]), growing))
         self._drafted.append((rows, max(seconds - growing, 0.0)))
 
     def learn(self) -> None:
-        """Fit the curves to the steps that were recorded."""
+        """Fit the curves to the recorded steps."""
         self._baseline_curve = self._step.corrected(map(_typical, self._baseline.values()))
         sizes = defaultdict[int, list[Point]](list)
         for rows, seconds in self._drafted:
-            sizes[int(2 * math.log2(rows))].append((rows, seconds))  # half an octave each
+            # One group per half octave of rows: 8 to 11 rows have the key 6, 12 to 15 rows have the key 7.
+            sizes[int(2 * math.log2(rows))].append((rows, seconds))
         offset, slope = _line((self._baseline_curve.at(rows), seconds) for rows, seconds in self._drafted)
         line = CostCurve((rows, offset + slope * seconds) for rows, seconds in self._baseline_curve.points)
         self._drafted_curve = line.corrected(map(_typical, sizes.values()))
         self._growth_line = _line(self._grown)
 
     def forget(self) -> None:
-        """A pause begins. The fastest steps stay: else steps that a neighbour slowed down would be believed
-        for as long as nothing is drafted.
+        """Drop all but the fastest recorded steps with drafts, because a pause begins.
+
+        No new steps are recorded during a pause. If steps that another process slowed down were kept, they
+        would make drafting look expensive for the whole pause.
         """
         self._drafted = _fastest(self._drafted, self._step)
         self._grown = _fastest(self._grown, None)
 
     def _passes(self, grown: int) -> Floats:
-        """[levels] seconds of growing 1, 2, ... levels, by the curve."""
+        """Return the seconds of growing 1, 2, ... levels for `grown` trees, by the measured curve: [levels].
+
+        With 2 trees and widths (1, 4, 4), the levels compute 2, 8 and 8 rows:
+        [at(2), at(2) + at(8), at(2) + 2 * at(8)].
+        """
         return np.cumsum(self._level.at_each([grown * width for width in self._widths]))
 
 
 def _quantile(values: Iterable[float]) -> float:
+    """Return the value at QUANTILE of the sorted values, without interpolation; at least one is needed."""
     ordered = sorted(values)
     return ordered[int((len(ordered) - 1) * QUANTILE)]
 
 
 def _typical(seen: Iterable[Point]) -> Point:
-    """The mean size, and a quantile of the seconds."""
+    """Return the mean size of the points and a quantile of their seconds, as one point."""
     sizes, seconds = zip(*seen)
     return sum(sizes) / len(sizes), _quantile(seconds)
 
 
 def _fastest(seen: Iterable[Point], curve: CostCurve | None) -> deque[Point]:
-    """Those that took least, as multiples of their curve."""
+    """Return the points with the smallest ratio of observed to expected seconds: about QUANTILE of them.
+
+    curve: gives the expected seconds of a point's first number; None: that number is the expected seconds.
+    """
     ordered = sorted(seen, key=lambda one: one[1] / (curve.at(one[0]) if curve else one[0]))
     return deque(ordered[: 1 + int(len(ordered) * QUANTILE)], RECENT)
 
 
 def _line(points: Iterable[Point]) -> tuple[float, float]:
-    """Offset and slope of a line: the median slope of all pairs, and a quantile of what it leaves over.
+    """Return offset and slope of the line through (expected, observed) points; neither is negative.
 
-    Neither is negative. One size alone has the slope 1: what it took beyond the curve is the same for all.
+    The slope is the median slope over all pairs of points (Theil-Sen), the offset is a quantile of the
+    residuals. Without points the result is (0, 1). If all points have the same first number, the slope is 1,
+    so that the time beyond the curve counts as a constant.
+
+    The points (1, 3), (2, 5), (3, 7) have pairwise slopes 2, 2, 2 and residuals 1, 1, 1: the result is (1,
+    2).
     """
     found = np.array([*points], float).reshape(-1, 2)
     if not len(found):
         return 0.0, 1.0
+    # [n, n] differences of every pair, for both columns: across[i, j] = x[i] - x[j], up[i, j] = y[i] - y[j].
     across, up = (column[:, None] - column for column in found.T)
     later = across > 0
     slope = max(float(np.median(up[later] / across[later])), 0.0) if later.any() else 1.0
@@ -186,29 +245,44 @@ def _line(points: Iterable[Point]) -> tuple[float, float]:
 
 
 class RegretBudget:
-    """Baseline steps that drafting may still lose, for sequences that are written and for those to come."""
+    """The loss that drafting may still cause, in baseline steps (the time of one step without drafts).
+
+    `available` is the budget for the sequences that are being written. `pool` is a larger budget across
+    sequences, from which every new set of sequences is granted up to REGRET.
+    """
 
     def __init__(self) -> None:
         self.available = REGRET
         self.pool = POOL * REGRET
 
     def record(self, gained: float, steps: float = 1.0) -> None:
-        """So many steps passed, which gained so many baseline steps, or lost them."""
+        """Book the result of drafting.
+
+        gained: baseline steps that drafting saved; negative if drafting cost time.
+        steps: number of steps that passed. Each adds REGRET_SHARE to the budget.
+        """
         more = gained + REGRET_SHARE * steps
         self.available = min(self.available + more, 2 * REGRET)
         self.pool = min(self.pool + more, POOL * REGRET)
 
     def begin_sequences(self) -> None:
-        """Others are written now, which lost nothing yet."""
+        """Grant the budget of new sequences, which have lost nothing yet: up to REGRET, out of the pool."""
         self.available = max(self.available, min(self.pool, REGRET))
 
     def steps_until(self, needed: float) -> float:
-        """Return the steps without drafts until so much may be lost."""
+        """Return the number of steps without drafts until `needed` baseline steps may be lost.
+
+        With 1.0 available and 2.0 needed, (2.0 - 1.0) / REGRET_SHARE = 200 steps.
+        """
         return max(needed - self.available, 0.0) / REGRET_SHARE
 
 
 class DraftPolicy(BudgetPolicy):
-    """Chooses the depth and the nodes with the most expected tokens per second that its budget pays for."""
+    """Chooses the depth and the number of nodes with the most expected tokens per second.
+
+    Only choices whose cost the regret budget covers are considered. If there is none, drafting is paused.
+    From time to time the policy looks: it pauses for LOOK_STEPS steps to measure steps without drafts.
+    """
 
     adaptive = True
     holding = False
@@ -216,9 +290,12 @@ class DraftPolicy(BudgetPolicy):
     def __init__(
         self, shape: TreeShape, step: Curve, level: Curve, widths: Sequence[int], stepwise: bool = True
     ) -> None:
-        """step, level, widths: see `StepCosts`. stepwise: growth can stop between levels, and trees begin
-        small, since each one's cost is nearly its own; else all levels are launched at once, and a host may
-        take most of a step whatever is drafted.
+        """Start without observations.
+
+        step, level, widths: see `StepCosts`.
+        stepwise: True if growth can stop between levels. Then trees start small, and at most double from the
+        largest so far, because every node adds to the cost of a step. False if all levels are launched at
+        once; then the host may take most of a step, whatever the size of the trees.
         """
         super().__init__(replace(shape, depth=min(shape.depth, len(widths))))
         self.costs, self.acceptance = StepCosts(step, level, widths), AcceptanceRates(self._levels)
@@ -226,26 +303,31 @@ class DraftPolicy(BudgetPolicy):
         self._regret = RegretBudget()
         self._stepwise = stepwise
         self._change = 0.0 if stepwise else CHANGE
-        # How many sequences to draft for at most, and how many more the step has.
+        # Most sequences to draft for in the next step, and the number of sequences in the step that get no
+        # tree.
         self._few = RAMP
         self._others = 0
-        # Whether the step before had drafts, and whether it was timed: steps with prompts are not.
+        # Whether the previous step had drafts, and whether it was timed. Steps with prompt tokens are not.
         self._drafts = False
         self._timed = True
-        # Bits of numbers of sequences whose baseline was looked at; steps with drafts since the last look.
+        # Bit lengths of the numbers of sequences whose baseline was measured by a look, and the number of
+        # steps with drafts since the last look.
         self._looked = set[int]()
         self._since_look = 0
-        # Tokens per second, as multiples of the baseline's, and the most expected per second now.
+        # Running mean of the tokens per second relative to the baseline, and the highest expected tokens per
+        # second at the last choice.
         self._gain = 1.0
         self._rate = 0.0
-        # For how many steps more the choice is held; sequences, others and levels it was made for; nodes of a
-        # tree; baseline steps that such a step takes beyond one.
+        # The last choice: the number of steps for which it is still reused; (sequences with a tree, sequences
+        # without, levels); nodes of a tree, without its root; and the extra time of such a step compared with
+        # a step without drafts, in baseline steps.
         self._held = 0
         self._choice = (0, 0, 0)
         self._nodes = 0
         self._stake = 0.0
-        # Nodes that a step had at most.
+        # Nodes of the largest tree that came back so far, without its root.
         self._largest = 0
+        # Verified trees that the acceptance rates have not been updated with.
         self._returned = list[tuple[int, Sequence[float], int]]()
 
     @property
@@ -257,9 +339,15 @@ class DraftPolicy(BudgetPolicy):
         return self.pays_deeper if self._stepwise else None
 
     def limit_texts(self, live: int) -> int:
+        """Return the number of sequences to draft for: after a pause few, then more with every step."""
         return min(live, self._few)
 
     def plan_levels(self, live: int, most: int, due: int = 0, beside: int = 0) -> int:
+        """See `BudgetPolicy.plan_levels`.
+
+        If growth can stop between levels, the result is `most`, and `pays_deeper` stops it. Otherwise the
+        result is the chosen number of levels.
+        """
         self.rest = 0
         self.holding = False
         self._others = beside
@@ -268,7 +356,8 @@ class DraftPolicy(BudgetPolicy):
             return 0
         if self.looks_next(sequences):
             self._looked.add(sequences.bit_length())
-            few = self._few  # what they must catch up with after a look is little
+            # `_pause` restarts the ramp. A look leaves little to catch up with, so the ramp continues.
+            few = self._few
             self._pause(LOOK_STEPS, sequences)
             self._few = few
             return 0
@@ -278,7 +367,7 @@ class DraftPolicy(BudgetPolicy):
         return most if self._stepwise else self._choice[2]
 
     def _holds(self, live: int, most: int, due: int) -> bool:
-        """Whether what was chosen last holds for this step, too."""
+        """Return whether the last choice is reused for this step, and count the step if so."""
         levels = self._choice[2]
         same = self._choice == (live, self._others, levels) and levels <= most and due <= live * (levels + 2)
         paid = (1 + self._change) * self._stake <= self._regret.available
@@ -288,14 +377,24 @@ class DraftPolicy(BudgetPolicy):
         return holds
 
     def _choose(self, live: int, most: int, due: int) -> float:
-        """Choose the levels and nodes with the most tokens per second, of those that the budget pays for and
-        that would gain if all their levels were accepted. Returns for how many steps to pause where there are
-        none; 0: draft.
+        """Choose the levels and the nodes per tree with the most expected tokens per second.
+
+        Only choices are considered that the regret budget covers, and that would gain time if a node of every
+        level were accepted.
+
+        Return 0 if there is such a choice. Otherwise return the number of steps to pause: 1 / REGRET_SHARE if
+        no tree can gain even when all levels are accepted, else the steps until the budget covers the
+        cheapest choice, at least LOOK_STEPS.
+
+        Example: a step without drafts takes 10 ms, a step with trees of 3 levels and 3 nodes 15 ms. The cost
+        (`stakes`) is 15 / 10 - 1 = 0.5 baseline steps. The choice can gain, because 3 accepted tokens per
+        sequence outweigh 0.5, and it is allowed if the budget is at least 0.5.
         """
         self._learn_acceptance()
         self.costs.learn()
         sequences = live + self._others
         each = min(self._each, max(2 * self._largest, 1)) if self._stepwise else self._each
+        # All arrays below are [levels, nodes]: row 0 is a tree of one level, column 0 a tree of one node.
         levels = np.arange(1, most + 1)
         nodes = np.arange(1, each + 1)
         baseline = self.costs.baseline(sequences)
@@ -319,21 +418,30 @@ class DraftPolicy(BudgetPolicy):
         return 0.0
 
     def _learn_acceptance(self) -> None:
+        """Update the acceptance rates with the verified trees that were collected."""
         if self._returned:
             self.acceptance.record(self._returned)
             self._returned = []
 
     def looks_next(self, texts: int) -> bool:
+        """Return whether the next step measures the baseline instead of drafting.
+
+        A look is due if the baseline of about as many sequences is unknown, or if the time that a look loses
+        is small compared with the steps that were drafted since the last look.
+        texts: number of sequences in the step.
+        """
         if not self._timed:
             return False
         lost = LOOK_STEPS * (1 - 1 / max(self._gain, 1.0)) + 2 * self._change * self._stake
         return texts.bit_length() not in self._looked or self._since_look * 2 * REGRET_SHARE >= max(lost, 1.0)
 
     def pays_deeper(self, scores: Floats, depth: int) -> int:
-        """How many nodes of a frontier to feed, best first; 0: no deeper.
+        """Return how many nodes of each tree's frontier to expand, best first; 0: stop growing.
 
-        scores: [live, width] cumulative log-probabilities of the frontier at `depth`. Another level pays when
-        it brings more tokens than its seconds would bring otherwise.
+        Another level is profitable if the tokens that the level is expected to add exceed the tokens that
+        would be written in the same time otherwise.
+        scores: [live, width] cumulative log-probabilities of the frontier at `depth`, falling in each row.
+        depth: distance of the frontier from the root, at least 1.
         """
         live = len(scores)
         trust = self.acceptance.trust()
@@ -346,17 +454,23 @@ class DraftPolicy(BudgetPolicy):
         return best + 1 if gains[best] > 0 else 0
 
     def foreseen_nodes(self, live: int, levels: int, most: int) -> int:
+        """Return the nodes of the last choice; 0 if growth can stop between levels, as `select` decides."""
         return 0 if self._stepwise else min(self._nodes, most // live)
 
     def score(self, offer: Candidates) -> Floats:
-        """[live, n] the chance of each candidate to be accepted, as far as its drafter can be trusted."""
+        """Return [live, n] the chance of each candidate to be accepted: the head's probability, corrected."""
         return acceptance_chances(offer, self.acceptance.trust())
 
     def log_trust(self) -> Floats:
+        """Return the logarithm of the factors by which `score` multiplies the head's probability."""
         return np.log(self.acceptance.trust())
 
     def select(self, values: Floats, levels: int, most: int) -> Flags:
-        """[live, n] which candidates to send, at most `most` in all: the best, as many as bring most."""
+        """Return [live, n] flags of the candidates to send, at most `most` in all trees together.
+
+        The candidates of all trees compete with each other. Their number is the one with the most expected
+        tokens per second, which may be 0.
+        """
         live = len(values)
         open_to = keep_best(values, min(self._each, 2 * max(self._nodes, self._largest)))
         worth = falling(open_to)[: max(most, 0)]
@@ -369,6 +483,7 @@ class DraftPolicy(BudgetPolicy):
             self._worth.record(values, depths)
 
     def begin_texts(self) -> bool:
+        """Grant new sequences their regret budget. Return True if drafting is paused and can resume."""
         self._regret.begin_sequences()
         return not self._drafts and self._regret.available > 0
 
@@ -376,7 +491,7 @@ class DraftPolicy(BudgetPolicy):
         self._regret.record(0.0, trees / live)
 
     def record_lap(self, trees: Sequence[TreeOutcome], spent: LapSeconds = UNKNOWN_SECONDS) -> None:
-        """A step came back: learn from it, and book what it gained or lost."""
+        """Learn costs and acceptance from a finished step, and book its gain or loss in the regret budget."""
         if not trees:
             return
         self._timed = spent.computed + spent.wall > 0
@@ -389,7 +504,8 @@ class DraftPolicy(BudgetPolicy):
         grown = drafted[0].grown
         accepted = sum(tree.accepted for tree in drafted) / live
         self._largest = max(self._largest, max(tree.rows for tree in drafted) - 1)
-        if spent.wall and rows > live and self._drafts:  # the first step after a pause is no usual one
+        # The first step after a pause takes longer than the following ones and is not learned from.
+        if spent.wall and rows > live and self._drafts:
             self.costs.record_drafted(len(drafted), grown, rows, spent.wall, spent.growing)
             if self.costs.known <= HELD_STEPS:
                 self.costs.learn()
@@ -401,10 +517,12 @@ class DraftPolicy(BudgetPolicy):
         self._since_look = self._since_look + 1
         self._few *= RAMP if len(drafted) == self._few else 1
         self._returned += lessons_of(drafted)
-        if self._stepwise:  # else a host learns when it chooses: it has no time now
+        # Where all levels are launched at once, the host has no time here, and learns when it chooses next.
+        if self._stepwise:
             self._learn_acceptance()
 
     def _pause(self, steps: float, sequences: int) -> None:
+        """Pause drafting for so many steps of so many sequences; `rest` becomes their number of trees."""
         if self._drafts:
             self._regret.record(-self._change * self._stake, 0)
             self.costs.forget()
@@ -418,8 +536,10 @@ class DraftPolicy(BudgetPolicy):
 def make_budget(
     name: TunerName, shape: TreeShape, lap: Curve, level: Curve, widths: Sequence[int], at_once: bool = False
 ) -> BudgetPolicy:
-    """lap, level, widths: see `StepCosts`. at_once: growth cannot stop between levels. A fixed shape is
-    always drafted whole.
+    """Return the policy that the tuner option names; a fixed tree shape always gets `FixedBudget`.
+
+    lap: the curve of one step, `step` in `StepCosts`. level, widths: see `StepCosts`.
+    at_once: True if all levels are launched at once, so that growth cannot stop between levels.
     """
     if shape.fixed or name == "fixed":
         return FixedBudget(shape)

@@ -1,4 +1,4 @@
-"""Candidates of grown trees, and the choice of those that are sent: arrays of scores in, trees out."""
+"""Candidate nodes of draft trees, and the selection of the nodes that are sent to the base model."""
 
 from __future__ import annotations
 
@@ -16,18 +16,26 @@ from specsot.core.tree import Tree, children
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
-# How many nodes of a frontier [B, k] of scores, best first, at a depth to feed; 0: no other level.
+# Called with the scores [B, k] of a frontier, best first in each row, and with the depth of the frontier.
+# Returns how many nodes of each row to expand; 0: grow no further level.
 KeepGrowing = Callable[[Floats, int], int]
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """All candidates of B trees grown together, n per tree, parents before children.
+    """All candidates of B trees that were grown together: n per tree, parents before children.
 
-    tokens:  [B, n] token ids of the base.
+    All trees have the same depths, but each tree has its own parents. The root is no candidate. Two trees of
+    two levels, with k = 2 children of the root and 2 children of one node per tree:
+
+        depths  [1 1 2 2]
+        parents [0 0 1 1]   the first tree expanded candidate 0
+                [0 0 2 2]   the second tree expanded candidate 1
+
+    tokens:  [B, n] token ids in the vocabulary of the base model.
     scores:  [B, n] cumulative log-probability from the root; -inf where a candidate is barred.
-    parents: [B, n]; 0 is the root, p + 1 is candidate p.
-    depths:  [n] distance from the root, at least 1.
+    parents: [B, n] number of each candidate's parent: 0 is the root, p + 1 is candidate p.
+    depths:  [n] distance of each candidate from the root, at least 1.
     """
 
     tokens: Ints
@@ -40,15 +48,18 @@ class Candidates:
 
     @property
     def levels(self) -> int:
-        """How deep it goes."""
+        """Return the depth of the deepest candidate."""
         return int(self.depths.max())
 
 
 @dataclass(slots=True)
 class Nodes:
-    """One tree's candidates, parents before children: node n has number n + 1, and 0 is the root.
+    """The candidates of one tree, parents before children: entry n has number n + 1, and 0 is the root.
 
-    depths: at least 1. scores: see `Candidates`.
+    tokens:  Token id of each candidate.
+    parents: Number of each candidate's parent.
+    depths:  Distance of each candidate from the root, at least 1.
+    scores:  Cumulative log-probability of each candidate from the root.
     """
 
     tokens: list[int] = field(default_factory=list[int])
@@ -57,7 +68,7 @@ class Nodes:
     scores: list[float] = field(default_factory=list[float])
 
     def add(self, token: int, parent: int, score: float) -> int:
-        """A child of `parent`; returns its number."""
+        """Append a child of the node with number `parent`, and return the number of the new node."""
         self.tokens.append(token)
         self.parents.append(parent)
         self.depths.append(1 + (self.depths[parent - 1] if parent else 0))
@@ -66,7 +77,11 @@ class Nodes:
 
 
 def pad_rows(candidates: Candidates, present: Sequence[bool]) -> Candidates:
-    """The offer with a row without candidates for every tree that is not present in it."""
+    """Return the candidates with a row added for every tree that is not present; added rows are all barred.
+
+    present: one flag per tree of the result; the true ones are the rows of `candidates`, in order.
+    rows [a b], present [True False True] -> rows [a, barred, b]
+    """
     if all(present):
         return candidates
     rows = np.flatnonzero(present)
@@ -81,17 +96,23 @@ def pad_rows(candidates: Candidates, present: Sequence[bool]) -> Candidates:
 def merge_trees(
     candidates: Candidates, values: Floats, others: Candidates, other_values: Floats
 ) -> tuple[Candidates, Floats]:
-    """An offer with other trees joined into its own; a node of both is worth what it is worth to either.
+    """Merge two sets of trees, tree by tree. Return the merged candidates and their worth, [B, n + m] each.
 
-    values [B, n], other_values [B, m]: what the candidates of each are worth, never more than their parents.
-    Candidates n, n + 1, ... of the result are the others' own; their scores say nothing.
+    A node that both trees have (the same token below the same parent) is kept once, as the candidate of the
+    first tree, with the larger of its two worths. Candidates n, n + 1, ... of the result are those of the
+    second tree; their scores are -inf, only their worth is meaningful. Duplicates keep their column, barred.
+
+    own tree: A(parent 0) B(parent 1); other tree: A(0) C(1) -> A(0) B(1) A(barred) C(1)
+
+    values: [B, n] worth of the first tree's candidates, -inf where barred, never more than a parent's worth.
+    other_values: [B, m] worth of the second tree's candidates, likewise.
     """
     own = candidates.tokens.shape[1]
     nothing = np.full(other_values.shape, -np.inf)
     joined = np.concatenate((values, nothing), 1)
     parents = np.concatenate((candidates.parents, np.zeros_like(others.parents)), 1)
     for row in range(len(candidates)):
-        # by number in the other tree that in the result
+        # Maps the number of a node in the other tree to its number in the result; 0 is the root.
         places = {0: 0}
         open_to = np.isfinite(values[row])
         for step in np.flatnonzero(np.isfinite(other_values[row])).tolist():
@@ -113,12 +134,19 @@ def merge_trees(
 
 
 def likeliest_paths(scores: Sequence[Sequence[float]], tokens: Sequence[Sequence[int]], nodes: int) -> Nodes:
-    """A tree of the `nodes` likeliest beginnings of a block whose places were drafted each by itself, as in
-    DDTree. scores: of every place's tokens, falling log-probabilities; a beginning's is their sum.
+    """Return the tree of the `nodes` likeliest prefixes of a block whose places were drafted independently.
 
-    A node is offered once its parent and its better sibling are in the tree: neither is less likely.
+    This is the tree of DDTree. The log-probability of a prefix is the sum over its places. A best-first
+    search offers a node once its parent and its next better sibling are in the tree, as neither is less
+    likely.
+
+    scores: of every place of the block, the log-probabilities of its tokens, falling.
+    tokens: the token ids that belong to `scores`.
+
+    Probabilities [.6 .3], [.9 .1] of tokens [A B], [C D], 3 nodes -> A (.6), AC (.54), B (.3)
     """
     tree = Nodes()
+    # (negated score of the prefix, parent's number, place, rank of the token there, score of the parent)
     offers = [(-scores[0][0], 0, 0, 0, 0.0)]
     while offers and len(tree.tokens) < nodes:
         score, parent, place, rank, before = heappop(offers)
@@ -131,7 +159,13 @@ def likeliest_paths(scores: Sequence[Sequence[float]], tokens: Sequence[Sequence
 
 
 def align_levels(trees: Sequence[Nodes]) -> Candidates:
-    """Trees of any shapes as one offer: every level has as many columns as its widest tree has nodes."""
+    """Combine trees of different shapes: every level has as many columns as its widest tree has nodes.
+
+    Unused columns are barred (score -inf). With one node at depth 1 and two at depth 2 in the first tree, and
+    two nodes at depth 1 in the second tree, the columns are:
+
+        depths [1 1 2 2]: first tree [a - b c], second tree [d e - -]
+    """
     levels = max((max(tree.depths, default=0) for tree in trees), default=0)
     orders = [sorted(range(len(tree.tokens)), key=tree.depths.__getitem__) for tree in trees]
     counts = np.array([np.bincount(tree.depths, minlength=levels + 1) for tree in trees], np.int64)
@@ -154,7 +188,7 @@ def align_levels(trees: Sequence[Nodes]) -> Candidates:
 
 
 def limit_depths(candidates: Candidates, limits: Sequence[int]) -> Candidates:
-    """The offer without candidates deeper than each tree's limit."""
+    """Bar the candidates that are deeper than their tree's limit. limits: one depth per tree."""
     deep = candidates.depths[None, :] > np.asarray(limits)[:, None]
     return (
         replace(candidates, scores=np.where(deep, -np.inf, candidates.scores)) if deep.any() else candidates
@@ -162,24 +196,36 @@ def limit_depths(candidates: Candidates, limits: Sequence[int]) -> Candidates:
 
 
 def acceptance_chances(candidates: Candidates, trust: Floats) -> Floats:
-    """[B, n] chances of acceptance: the head's probability times the trust [levels] in its depth."""
+    """Return [B, n] the chance of acceptance of each candidate; -inf where a candidate is barred.
+
+    The chance is the head's cumulative probability times the factor for the candidate's depth, at most 1.
+    trust: [levels] factor for depth 1, 2, ...
+    """
     chances = np.minimum(np.exp(candidates.scores) * trust[candidates.depths - 1], 1.0)
     return np.where(np.isfinite(candidates.scores), chances, -np.inf)
 
 
 def depth_masses(candidates: Candidates, chosen: Flags) -> Floats:
-    """[B, levels] the head's probability of the chosen candidates, summed per depth."""
+    """Return [B, levels] the head's probability of the chosen candidates, summed per depth.
+
+    chosen: [B, n] flags.
+    """
     rows, nodes = np.nonzero(chosen)
     shape = len(chosen), candidates.levels
+    # One bin per (tree, depth), as one flat index: tree 1 at depth 2 of 3 levels has bin 1 * 3 + 2 - 1 = 4.
     places = rows * shape[1] + candidates.depths[nodes] - 1
     return np.bincount(places, np.exp(candidates.scores[rows, nodes]), math.prod(shape)).reshape(shape)  # pyrefly: ignore[bad-return]
 
 
 def build_trees(candidates: Candidates, roots: Sequence[int], chosen: Flags) -> tuple[Tree, ...]:
-    """One tree per root from its chosen candidates ([B, n], ancestor-closed)."""
-    numbers = np.zeros(
-        (len(chosen), chosen.shape[1] + 1), np.int64
-    )  # what candidates are called in their trees
+    """Build one tree per root from its chosen candidates, in the order of the candidates.
+
+    roots: the token id of each tree's root.
+    chosen: [B, n] flags; the parent of every chosen candidate is chosen, too.
+    """
+    # numbers[b, p] is the node number, in the built tree, of candidate p - 1; column 0 is the root.
+    # chosen [1 0 1 1], parents [0 0 1 3] -> numbers [0 1 1 2 3], parents of the kept nodes [0 1 2]
+    numbers = np.zeros((len(chosen), chosen.shape[1] + 1), np.int64)
     np.cumsum(chosen, 1, out=numbers[:, 1:])
     rows, picked = np.nonzero(chosen)
     tokens = candidates.tokens[rows, picked].tolist()
@@ -192,13 +238,17 @@ def build_trees(candidates: Candidates, roots: Sequence[int], chosen: Flags) -> 
 
 
 def best_each(values: Floats, count: int) -> Flags:
-    """[B, n] flags of the `count` best of each row; barred ones (-inf) never, ties to the earlier.
+    """Return [B, n] flags of the `count` best candidates of each row. Barred ones (-inf) are never chosen.
 
-    Ancestor-closed wherever no candidate is worth more than its parent: a parent comes earlier.
+    Of equal candidates the earlier one is chosen. So if no candidate is worth more than its parent, the
+    parent of every chosen candidate is chosen, because a parent comes earlier.
+
+    values [.6 .3 .3 .1], count 2 -> [1 1 0 0]
     """
     if not 0 < count < values.shape[1]:
         return np.isfinite(values) & (count > 0)
-    least = -np.partition(-values, count - 1, axis=1)[:, count - 1 : count]  # a tenth of what sorting takes
+    # The count-th best value of each row. Partitioning takes a tenth of the time of sorting.
+    least = -np.partition(-values, count - 1, axis=1)[:, count - 1 : count]
     better = values > least
     level = values == least
     spare = count - better.sum(1, keepdims=True)
@@ -206,22 +256,25 @@ def best_each(values: Floats, count: int) -> Flags:
 
 
 def keep_best(values: Floats, count: int) -> Floats:
-    """[B, n] what the `count` best of each row are worth; the others are barred."""
+    """Return the values with all but the `count` best of each row barred (-inf): [B, n]."""
     return np.where(best_each(values, count), values, -np.inf)
 
 
 def best_overall(values: Floats, count: int) -> Flags:
-    """[B, n] flags of the `count` best of all rows together."""
+    """Return [B, n] flags of the `count` best candidates of all rows together."""
     return best_each(values.reshape(1, -1), count).reshape(values.shape)
 
 
 def falling(values: Floats) -> Floats:
-    """What nodes that are not barred are worth, best first, as `best_overall` takes them."""
+    """Return the values of all candidates that are not barred, best first: the order of `best_overall`."""
     return np.sort(values[np.isfinite(values)])[::-1]
 
 
 def graft(tree: Tree, tokens: Sequence[int]) -> Tree:
-    """The tree with a chain of tokens below its root, sharing the nodes that are there already."""
+    """Return the tree with a chain of tokens added below its root; nodes that exist already are shared.
+
+    tree root-A-B, tokens [A C D] -> the tree has the nodes root, A, B and, below A, C-D
+    """
     if not tokens:
         return tree
     below = children(tree.parents)
@@ -237,6 +290,7 @@ def graft(tree: Tree, tokens: Sequence[int]) -> Tree:
 
 
 def _append(tree: Tree, node: int, tokens: Sequence[int]) -> Tree:
+    """Return the tree with a chain of tokens below `node`. A tree of 3 nodes gets parents (node, 3, 4)."""
     if not tokens:
         return tree
     size = len(tree)

@@ -1,4 +1,4 @@
-"""Every open sequence as the drafter knows it: its tokens, its grammar's state, what it may still write."""
+"""The open sequences as the drafter knows them: tokens, grammar states, and how much each may still write."""
 
 from __future__ import annotations
 
@@ -16,30 +16,41 @@ from specsot.params import MAX_TOKENS
 
 @dataclass(slots=True)
 class GrammarState:
-    """The grammar state of one sequence. state: None once it broke its grammar."""
+    """The grammar of one sequence, and the state after the newest token.
+
+    grammar: The grammar that constrains the sequence.
+    state: The grammar's state; None after a token that the grammar forbids.
+    """
 
     grammar: Grammar
     state: Any
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Go on behind tokens the sequence wrote itself."""
+        """Advance the state by tokens that the sequence wrote itself."""
         for token in tokens:
             if self.state is not None:
                 self.state = self.grammar.advance(self.state, token)
 
 
 def own_tokens(opening: Opening, first: int, tokens: Sequence[int]) -> Sequence[int]:
-    """Those of the tokens at positions first, first + 1, ... that the sequence wrote itself."""
+    """Return the tokens that the sequence wrote itself, out of the tokens at positions first, first + 1, ...
+
+    `opening.prompt` counts the tokens that the sequence wrote in an earlier epoch, `opening.generated`.
+    prompt 10, generated 3, first 5: the sequence's own tokens begin at position 7 -> tokens[2:]
+    """
     return tokens[max(opening.prompt - opening.generated - first, 0) :]
 
 
 @dataclass(slots=True)
 class DraftSequence:
-    """What is known of one sequence.
+    """What the drafter knows of one sequence.
 
-    tokens:    known tokens, the newest (the root of the next tree) not fed to the base yet.
-    committed: how many of them were fed.
-    compiling: its grammar, until that is compiled.
+    opening:   How the sequence was opened.
+    tokens:    All known tokens. The newest one is the root of the next tree: the base model has not
+               processed that token yet.
+    committed: Number of tokens that the base model has processed.
+    compiling: The sequence's grammar while the grammar is being compiled, else None.
+    id:        Id of the sequence.
     """
 
     opening: Opening
@@ -54,40 +65,50 @@ class DraftSequence:
 
     @property
     def grammar_state(self) -> GrammarState | None:
-        """Its grammar's state after the newest token; None for free text, and while that is coming."""
+        """Return the grammar's state after the newest token.
+
+        Return None if the sequence has no grammar, or if the grammar is not compiled yet.
+        """
         if self.compiling and self.compiling.done():
             self.set_grammar(IsolatedGrammar(self.compiling.result))
         return self._grammar_state
 
     def set_grammar(self, grammar: Grammar) -> None:
-        """To this grammar, also what it wrote already."""
+        """Constrain the sequence by this grammar, and apply the grammar to all that was written so far."""
         self._grammar_state = GrammarState(grammar, grammar.start())
         self.compiling = None
         self._grammar_state.advance(own_tokens(self.opening, 0, self.tokens))
 
     @property
     def root(self) -> int | None:
-        """The token that a tree grows from; None in the middle of a prompt."""
+        """Return the token that the next tree grows from; None while the prompt is not complete."""
         return self.tokens[-1] if len(self.tokens) > self.committed else None
 
     @property
     def remaining(self) -> int:
-        """Tokens this sequence may still write behind its root."""
+        """Return the number of tokens that the sequence may still write after its root."""
         written = self.opening.generated + self.committed + 1 - self.opening.prompt
         return self.opening.limit - written
 
     def max_tokens(self, positions: int) -> int:
-        """Tokens it may hold in all, where so many are known to a model; behind a window there is no end."""
+        """Return the most tokens that the sequence may have in a model of `positions` positions.
+
+        A sequence with an attention window is not bounded by the positions of the model.
+        """
         return MAX_TOKENS if self.opening.window else positions
 
     def follows(self, lesson: FeatureBatch) -> bool:
-        """Whether the lesson continues what is known; false after a missed one."""
+        """Return whether the feature batch continues the known tokens; False if a batch was missed."""
         continues = bool(lesson.tokens) and lesson.start == self.committed
         known = self.tokens
         return continues and (len(known) == lesson.start or known[-1] == lesson.tokens[0])
 
     def observe(self, lesson: FeatureBatch) -> None:
-        """Take in committed tokens, and the one behind them."""
+        """Append the committed tokens of a feature batch, and the bonus token after them.
+
+        Known tokens [a b c], 2 committed; batch with start 2, tokens (c, d), bonus e
+        -> tokens [a b c d e], 4 committed, root e
+        """
         tokens = lesson.tokens if lesson.bonus is None else (*lesson.tokens, lesson.bonus)
         first = len(self.tokens)
         fresh = tokens[first - lesson.start :]
@@ -98,23 +119,26 @@ class DraftSequence:
 
 
 class DraftSequences:
-    """The texts of one epoch. One that cannot be followed any more is dropped."""
+    """The sequences of one epoch. A sequence is dropped once a feature batch of it was missed."""
 
     def __init__(self, vocabulary: Vocabulary | None) -> None:
-        """vocabulary: to follow grammars with; without it all text counts as free."""
+        """Start without sequences. vocabulary: token bytes for grammars; None: grammars are ignored."""
         self._vocabulary = vocabulary
         self._sequences: dict[int, DraftSequence] = {}
 
     @property
     def drafted(self) -> int:
-        """How many write, and are drafted for."""
+        """Return the number of sequences that decode and are drafted for."""
         return sum(one.opening.drafted and one.opening.decodes for one in self._sequences.values())
 
     def find(self, sequence: int) -> DraftSequence | None:
         return self._sequences.get(sequence)
 
     def open(self, opening: Opening) -> DraftSequence:
-        """Follow a sequence from its start, or from its fork. Raises NotFound for a fork of the unknown."""
+        """Follow a sequence from its start or from its fork.
+
+        Raises NotFound if the source of the fork is not known up to the fork.
+        """
         opened = DraftSequence(opening)
         if opening.fork and opening.fork.length:
             source = self.find(opening.fork.sequence)
@@ -127,7 +151,10 @@ class DraftSequences:
         return opened
 
     def observe(self, lessons: Sequence[FeatureBatch]) -> list[int]:
-        """Take in what was committed. Returns the sequences that missed something: they are dropped."""
+        """Append committed tokens. Drop sequences of which a batch was missed, and return their ids.
+
+        Batches of unknown sequences are ignored.
+        """
         missed: list[int] = []
         for lesson in lessons:
             if (known := self._sequences.get(lesson.sequence)) is None:
@@ -144,7 +171,7 @@ class DraftSequences:
 
 
 def common_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """How many tokens two texts have in common, from their beginning on."""
+    """Return the length of the longest common prefix of two token sequences."""
     for place, (one, other) in enumerate(zip(ours, theirs)):
         if one != other:
             return place

@@ -1,4 +1,8 @@
-"""What followed the last tokens of a text wherever they were written before, as a tree with probabilities."""
+"""Drafts from repetition: what followed earlier occurrences of a sequence's last tokens, as a tree.
+
+A *text* is an array of tokens here: a sequence, or the log of past sequences. A *place* is an earlier
+occurrence of the last tokens.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +17,24 @@ from numpy.typing import NDArray
 from specsot_drafter.core.selection import Nodes
 
 Tokens = NDArray[np.int32]
-BREAK = -1  # between two texts of a log; no token
-MAX_MATCH = 8  # tokens that must have been written before at most; 16 and 24 drafted no better
-# Times that a place counts more for every further token that agrees. With 1 SmolLM2 is drafted 6 % worse over
-# its answers to MT-bench and HumanEval; 2 and 8 are as good.
+# Not a token id. Separates two sequences in a log.
+BREAK = -1
+# Tokens. The longest match that is looked for. Chosen by measurement: 16 and 24 draft no better.
+MAX_MATCH = 8
+# Factor. The weight of a place grows by this factor with every further token that matches. Chosen by
+# SmolLM2's answers to MT-bench and HumanEval: drafts are 6 % worse with 1, and as good with 2 and 8.
 LENGTH_WEIGHT = 4.0
 
 
 class SeenTokens:
-    """Tokens as an array. Of more than `most` at least the newer half is kept; None: all are."""
+    """A growing array of tokens, from which old tokens are dropped when there are too many."""
 
     def __init__(self, most: int | None = None) -> None:
+        """most: the tokens that are kept at most; when there are more, old ones are dropped. None: no limit.
+
+        At least the newest `most` / 2 tokens stay. About half are dropped at once, so that tokens are moved
+        rarely.
+        """
         self._most = most
         self._length = 0
         self._buffer = np.empty(0, np.int32)
@@ -36,6 +47,7 @@ class SeenTokens:
         return self._buffer[: self._length]
 
     def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens, and drop old ones if there are too many."""
         kept = self.tokens
         if self._most is not None and self._length + len(tokens) > self._most:
             kept = (
@@ -53,20 +65,29 @@ class SeenTokens:
 
 @dataclass(slots=True)
 class SuffixTree(Nodes):
-    """Scores are of its nodes' chances given that the text goes on along this tree at all, until `trust`.
+    """A tree of tokens that followed earlier occurrences.
 
-    matched: tokens that agreed at the best place.
+    Before `trust` is called, scores assume that the sequence continues along some path of the tree.
+
+    matched: Number of tokens that match at the best place.
     """
 
     matched: int = 0
 
     def trust(self, chances: Sequence[float]) -> None:
-        """chances: by depth, of going on along the tree when the text did so far."""
+        """Multiply the nodes' probabilities by the chance that the sequence follows the tree to their depth.
+
+        chances: for each depth, the chance to follow the tree there, given that the depth above was followed.
+        """
         sure = np.log(np.cumprod(chances))
         self.scores = [score + float(sure[depth - 1]) for score, depth in zip(self.scores, self.depths)]
 
     def walk(self, written: Sequence[int]) -> tuple[int, int]:
-        """How deep this text goes along the tree, and how deep it was told whether it does."""
+        """Return how deep the written tokens follow the tree, and how many depths are known by that.
+
+        If a node with children is left, the depth below it is known, too: it was not followed. Tree A-B:
+        written [A B] -> (2, 2); [A C] -> (1, 2); [A] -> (1, 1), as nothing is known of depth 2.
+        """
         node = 0
         for depth, token in enumerate(written):
             below = [n + 1 for n, parent in enumerate(self.parents) if parent == node]
@@ -80,10 +101,13 @@ class SuffixTree(Nodes):
 def grow_suffixes(
     texts: Sequence[Tokens], levels: int, nodes: int, most_places: int, least_match: int
 ) -> SuffixTree:
-    """The likeliest `nodes` nodes of what followed the end of the first text, there and in the others.
+    """Return a tree of the `nodes` likeliest continuations of the first text.
 
-    most_places: where most tokens agree, at least `least_match`; of equal ones the
-    newest, the first text's first.
+    texts: the text to continue, and other texts. Earlier occurrences are looked for in all of them.
+    levels: most levels of the tree.
+    most_places: number of occurrences that are used: those with the longest match. Of equally long matches
+    those of the first text come first, and in each text the newest.
+    least_match: number of tokens that must match.
     """
     last = texts[0][-MAX_MATCH:]
     places: list[tuple[int, list[int]]] = []
@@ -96,9 +120,15 @@ def grow_suffixes(
 
 
 def _matches(text: Tokens, last: Tokens, least: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where `last` ended in a text, not at its own end, and how many of its tokens agree; oldest first."""
+    """Return where earlier occurrences of the end of `last` end, and how many tokens match; oldest first.
+
+    The end of the text itself does not count. An entry `end` means that text[end - 1] is the last matching
+    token, so that text[end:] is what followed.
+    text [1 2 3 1 2 4 1 2], last the same, least 2 -> ends [2 5], sizes [2 2]; 3 and 4 followed
+    """
     agrees = text[:-1] == last[-1]
-    if least > 1:  # most of what ends on the last token alone is sorted out at once
+    # Comparing two tokens at once removes most candidates early.
+    if least > 1:
         agrees[0], agrees[1:] = False, agrees[1:] & (text[:-2] == last[-2])
     ends = np.flatnonzero(agrees) + 1
     if not len(ends):
@@ -106,7 +136,8 @@ def _matches(text: Tokens, last: Tokens, least: int) -> tuple[NDArray[np.int64],
     sizes = np.full(len(ends), min(least, 2))
     for size in range(3 if least > 1 else 2, len(last) + 1):
         reaching = (sizes == size - 1) & (ends >= size)
-        agree = reaching & (text[ends - size] == last[-size])  # where it does not reach, `reaching` says no
+        # `ends - size` may be negative and wrap around; `reaching` is False there.
+        agree = reaching & (text[ends - size] == last[-size])
         if not agree.any():
             break
         sizes[agree] = size
@@ -114,11 +145,17 @@ def _matches(text: Tokens, last: Tokens, least: int) -> tuple[NDArray[np.int64],
     return ends[found], sizes[found]
 
 
-Place = tuple[float, list[int]]  # its weight, and the tokens that followed
+Place = tuple[float, list[int]]  # The weight of an occurrence, and the tokens that followed it.
 
 
 def _best_first(places: Sequence[tuple[int, list[int]]], nodes: int) -> SuffixTree:
-    """Nodes by falling chance: at each node the weights of the places that go on there are shared out."""
+    """Build a tree from the tokens that followed places, likeliest node first.
+
+    At each node, the probability is divided among the next tokens by the weights of the places that continue
+    there. Places of equal weight that continue [5 6], [5 7] and [8 9], 3 nodes -> 5 (2/3), 8 and 5-6 (1/3).
+
+    places: number of matching tokens, and the tokens that followed; the longest match first.
+    """
     tree = SuffixTree(matched=places[0][0] if places else 0)
     offers: list[tuple[float, int, int, int, list[Place]]] = []
 

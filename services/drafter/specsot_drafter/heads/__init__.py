@@ -1,4 +1,4 @@
-"""Draft heads: the interface that growth and the engine use, for every family."""
+"""The interface of draft heads that growth and proposers use, for every family of heads."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ from specsot_model.kv import KVPages
 
 @dataclass(frozen=True, slots=True)
 class HeadRows:
-    """Where the rows of one pass stand, and whose outputs are wanted.
+    """Positions, slots and attention of the rows of one forward pass.
 
-    positions, slots: [rows]; their KV goes to these slots of `kv`.
-    asked: [few] row numbers whose output is wanted, all where absent; a head of several layers is asked
-           for all. plan: with one query row for each of them; None when none is wanted.
+    positions: [rows] position of each row.
+    slots: [rows] slot of `kv` in which each row's keys and values are written.
+    plan: Attention plan with one query row for each asked row; None if no output is needed.
+    kv: The KV pages.
+    asked: [asked] indices of the rows whose outputs are needed; None: all rows. For a head of several layers
+        all rows must be asked.
     """
 
     positions: Tensor
@@ -31,14 +34,20 @@ class HeadRows:
 
 
 class DraftHead(ABC):
-    """A small model that guesses the next token from a token and the base's feature before it.
+    """A small model that predicts the next token from a token and the base model's feature before it.
 
-    taps:       layers of the base whose input it fuses, ascending (the number of layers: last output).
-    width:      columns of a fused row, the sum of the taps' slices, as it arrives from the stages.
-    hidden:     columns of a feature, of its own output too.
-    layers, kv_heads, head_dim, group: of its KV and attention; group is query heads per KV head.
-    draft_vocab: ids it can draft.
-    positions:  how many positions its base has.
+    taps:       Layers of the base model whose inputs the head reads, ascending; the number of layers stands
+                for the output of the last layer. Empty: the head reads no features.
+    width:      Columns of a fused row, as it arrives from the stages: the sum over the taps of slice @ state.
+    hidden:     Columns of a feature, and of the head's own output.
+    layers:     Number of layers.
+    kv_heads:   Number of KV heads of a layer.
+    head_dim:   Columns of an attention head.
+    group:      Number of query heads per KV head.
+    draft_vocab: Number of token ids that the head can draft.
+    positions:  Number of positions that the head can draft for.
+    dtype:      Type of the head's numbers.
+    device:     Where the head computes.
     """
 
     taps: tuple[int, ...] = ()
@@ -55,58 +64,67 @@ class DraftHead(ABC):
 
     @property
     def row_bytes(self) -> int:
-        """KV and feature bytes of one position."""
+        """Return the bytes of one position: its keys and values, and its feature."""
         feature = self.hidden if self.taps else 0
         return self.make_kv(1, 1).bytes + feature * self.dtype.itemsize
 
     def make_kv(self, pages: int, page_rows: int) -> KVPages:
-        """Empty pages for its layers."""
+        """Return empty KV pages for the head's layers."""
         heads = self.kv_heads, self.head_dim
         return KVPages(self.layers, pages, page_rows, *heads, self.dtype, self.device)
 
     def plan(self, spans: Sequence[RowSpan], page_rows: int) -> AttentionPlan:
-        """Of one pass over `spans`, over pages as its layers read them. See `plan_attention`."""
+        """Return the attention plan of one forward pass over these spans. See `plan_attention`."""
         return plan_attention(spans, page_rows, self.group, "batched", self.dtype, self.device)
 
     def tap_slices(self) -> dict[int, Tensor]:
-        """For each tap its slice [width, base width]: the fused row is the sum of slice @ state."""
+        """Return the matrix of each tap, [width, base width]: a fused row is the sum of matrix @ state."""
         return {}
 
     def features(self, fused: Tensor) -> Tensor:
-        """[rows, width] as they arrive to [rows, hidden] as `forward` takes them."""
+        """Convert fused rows, [rows, width], to features as `forward` takes them, [rows, hidden]."""
         return fused
 
     @abstractmethod
     def forward(self, tokens: Tensor, features: Tensor, rows: HeadRows) -> Tensor:
-        """One pass over tokens [rows] and features [rows, hidden]: writes the KV of all rows, returns the
-        features that follow those that are asked for.
+        """Run one forward pass: write the KV of all rows, and return the outputs of the asked rows.
+
+        An output is the head's prediction of the next feature.
+        tokens: [rows]. features: [rows, hidden], each of the position before its token. Returns [asked,
+        hidden].
         """
 
     @abstractmethod
     def logits(self, outputs: Tensor) -> Tensor:
-        """[rows, hidden] outputs of `forward` to [rows, draft vocabulary]."""
+        """Return the logits of the outputs of `forward`: [rows, hidden] to [rows, draft vocabulary]."""
 
     def log_probs(self, outputs: Tensor) -> Tensor:
-        """The same as log-probabilities, fp32 [rows, draft vocabulary]."""
+        """Return the log-probabilities of the outputs of `forward`, fp32 [rows, draft vocabulary]."""
         return torch.log_softmax(self.logits(outputs).float(), dim=-1)
 
     def choose(self, outputs: Tensor, count: int) -> tuple[Tensor, Tensor] | None:
-        """Of each row its `count` best tokens of the base by `log_probs`, best first: log-probabilities and
-        ids, both [rows, count]. None where no kernel does all of that.
+        """Return the `count` likeliest tokens of each row: log-probabilities and ids, both [rows, count].
+
+        The tokens are ordered best first, and the ids are those of the base model. Return None if no kernel
+        computes logits and selection together; the caller then uses `log_probs`.
         """
         return None
 
     def to_target(self, ids: Tensor) -> Tensor:
-        """Ids of the draft vocabulary to ids of the base's, of any shape."""
+        """Convert ids of the draft vocabulary to ids of the base model; a tensor of any shape."""
         return ids
 
 
 class GraphHead(Protocol):
-    """What graphs run of a head: it waits for nothing on the host; rows of negative slots stay unwritten.
+    """A head whose forward pass can be captured in a CUDA graph.
 
-    layers, kv_heads, group: as in `DraftHead`. offsets: what is added to its ids to get those of the base.
-    window: how many positions back each row sees the text; None: all of it.
-    asks_alone: of due rows those that are asked attend alone; else all do.
+    A pass never waits for the host. Keys and values of rows with negative slots are not written.
+
+    layers, kv_heads, group, device: As in `DraftHead`.
+    offsets: What is added to a draft id to get the base model's id, [draft vocabulary]; None: the ids are
+        equal.
+    window: Number of positions that each row can attend to; None: all positions.
+    asks_alone: True if only the asked ones of the due rows take part in attention; False if all do.
     """
 
     @property
@@ -131,9 +149,9 @@ class GraphHead(Protocol):
     def window(self) -> int | None: ...
 
     def step(self, tokens: Tensor, features: Tensor, origins: Tensor, rows: HeadRows) -> Tensor:
-        """See `DraftHead.forward`; row i is fed with features[origins[i]]."""
+        """Run `DraftHead.forward`, with features[origins[i]] as the feature of row i."""
         ...
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """See `DraftHead`."""
+        """See `DraftHead.logits`."""
         ...

@@ -1,7 +1,7 @@
-"""A published head under one set of names, its shape, and whether it fits a base.
+"""Reads a published draft head under one set of tensor names, and checks whether it fits a base model.
 
-The names are those of EAGLE-1 (`layers.0.*`, `fc.*`) plus EAGLE-3's (`norm.weight`, `lm_head.weight`,
-`d2t`); a nested config becomes a flat one. The config is asked only for what no tensor tells.
+The names are those of EAGLE-1 (`layers.0.*`, `fc.*`) and of EAGLE-3 (`norm.weight`, `lm_head.weight`,
+`d2t`); a nested config is flattened. The config is used only for what the tensors do not show.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from specsot.errors import HeadMismatch, ModelError
 from specsot_model.published import PublishedWeights
 from specsot_model.weights import HeldWeights, WeightFiles, Weights
 
-# How published names begin, and what they mean here: EAGLE-3 as its authors save it, and the names
-# that vLLM's speculators give to EAGLE-1.
+# Prefixes of published names, and their replacements: the names of EAGLE-3's authors, and those that vLLM's
+# speculators give to EAGLE-1.
 PREFIXES = (
     ("model.", ""),
     ("midlayer.", "layers.0."),
@@ -30,21 +30,26 @@ PREFIXES = (
     ("fusion_fc.", "fc."),
     ("pre_lm_head_layernorm.", "hidden_states_layernorm."),
 )
-# every decoder layer has one of these
 FIRST = "layers.0."
+# A tensor that every decoder layer has.
 PROBE = "self_attn.q_proj.weight"
+# Nested objects of a config that describe the head itself.
 NESTED = (
     "transformer_layer_config",
     "eagle_config",
     "dflash_config",
-)  # parts of a config that speak of the head itself
+)
 
 
 class Checkpoint(Weights):
-    """Tensors by their one name, and the config's fields. Every failure is a ModelError of one line.
+    """The tensors of a head by their uniform names, and the fields of its config.
 
-    directory, source: where the head and its config are, for people.
-    settings: the config's fields, flat. layers: how many decoder layers there are tensors of.
+    Every failure is a ModelError of one line.
+
+    directory: where the head is, for messages.
+    source: where the head's config is, for messages.
+    settings: the fields of the config, flattened.
+    layers: the number of decoder layers for which there are tensors.
     """
 
     def __init__(self, published: Weights, fields: Mapping[str, Any], directory: Path, source: Path) -> None:
@@ -57,9 +62,10 @@ class Checkpoint(Weights):
 
     @classmethod
     def open(cls, directory: Path, allow_pickle_bin: bool = False) -> Checkpoint:
-        """A directory's head; matrices that `quantization_config` describes are decoded.
+        """Open the head in a directory. Matrices that `quantization_config` describes are dequantized.
 
-        allow_pickle_bin: see `WeightFiles`. Raises ModelError for a quantization that is not read here.
+        allow_pickle_bin: see `WeightFiles`.
+        Raises ModelError for a format of quantization that is not supported.
         """
         source = require_model_directory(directory) / "config.json"
         fields = read_json(source)
@@ -70,12 +76,12 @@ class Checkpoint(Weights):
 
     @classmethod
     def held(cls, tensors: Mapping[str, Tensor], fields: Mapping[str, Any], owner: str) -> Checkpoint:
-        """A head that is in memory under its published names."""
+        """Wrap a head that is in memory under its published names. owner: its name in messages."""
         return cls(HeldWeights(tensors, owner), fields, Path(owner), Path(owner))
 
     @property
     def decodes(self) -> bool:
-        """Whether the files hold quantized matrices, which are decoded as they are read."""
+        """Return whether the files hold quantized matrices, which are dequantized when they are read."""
         return isinstance(self._published, PublishedWeights)
 
     def names(self) -> tuple[str, ...]:
@@ -85,7 +91,7 @@ class Checkpoint(Weights):
         return name in self._names
 
     def published(self, name: str) -> str:
-        """What the file calls a tensor, or would call it."""
+        """Return the name that the file gives to a tensor, or would give to it if the file had it."""
         known = self._names.get(f"{FIRST}{PROBE}")
         if name in self._names or known is None or not name.startswith(FIRST):
             return self._names.get(name, name)
@@ -101,7 +107,7 @@ class Checkpoint(Weights):
         return self._published.tensor(self.published(name), dtype, device)
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
-        """HeadMismatch where a tensor has another shape, ModelError where there is none."""
+        """Raise HeadMismatch if a tensor has another shape, and ModelError if there is no such tensor."""
         found = self.shape(name)
         if found != shape:
             raise HeadMismatch(
@@ -110,7 +116,7 @@ class Checkpoint(Weights):
             )
 
     def flag(self, name: str) -> bool:
-        """A field that says yes or no; no, where it is absent."""
+        """Return the value of a boolean field; False if it is absent."""
         return Fields(self.source, self.settings).flag(name)
 
     def _count_layers(self) -> int:
@@ -121,7 +127,11 @@ class Checkpoint(Weights):
 
 
 def flatten(fields: Mapping[str, Any], source: Path) -> dict[str, Any]:
-    """One level of fields: what a nested part says of the head wins; null says nothing."""
+    """Return the fields of a config as one level. Nested fields override outer ones; nulls are dropped.
+
+    {"a": 1, "eagle_config": {"a": 2, "b": null}} -> {"a": 2}
+    Raises ModelError if a nested part is not an object. source: the config's path, for messages.
+    """
     flat = {name: value for name, value in fields.items() if value is not None}
     for part in NESTED:
         inner = flat.pop(part, {})
@@ -132,7 +142,11 @@ def flatten(fields: Mapping[str, Any], source: Path) -> dict[str, Any]:
 
 
 def _renamed(names: Iterable[str], directory: Path) -> dict[str, str]:
-    """File names of tensors by their names here."""
+    """Map the uniform name of each tensor to its published name.
+
+    "model.midlayer.mlp.up_proj.weight" is found as "layers.0.mlp.up_proj.weight".
+    Raises ModelError if two tensors have the same uniform name.
+    """
     found: dict[str, str] = {}
     for published in names:
         name = published
@@ -145,21 +159,29 @@ def _renamed(names: Iterable[str], directory: Path) -> dict[str, str]:
     return found
 
 
-Kind = Literal["eagle1", "eagle3", "dflash"]  # EAGLE-2 is EAGLE-1's head: only the tree is another
+# EAGLE-2 uses the head of EAGLE-1 with another tree.
+Kind = Literal["eagle1", "eagle3", "dflash"]
 
 BLOCK = "layers.0"
-SHARES_LM_HEAD = (
-    "shares_lm_head"  # Config field: the head drafts by the base's lm_head rows of its draft ids.
-)
+# Config field. If true, the rows of the base model's lm_head that belong to the draft ids are the head's
+# lm_head.
+SHARES_LM_HEAD = "shares_lm_head"
 ATTENTION = "self_attn"
 MLP = "mlp"
 
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """hidden: its own width; vocab: ids it can draft; layers: decoder layers.
+    """The sizes of a head.
 
-    inputs: columns the first layer's projections read; the layers behind it read `hidden`.
+    hidden: Columns of a hidden state.
+    inputs: Columns that the first layer's projections read; later layers read `hidden` columns.
+    heads: Number of query heads.
+    kv_heads: Number of KV heads.
+    head_dim: Columns of an attention head.
+    intermediate: Columns inside the MLP.
+    vocab: Number of token ids that the head can draft.
+    layers: Number of decoder layers.
     """
 
     hidden: int
@@ -173,8 +195,11 @@ class HeadShape:
 
 
 def kind_of(checkpoint: Checkpoint) -> Kind:
-    """EAGLE-3's first layer norms the feature and reads the token's embedding beside it; DFlash's layers read
-    no feature, which is normed once for all of them.
+    """Return the family of a head, by its tensors.
+
+    The first layer of EAGLE-3 norms the feature, and reads it together with the token's embedding. The layers
+    of DFlash read no feature; one norm outside the layers serves all of them.
+    Raises ModelError if the tensors are those of no draft head.
     """
     if checkpoint.layers == 0:
         raise ModelError(
@@ -195,9 +220,10 @@ def kind_of(checkpoint: Checkpoint) -> Kind:
 
 
 def read_shape(checkpoint: Checkpoint, base: ModelConfig) -> HeadShape:
-    """The shape of a head whose decoder layers and vocabulary are whole and fit together and the base.
+    """Return the sizes of a head, after checking every tensor of its decoder layers and its vocabulary.
 
-    Raises HeadMismatch with both shapes, ModelError for a tensor that is missing.
+    Raises HeadMismatch, with both shapes, if tensors do not fit each other or the base model, and ModelError
+    if a tensor is missing.
     """
     shape = _read(checkpoint, base)
     for layer in range(shape.layers):
@@ -207,6 +233,10 @@ def read_shape(checkpoint: Checkpoint, base: ModelConfig) -> HeadShape:
 
 
 def _read(checkpoint: Checkpoint, base: ModelConfig) -> HeadShape:
+    """Return the sizes that the tensors and the number of heads in the config imply, unchecked by layer.
+
+    Raises HeadMismatch if the number of heads does not divide the projections.
+    """
     kind = kind_of(checkpoint)
     hidden = _hidden(checkpoint)
     queries, _ = _matrix(checkpoint, f"{BLOCK}.{ATTENTION}.q_proj.weight")
@@ -228,11 +258,12 @@ def _read(checkpoint: Checkpoint, base: ModelConfig) -> HeadShape:
 
 
 def _hidden(checkpoint: Checkpoint) -> int:
-    """The width that attention's output projection writes."""
+    """Return the hidden size: the rows of the attention's output projection."""
     return _matrix(checkpoint, f"{BLOCK}.{ATTENTION}.o_proj.weight")[0]
 
 
 def _matrix(checkpoint: Checkpoint, name: str) -> tuple[int, int]:
+    """Return the rows and columns of a tensor. Raises HeadMismatch if it is no matrix, or empty."""
     found = checkpoint.shape(name)
     if len(found) != 2 or 0 in found:
         name = checkpoint.published(name)
@@ -241,7 +272,10 @@ def _matrix(checkpoint: Checkpoint, name: str) -> tuple[int, int]:
 
 
 def _vocabulary(checkpoint: Checkpoint, base: ModelConfig) -> int:
-    """Ids an EAGLE-3 head can draft: those of its own lm_head, of its map d2t, or all that the base has."""
+    """Return the number of ids that the head can draft: rows of its lm_head or d2t, else all of the base's.
+
+    Raises ModelError if the head has neither, and its config names a draft vocabulary of another size.
+    """
     if checkpoint.flag(SHARES_LM_HEAD) and "d2t" in checkpoint:
         return checkpoint.shape("d2t")[0]
     if "lm_head.weight" in checkpoint or "d2t" in checkpoint:
@@ -256,7 +290,7 @@ def _vocabulary(checkpoint: Checkpoint, base: ModelConfig) -> int:
 
 
 def _layer_shapes(shape: HeadShape, layer: int) -> Mapping[str, tuple[int, ...]]:
-    """Every tensor that each decoder layer has."""
+    """Return the names and shapes of the tensors that a decoder layer must have."""
     hidden = shape.hidden
     keys = shape.kv_heads * shape.head_dim
     queries = shape.heads * shape.head_dim
@@ -277,10 +311,11 @@ def _layer_shapes(shape: HeadShape, layer: int) -> Mapping[str, tuple[int, ...]]
 def read_offsets(
     checkpoint: Checkpoint, shape: HeadShape, base: ModelConfig, device: torch.device | str
 ) -> torch.Tensor | None:
-    """d2t [draft vocabulary]: base id = draft id + d2t[draft id]. None: the ids are the base's own.
+    """Return d2t, [draft vocabulary]: base id = draft id + d2t[draft id]. None: the ids are the base's own.
 
-    Every draft id must be another id of the base. A head that drafts the whole vocabulary has no map,
-    and one that comes along with it all the same says nothing (the reference drops it).
+    A head that drafts the whole vocabulary needs no map; if it has a map, the map is ignored, as in the
+    reference. Raises HeadMismatch if the map names an id that the base model does not have, and ModelError if
+    two draft ids have the same base id.
     """
     if shape.vocab == base.vocab:
         return None
@@ -298,7 +333,7 @@ def read_offsets(
 
 
 def check_supported(checkpoint: Checkpoint) -> None:
-    """What a config says, no tensor would show, and no head here computes. Raises ModelError."""
+    """Raise ModelError for a config that asks for something that is not supported here."""
     settings: Mapping[str, Any] = checkpoint.settings
     activation = settings.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):

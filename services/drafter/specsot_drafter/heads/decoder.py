@@ -1,4 +1,4 @@
-"""A whole small language model as a draft head: it wants no features, its own hidden rows are its outputs."""
+"""A whole small language model as a draft head, which reads no features of the base model."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from specsot_model.kv import KVPages
 
 
 class DecoderHead(DraftHead):
-    """See `DraftHead`, and `GraphHead` where it is `capturable`."""
+    """A small language model. See `DraftHead`, and `GraphHead` for models that are `capturable`."""
 
     offsets = window = None
     asks_alone = False
 
     def __init__(self, decoder: Decoder, vocabulary: int, positions: int) -> None:
-        """vocabulary, positions: of the base; no more of either are drafted."""
+        """vocabulary, positions: those of the base model; the head drafts no higher id and no later position.
+
+        decoder: the model's layers, all of them.
+        """
         config = decoder.config
         self.hidden = config.hidden
         self.layers = config.layers
@@ -33,7 +36,10 @@ class DecoderHead(DraftHead):
 
     @property
     def capturable(self) -> bool:
-        """Whether its layers run in graphs here: grown rows do not say where a layer's window begins."""
+        """Return whether the layers can be captured in graphs on this machine.
+
+        Models with attention windows cannot: a graph does not compute where the window of a grown row begins.
+        """
         return self._decoder.capturable and not self._decoder.config.windowed
 
     def make_kv(self, pages: int, page_rows: int) -> KVPages:
@@ -47,7 +53,7 @@ class DecoderHead(DraftHead):
         return self.forward(tokens, features, rows)
 
     def forward(self, tokens: Tensor, features: Tensor, rows: HeadRows) -> Tensor:
-        """See `DraftHead`; every row needs its place in the plan."""
+        """See `DraftHead.forward`; the plan must have a query row for every row, not only for asked rows."""
         assert rows.plan is not None
         embedded = self._decoder.embed(tokens)
         hidden, _ = self._decoder.forward(embedded, rows.positions, rows.slots, rows.plan, rows.kv)

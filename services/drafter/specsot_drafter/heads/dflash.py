@@ -1,8 +1,9 @@
-"""A DFlash head: drafts a block in one pass, over keys and values that it makes of the base's features.
+"""A DFlash head: drafts a block in one pass, over keys and values that are made of the base's features.
 
-A block is the newest committed token, which the base was not fed yet, and masks behind it. Its rows see the
-text in front of them and each other; with `causal_head` (JetSpec) only those before them. A text's rows need
-no pass: their keys and values are products of its features. As published by z-lab, and by vLLM's speculators.
+A block consists of the newest committed token, which the base model has not processed yet, and masks after
+it. The rows of a block attend to the whole sequence before them and to each other; with `causal_head`
+(JetSpec) only to the rows before them. The rows of the sequence need no forward pass: their keys and values
+are projections of the features. The formats of z-lab and of vLLM's speculators are supported.
 """
 
 from __future__ import annotations
@@ -23,17 +24,26 @@ from specsot_model.kv import KVPages
 from specsot_model.layers import Norm
 from specsot_model.linear import Linear, look_up
 
-MOST_BLOCK = 64  # rows of a block; published ones have 7 to 16
-MASK = "mask_hidden"  # the tensor that stands in for unknown states in a P-EAGLE head
-MASKS = "mask_token_id", "pard_token", "ptd_token_id"  # names of the id of a row without a token
+# Rows. Bounds the size of a block. Published heads have 7 to 16.
+MOST_BLOCK = 64
+# Name of the tensor that replaces unknown hidden states in a P-EAGLE head.
+MASK = "mask_hidden"
+# Config fields that may name the token id of rows whose token is unknown.
+MASKS = "mask_token_id", "pard_token", "ptd_token_id"
 
 
 @dataclass(frozen=True, slots=True)
 class BlockPlan:
-    """rows: of a block. mask: id of those behind the first. causal: a row sees only those before it; near: in
-    layers with a window.
+    """The layout of a block.
 
-    first: of the rows that draft. The committed token's does not, unless the head is to sample from it.
+    Example: rows 4, first 1: tokens [t m m m] with the committed token t; the 3 masks draft one token each.
+
+    rows: Number of rows.
+    mask: Token id of the rows after the first.
+    causal: True if a row attends only to itself and to the rows of its block before it.
+    near: The same for layers with an attention window.
+    first: Index of the first row that drafts: 1, or 0 if the head also samples from the committed token's
+        row.
     """
 
     rows: int
@@ -48,10 +58,11 @@ class BlockPlan:
 
 
 def block_plan(head: Checkpoint, vocabulary: int) -> BlockPlan:
-    """What its config says. Raises ModelError, HeadMismatch for what cannot be drafted so.
+    """Read the layout of a block from a head's config.
 
-    Where it does not say whether rows see those behind them, layers without a window are two-sided and those
-    with one are not, as vLLM has it.
+    If the config does not name the direction of attention, layers without a window are bidirectional and
+    layers with a window are causal, as in vLLM.
+    Raises ModelError for a bad block size, and HeadMismatch for a mask id that the base model does not have.
     """
     rows = head.settings.get("block_size")
     if not isinstance(rows, int) or not 2 <= rows <= MOST_BLOCK:
@@ -64,7 +75,10 @@ def block_plan(head: Checkpoint, vocabulary: int) -> BlockPlan:
 
 
 def mask_of(head: Checkpoint, vocabulary: int) -> int:
-    """The id of rows whose token is not known. Raises HeadMismatch."""
+    """Return the token id of rows whose token is unknown.
+
+    Raises HeadMismatch if the config names none, or one that is not below `vocabulary`.
+    """
     mask = next((head.settings[name] for name in MASKS if name in head.settings), None)
     if not isinstance(mask, int) or not 0 <= mask < vocabulary:
         raise HeadMismatch(f"{head.source}: mask_token_id {mask!r}, the base has {vocabulary} ids")
@@ -72,10 +86,10 @@ def mask_of(head: Checkpoint, vocabulary: int) -> int:
 
 
 def depth_of(head: Checkpoint) -> int | None:
-    """How many tokens a P-EAGLE head learned to draft in one pass; None where its config does not say.
+    """Return the number of tokens that a P-EAGLE head learned to draft in one pass; None: not in its config.
 
-    Speculators names it `para_depths`, or says how many its proposals have, which are as many. Raises
-    ModelError.
+    The field is `para_depths`, or `speculative_tokens` of a proposal method in vLLM's speculators.
+    Raises ModelError if the field is not a count.
     """
     outer = head.settings.get("speculators_config")
     proposals = outer.get("proposal_methods") if isinstance(outer, dict) else None
@@ -85,7 +99,11 @@ def depth_of(head: Checkpoint) -> int | None:
 
 
 def block_taps(head: Checkpoint) -> list[Any]:
-    """Layers whose inputs are fused: z-lab names the layers whose outputs they are, speculators these."""
+    """Return the layers of the base model whose inputs are fused.
+
+    Speculators names these layers; z-lab names the layers before them: outputs of [1, 9] -> inputs of [2,
+    10]. Raises HeadMismatch if z-lab's field is not a list of layer numbers.
+    """
     fields = head.settings
     if (inputs := fields.get("aux_hidden_state_layer_ids")) is not None:
         return inputs if isinstance(inputs, list) else [inputs]
@@ -97,7 +115,15 @@ def block_taps(head: Checkpoint) -> list[Any]:
 
 @dataclass(kw_only=True, eq=False)
 class BlockHead(EagleHead):
-    """context_norm: of the fused features. offsets: see `Eagle3Head`."""
+    """A DFlash head that was loaded for its base model.
+
+    block: The layout of a block.
+    context_norm: Norm of the fused features.
+    input_norm: Norm of the embeddings, before the first layer.
+    norm: Norm of the outputs, before lm_head.
+    lm_head: From [hidden] to the draft vocabulary.
+    offsets: See `Eagle3Head`.
+    """
 
     kind = "dflash"
 
@@ -110,26 +136,26 @@ class BlockHead(EagleHead):
 
     @property
     def row_bytes(self) -> int:
-        """No features are kept: they become keys and values as they come."""
+        """Return the bytes of one position's keys and values; features are converted to these on arrival."""
         return self.make_kv(1, 1).bytes
 
     def features(self, fused: Tensor) -> Tensor:
         return self.context_norm(super().features(fused))
 
     def look_back(self, span: RowSpan, window: int) -> Iterator[RowSpan]:
-        """All rows of a block see as far back as its first one; it was trained so."""
+        """Limit a block to a window. All rows reach back as far as the first one, as in training."""
         seen = tuple((2 << row) - 1 for row in range(span.rows)) if self.block.near else span.seen
         nothing = (0,) * span.rows
         since = (max(span.base - window, 0),) * span.rows
         yield replace(span, visible=seen, sight=VisibleColumns(nothing, since, nothing))
 
     def remember(self, features: Tensor, positions: Tensor, slots: Tensor, kv: KVPages) -> None:
-        """Keys and values of rows of a text, [rows, hidden], in all layers."""
+        """Store keys and values of committed tokens in all layers. features: [rows, hidden]."""
         for layer in self.decoder.layers:
             layer.remember(features, positions, slots, kv)
 
     def forward(self, tokens: Tensor, features: Tensor, rows: HeadRows) -> Tensor:
-        """Rows of blocks, which have no features of their own; what `logits` reads of each."""
+        """Run the rows of blocks. Return normed outputs, [rows, hidden]; `features` is ignored."""
         x = look_up(self.table, tokens)
         return self.norm(self.decoder.forward(self.input_norm(x), x, rows))
 

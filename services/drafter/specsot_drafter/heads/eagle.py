@@ -1,15 +1,15 @@
 """The EAGLE-1 (also EAGLE-2's) and EAGLE-3 draft heads.
 
-EAGLE-1 imitates the base's last normed state; EAGLE-3 runs decoder layers over token embeddings and fused
-features of the base.
+EAGLE-1 predicts the base model's last normed hidden state; EAGLE-3 runs decoder layers over token embeddings
+and fused hidden states of several layers of the base model.
 
-EAGLE-1: z = fc([embedding, feature]) is input and residual of the first layer, which has no input norm
-(HASS gives it one, and norms both of fc's inputs); the output is the next feature, and the base's own
-lm_head reads it.
+EAGLE-1: z = fc([embedding, feature]) is both the input and the residual of the first layer, which has no
+input norm (HASS adds one, and norms both inputs of fc). The output is the next feature, and the base model's
+own lm_head reads the output.
 
-EAGLE-3: e = input_layernorm(embedding), g = hidden_norm(feature); q, k, v read [e, g]; the un-normed
-feature is the residual (`norm_before_residual`: g is); the un-normed output is the next feature
-(`norm_output`: the normed one is).
+EAGLE-3: e = input_layernorm(embedding) and g = hidden_norm(feature). The projections q, k, v read [e, g]. The
+residual is the feature before its norm, or g with `norm_before_residual`. The next feature is the output
+before the last norm, or the normed output with `norm_output`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,11 @@ from specsot_model.weights import Fetch
 
 @dataclass(frozen=True, slots=True)
 class HeadWindow:
-    """In these layers a row sees no more than so many: its own is the last."""
+    """An attention window.
+
+    rows: Number of rows that a row attends to, itself included.
+    layers: Indices of the layers that have the window.
+    """
 
     rows: int
     layers: frozenset[int]
@@ -46,9 +50,11 @@ class HeadWindow:
 
 @dataclass(frozen=True, slots=True)
 class DraftMask:
-    """What a head reads where neither a token nor a feature is known yet: P-EAGLE's. feature: [hidden].
+    """What a P-EAGLE head reads in place of a token and a feature that are not known yet.
 
-    depth: how many tokens it learned to draft in one pass; None where its config does not say.
+    token: Token id of the mask.
+    feature: Feature of the mask, [hidden].
+    depth: Number of tokens that the head learned to draft in one pass; None: not in the head's config.
     """
 
     token: int
@@ -56,13 +62,20 @@ class DraftMask:
     depth: int | None = None
 
     def levels(self, most: int) -> int:
-        """Of a tree that may have `most`."""
+        """Return the levels of a tree that may have at most `most`, bounded by what the head learned."""
         return most if self.depth is None else min(most, self.depth)
 
 
 @dataclass(kw_only=True, eq=False)
 class EagleHead(DraftHead):
-    """A head loaded against its base. positions: how many that has. table: embeddings [V, hidden]."""
+    """A draft head that was loaded for its base model.
+
+    shape: The sizes of the head.
+    positions: Number of positions that the head can draft for.
+    fusion: Turns hidden states of the base model into features.
+    table: Token embeddings, [vocabulary, hidden].
+    decoder: The decoder layers.
+    """
 
     kind: ClassVar[Kind]
 
@@ -91,6 +104,10 @@ class EagleHead(DraftHead):
         return KVPages(self.layers, pages, page_rows, self.kv_heads, self.head_dim, numbers, self.device)
 
     def plan(self, spans: Sequence[RowSpan], page_rows: int) -> AttentionPlan:
+        """See `DraftHead.plan`.
+
+        With a window, the plan also has a part for the layers that have the window.
+        """
         packed = self.decoder.packed
         window = self.decoder.window
         make = packed.plan if packed else super().plan
@@ -101,7 +118,7 @@ class EagleHead(DraftHead):
         return replace(whole, near=make(near, page_rows))
 
     def look_back(self, span: RowSpan, window: int) -> Iterator[RowSpan]:
-        """What layers with a window see of it."""
+        """Yield the spans that layers with a window of so many rows attend to."""
         return look_back(span, window)
 
     def tap_slices(self) -> dict[int, Tensor]:
@@ -113,7 +130,14 @@ class EagleHead(DraftHead):
 
 @dataclass(kw_only=True, eq=False)
 class Eagle1Head(EagleHead):
-    """Norms may be absent."""
+    """An EAGLE-1 or EAGLE-2 head; a HASS head if the norms are present.
+
+    fc: From [embedding, feature] to [hidden].
+    lm_head: The base model's lm_head.
+    token_norm: Norm of the embedding before fc; None: there is none.
+    feature_norm: Norm of the feature before fc; None: there is none.
+    input_norm: Norm of the first layer's input; None: there is none.
+    """
 
     kind = "eagle1"
 
@@ -124,7 +148,7 @@ class Eagle1Head(EagleHead):
     input_norm: Norm | None = None
 
     def forward(self, tokens: Tensor, features: Tensor, rows: HeadRows) -> Tensor:
-        """One step for each row; returns the features that follow."""
+        """See `DraftHead.forward`."""
         embedded = look_up(self.table, tokens)
         if self.token_norm is not None:
             embedded = self.token_norm(embedded)
@@ -135,14 +159,22 @@ class Eagle1Head(EagleHead):
         return self.decoder.forward(inputs, mixed, rows)
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """[rows, hidden] to [rows, vocabulary]; an output is already normed, so no norm here."""
+        """Return [rows, vocabulary] logits. An output predicts a normed state, so there is no norm here."""
         return self.lm_head(outputs)
 
 
 @dataclass(kw_only=True, eq=False)
 class Eagle3Head(EagleHead):
-    """lm_head: [hidden] -> draft vocabulary. offsets: from draft ids to the base's; None where they are the
-    same. mask: given, it drafts all places in one pass (P-EAGLE).
+    """An EAGLE-3 head, or a P-EAGLE head if `mask` is given.
+
+    token_norm: Norm of the embedding.
+    feature_norm: Norm of the feature.
+    norm: Norm of the output, before lm_head.
+    lm_head: From [hidden] to the draft vocabulary.
+    offsets: base id - draft id for each draft id; None if the ids are the same.
+    norm_before_residual: True if the residual is the normed feature.
+    norm_output: True if the next feature is the normed output.
+    mask: What is fed in place of unknown tokens, so that one pass drafts several tokens; None: EAGLE-3.
     """
 
     kind = "eagle3"
@@ -157,7 +189,7 @@ class Eagle3Head(EagleHead):
     mask: DraftMask | None = None
 
     def forward(self, tokens: Tensor, features: Tensor, rows: HeadRows) -> Tensor:
-        """One step for each row; returns the features that follow."""
+        """See `DraftHead.forward`."""
         normed = self.feature_norm(features)
         inputs = torch.cat((self.token_norm(look_up(self.table, tokens)), normed), 1)
         residual = normed if self.norm_before_residual else features
@@ -165,7 +197,7 @@ class Eagle3Head(EagleHead):
         return self.norm(outputs) if self.norm_output else outputs
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """[rows, hidden] to [rows, draft vocabulary]."""
+        """See `DraftHead.logits`. The norm is applied here unless the outputs are normed already."""
         return self.lm_head(outputs if self.norm_output else self.norm(outputs))
 
     def choose(self, outputs: Tensor, count: int) -> tuple[Tensor, Tensor] | None:
@@ -173,12 +205,15 @@ class Eagle3Head(EagleHead):
         return choose(self.lm_head, norm, outputs, count, self.offsets)
 
     def to_target(self, ids: Tensor) -> Tensor:
-        """d2t holds offsets: base id = draft id + d2t[draft id]."""
+        """Convert draft ids to ids of the base model: id + offsets[id], as the tensor d2t defines them.
+
+        offsets [0 0 5], draft ids [0 2] -> base ids [0 7]
+        """
         return ids if self.offsets is None else ids + self.offsets[ids]
 
 
 class HeadLayers:
-    """All decoder layers: the first reads what its head makes for it, the others are Llama's."""
+    """All decoder layers: the first reads what its head prepares, the others are like Llama's layers."""
 
     def __init__(
         self, fetch: Fetch, shape: HeadShape, rotary: Rotary, eps: float, window: HeadWindow | None = None
@@ -197,7 +232,11 @@ class HeadLayers:
             self.layers[index].near = True
 
     def forward(self, inputs: Tensor, residual: Tensor, rows: HeadRows) -> Tensor:
-        """[rows, inputs] and what the first layer's updates are added to, [rows, hidden]; see `DraftHead`."""
+        """Run all layers and return [asked, hidden].
+
+        inputs: [rows, inputs of the first layer]. residual: [rows, hidden], to which the updates of the first
+        layer are added. rows: see `DraftHead.forward`.
+        """
         x = self.first.forward(inputs, residual, rows)
         for norm, layer in self.rest:
             x = layer.forward(norm(x), x, rows)
@@ -205,7 +244,7 @@ class HeadLayers:
 
 
 def _pack(layers: Sequence[HeadLayer], dtype: torch.dtype) -> PackedLayers | None:
-    """None where kernels of a CPU do not read these layers."""
+    """Return the layers in the form of the CPU kernels; None if these kernels do not support the layers."""
     first = layers[0]
     shape = layers[0].shape
     plain = dtype == torch.float32 and can_pack(shape, first.rotary.stretch)
@@ -219,7 +258,7 @@ def _pack(layers: Sequence[HeadLayer], dtype: torch.dtype) -> PackedLayers | Non
 
 
 def can_pack(shape: HeadShape, stretch: float) -> bool:
-    """Whether kernels of a CPU read such layers, once they are in few bits."""
+    """Return whether the CPU kernels support layers of these sizes when the weights are quantized."""
     return stretch == 1.0 and all(_sizes(shape, inputs).whole for inputs in (shape.inputs, shape.hidden))
 
 
@@ -228,9 +267,10 @@ def _sizes(shape: HeadShape, inputs: int) -> LayerSizes:
 
 
 class HeadLayer:
-    """Layer `index`: attention over `inputs`, added to a residual, and a gated MLP behind it.
+    """Decoder layer `index`: attention whose output is added to a residual, then a gated MLP.
 
-    packed: runs all of it, where kernels of a CPU can. near: it sees a window only.
+    packed: Runs the whole layer in CPU kernels; None if these do not support the layer.
+    near: True if the layer has an attention window.
     """
 
     packed: PackedLayers | None = None
@@ -253,7 +293,10 @@ class HeadLayer:
         self.down = _fuse(fetch, f"{prefix}.mlp", ("down_proj",), (hidden, inner))
 
     def forward(self, inputs: Tensor, residual: Tensor, rows: HeadRows) -> Tensor:
-        """Rows' KV into their slots; returns the residual [rows or few, hidden] with both updates."""
+        """Write the keys and values of all rows, and return the residual with both updates.
+
+        Only asked rows take part in attention and MLP; the result is [asked, hidden].
+        """
         kv = rows.kv
         asked = rows.asked
         positions = rows.positions
@@ -274,7 +317,10 @@ class HeadLayer:
         return x.add_(self.down(gate(self.gate_up(self.mlp_norm(x)))))
 
     def _project(self, inputs: Tensor, positions: Tensor, slots: Tensor, kv: KVPages) -> Tensor:
-        """Queries [rows, kv_heads, group, head_dim]; keys and values go to their slots."""
+        """Return the rotated queries, [rows, kv_heads, group, head_dim]; write keys and values to the slots.
+
+        Columns of one product: [queries of all heads | keys of all KV heads | values of all KV heads].
+        """
         heads = self.shape.heads
         pairs = self.shape.kv_heads
         parts = self.qkv(inputs).view(inputs.shape[0], -1, self.shape.head_dim)
@@ -286,8 +332,9 @@ class HeadLayer:
         return parts.narrow(1, 0, heads).unflatten(1, (pairs, heads // pairs))
 
     def remember(self, inputs: Tensor, positions: Tensor, slots: Tensor, kv: KVPages) -> None:
-        """Keys and values of rows whose output nobody asks for. inputs: [rows, what this layer reads];
-        positions, slots: LongTensor [rows].
+        """Write the keys and values of rows, without computing outputs.
+
+        inputs: [rows, columns that this layer reads]. positions, slots: LongTensor [rows].
         """
         if self.packed:
             self.packed.remember(inputs, self._index, positions, slots, kv)
@@ -306,18 +353,21 @@ def fetch_norm(fetch: Fetch, name: str, size: int, eps: float) -> Norm:
 
 
 def find_norm(fetch: Fetch, name: str, size: int, eps: float) -> Norm | None:
-    """None where the head has no such norm."""
+    """Load a norm; None if the head does not have it."""
     return fetch_norm(fetch, name, size, eps) if f"{name}.weight" in fetch else None
 
 
 def _fuse(fetch: Fetch, prefix: str, parts: tuple[str, ...], shape: tuple[int, int]) -> Linear:
-    """Projections of one shape as one product, with biases where there are any."""
+    """Load projections of one shape as one matrix product, with biases if there are any."""
     names = [f"{prefix}.{part}" for part in parts]
     return fuse(fetch, names, shape, any(f"{name}.bias" in fetch for name in names))
 
 
 def _projections(fetch: Fetch, prefix: str, shape: HeadShape, index: int) -> tuple[Linear, Linear]:
-    """Queries, keys and values as one product, and keys and values as another; rows turned for `rotate`."""
+    """Load two products: queries, keys and values together, and keys and values alone.
+
+    The second one is for rows whose outputs are not needed. The rows are ordered as `rotate` expects.
+    """
     columns = shape.hidden if index else shape.inputs
     biased = f"{prefix}.q_proj.bias" in fetch
     weight = torch.cat(_turned(fetch, prefix, "weight", (columns,), shape))
@@ -329,6 +379,7 @@ def _projections(fetch: Fetch, prefix: str, shape: HeadShape, index: int) -> tup
 
 
 def _turned(fetch: Fetch, prefix: str, kind: str, columns: tuple[int, ...], shape: HeadShape) -> list[Tensor]:
+    """Load weights or biases of q, k and v; the rows of q and k are interleaved for `rotate`."""
     dim = shape.head_dim
     pairs = shape.kv_heads
     rows = {"q_proj": shape.heads, "k_proj": pairs, "v_proj": pairs}
@@ -340,25 +391,35 @@ Normalise = Callable[[Tensor], Tensor]
 
 
 class Fusion(Protocol):
-    """taps, width: as `DraftHead` tells them."""
+    """Turns hidden states of the base model into features; one part runs in the stages, one part here.
+
+    taps: See `DraftHead`.
+    width: See `DraftHead`.
+    """
 
     taps: tuple[int, ...]
     width: int
 
     def slices(self) -> dict[int, Tensor]:
-        """For each tap the matrix [width, base width] that its state is multiplied with."""
+        """Return the matrix of each tap, [width, base width], by which a stage multiplies the tap's state."""
         ...
 
     def features(self, fused: Tensor) -> Tensor:
-        """[rows, width], the sum over the taps, to [rows, hidden]."""
+        """Convert the sum over the taps, [rows, width], to features, [rows, hidden]."""
         ...
 
 
 class SummedTaps:
-    """fc where the taps are; its bias, if it has one, here."""
+    """Runs fc in the stages, since fc([l, m, h]) = W1 l + W2 m + W3 h is a sum over the taps.
+
+    Only the bias is added here.
+    """
 
     def __init__(self, taps: tuple[int, ...], weight: Tensor, bias: Tensor | None) -> None:
-        """weight: [hidden, taps * base width]."""
+        """weight: [hidden, taps * base width]; its column blocks are the slices.
+
+        bias: [hidden], or None for an fc without bias.
+        """
         self.taps = taps
         self.width = weight.shape[0]
         self._parts = weight.chunk(len(taps), dim=1)
@@ -372,12 +433,15 @@ class SummedTaps:
 
 
 class ConcatenatedTaps:
-    """The states side by side; norms and fc here."""
+    """Receives the states of all taps side by side, and runs norms and fc here.
+
+    A norm before fc is not linear, so that fc cannot run in the stages.
+    """
 
     def __init__(
         self, taps: tuple[int, ...], norms: Sequence[Normalise], fc: Linear, dtype: torch.dtype
     ) -> None:
-        """norms: one over all states together, or one for each of them. dtype: of the slices."""
+        """norms: one norm over all states together, or one norm per state. dtype: type of the slices."""
         self.taps = taps
         self.width = fc.shape[1]
         self._norms = norms
@@ -393,7 +457,7 @@ class ConcatenatedTaps:
 
 
 class FinalHidden:
-    """The base's last state alone, as its lm_head sees it: after its last norm."""
+    """Uses the base model's last hidden state alone, after the last norm, as the base's lm_head reads it."""
 
     def __init__(self, layers: int, hidden: int, norm: Normalise, dtype: torch.dtype) -> None:
         self.taps: tuple[int, ...] = (layers,)
@@ -409,22 +473,31 @@ class FinalHidden:
 
 
 def identity_slices(taps: tuple[int, ...], width: int, dtype: torch.dtype) -> dict[int, Tensor]:
-    """For each tap [taps * width, width] of an identity: its state lands in columns of its own."""
+    """Return slices that place each tap's state in columns of its own: [taps * width, width] per tap.
+
+    2 taps, width 2: the first slice is [[1 0] [0 1] [0 0] [0 0]], so the sum of slice @ state is [l, m].
+    """
     parts = torch.eye(len(taps) * width, dtype=dtype).split(width, dim=1)
     return {tap: part.contiguous() for tap, part in zip(taps, parts)}
 
 
 TAPS_FIELD = "eagle_aux_hidden_state_layer_ids"
-MIN_LAYERS = 7  # below, the taps 2, L // 2, L - 3 are not three different layers
+# Layers of the base model. With fewer, the default taps 2, L // 2, L - 3 are not different and ascending.
+MIN_LAYERS = 7
 
 
 def choose_taps(
     head: Checkpoint, layers: int, wanted: tuple[int, ...] | None, given: list[Any] | None = None
 ) -> tuple[int, ...]:
-    """Ascending taps for a base of so many layers: those wanted, else the config's, else the reference's.
+    """Return the taps, ascending: those wanted, else those of the config, else the reference's defaults.
 
-    given: the config's, where they stand in other fields and are surely inputs.
-    Raises InvalidRequest for wanted ones that cannot be, HeadMismatch for the others.
+    A tap is a layer whose input is read. If the smallest number in the config is 1, the config names layers
+    whose outputs are read, and each number is increased by one: [1, 15, 28] -> (2, 16, 29).
+
+    layers: number of layers of the base model.
+    wanted: taps that the user named; None: none.
+    given: taps that the config names in another field, always as inputs; None: read the usual field.
+    Raises InvalidRequest for impossible wanted taps, and HeadMismatch for impossible taps of the config.
     """
     if wanted is not None:
         if complaint := _complaint(wanted, layers):
@@ -442,6 +515,7 @@ def choose_taps(
 
 
 def _default_taps(head: Checkpoint, layers: int) -> tuple[int, ...]:
+    """Return the taps of the reference: 32 layers -> (2, 16, 29). Raises HeadMismatch for too few layers."""
     if layers < MIN_LAYERS:
         raise HeadMismatch(
             f"{head.directory}: EAGLE-3 taps three layers, the base has only {layers} layers; "
@@ -451,6 +525,7 @@ def _default_taps(head: Checkpoint, layers: int) -> tuple[int, ...]:
 
 
 def _complaint(taps: tuple[int, ...], layers: int) -> str | None:
+    """Return what is wrong with these taps of a model of so many layers; None: nothing."""
     if not taps or list(taps) != sorted(set(taps)):
         return f"must be different layers in ascending order, got {list(taps)}"
     if taps[0] < 0 or taps[-1] > layers:

@@ -1,7 +1,7 @@
 """An EAGLE-3 head in GPU kernels: a pass never waits for the host, so several can be captured as one graph.
 
-Not for heads of several layers or with a mask, and those with a bias behind attention or in the MLP: these
-run as `Eagle3Head` has them.
+Heads with several layers, with a mask (P-EAGLE), or with a bias in the attention output or the MLP are not
+supported here; they run as `Eagle3Head`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from specsot_model.linear import CapturedProduct, Linear, captured_product
 
 
 class FusedHead:
-    """The weights of an `Eagle3Head`. See `GraphHead`."""
+    """Runs the weights of an `Eagle3Head` with fused kernels. See `GraphHead`."""
 
     layers = 1
     asks_alone = True
@@ -53,10 +53,11 @@ class FusedHead:
 
     @property
     def group(self) -> int:
-        """Query heads per KV head."""
+        """Return the number of query heads per KV head."""
         return self.shape.heads // self.shape.kv_heads
 
     def step(self, tokens: Tensor, features: Tensor, origins: Tensor, rows: HeadRows) -> Tensor:
+        """See `GraphHead.step`."""
         from specsot_kernels.gpu.rows import join_rows, norm_rows
 
         head = self.head
@@ -87,14 +88,14 @@ class FusedHead:
 
 
 def graph_head(head: DraftHead) -> GraphHead | None:
-    """What runs of it in graphs; None where it, or this machine, has no kernels for that."""
+    """Return the head in a form that runs in graphs. Return None if the head or the machine cannot."""
     if isinstance(head, DecoderHead):
         return head if head.capturable else None
     return fuse_head(head)
 
 
 def fuse_head(head: DraftHead) -> FusedHead | None:
-    """The same head fused; None where it, or this machine, has no kernels for it."""
+    """Return the head in fused kernels. Return None if the head or the machine has no kernels for that."""
     if head.device.type != "cuda" or find_spec("triton") is None or not can_fuse(head):
         return None
     assert isinstance(head, Eagle3Head)
@@ -110,7 +111,7 @@ def _product(linear: Linear) -> CapturedProduct:
 
 
 def can_fuse(head: DraftHead) -> bool:
-    """One layer as EAGLE-3 was published."""
+    """Return whether the head has the published form of EAGLE-3: one layer, no mask, no such biases."""
     if not isinstance(head, Eagle3Head) or head.layers > 1 or head.mask:
         return False
     layer = head.decoder.first

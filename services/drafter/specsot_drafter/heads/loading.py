@@ -1,4 +1,4 @@
-"""Loads a published head against its base: which family it is, its parts, and whether they fit."""
+"""Loads a published draft head for its base model, and checks that the two fit."""
 
 from __future__ import annotations
 
@@ -47,14 +47,16 @@ from specsot_model.weights import Fetch
 
 log = structlog.get_logger()
 
-EPS = 1e-6  # of the reference's config class, where a head's config names none
+# The epsilon of norms where a head's config names none. Precedent: the reference's config class.
+EPS = 1e-6
 EMBEDDING = "embed_tokens.weight"
 # A head narrower than its base may hold projections in place of tables of its own. The tables are made when
 # the head is loaded: embeddings = base_embeddings [vocab, base_hidden] @ embed_proj.T, and
 # lm_head = base_lm_head[draft ids] [draft vocabulary, base_hidden] @ lm_proj.
 EMBEDDING_PROJECTION = "embed_proj.weight"  # [hidden, base_hidden]
 LM_HEAD_PROJECTION = "lm_proj.weight"  # [base_hidden, hidden]
-COMPARED_ROWS = 1024  # rows of the embeddings that are compared with the base's; not measured
+# Rows. The number of embeddings of a head that are compared with the base model's. Untuned.
+COMPARED_ROWS = 1024
 
 
 def load_head(
@@ -67,12 +69,17 @@ def load_head(
     overrides: Overrides = AS_PUBLISHED,
     quantization: Quantization | None = None,
 ) -> EagleHead:
-    """An EAGLE-1, EAGLE-2, EAGLE-3, P-EAGLE or DFlash head in any published layout, fitted to its base.
+    """Load an EAGLE-1, EAGLE-2, EAGLE-3, P-EAGLE or DFlash head in any published layout, for its base model.
 
-    Embeddings of its own win over the base's. allow_pickle_bin, allow_pickle_base: see `WeightFiles`.
-    quantization: what its matrices are held in, an lm_head that it borrows included; slices of fc are not.
-    Raises ModelError for either directory, HeadMismatch with both shapes where they do not fit,
-    InvalidRequest for an override that cannot be.
+    A head's own embeddings take precedence over the base model's.
+
+    directory, base_directory: where the head and the base model are.
+    allow_pickle_bin, allow_pickle_base: see `WeightFiles`, for the head and for the base model.
+    overrides: settings that replace those of the head's config.
+    quantization: the format in which matrices are held, an lm_head of the base model included; the slices of
+    fc are not quantized.
+    Raises ModelError for an unusable directory, HeadMismatch with both shapes if the head does not fit the
+    base model, and InvalidRequest for an impossible override.
     """
     base = Fetch(open_weights(base_directory, allow_pickle_base), dtype, device, quantization)
     edges = stored_edges(read_config(base_directory), base)
@@ -89,7 +96,10 @@ def fit_head(
     overrides: Overrides = AS_PUBLISHED,
     quantization: Quantization | None = None,
 ) -> EagleHead:
-    """The same, for a head that may be in memory, and a base of which only the edges are at hand."""
+    """Load a head like `load_head`, from files or from memory, with only the edges of the base model.
+
+    base: the base model's embeddings, last norm and lm_head.
+    """
     check_supported(head)
     fetch = Fetch(head, dtype, device, quantization)
     loader = _HeadLoader(head, fetch, base, read_shape(head, base.config), overrides)
@@ -98,7 +108,14 @@ def fit_head(
 
 @dataclass(frozen=True, slots=True)
 class _HeadLoader:
-    """One head on its way into memory. fetch: its own tensors; base: what its base lends."""
+    """Loads one head; each family has a method that is called by its name.
+
+    head: The head's checkpoint.
+    fetch: Loads the head's own tensors.
+    base: The base model's embeddings, last norm and lm_head, which a head may share.
+    shape: The sizes of the head.
+    overrides: Settings that replace those of the head's config.
+    """
 
     head: Checkpoint
     fetch: Fetch
@@ -108,10 +125,14 @@ class _HeadLoader:
 
     @property
     def config(self) -> ModelConfig:
-        """The base's."""
+        """Return the config of the base model."""
         return self.base.config
 
     def eagle1(self) -> Eagle1Head:
+        """Load an EAGLE-1 or EAGLE-2 head; it reads the base model's last hidden state.
+
+        Raises InvalidRequest if the overrides name taps, which such a head does not have.
+        """
         if self.overrides.aux_layers is not None:
             raise InvalidRequest(f"{self.head.directory}: an EAGLE-1 head has no aux_layers", "aux_layers")
         hidden = self.config.hidden
@@ -131,6 +152,7 @@ class _HeadLoader:
         )
 
     def eagle3(self) -> Eagle3Head:
+        """Load an EAGLE-3 or P-EAGLE head."""
         hidden = self.shape.hidden
         fusion = self._fusion()
         return Eagle3Head(
@@ -150,6 +172,7 @@ class _HeadLoader:
         )
 
     def dflash(self) -> BlockHead:
+        """Load a DFlash head."""
         hidden = self.shape.hidden
         taps = taps_of(self.head, self.config.layers, self.overrides)
         return BlockHead(
@@ -167,7 +190,10 @@ class _HeadLoader:
         )
 
     def _fusion(self) -> Fusion:
-        """fc where the taps are, unless a norm comes before it; some heads have none at all."""
+        """Return how states of the base model become features.
+
+        fc runs in the stages unless a norm precedes it. Some heads have no fc, and read the last state.
+        """
         if not self.head.settings.get("use_aux_hidden_state", True):
             return self._final()
         taps = taps_of(self.head, self.config.layers, self.overrides)
@@ -178,6 +204,7 @@ class _HeadLoader:
         return ConcatenatedTaps(taps, norms, Linear(weight, bias, self.fetch.quantization), self.fetch.dtype)
 
     def _final(self) -> FinalHidden:
+        """Return the fusion of a head that reads the last hidden state, which must have the head's width."""
         hidden = self.config.hidden
         if self.shape.hidden != hidden:
             raise HeadMismatch(
@@ -187,12 +214,16 @@ class _HeadLoader:
         return FinalHidden(self.config.layers, hidden, self.base.final_norm(), self.fetch.dtype)
 
     def _fc(self, states: int) -> tuple[Tensor, Tensor | None]:
-        """fc's weight [hidden, states * base hidden], and its bias if it has one."""
+        """Return fc's weight, [hidden, states * base hidden], and its bias; None: it has no bias."""
         weight = self.fetch("fc.weight", (self.shape.hidden, states * self.config.hidden))
         return weight, self.fetch("fc.bias", weight.shape[:1]) if "fc.bias" in self.fetch else None
 
     def _mask(self, fusion: Fusion) -> DraftMask | None:
-        """P-EAGLE's, None for others: the states that stand in for unknown ones are fused here once."""
+        """Return the mask of a P-EAGLE head; None for other heads.
+
+        The mask's hidden states are fused to a feature here, once. Raises HeadMismatch if their number of
+        columns is not that of fc.
+        """
         if MASK not in self.fetch:
             return None
         slices = fusion.slices().values()
@@ -206,7 +237,7 @@ class _HeadLoader:
         return DraftMask(token, fusion.features(fused[None])[0], depth_of(self.head))
 
     def _fusion_norms(self, states: int) -> list[Norm]:
-        """One norm over all states before fc, one for each of them, or none."""
+        """Return the norms before fc: one over all states together, one for each state, or none."""
         joint, each = fusion_norms(self.head)
         if joint and each:
             raise ModelError(f"{self.head.directory}: norm_before_fc and fc_norm exclude each other")
@@ -216,7 +247,10 @@ class _HeadLoader:
         return [fetch_norm(self.fetch, name, self.config.hidden, self._eps) for name in names]
 
     def _table(self) -> Table:
-        """Embeddings of its own, or the base's."""
+        """Return the head's own embeddings, projected ones, or the base model's; see EMBEDDING_PROJECTION.
+
+        Raises HeadMismatch if the base model's embeddings would be needed and do not fit.
+        """
         wanted = (self.config.vocab, self.shape.hidden)
         if EMBEDDING in self.fetch:
             own = self.fetch(EMBEDDING, wanted)
@@ -238,7 +272,11 @@ class _HeadLoader:
         return self.base.embedding()
 
     def _lm_head(self) -> Linear:
-        """Its own, or the base's. A config's flag of tying is copied from the base and says nothing."""
+        """Return the head's own lm_head, or the rows of the base model's that belong to the draft ids.
+
+        The config's flag of tied embeddings is ignored, because it is copied from the base model. Raises
+        HeadMismatch if the base model's lm_head would be needed and does not fit.
+        """
         kind = of_lm_head(self.fetch.quantization)
         if "lm_head.weight" in self.fetch:
             weight = self.fetch("lm_head.weight", (self.shape.vocab, self.shape.hidden))
@@ -259,6 +297,7 @@ class _HeadLoader:
         return Linear(rows, None, kind)
 
     def _layers(self) -> HeadLayers:
+        """Load the decoder layers, with the head's own RoPE settings."""
         shape = self.shape
         rotary = Rotary(
             rope_of(self.head, self.overrides), shape.heads, shape.kv_heads, shape.head_dim, self.fetch.device
@@ -266,7 +305,7 @@ class _HeadLoader:
         return HeadLayers(self.fetch, shape, rotary, self._eps, self._window())
 
     def _window(self) -> HeadWindow | None:
-        """None where every layer sees everything."""
+        """Return the attention window of the head's layers; None if no layer has one."""
         fields = Fields(self.head.source, self.head.settings)
         kinds = self.head.settings.get("layer_types") or ()
         layers = frozenset(layer for layer, kind in enumerate(kinds) if kind == "sliding_attention")
@@ -276,7 +315,10 @@ class _HeadLoader:
 
     @property
     def _positions(self) -> int:
-        """How far it drafts: as far as the base reaches."""
+        """Return the number of positions that the head drafts for.
+
+        These are the base model's, or with dynamic RoPE scaling at most the head's own; see `_dynamic`.
+        """
         most = self.config.max_positions
         if not _dynamic(self.head):
             return most
@@ -288,7 +330,7 @@ class _HeadLoader:
 
 
 def rope_of(head: Checkpoint, overrides: Overrides) -> Rope:
-    """The head's own, never the base's; 10000 where nothing is said."""
+    """Return the head's RoPE settings, never the base model's; theta is 10000 if the config names none."""
     settings = {"rope_theta": head.settings.get("rope_theta")} if _dynamic(head) else head.settings
     rope = read_rope(settings, head.source)
     theta = overrides.rope_theta
@@ -296,25 +338,32 @@ def rope_of(head: Checkpoint, overrides: Overrides) -> Rope:
 
 
 def _dynamic(head: Checkpoint) -> bool:
-    """Dynamic scaling sets in behind the head's own positions; before, it is none. We end there."""
+    """Return whether the head uses dynamic RoPE scaling.
+
+    Dynamic scaling changes nothing before the head's own number of positions, and this drafter does not draft
+    beyond it. So the scaling is ignored, and the positions are limited.
+    """
     scaling = head.settings.get("rope_scaling")
     return isinstance(scaling, dict) and scaling.get("rope_type", scaling.get("type")) == "dynamic"
 
 
 def taps_of(head: Checkpoint, layers: int, overrides: Overrides) -> tuple[int, ...]:
-    """See `choose_taps`."""
+    """Return the layers of the base model that the head reads; see `choose_taps`. layers: of the base."""
     named = block_taps(head) if kind_of(head) == "dflash" else None
     return choose_taps(head, layers, overrides.aux_layers, named)
 
 
 def fusion_norms(head: Checkpoint) -> tuple[bool, bool]:
-    """Whether there is one norm over all states before fc, and whether there is one for each of them."""
+    """Return whether there is one norm over all states before fc, and whether there is one per state."""
     joint = head.flag("norm_before_fc") or "input_norm.weight" in head
     return joint, head.flag("fc_norm") or "fc_norm.0.weight" in head
 
 
 def _compare(own: Tensor, base: Table, directory: Path) -> None:
-    """Some heads were published with embeddings nobody trained; they draft, but badly."""
+    """Log a warning if the head's embeddings differ from the base model's.
+
+    Some heads were published with untrained embeddings; such heads draft, but badly.
+    """
     compared = torch.arange(0, len(own), max(len(own) // COMPARED_ROWS, 1), device=own.device)
     if not torch.allclose(own[compared].float(), look_up(base, compared).float(), atol=1e-2):
         log.warning("the head's own embeddings are not the base's; they are used", head=str(directory))

@@ -1,4 +1,4 @@
-"""Proposers behind one base: an EAGLE head, a small language model, n-grams of the sequence itself."""
+"""The interface of proposers: an EAGLE head, a small language model, or n-grams of the sequence itself."""
 
 from __future__ import annotations
 
@@ -13,27 +13,37 @@ from specsot.params import MAX_TOKENS
 from specsot_drafter.core.selection import Candidates, Flags, Floats, KeepGrowing
 from specsot_drafter.core.sequences import DraftSequence
 
+# Waits for the growth that `begin` launched, and returns what `propose` returns.
 Offer = Callable[[], Candidates | None]
 
 
 class ChosenTrees(UnreadTrees, Protocol):
-    """Trees of a proposer's own candidates. sequences: whose they are."""
+    """Trees that a device selects from a proposer's own candidates, before the host has read them.
+
+    sequences: The sequence id of each tree, in the order of the trees.
+    """
 
     @property
     def sequences(self) -> tuple[int, ...]: ...
 
     def take(self) -> Flags | None:
-        """[trees, n] which candidates were chosen; None: nobody asked for that. Waits for the device."""
+        """Wait for the device and return [trees, n] flags of the selected candidates.
+
+        Return None if the device was never asked to select, that is, if no step used these trees.
+        """
         ...
 
 
 class Proposer(ABC):
-    """One way to draft, within one epoch. It follows the texts it was given, each until it is closed.
+    """Drafts candidates for the sequences of one epoch, each from its opening until it is closed.
 
-    widths: nodes per tree that are fed at most to grow level 2, 3, ...; one less than its deepest tree.
-    positions: how many it knows.
-    at_once: it grows all levels without asking between them.
-    took_early: `begin` has gone on with what `begin_early` began, and nothing else is offered.
+    A proposer may stop following a sequence, for example when features are missing or no KV page is free;
+    then it offers no candidates for that sequence.
+
+    widths: Most nodes per tree that are fed to grow level 2, 3, ...; the deepest tree has one level more.
+    positions: Number of positions that the draft model supports.
+    at_once: True if all levels are launched at once, so that growth cannot stop between levels.
+    took_early: True if the last `begin` continued the growth that `begin_early` had launched.
     """
 
     widths: tuple[int, ...]
@@ -44,72 +54,82 @@ class Proposer(ABC):
     @property
     @abstractmethod
     def free_pages(self) -> int:
-        """KV pages nobody owns; all of them once every text is closed."""
+        """Return the number of KV pages that no sequence owns."""
 
     @abstractmethod
     def open(self, sequence: DraftSequence) -> None:
-        """Follow a text from here; a fork shares what it can with its source."""
+        """Follow a sequence from its opening on; a fork shares KV rows with its source where possible."""
 
     @abstractmethod
     def follows(self, sequence: int) -> bool:
-        """Whether this text is followed still."""
+        """Return whether the proposer still follows the sequence with this id."""
 
     @abstractmethod
     def close(self, sequence: int) -> None:
-        """Give everything back. Texts that are not followed are ignored."""
+        """Free everything that the sequence holds. Do nothing if the sequence is not followed."""
 
     @abstractmethod
     def propose(
         self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
     ) -> Candidates | None:
-        """Candidates for trees of `levels` levels; fewer where `keep_growing` says so, more where a graph has
-        more.
+        """Return candidates for one tree per sequence, of `levels` levels.
 
-        None where there is no room for any. A text without room gets no candidate.
+        There are fewer levels if `keep_growing` stops the growth, and more if a captured graph has more. All
+        candidates of a sequence without free KV pages are barred. Return None if no sequence has candidates.
         """
 
     def begin(
         self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
     ) -> Offer:
-        """The same in two parts: a device may be at it until what is returned is called; nothing else may be
-        asked before that.
+        """Launch what `propose` computes, and return a function that waits for it and returns the candidates.
+
+        The device may be computing until that function is called. Until then, call no other method.
         """
         return partial(self.propose, sequences, levels, keep_growing)
 
     def begin_early(self, verdict: UnreadVerdict, ids: int, levels: int) -> bool:
-        """Begin what `begin` will be asked for behind these trees; whether that could be done. `begin` then
-        goes on with that, however many levels it is asked for, or says by `took_early` that it could not.
+        """Launch the growth of the next trees before the host has read the verification result of these.
 
-        ids: tokens that may be fed.
+        Return whether the growth was launched. If so, the next `begin` continues that growth, whatever its
+        `levels`, and sets `took_early`; or it discards the growth and clears `took_early`.
+        verdict: the trees that are being verified, and their results on the device.
+        ids: number of token ids that may be fed; token 0 is fed instead of a target outside 0 .. ids - 1.
         """
         return False
 
     def choose_early(self, texts: Sequence[int], nodes: int, room: int, trust: Floats) -> ChosenTrees | None:
-        """Have a device choose what it grows behind a verdict that is known by now, for these texts; see
-        `EarlyGrowth.choose`. None where it cannot.
+        """Let the device select nodes of the trees whose growth `begin_early` launched.
+
+        Return None if that is impossible. See `EarlyGrowth.choose` for the arguments.
         """
         return None
 
     def observe(self, batch: Features) -> None:  # noqa: B027 (most need not)
-        """Lessons came; their tokens are in the texts already."""
+        """Learn from a message of feature batches, whose tokens the sequences have already."""
 
     def due_rows(self, sequences: Sequence[DraftSequence]) -> int:
-        """Rows that must be computed before any of these can grow."""
+        """Return the number of rows that must be computed before trees of these sequences can grow."""
         return 0
 
     def catch_up(self) -> None:  # noqa: B027 (nothing is ever due)
-        """Compute what is due, while nobody waits."""
+        """Compute outstanding rows, at a time when no sequence waits for a tree."""
 
     def max_levels(self, sequence: DraftSequence) -> int:
-        """How deep a tree it could draft for this text now; 0 where it cannot. The last node of use is the
-        one before the text's last token.
+        """Return the levels of the deepest tree that is useful for this sequence now; 0 if there is none.
+
+        A sequence that may write r tokens after its root needs at most r - 1 levels, because the last of
+        these tokens comes as the bonus token.
         """
         levels = self.levels_at(sequence)
         left = sequence.remaining - 1
         return levels if levels <= left else max(left, 0)
 
     def levels_at(self, sequence: DraftSequence, further: int = 0) -> int:
-        """The same so many tokens further on, wherever it ends: but for the last position."""
+        """Return the levels that fit once `further` more tokens are committed, ignoring the sequence's limit.
+
+        The bounds are the proposer's deepest tree and the last position that the draft model supports.
+        Return 0 if the sequence is not followed.
+        """
         room = sequence.max_tokens(self.positions) - sequence.committed - 1 - further
         levels = len(self.widths) + 1 if self.follows(sequence.id) else 0
         return levels if levels <= room else max(room, 0)

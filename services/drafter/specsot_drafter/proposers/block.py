@@ -1,4 +1,8 @@
-"""Proposes with a DFlash head: one pass drafts every place of a block; its likeliest paths are the tree."""
+"""Proposes with a DFlash head: one pass drafts every place of a block; its likeliest paths are the tree.
+
+A *place* is a position of the block, for which the head gives a distribution over tokens. The code calls a
+sequence a *text* and a feature batch a *lesson*.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +28,20 @@ from specsot_model.cuda_graphs import Capture
 
 
 class BlockProposer(Proposer):
-    """A text whose features were missed once is drafted no more."""
+    """Drafts whole blocks in one forward pass. See `Proposer`.
+
+    Once features of a sequence are missing, or no KV page is free for them, the sequence is not followed any
+    more.
+    """
 
     def __init__(
         self, head: BlockHead, shape: TreeShape, pages: int, page_rows: int, capture: Capture | None = None
     ) -> None:
-        """shape: as many tokens of every place as it is wide; deeper levels take no rows of their own.
-        capture: see `captured_blocks`.
+        """Allocate the KV pages, and capture the graphs.
+
+        shape: top_k is the number of tokens of every place that a tree may contain. All levels come from one
+        pass, so deeper levels feed no rows (`widths` are 0).
+        capture: captures graphs, for a head that `captured_blocks` returns; None: no graphs.
         """
         self.widths = (0,) * (min(head.block.drafts, shape.depth + 1) - 1)
         self.positions = head.positions
@@ -48,7 +59,10 @@ class BlockProposer(Proposer):
         return self._table.free
 
     def open(self, sequence: DraftSequence) -> None:
-        """From its start, or from its fork where the source is followed so far."""
+        """Follow a sequence from its start or from its fork.
+
+        A fork is not followed if its source is not followed, or if no KV page is free.
+        """
         fork = sequence.opening.fork
         own = sequence.id
         if not sequence.committed or fork is None:
@@ -73,7 +87,10 @@ class BlockProposer(Proposer):
         self._wipe(self._table.close(sequence))
 
     def observe(self, batch: Features) -> None:
-        """Keys and values of what was committed; a text without features, or room for them, is dropped."""
+        """Store keys and values of committed tokens; drop sequences without features or without free pages.
+
+        Raises WireError if the features do not have one row per token and the head's width.
+        """
         rows = list[int]()
         slots = list[int]()
         positions = list[int]()
@@ -98,7 +115,7 @@ class BlockProposer(Proposer):
     def propose(
         self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
     ) -> Candidates | None:
-        """Nobody has to be asked between levels: one pass has drafted all of them."""
+        """See `Proposer`. `keep_growing` is not called, since one pass drafts all levels."""
         rooms = [self._reserve(text) for text in sequences]
         found = [(text, room) for text, room in zip(sequences, rooms) if room]
         if not found:
@@ -109,7 +126,10 @@ class BlockProposer(Proposer):
         return pad_rows(candidates, [room is not None for room in rooms])
 
     def _draft(self, roots: Sequence[int], rooms: Sequence[TreeRoom], levels: int) -> Best:
-        """Of `levels` places at least."""
+        """Draft one block per root. Return the likeliest tokens of at least `levels` places.
+
+        A block of 4 rows with the root r: tokens [r m m m] (m is the mask), positions [p p+1 p+2 p+3].
+        """
         if self._graphs and (best := self._graphs.run(roots, rooms)):
             return best
         head = self._head
@@ -126,7 +146,7 @@ class BlockProposer(Proposer):
         return best_of(head, outputs, self._breadth)
 
     def _reserve(self, sequence: DraftSequence) -> TreeRoom | None:
-        """Room for a block's rows behind a text's own, or None where there is none."""
+        """Reserve a block's rows after the sequence's own rows. Return None if that is impossible."""
         if sequence.id not in self._followed:
             return None
         self._wipe(self._table.trim(sequence.id, sequence.committed))
@@ -135,6 +155,10 @@ class BlockProposer(Proposer):
     def _remember(
         self, payload: Tensor | None, count: int, rows: list[int], positions: list[int], slots: list[int]
     ) -> None:
+        """Compute and store the keys and values of the given rows of the payload.
+
+        payload: [count, head.width]. rows, positions, slots: equally many.
+        """
         head = self._head
         if payload is None or tuple(payload.shape) != (count, head.width):
             shape = None if payload is None else tuple(payload.shape)
@@ -145,13 +169,16 @@ class BlockProposer(Proposer):
         head.remember(features, place, slot, self._kv)
 
     def _wipe(self, pages: Sequence[int]) -> None:
-        """Rows that are not numbers must not reach another sequence."""
+        """Clear freed pages, so that NaN rows of one sequence never reach the attention of another one."""
         for page in pages:
             self._kv.clear_page(page)
 
 
 def offer_paths(best: Best, levels: int, nodes: int, sequences: Sequence[DraftSequence]) -> Candidates:
-    """The `nodes` likeliest paths through the likeliest tokens of the first `levels` places."""
+    """Return trees of the `nodes` likeliest paths through the tokens of the first `levels` places.
+
+    Candidates that a sequence's grammar forbids are barred.
+    """
     scores, tokens = (each[:, :levels].tolist() for each in best)
     trees = [likeliest_paths(*each, nodes) for each in zip(scores, tokens)]
     return filter_candidates(align_levels(trees), sequences, nodes)

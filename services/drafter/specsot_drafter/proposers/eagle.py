@@ -1,4 +1,8 @@
-"""Proposes with an EAGLE head: one layer or a few over the base's own features."""
+"""Proposes with an EAGLE head: one transformer layer or a few, over hidden states of the base model.
+
+The code calls a sequence a *text* and a feature batch a *lesson*. Rows that are *due* are rows of committed
+tokens whose draft KV could be computed and is not computed yet.
+"""
 
 from __future__ import annotations
 
@@ -27,23 +31,35 @@ from specsot_model.core.kv_plan import window_of
 from specsot_model.cuda_graphs import PROMPT_ROWS, GraphCapture
 from specsot_model.kv import indices
 
-WARMUP_ROWS = (PROMPT_ROWS, 512, 128, 32, 8, 1)  # rows of dummy prompts: from a full frame to one row
+# Rows. The lengths of the made-up prompts of the warm-up, from a full frame to one row.
+WARMUP_ROWS = (PROMPT_ROWS, 512, 128, 32, 8, 1)
 
 
 class EagleProposer(Proposer):
-    """A text whose features were missed once is drafted no more."""
+    """Grows trees with an EAGLE head, in captured CUDA graphs where the head and the machine allow it.
+
+    Once features of a sequence are missing, or no KV page is free for them, the sequence is not followed any
+    more, because every later draft row would attend to the gap.
+    """
 
     def __init__(self, head: DraftHead, shape: TreeShape, pages: int, page_rows: int) -> None:
+        """Allocate the KV pages; on a GPU also capture the graphs and warm up, which takes seconds.
+
+        shape: gives the depth, the children per node (top_k) and the nodes of a tree.
+        pages, page_rows: number of KV pages, and rows of each.
+        """
         self.widths = (shape.top_k,) * shape.depth
         self.positions = head.positions
-        self._grown = sum(self.widths)  # rows of a tree
+        # Rows that growing the largest tree takes.
+        self._grown = sum(self.widths)
         self._head = head
         self._top_k = shape.top_k
         self._max_nodes = shape.nodes - 1
         self._pages = DraftPages(head, pages, page_rows)
         self._followed: dict[int, FollowedSequence] = {}
         self._graphs: TreeGraphs | None = None
-        self._early: EarlyGrowth | None = None  # of trees that are not judged yet
+        # The growth that was launched before the host has read the verification result it follows.
+        self._early: EarlyGrowth | None = None
         if graphs := _graphs(head, self._pages, shape):
             self._warm_up()
             self._graphs = graphs
@@ -55,12 +71,19 @@ class EagleProposer(Proposer):
         return self._pages.table.free
 
     def due_rows(self, sequences: Sequence[DraftSequence]) -> int:
-        """Of these, and of prompts that are being read: of other texts, when they are asked for."""
+        """Return the due rows of these sequences, and of all sequences whose prompts are being processed.
+
+        Due rows of other sequences are computed when trees are requested for those sequences.
+        """
         own = [self._followed[text.id].due for text in sequences if text.id in self._followed]
         return sum(own) + sum(one.due for one in self._reading())
 
     def open(self, sequence: DraftSequence) -> None:
-        """From its start, or from its fork where the source is followed so far."""
+        """Follow a sequence from its start or from its fork.
+
+        If the source of the fork is not followed that far, or if no KV page is free, the sequence is not
+        followed.
+        """
         try:
             begin = self._fork if sequence.committed else self._start
             self._followed[sequence.id] = begin(sequence)
@@ -71,8 +94,13 @@ class EagleProposer(Proposer):
         return sequence in self._followed
 
     def observe(self, batch: Features) -> None:
-        """Store the true features of a batch; drop whoever got none or has no room for them."""
-        if batch.rows is None:  # nothing to learn from: whoever has a lesson here has a hole now
+        """Store the features of all batches of a message.
+
+        Drop a sequence if no KV page is free for its features. Drop all sequences of the message if it has
+        no features at all, since each of them has a gap then.
+        Raises WireError if the features do not have one row per token and the head's width.
+        """
+        if batch.rows is None:
             for lesson in batch.lessons:
                 self.close(lesson.sequence)
             return
@@ -98,16 +126,19 @@ class EagleProposer(Proposer):
         self._compute_due(self._followed.values())
 
     def _compute_due(self, texts: Iterable[FollowedSequence]) -> None:
-        """The last row of each is due again once it is asked for."""
+        """Compute the due rows of these sequences. Growing a tree computes the last row once more."""
         if due := [one.take(asked=False) for one in texts if one.due]:
             compute_rows(self._head, self._pages, due)
 
     def _reading(self) -> list[FollowedSequence]:
-        """Texts whose prompts are not whole yet, and have rows to compute."""
+        """Return the sequences with due rows whose prompts are not complete yet."""
         return [one for one in self._followed.values() if one.sequence.root is None and one.due]
 
     def _take(self, asked: Sequence[FollowedSequence]) -> list[DueRows]:
-        """What is computed with those that are asked for, which come first."""
+        """Take the due rows of the given sequences, then of all whose prompts are being processed.
+
+        Only the given sequences get an output, which is that of their last row.
+        """
         own = [one.take(asked=True) for one in asked]
         return own + [one.take(asked=False) for one in self._reading()]
 
@@ -119,6 +150,11 @@ class EagleProposer(Proposer):
     def begin(
         self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
     ) -> Offer:
+        """See `Proposer.begin`.
+
+        In this order of preference: continue asynchronous growth, launch a graph, or grow level by level when
+        the offer is called. Sequences without free KV pages get barred candidates.
+        """
         early = self._early
         self._early = None
         if early and (offer := self._go_on(early, sequences, levels)):
@@ -135,6 +171,7 @@ class EagleProposer(Proposer):
     def _grow(
         self, growing: Sequence[tuple[DraftSequence, TreeRoom]], levels: int, keep: KeepGrowing | None
     ) -> Candidates:
+        """Compute the due rows, then grow the trees level by level, without a graph."""
         own, rooms = zip(*growing)
         due = self._take([self._followed[text.id] for text in own])
         last = compute_rows(self._head, self._pages, due)
@@ -143,8 +180,10 @@ class EagleProposer(Proposer):
 
     @torch.inference_mode()
     def _warm_up(self) -> None:
-        """Follow made-up texts and draft for them: what a GPU compiles and loads for such rows is there when
-        somebody waits, and no clock takes it for what drafts cost.
+        """Draft for made-up sequences, so that the kernels for such sizes are compiled and loaded.
+
+        Otherwise the first requests would wait for compilation, and the policy would take the time of the
+        compilation for the cost of drafting.
         """
         for rows in WARMUP_ROWS:
             sequence = DraftSequence(Opening(0, prompt=rows, limit=rows))
@@ -160,15 +199,19 @@ class EagleProposer(Proposer):
     def _begin_graph(
         self, growing: Sequence[tuple[DraftSequence, TreeRoom]], levels: int
     ) -> Callable[[], Candidates] | None:
-        """All of it in one graph, where there is one. A level more costs less than asking whether it pays,
-        and a wrong guess less than asking a grammar between levels.
+        """Launch catching up and growing as one graph. Return None if there are no graphs or no room.
+
+        The graph grows all levels without asking the policy or a grammar in between: one more level costs
+        less than asking whether the level is profitable, and a draft that a grammar forbids costs less than
+        asking the grammar. Forbidden candidates are barred afterwards.
         """
         if (graphs := self._graphs) is None:
             return None
         texts, rooms = zip(*growing)
         followed = [self._followed[text.id] for text in texts]
         behind = (one for one in followed if one.due > graphs.due)
-        self._compute_due((*behind, *self._reading()))  # what no graph has room for
+        # A graph has room for `graphs.due` due rows per sequence, and for no other sequences' rows.
+        self._compute_due((*behind, *self._reading()))
         due = [one.take(asked=True) for one in followed]
         grown = graphs.begin([GraphInput(*each) for each in zip(due, rooms)], levels)
         if grown is None:
@@ -177,7 +220,11 @@ class EagleProposer(Proposer):
         return lambda: filter_candidates(grown(), texts, self._max_nodes)
 
     def _go_on(self, early: EarlyGrowth, texts: Sequence[DraftSequence], levels: int) -> Offer | None:
-        """What grows already, if these texts go on from there, in rooms that were taken for it."""
+        """Return the offer of asynchronous growth if all these sequences continue from there, else None.
+
+        If the device's verification result differs from the host's, the returned function grows the trees
+        again, and clears `took_early`.
+        """
         if not (due := early.take([self._followed.get(text.id) for text in texts])):
             return None
         self.took_early = True
@@ -194,6 +241,11 @@ class EagleProposer(Proposer):
 
     @torch.inference_mode()
     def begin_early(self, verdict: UnreadVerdict, ids: int, levels: int) -> bool:
+        """See `Proposer.begin_early`.
+
+        Growth is launched only with graphs, and only if the rows of every sequence are complete up to its
+        tree and its pages can be reserved. Outstanding rows are computed first.
+        """
         self._early = None
         graphs = self._graphs
         head = self._head
@@ -213,15 +265,19 @@ class EagleProposer(Proposer):
         return self._early is not None
 
     def choose_early(self, texts: Sequence[int], nodes: int, room: int, trust: Floats) -> ChosenTrees | None:
+        """See `EarlyGrowth.choose`; `texts` are sequence ids."""
         return self._early.choose(texts, nodes, room, trust) if self._early else None
 
     def _is_known(self, followed: FollowedSequence | None, tree: TreeSegment) -> bool:
-        """A tree grows from all that is known of its text, of which nothing is due or gone."""
+        """Return whether the sequence's draft rows and features are complete up to this tree's root.
+
+        Sequences with a KV policy (a window) are excluded, because pages of theirs may have been freed.
+        """
         known = followed is not None and followed.extended == followed.length == tree.committed
         return known and self._pages.table.policy(tree.sequence) is None
 
     def _reserve(self, sequence: DraftSequence) -> TreeRoom | None:
-        """Room for grown rows behind a text's own, or None where there is none."""
+        """Reserve the rows of a tree after the sequence's own rows. Return None if that is impossible."""
         followed = self._followed.get(sequence.id)
         if followed is None:
             return None
@@ -233,7 +289,11 @@ class EagleProposer(Proposer):
         return FollowedSequence(sequence)
 
     def _fork(self, sequence: DraftSequence) -> FollowedSequence:
-        """Shared rows must be computed before they are shared."""
+        """Share rows with the source of the fork; compute those of them that are due first.
+
+        A fork at n shares n - 1 draft rows: row n - 1 pairs feature n - 1 with token n, which differs.
+        Raises NotFound if the source is not followed up to the fork, and Overloaded if no page is free.
+        """
         fork = sequence.opening.fork
         source = self._followed.get(fork.sequence) if fork else None
         if fork is None or source is None or source.length < fork.length:
@@ -245,7 +305,10 @@ class EagleProposer(Proposer):
         return FollowedSequence(sequence, extended=fork.length - 1)
 
     def _room_for(self, lesson: FeatureBatch) -> Sequence[int] | None:
-        """Slots for a lesson's features, or None for a sequence that is not followed (any more)."""
+        """Return the slots for the features of a batch. Return None if the sequence is not followed.
+
+        If no KV page is free, the sequence is dropped, and the result is None, too.
+        """
         if not self.follows(lesson.sequence):
             return None
         stop = lesson.start + len(lesson.tokens)
@@ -256,6 +319,10 @@ class EagleProposer(Proposer):
             return None
 
     def _store(self, payload: Tensor, count: int, rows: Sequence[int], slots: Sequence[int]) -> None:
+        """Convert the given rows of the payload to features, and store these in the given slots.
+
+        payload: [count, head.width]. rows, slots: equally many.
+        """
         head = self._head
         shape = tuple(payload.shape)
         if shape != (count, head.width):
@@ -265,7 +332,7 @@ class EagleProposer(Proposer):
 
 
 def _graphs(head: DraftHead, memory: DraftPages, shape: TreeShape) -> TreeGraphs | None:
-    """Where this head, on this machine, can be captured."""
+    """Capture the graphs of this head. Return None if the head or the machine has no kernels for that."""
     fused = fuse_head(head)
     if fused is None:
         return None

@@ -1,7 +1,8 @@
 """Proposes with a small language model: a chain, a tree of fixed breadth, or a pruned tree.
 
-Its KV is kept from round to round and rewound by index: of what it was fed, as many rows stay as still
-agree with the sequence. On a GPU its passes are captured in graphs; long texts are fed before them.
+The model's KV cache is kept from one draft round to the next and rewound by index: of the tokens that the
+model was fed, as many rows stay as agree with the sequence. On a GPU, catching up and growing run as captured
+graphs; segments that are too long for a graph are fed before it. The code calls a sequence a *text*.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from specsot_model.attention import RowSpan
 from specsot_model.core.kv_plan import window_of
 from specsot_model.cuda_graphs import Capture
 
-# Tokens, children per node and nodes by default; not measured.
+# Tokens, children per node, and nodes. The defaults of a tree's depth, breadth and size. Untuned.
 DEFAULT_DEPTH = 5
 DEFAULT_BREADTH = 2
 DEFAULT_NODES = 32
@@ -41,8 +42,12 @@ DEFAULT_NODES = 32
 
 @dataclass(frozen=True, slots=True)
 class BeamShape:
-    """breadth: children of every node that is fed. widths: nodes of level 1, 2, ... that are fed at most.
-    floor: cumulative log-probability below which no node is fed. nodes: of a whole tree, its root included.
+    """The shape of a small model's trees.
+
+    breadth: Number of children of every node that is fed.
+    widths: Most nodes of level 1, 2, ... that are fed.
+    floor: Cumulative log-probability below which a node is not fed.
+    nodes: Most nodes of a tree, its root included.
     """
 
     breadth: int
@@ -52,12 +57,15 @@ class BeamShape:
 
     @property
     def tree_shape(self) -> TreeShape:
-        """The same as the ring must know it."""
+        """Return the shape in the form that the ring needs."""
         return TreeShape(len(self.widths), self.breadth, self.nodes)
 
 
 def read_small(directory: Path) -> ModelConfig:
-    """Of a model that is to draft. Raises ModelError, HeadMismatch where it cannot."""
+    """Read the config of a model that drafts.
+
+    Raises ModelError for an unreadable config, and HeadMismatch for a model with gated delta layers.
+    """
     config = read_config(directory)
     if config.delta:
         raise HeadMismatch(f"{directory}: gated delta layers cannot draft: they keep no states behind drafts")
@@ -65,7 +73,11 @@ def read_small(directory: Path) -> ModelConfig:
 
 
 def beam_shape(options: DraftOptions) -> BeamShape:
-    """A chain of `tokens`; or a tree as deep, in which every node that is fed has `breadth` children."""
+    """Return the shape that the options ask for: a chain, or a tree in which each fed node has children.
+
+    5 tokens, linear: breadth 1, widths (1, 1, 1, 1). 4 tokens, breadth 2, 32 nodes: widths (2, 4, 8).
+    With 10 nodes instead, level 3 may feed 10 - 2 - 4 nodes: widths (2, 4, 4).
+    """
     tokens = options.depth or DEFAULT_DEPTH
     if options.mode in (None, "linear"):
         return BeamShape(1, (1,) * (tokens - 1), -math.inf, tokens + 1)
@@ -77,20 +89,30 @@ def beam_shape(options: DraftOptions) -> BeamShape:
     return BeamShape(breadth, tuple(width for width in fed if width), floor, nodes + 1)
 
 
-PREFILL_ROWS = 512  # rows of one pass over uncached text: as a frame has (--rows); not measured
-LONG_PROMPT_ROWS = 32  # rows from which a text is fed alone; not measured
-MODEL_TREES = (1, 2, 4, 8, 16)  # trees that graphs are captured for: each is several layers; not measured
-MAX_GRAPH_CANDIDATES = 256  # of a level, among which one program chooses; not measured
+# Rows. The rows of one forward pass over uncached tokens, as many as a frame has by default (`--rows`).
+# Untuned.
+PREFILL_ROWS = 512
+# Rows. A sequence with more due rows is fed alone. Untuned.
+LONG_PROMPT_ROWS = 32
+# Trees. The numbers of trees that graphs are captured for; few, as each graph has several layers. Untuned.
+MODEL_TREES = (1, 2, 4, 8, 16)
+# Candidates. Bounds a level of a tree, since one GPU program chooses among them. Untuned.
+MAX_GRAPH_CANDIDATES = 256
 
 
 def can_capture_beam(beam: BeamShape) -> bool:
-    """Whether trees of this shape grow in graphs, where the model's layers can."""
+    """Return whether trees of this shape can grow in graphs, if the model's layers can be captured."""
     return beam.breadth * max((1, *beam.widths)) <= MAX_GRAPH_CANDIDATES
 
 
 @dataclass(slots=True)
 class FedTokens:
-    """A text, and the tokens whose KV rows lie in its first slots; the first `confirmed` are the text's."""
+    """A sequence, and the tokens that the model was fed for it.
+
+    sequence: What is known of the sequence.
+    tokens: The tokens whose KV rows lie in the sequence's first slots, drafted tokens of a chain included.
+    confirmed: Number of leading tokens that were compared and are the sequence's own.
+    """
 
     sequence: DraftSequence
     tokens: list[int] = field(default_factory=list)
@@ -98,16 +120,20 @@ class FedTokens:
 
     @property
     def due(self) -> list[int]:
-        """Tokens to feed, once rewound."""
+        """Return the tokens to feed; valid after `rewind`."""
         return self.sequence.tokens[len(self.tokens) :]
 
     @property
     def due_rows(self) -> DueRows:
-        """The same for a graph, which asks for the last."""
+        """Return the tokens to feed as rows of a graph, which outputs the last one."""
         return DueRows(self.sequence.id, len(self.tokens), tuple(self.due), 1)
 
     def rewind(self) -> None:
-        """Forget the rows that are not the text's, and its root's, which is always due."""
+        """Drop the rows of tokens that the sequence did not take, and the root's row, which is always due.
+
+        fed [a b x y], sequence [a b c] -> fed [a b]; c is the root, and due
+        fed [a b c x], sequence [a b c] -> fed [a b]; c is fed again, since its output is needed
+        """
         end = min(len(self.tokens), len(self.sequence.tokens) - 1)
         while self.confirmed < end and self.tokens[self.confirmed] == self.sequence.tokens[self.confirmed]:
             self.confirmed += 1
@@ -116,12 +142,15 @@ class FedTokens:
 
 
 class LanguageModelProposer(Proposer):
-    """See `Proposer`."""
+    """Grows trees with a small language model. See `Proposer`.
+
+    Nothing is computed for a sequence before its first tree is requested.
+    """
 
     def __init__(
         self, head: DecoderHead, beam: BeamShape, pages: int, page_rows: int, capture: Capture | None = None
     ) -> None:
-        """capture: makes graphs, of a `capturable` head."""
+        """Allocate the KV pages. capture: captures graphs, for a `capturable` head; None: no graphs."""
         self.widths = beam.widths
         self.positions = head.positions
         self._head = head
@@ -141,7 +170,7 @@ class LanguageModelProposer(Proposer):
         return sum(max(len(one.sequence.tokens) - len(one.tokens), 1) for one in fed)
 
     def open(self, sequence: DraftSequence) -> None:
-        """Nothing is computed or shared yet: perhaps nothing will ever be drafted."""
+        """Follow a sequence. Nothing is computed or shared yet, as perhaps no tree will ever be requested."""
         self._fed[sequence.id] = FedTokens(sequence)
 
     def follows(self, sequence: int) -> bool:
@@ -164,6 +193,7 @@ class LanguageModelProposer(Proposer):
     def _grow(
         self, growing: Sequence[tuple[DraftSequence, TreeRoom]], levels: int, keep: KeepGrowing | None
     ) -> Candidates:
+        """Catch up and grow: in one graph if possible, otherwise level by level with a grammar guide."""
         own, rooms = zip(*growing)
         feds = [self._fed[text.id] for text in own]
         beam = self._beam
@@ -177,11 +207,11 @@ class LanguageModelProposer(Proposer):
     def _grow_by_graph(
         self, graphs: TreeGraphs, feds: Sequence[FedTokens], rooms: Sequence[TreeRoom], levels: int
     ) -> Candidates | None:
-        """All of it in one graph, without a guide; None where no graph has room."""
+        """Catch up and grow in one graph, without a grammar guide. Return None if no graph has room."""
         if late := [fed for fed in feds if len(fed.due) > graphs.due]:
             self._feed(late)
             for fed in late:
-                fed.tokens.pop()  # the root, which the graph asks for
+                fed.tokens.pop()  # The root's row is computed again by the graph, which needs its output.
         offer = graphs.run([GraphInput(fed.due_rows, room) for fed, room in zip(feds, rooms)], levels)
         if offer is None:
             return None
@@ -190,7 +220,10 @@ class LanguageModelProposer(Proposer):
         return self._keep_chains(feds, offer)
 
     def _reserve(self, sequence: DraftSequence) -> TreeRoom | None:
-        """Room behind everything that is known; a text that was never drafted for begins here."""
+        """Reserve the rows of a tree after the sequence's tokens. Return None if that is impossible.
+
+        A sequence that is drafted for the first time gets its pages here.
+        """
         fed = self._fed.get(sequence.id)
         if fed is None or not (sequence.id in self._table or self._start(fed)):
             return None
@@ -199,7 +232,10 @@ class LanguageModelProposer(Proposer):
         return self._pages.reserve_tree(sequence.id, len(sequence.tokens), sum(self.widths))
 
     def _start(self, fed: FedTokens) -> bool:
-        """Share with the source all that the two have in common; the source is fed that far first."""
+        """Give a sequence its pages. A fork shares the forked rows; its source is fed up to there first.
+
+        Return False if no page is free.
+        """
         fork = fed.sequence.opening.fork
         sequence = fed.sequence.id
         source = self._fed.get(fork.sequence) if fork else None
@@ -218,10 +254,11 @@ class LanguageModelProposer(Proposer):
         return True
 
     def _trim(self, fed: FedTokens) -> None:
-        """Give back what a window hides from all rows to come."""
+        """Free the pages that a window hides from all rows that are still to be computed."""
         self._pages.trim(fed.sequence.id, fed.confirmed)
 
     def _feed_up_to(self, fed: FedTokens, stop: int) -> None:
+        """Feed the sequence's tokens up to token stop - 1, PREFILL_ROWS at a time. Raises Overloaded."""
         for start in range(len(fed.tokens), stop, PREFILL_ROWS):
             chunk = fed.sequence.tokens[start : min(start + PREFILL_ROWS, stop)]
             self._trim(fed)
@@ -229,14 +266,18 @@ class LanguageModelProposer(Proposer):
             self._run([(fed, chunk)])
 
     def _feed(self, feds: Sequence[FedTokens]) -> Tensor:
-        """Feed what is due of each, its root last; returns the roots' outputs [texts, hidden]."""
+        """Feed the due tokens of each sequence, the root last. Return the roots' outputs, [feds, hidden]."""
         for fed in feds:
             if len(fed.due) > LONG_PROMPT_ROWS:
                 self._feed_up_to(fed, len(fed.sequence.tokens) - 1)
         return self._run([(fed, fed.due) for fed in feds])
 
     def _run(self, parts: Sequence[tuple[FedTokens, Sequence[int]]]) -> Tensor:
-        """One pass over the next tokens of several texts; returns [parts, hidden], outputs of the last."""
+        """Feed the next tokens of several sequences in one forward pass.
+
+        Return the output of the last token of each part, [parts, hidden].
+        Parts [a0 a1 a2 | b0 b1] -> outputs of rows [2, 4].
+        """
         table = self._table
         head = self._head
         spans = list[RowSpan]()
@@ -264,7 +305,11 @@ class LanguageModelProposer(Proposer):
         )
 
     def _keep_chains(self, feds: Sequence[FedTokens], candidates: Candidates) -> Candidates:
-        """A chain's rows lie where its tokens will stand, if they are accepted."""
+        """Count a chain's drafted tokens as fed, all but the last one, which was not fed.
+
+        The rows of a chain already lie in the slots that its tokens have if they are accepted. The rows of a
+        tree with branches do not.
+        """
         if self._beam.breadth == 1:
             for fed, tokens in zip(feds, candidates.tokens.tolist()):
                 fed.tokens += tokens[:-1]
@@ -272,6 +317,7 @@ class LanguageModelProposer(Proposer):
 
 
 def _graphs(head: DecoderHead, pages: DraftPages, beam: BeamShape, capture: Capture) -> TreeGraphs | None:
+    """Capture the graphs for trees of this shape. Return None if its levels are too large."""
     if not can_capture_beam(beam):
         return None
     from specsot_kernels.gpu.growing import grow

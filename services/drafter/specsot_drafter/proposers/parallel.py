@@ -1,4 +1,4 @@
-"""Proposes with a P-EAGLE head: masks behind a text's last row draft all further places in the same pass."""
+"""Proposes with a P-EAGLE head: masks after a sequence's last row draft all further tokens in one pass."""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ from specsot_drafter.proposers.eagle import EagleProposer
 
 
 class ParallelProposer(EagleProposer):
-    """A mask is a row like any other of the text; the true rows overwrite it."""
+    """Drafts several tokens in one forward pass. See `Proposer`.
+
+    A mask is computed like any other row of the sequence, in the slot after the last row. True rows overwrite
+    it later.
+    """
 
     def __init__(
         self, head: Eagle3Head, mask: DraftMask, shape: TreeShape, pages: int, page_rows: int
     ) -> None:
-        """shape: as for `BlockProposer`."""
+        """Allocate the KV pages. mask: what is fed in place of unknown tokens. shape: see `BlockProposer`."""
         super().__init__(head, shape, pages, page_rows)
         self._grown = mask.levels(shape.depth + 1) - 1
         self._mask = mask
@@ -30,6 +34,11 @@ class ParallelProposer(EagleProposer):
     def _grow(
         self, growing: Sequence[tuple[DraftSequence, TreeRoom]], levels: int, keep: KeepGrowing | None
     ) -> Candidates:
+        """Draft all levels in one pass over the due rows and the masks.
+
+        Due tokens [t4 t5] and 3 levels -> tokens [t4 t5 m m], the last 3 rows asked: t5 drafts the first
+        level, each mask one more.
+        """
         own, rooms = zip(*growing)
         levels = min(levels, self._grown + 1)
         masks = (self._mask.token,) * (levels - 1)

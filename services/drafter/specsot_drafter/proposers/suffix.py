@@ -1,6 +1,7 @@
-"""Proposes what followed the same tokens before: in the text itself, and in those of past requests.
+"""Proposes what followed the same tokens before, in the sequence itself and in those of past requests.
 
-How far to trust it is learned in hindsight, from every suggestion, whether it was sent or not.
+How much a suggestion is trusted is learned from every suggestion, whether it was sent or not: afterwards it
+is compared with what the sequence wrote. The code calls a sequence a *text*.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ from specsot_drafter.proposers import Proposer
 
 @dataclass(frozen=True, slots=True)
 class SuffixShape:
-    """levels, nodes: of a tree at most. places, least_match: see `grow_suffixes`. past: tokens of past
-    requests that are kept.
+    """The shape of suffix trees. With one place and no past, these are n-grams of the sequence itself.
 
-    One place, and no past: n-grams of the text alone.
+    levels: Most levels of a tree.
+    nodes: Most nodes of a tree, without its root.
+    places: Number of earlier occurrences that are used, see `grow_suffixes`.
+    least_match: Number of tokens that must match, see `grow_suffixes`.
+    past: Number of tokens of past requests that are kept; 0: none.
     """
 
     levels: int
@@ -33,8 +37,12 @@ class SuffixShape:
 
 @dataclass(slots=True)
 class _Text:
-    """A text as an array, made when something is looked for. suggested: a tree, and how many tokens were in
-    front of it, until what became of it is known.
+    """A sequence with its tokens as an array.
+
+    sequence: What is known of the sequence.
+    log: Its tokens; brought up to date only when a suggestion is looked for.
+    suggested: The number of known tokens when the last tree was suggested, and the tree; None once the tree
+        has been compared with what was written.
     """
 
     sequence: DraftSequence
@@ -42,19 +50,21 @@ class _Text:
     suggested: tuple[int, SuffixTree] | None = None
 
     def update(self) -> SeenTokens:
+        """Append the tokens that are new since the last call, and return all tokens."""
         self.log.extend(self.sequence.tokens[len(self.log) :])
         return self.log
 
 
 class SuffixProposer(Proposer):
-    """See `Proposer`."""
+    """Proposes continuations of earlier occurrences of the last tokens. See `Proposer`."""
 
     def __init__(self, shape: SuffixShape, pages: int = 0) -> None:
-        """pages: what it reports, since it needs none."""
+        """pages: the number of free pages to report; this proposer needs none."""
         self.widths = (1,) * (shape.levels - 1)
         self._shape = shape
         self._pages = pages
         self._past = SeenTokens(shape.past)
+        # Acceptance of suggestions by the bit length of their number of matching tokens: 1, 2-3, 4-7, 8.
         self._trusts = [AcceptanceRates(shape.levels) for _ in range(MAX_MATCH.bit_length() + 1)]
         self._texts: dict[int, _Text] = {}
 
@@ -69,7 +79,7 @@ class SuffixProposer(Proposer):
         self._texts[sequence.id] = _Text(sequence)
 
     def observe(self, batch: Features) -> None:
-        """Compare what was suggested with what was written."""
+        """Compare the last suggestion of each sequence with what the sequence wrote."""
         for lesson in batch.lessons:
             text = self._texts.get(lesson.sequence)
             if text and text.suggested:
@@ -79,7 +89,11 @@ class SuffixProposer(Proposer):
                 text.suggested = None
 
     def close(self, sequence: int) -> None:
-        """What a text wrote itself is kept for later ones; what a fork shares came with its source."""
+        """Forget a sequence, and keep its tokens for later ones.
+
+        Tokens that a fork shares with its source are left out, as the source keeps them. Only the last
+        MAX_MATCH of them are kept, so that the fork's first own tokens can be found by what precedes them.
+        """
         text = self._texts.pop(sequence, None)
         if text and self._shape.past:
             fork = text.sequence.opening.fork
@@ -89,11 +103,15 @@ class SuffixProposer(Proposer):
     def propose(
         self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
     ) -> Candidates | None:
-        """Trees where something was found; nobody has to be asked whether they deserve to grow."""
+        """Return the suggested trees; None if nothing was found for any sequence.
+
+        `keep_growing` is not called, since deeper levels cost nothing.
+        """
         trees = [self._suggest(text, levels) for text in sequences]
         return align_levels(trees) if any(tree.tokens for tree in trees) else None
 
     def _suggest(self, sequence: DraftSequence, most: int) -> SuffixTree:
+        """Return a tree of at most `most` levels; an empty one if nothing matches."""
         text = self._texts.get(sequence.id)
         levels = min(most, self.max_levels(sequence))
         if text is None or levels <= 0:
@@ -107,5 +125,5 @@ class SuffixProposer(Proposer):
         return tree
 
     def _trust(self, tree: SuffixTree) -> AcceptanceRates:
-        """By how much of the text agreed."""
+        """Return the acceptance rates of suggestions whose match is about as long as this tree's."""
         return self._trusts[tree.matched.bit_length()]
