@@ -95,8 +95,8 @@ class Subscriptions:
         """Attach a new reader to the request, from event number `offset` on; an earlier reader is cut off.
 
         # 10 events exist, of which 0 to 3 are no longer kept:
-        # offset 4 -> events 4, 5, ...; offset 10 -> waits for the next event; offset 3 or 11 ->
-        # InvalidRequest
+        # offset 4 -> events 4, 5, ...    offset 10 -> waits for the next event
+        # offset 3 or 11 -> InvalidRequest
 
         The caller must close the subscription. Raises InvalidRequest for an offset outside of the kept
         events, or the error that ended the request if `offset` lies beyond its last event.
