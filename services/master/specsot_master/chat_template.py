@@ -64,6 +64,10 @@ class ChatTemplate:
         return self._render((first, *others), answer, more)
 
     def _render(self, turns: Sequence[Mapping[str, Any]], answer: bool, more: Mapping[str, Any]) -> str:
+        """Render turns with these variables; thinking is off unless `more` says otherwise.
+
+        Raises TemplateRefused.
+        """
         names: dict[str, Any] = {**_ABSENT, **THINKING_OFF, **self._names, **more}
         compiled = self._compiled_for_tools if more.get("tools") else self._compiled
         messages = [_with_thinking(turn) for turn in turns]
@@ -74,10 +78,12 @@ class ChatTemplate:
 
     @cached_property
     def _compiled(self) -> Any:
+        """The compiled template for conversations without tools."""
         return _compile(self.source)
 
     @cached_property
     def _compiled_for_tools(self) -> Any:
+        """The compiled template for conversations with tools."""
         return self._compiled if self.tool_source == self.source else _compile(self.tool_source)
 
 
@@ -116,11 +122,13 @@ def _environment() -> Any:
         tags = {"generation"}  # noqa: RUF012
 
         def parse(self, parser: Any) -> Any:
+            """Parse the tag, and return a node that renders its body."""
             line = next(parser.stream).lineno
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
             return nodes.Scope(body, lineno=line)
 
     def refuse(reason: str) -> str:
+        """Raise an error with the template's own message."""
         raise TemplateError(reason)
 
     def write_json(
@@ -130,12 +138,14 @@ def _environment() -> Any:
         separators: tuple[str, str] | None = None,
         sort_keys: bool = False,
     ) -> str:
+        """Return a value as JSON, which keeps BREAK_MARK unescaped even if `ensure_ascii` is set."""
         written = json.dumps(
             value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
         )
         return _ESCAPED_MARK.sub(lambda found: found[1] or BREAK_MARK, written) if ensure_ascii else written
 
     def write_today(shape: str) -> str:
+        """Return the present time in a format of `strftime`."""
         return datetime.now().strftime(shape)
 
     environment: Any = ImmutableSandboxedEnvironment(

@@ -53,8 +53,9 @@ from specsot_master.members import DrafterGrace, Member, MemberTable, RejoinGrac
 
 log = structlog.get_logger()
 
-# Seconds after a member has left on purpose during which no new ring is formed. If a whole fleet is stopped,
-# the other members leave too, and loading layers would be wasted. Untuned.
+# Seconds. After a member has announced that it leaves, the remaining workers take over its layers no earlier
+# than this. If a whole fleet is stopped, the others leave meanwhile too, and no layers are loaded in vain.
+# Untuned.
 LEAVE_TOGETHER_SECONDS = 0.2
 # Seconds before a broken ring is formed again. The delay doubles from the first value up to the second.
 # Untuned.
@@ -368,7 +369,7 @@ class Fleet:
                 self._table.send(name, StandBy(epoch.number, layers))
 
     async def rebalance(self) -> Rebalanced:
-        """Split the layers anew over all workers, by their measured speeds.
+        """Split the layers anew over the workers.
 
         Return when the next epoch has begun.
 

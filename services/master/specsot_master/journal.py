@@ -121,11 +121,13 @@ def _decode_outcome(
     chances: list[Any],
     prompt: Sequence[Any] = (),
 ) -> tuple[int, Outcome]:
+    """Return (ordinal, outcome) of what `_encode_outcome` returned; the outcome's sequence id is 0."""
     told = Outcome(0, step, (), tuple(tokens), End(end) if end else None, _decode_chances(chances))
     return ordinal, replace(told, prompt_chances=_decode_chances(prompt)) if prompt else told
 
 
 def _decode_chances(chances: Sequence[Any]) -> tuple[Logprob, ...]:
+    """Return log probabilities from their JSON arrays."""
     return tuple(Logprob(logprob, tuple((token, other) for token, other in top)) for logprob, top in chances)
 
 

@@ -253,10 +253,12 @@ def assemble(
     router = RequestRouter(replicas)
 
     def settle() -> None:
+        """Move workers and requests between the rings."""
         members.lend_workers()
         router.move_stranded()
 
     def changed() -> None:
+        """Handle that a ring has become complete or has broken."""
         event.set()
         # Deferred, so that the fleet first does what it can by itself.
         if several:

@@ -214,6 +214,7 @@ class RejoinGrace:
         self._alarm = None
 
     def _run_out(self) -> None:
+        """Call `over` when the time has run out."""
         self._alarm = None
         self._over()
 

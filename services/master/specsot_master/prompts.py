@@ -228,6 +228,7 @@ class ListConversation:
         return self._render(*words, paragraph=self._form == "outline")
 
     def _render(self, words: str, paragraph: bool = False) -> str:
+        """Render the conversation with these words after its last turn."""
         return render_asked(self._text, self._messages, words, paragraph)
 
     def _tokens(self, rendering: str) -> tuple[int, ...]:
@@ -259,9 +260,11 @@ class MarkersConversation(ListConversation):
         return self._branch_turn((_fill_branch(shipped_parts(), point, points, parents, length),))
 
     def _ask_for_plan(self, rules: PlanRules) -> str:
+        """Return the words that explain the language of markers and ask for the plan."""
         return fill_skeleton(shipped_parts(), rules).skeleton_turn
 
     def _branch_words(self, point: Point, points: Sequence[Point]) -> tuple[str, ...]:
+        """Return what a branch's prompt holds of the plan, for the sample from which its places are found."""
         return (_fill_branch(shipped_parts(), point, points, [], 1),)
 
 
@@ -456,6 +459,7 @@ class PartsConversation:
 
 
 def _misplaced() -> ModelError:
+    """Return the error of a template that does not append turns to a rendered conversation."""
     return ModelError(f"{PARTS_FILE} needs a chat template that renders turns one behind the other")
 
 

@@ -113,6 +113,7 @@ class RequestSpans:
 
 
 def _branch_span(branch: int) -> str:
+    """Return the name of a branch's span."""
     return f"branch {branch}"
 
 
@@ -443,6 +444,7 @@ def observe_master(
         one.engine.laps.follow(engine.on_result)
 
     def engine_of(request: str) -> Metrics:
+        """Return the metrics of the ring that has this request, or of the first ring."""
         found = (engine for one, engine in zip(master.replicas, engines) if one.engine.has_request(request))
         return next(found, engines[0])
 

@@ -105,6 +105,7 @@ class ControlTokens:
         return tuple(told for token in found if (told := ids.get(token, token)) is not None)
 
     def _split(self, text: str) -> list[int]:
+        """Return the ids of a text in the second tokenizer."""
         return self._other.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     @cached_property
@@ -118,6 +119,7 @@ class ControlTokens:
 
     @cached_property
     def _control(self) -> frozenset[int]:
+        """The ids of all control tokens."""
         return frozenset(self._ids.values())
 
     @cached_property
@@ -172,6 +174,7 @@ class TokenBytes:
 
     @cached_property
     def _added(self) -> frozenset[int]:
+        """The ids of added tokens, whose names are their texts."""
         return frozenset(self._tokenizer.get_added_tokens_decoder())
 
     @cached_property
@@ -453,6 +456,7 @@ def _load_tokenizer(folder: Path) -> Any:
 
 
 def _convert_tokenizer(folder: Path) -> Any:
+    """Convert a tokenizer of an older format by Transformers, from local files only. Raises ModelError."""
     from transformers import AutoTokenizer
 
     try:
@@ -464,6 +468,7 @@ def _convert_tokenizer(folder: Path) -> Any:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file, or an empty one if there is no file. Raises ModelError."""
     return read_json(path) if path.is_file() else {}
 
 

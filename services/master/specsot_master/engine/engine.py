@@ -229,7 +229,7 @@ class Engine(Effects):
         """Reopen the sequences that the request lost with an epoch, in the plan's order, while pages last.
 
         The request's own grant is used first. reserved_only: use nothing but this grant. A request of a model
-        that forks first gets a prefix of all that its threads share.
+        that forks, and has lost threads, first gets a prefix of all that its threads share.
         """
         if request.prompt.tags and any(one.ordinal for one in request.lost):
             self._tables.lengthen(request, request.forked, state)

@@ -169,6 +169,7 @@ def measure_with(base: Path, width: int, ends: tuple[int, ...]) -> Measure:
 
     @functools.cache
     def vocabulary() -> Vocabulary | None:
+        """Return the model's vocabulary, which is read once, or None if it cannot be read."""
         try:
             return read_vocabulary(base, width)
         except ModelError:
@@ -176,6 +177,7 @@ def measure_with(base: Path, width: int, ends: tuple[int, ...]) -> Measure:
             return None
 
     def measure(form: Form) -> int | None:
+        """Return the number of tokens of the form's shortest answer, or None if unknown."""
         # Imported here because this module loads a library that most masters never need.
         from specsot.grammar import fewest_tokens
 

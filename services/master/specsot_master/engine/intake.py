@@ -141,6 +141,7 @@ class Intake:
         bare = replace(ask, prompt="-", messages=(), tokens=(), min_tokens=0)
 
         def exceeds(count: int) -> bool:
+            """Whether an answer of so many tokens does not fit."""
             try:
                 prefix_of(limited(bare, count), prompt, ring)
             except TooLarge:  # ContextLengthExceeded is a subclass.
@@ -267,6 +268,7 @@ class Intake:
     def _make(
         self, ask: Ask, id: str, client: str, seed: int, since: float, prompt: EncodedPrompt
     ) -> RequestState:
+        """Create the state of a request, with the plan that its prompt calls for."""
         model = self._config.model
         size = self._prompts.size
         told = prompt.conversation.told if prompt.conversation else None

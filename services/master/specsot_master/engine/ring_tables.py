@@ -61,6 +61,7 @@ class OrderQueue:
         self._orders.clear()
 
     async def _drain(self) -> None:
+        """Send orders until none is left, or until the ring refuses one."""
         try:
             while self._orders:
                 await self._send(self._orders.popleft())
@@ -73,6 +74,7 @@ class OrderQueue:
             self._task = None
 
     async def _send(self, order: Order) -> None:
+        """Send one order. Raises SpecsotError if the ring is gone; other errors concern this order only."""
         try:
             await self._ring.order(order)
         except SpecsotError:

@@ -57,10 +57,12 @@ def ring_routes(context: HttpContext) -> APIRouter:
 
     @router.get("/metrics", response_class=PlainTextResponse)
     async def show_figures() -> Response:
+        """Metrics in Prometheus' text format."""
         return Response(context.figures(), media_type=TEXT_FORMAT)
 
     @router.get("/version", response_model=Version)
     async def show_version() -> dict[str, str]:
+        """The version of SpecSoT."""
         return {"version": __version__}
 
     _ = show_page, show_ring, show_figures, show_version

@@ -263,6 +263,7 @@ class _EventWriter:
             await _drop(pings)
 
     async def _ping(self, ping: bytes, every: float) -> None:
+        """Send a ping whenever nothing was written for `every` seconds. Runs until cancelled."""
         while True:
             await asyncio.sleep(self._written + every - self._loop.time())
             if self._loop.time() - self._written >= every:

@@ -246,4 +246,5 @@ def _shape_of(error: errors.SpecsotError) -> ErrorShape:
 
 
 def _respond(status: int, body: dict[str, Any], headers: dict[str, str]) -> Response:
+    """Return a JSON response."""
     return Response(json.dumps(body), status, headers, "application/json")
