@@ -57,8 +57,7 @@ log = structlog.get_logger()
 # than this. If a whole fleet is stopped, the others leave meanwhile too, and no layers are loaded in vain.
 # Untuned.
 LEAVE_TOGETHER_SECONDS = 0.2
-# Seconds before a broken ring is formed again. The delay doubles from the first value up to the second.
-# Untuned.
+# Seconds before a broken ring is formed again, doubled from the first value up to the second. Untuned.
 FIRST_RETRY_SECONDS = 1.0
 MAX_RETRY_SECONDS = 30.0
 # Seconds within which at least one member must make progress (load a further layer, or become ready) while an
@@ -93,8 +92,7 @@ class Fleet:
         self.complaint: str | None = None
         # What the ring lacked when this was logged last.
         self._missing = ""
-        # The drafting methods of the newest drafter. They stay known after its loss, because it may come
-        # back.
+        # The drafting methods of the newest drafter. They outlast its loss, because it may come back.
         self._drafters: tuple[DrafterName, ...] = ()
         self._retry = FIRST_RETRY_SECONDS
         self._grace = RejoinGrace(self.reform)
@@ -107,7 +105,7 @@ class Fleet:
         self._loaded: dict[str, Range] = {}
         self._roomless: dict[str, Range] = {}
         self._handover = KvHandover(self._table, self.reform)
-        # The stages of the next epoch, to which KV is being handed over; empty if no change is under way.
+        # The stages of the next epoch, to which KV is being migrated; empty if no change is under way.
         self._coming: Stages = ()
         # Set while `rebalance` waits for these stages. The result says why they were given up, or is empty.
         self._rebalancing: asyncio.Future[str] | None = None
@@ -297,7 +295,7 @@ class Fleet:
 
         Without an epoch, one is formed as soon as the members suffice. If better stages are possible and no
         request would be disturbed, the epoch is replaced at once. If requests are running, the change is
-        prepared alongside (`_take_in`). Drafters may join a running epoch, which goes on meanwhile.
+        prepared alongside (`_take_in`). A drafter may join a running epoch without interrupting it.
         """
         epoch = self._epoch
         members = self._table.registrations
@@ -338,8 +336,8 @@ class Fleet:
 
         The new stages are those of a change under way, else `larger`, else any that make the running requests
         faster; all running requests must fit, unless the change is a requested rebalancing. Members first
-        load the layers that they lack, next to those that they run; then KV is handed over; then the new
-        epoch begins.
+        load the layers that they lack, next to those that they run; then KV is migrated; then the new epoch
+        begins.
 
         larger: stages of a ring that holds requests which wait for a larger ring, or None. For such a ring,
             or for a requested rebalancing, members that report no memory for loading ahead load after the
@@ -369,12 +367,11 @@ class Fleet:
                 self._table.send(name, StandBy(epoch.number, layers))
 
     async def rebalance(self) -> Rebalanced:
-        """Split the layers anew over the workers.
-
-        Return when the next epoch has begun.
+        """Split the layers anew over the workers, and return when the next epoch has begun.
 
         If requests are running, members first load their new layers, as far as they have memory for them next
-        to the running ones, and KV is handed over. If the split is the same as before, nothing happens.
+        to the running ones, and KV is migrated. If the split is the same as before, nothing happens.
+
         Raises Unavailable if there is no ring or if the ring breaks meanwhile, and Refused if KV memory is
         too small.
         """

@@ -1,7 +1,7 @@
 """Migrates KV rows and features to the stages of the next epoch while the present epoch continues.
 
-A *row* is the KV of one token in one layer; givers are the stages of the present epoch, takers those of the
-next.
+A *row* is the KV of one token. Givers are the stages of the present epoch, takers those of the next one. The
+code calls migrated rows *handed*.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ ROUND_SECONDS = 60.0
 FEW_ROWS = 32
 # Rounds of one change. Untuned.
 MAX_ROUNDS = 4
-# Bytes of KV that are migrated; the longest sequences come first. The send queue of a link holds twice as
-# many.
+# Bytes of KV that are migrated, the longest sequences first. A link's send queue holds twice as many.
 MAX_BYTES = 256 << 20
 
 

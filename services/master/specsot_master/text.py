@@ -381,8 +381,7 @@ class Text:
         """Return (begin, end) of the last control token before `end` at which a rendering can be cut.
 
         The tokens of the parts before and from `begin`, joined, are the tokens of the whole rendering:
-        # "...<|im_end|>" | "<|im_start|>user..." can be encoded separately if "<|im_start|>" is the token
-        # found
+        # the token found is "<|im_start|>" -> "...<|im_end|>" and "<|im_start|>user..." encode separately
 
         Return (0, 0) if there is no such token.
         """
@@ -392,9 +391,8 @@ class Text:
         """Tokenize a text. bare: without a bos or other token around it. Releases the GIL meanwhile."""
         try:
             return tuple(self._tokenizer.encode_batch_fast([text], add_special_tokens=not bare)[0].ids)
-        except (
-            TypeError
-        ) as error:  # The tokenizers library raises this for a string that UTF-8 cannot encode.
+        except TypeError as error:
+            # The tokenizers library raises TypeError for a string that UTF-8 cannot encode.
             raise InvalidRequest("the text holds half of a surrogate pair", field="prompt") from error
 
     def _check(self, tokens: tuple[int, ...]) -> tuple[int, ...]:

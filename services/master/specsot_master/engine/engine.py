@@ -116,9 +116,10 @@ class Engine(Effects):
     def _lose_ring(self, reason: str, planned: bool) -> None:
         """Suspend every request until the next epoch, where each request continues from its token logs.
 
+        If the quarantine finds one request guilty of repeated breaks, that request fails instead.
+
         reason: why the epoch ended, as clients read it if no other ring comes in time.
-        planned: the master ended the epoch itself, so no request is suspected of having broken the ring. If
-            the quarantine finds one request guilty of repeated breaks, that request fails.
+        planned: the master ended the epoch itself, so no request is suspected of having broken the ring.
         """
         culprit = None if planned else self._quarantine.on_break(self._queue.suspects)
         for request in self._end_epoch():
@@ -184,8 +185,7 @@ class Engine(Effects):
         if self._epoch != state.epoch:
             self._begin_epoch(state)
         now = self._clock.now()
-        # Ids of requests that this pass has tried to reopen, and of requests whose next branch cannot start
-        # yet.
+        # Ids of requests that this pass has tried to reopen, and of those whose next branch must wait.
         tried = set[str]()
         stuck = set[str]()
         while (
@@ -452,8 +452,7 @@ class Engine(Effects):
             number, so omitting it again counts as the same request.
         timeout: seconds from now, or None for no deadline.
 
-        Raises InvalidRequest if `ask` differs from the known request, and TimedOut if `timeout` is not
-        positive.
+        Raises InvalidRequest if `ask` differs from the known request, TimedOut if `timeout` is not positive.
         """
         check_deadline(timeout)
         unlimited = replace(request.ask, limits=replace(request.ask.limits, max_new_tokens=None))

@@ -111,8 +111,7 @@ class Subscriptions:
     def on_read(self, request: RequestState) -> Awaitable[None] | None:
         """Note that an event was read.
 
-        Return an awaitable that ends when the journal holds the event, or None if there is nothing to wait
-        for.
+        Return an awaitable that ends when the journal holds the event, or None if no wait is needed.
         """
         # The number of unread events has just fallen below the limit, so leases may be renewed again.
         if request.events.unread == self._config.unread - 1:

@@ -46,8 +46,7 @@ Measure = Callable[[Form], int | None]
 class GrammarSandbox:
     """Checks forms (grammars, JSON schemas, regular expressions) of requests, and caches the results.
 
-    One new form is tried at a time. A trial runs to its end, even if no request waits for its result any
-    more.
+    One new form is tried at a time. A trial runs to its end, even if no request waits for its result.
     """
 
     def __init__(self, trial: Trial | None = None, fewest: Measure | None = None) -> None:
@@ -108,8 +107,7 @@ class GrammarSandbox:
         """Return the result of a form's trial; start the trial once no other one runs."""
         while (complaint := self._recall(form)) is None:
             tried, trial = self._now = self._now or (form, asyncio.create_task(self._try(form)))
-            # If this request is cancelled meanwhile the trial continues, because its thread cannot be
-            # stopped.
+            # The trial continues if this request is cancelled, because its thread cannot be stopped.
             await asyncio.wait([trial])
             if tried == form:
                 return trial.result()

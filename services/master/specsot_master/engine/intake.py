@@ -136,8 +136,7 @@ class Intake:
         Return 1 if not even one token fits; the later check then reports the error.
         """
         ring = self._ring_to_fit()
-        # Validating a copy costs time in proportion to its prompt, and the search below makes a copy per
-        # probe.
+        # A copy is validated in time proportional to its prompt, and each probe below makes a copy.
         bare = replace(ask, prompt="-", messages=(), tokens=(), min_tokens=0)
 
         def exceeds(count: int) -> bool:
@@ -168,8 +167,9 @@ class Intake:
     async def rebuild(self, kept: JournaledRequest, since: float) -> RequestState:
         """Create the initial state of a journaled request; the caller then replays its records.
 
-        since: the arrival time, by this engine's clock. Raises InvalidRequest if the prompts cannot be
-            encoded.
+        since: the arrival time, by this engine's clock.
+
+        Raises InvalidRequest if the prompts cannot be encoded.
         """
         prompt = await self._encode(kept.ask)
         request = self._make(kept.ask, kept.id, kept.client, kept.seed, since, prompt)

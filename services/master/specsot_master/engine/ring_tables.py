@@ -91,7 +91,8 @@ class RingTables:
     pages are missing, for an admission or for a branch, prefixes that no request needs are evicted, the least
     recently needed first.
 
-    The attribute `freed` is set when pages are given back, and reset by the engine.
+    The attribute `freed` is set when pages are given back, and reset by the engine. `_handed` knows the
+    sequences whose KV was migrated from the previous epoch (the code calls migration *handing over*).
     """
 
     def __init__(
@@ -142,8 +143,8 @@ class RingTables:
             when an accepted path is compacted: a sequence of 100 tokens with 8 slots has 100 - 1 - 8 = 91
             final positions.
 
-        Sequences with fewer than one final position are left out. The ring hands these rows over to the
-        stages of the next epoch.
+        Sequences without a final position are left out. This KV can be migrated to the stages of the next
+        epoch.
         """
         return self._handed.offer((sequence for _, sequence in self._by_id.values()), slots)
 
@@ -202,8 +203,7 @@ class RingTables:
         """Open a sequence at stage 0 at the position that its token log has reached, and charge its pages.
 
         state: the running ring. again: whether the sequence was open in an earlier epoch. Then the sequence
-            gets a new id, its generated tokens become part of its prompt, and KV that was handed over is
-            reused.
+            gets a new id, its generated tokens become part of its prompt, and migrated KV is reused.
 
         The order that is sent carries only tokens that are not forked:
         # prompt [p0 p1 p2 q0], written [w0 w1], fork of the first 3 tokens -> the order carries [q0 w0 w1]
@@ -229,8 +229,8 @@ class RingTables:
     def close(self, request: RequestState, sequence: ActiveSequence) -> None:
         """Forget a sequence and give back its pages; stage 0 is told to close it, unless it ended by itself.
 
-        A sequence that waits to be reopened is not in the ring; then stage 0 only drops KV of the sequence
-        that was handed over from the previous epoch. Unknown sequences are ignored.
+        A sequence that waits to be reopened is not in the ring; then stage 0 only drops its KV that was
+        migrated from the previous epoch. Unknown sequences are ignored.
         """
         if request.sequences.pop(sequence.ordinal, None) is None:
             return
@@ -339,9 +339,11 @@ class RingTables:
     def _make_room(self, pages: int, keep: PrefixNode | None = None, slack: int = 0) -> bool:
         """Evict prefixes until so many pages are free. Return False, with nothing evicted, if that cannot be.
 
-        keep: a prefix that must stay, with its ancestors. slack: pages that must be free or evictable in
-        addition. # 3 pages free, 5 in unneeded prefixes, pages 6, slack 2 -> 3 lack, 3 + 2 <= 5: evict 3
-        pages, True # the same with slack 3 -> 3 + 3 > 5: False
+        keep: a prefix that must stay, with its ancestors.
+        slack: pages that must be free or evictable in addition.
+
+        # 3 pages free, 5 in unneeded prefixes, pages 6, slack 2 -> 3 lack, 3 + 2 <= 5: evict 3 pages, True
+        # the same with slack 3 -> 3 + 3 > 5: False
         """
         lacking = pages - self.ledger.free
         if lacking + slack > self.prefixes.spare(keep):
