@@ -1,4 +1,7 @@
-"""Records requests and steps as OpenTelemetry spans, and as Prometheus metrics named after vLLM's."""
+"""Records requests and steps as OpenTelemetry spans, and as Prometheus metrics named after vLLM's.
+
+The code and some metrics call a step (one forward pass of the ring) a *lap*.
+"""
 
 from __future__ import annotations
 

@@ -38,7 +38,8 @@ PLANNED_SECONDS = 30.0
 class Effects(Home):
     """Owns the requests, queue, page tables and statistics of one ring, and executes commands.
 
-    `Engine` derives from this class and decides on the commands.
+    `Engine` derives from this class and decides on the commands. The attribute `laps` counts the steps of the
+    ring, which the code calls laps.
     """
 
     def __init__(

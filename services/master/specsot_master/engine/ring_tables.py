@@ -176,7 +176,8 @@ class RingTables:
     ) -> ActiveSequence:
         """Create a decoding sequence of a request, with its token log and its detokenizer; `place` opens it.
 
-        order: the command to open a direct answer, skeleton, branch or polish, which selects the prompt.
+        order: the command to open a direct answer, skeleton, branch or polish, which selects the prompt
+            (the *turn*: all prompt tokens, and how many of them the request's prefix shares).
         ordinal: 0, or the id of the branch's point. limit: the maximum number of generated tokens.
         rules: the plan grammar that constrains the sequence, or None.
         """
