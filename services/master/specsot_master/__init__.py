@@ -1,5 +1,4 @@
-"""The master: takes requests, plans them, schedules their sequences on a ring of workers, streams
-the answers.
+"""The master: takes requests, plans them, schedules their sequences on a ring, streams the answers.
 
-Refuses to know tensors, layers and draft models.
+This package must not import tensors, layers or draft models.
 """

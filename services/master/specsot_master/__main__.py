@@ -1,6 +1,6 @@
-"""`specsot-master`: the master as a process.
+"""The command `specsot-master`: runs the master as a process.
 
-It only settles habits before anything heavy is imported.
+This module sets the process's environment before any large module is imported.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from specsot.service.runtime_env import interruptible, set_runtime_defaults
 
 
 def main() -> int:
+    """Run the master with the options of the command line. Return the process's exit status."""
+
     def run() -> int:
         set_runtime_defaults()
         from specsot_master.service import run

@@ -1,4 +1,4 @@
-"""A model's chat template: renders a conversation as Transformers would, in a sandbox."""
+"""Renders a conversation by a model's chat template, as Transformers would, in a sandbox."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ PLAIN = (
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
 
-# Templates know thinking under either name; those that do not ignore both.
+# Templates switch thinking off by either name, and ignore names that they do not know.
 THINKING_OFF = {"enable_thinking": False, "thinking": False}
 
 
 class TemplateRefused(InvalidRequest):
-    """The template does not take these roles in this order."""
+    """Raised if the template does not take a conversation, such as these roles in this order."""
 
 
 class ChatTemplate:
     """A Jinja chat template with the special tokens it may name (bos_token and so on).
 
-    Compiled on first use, in a sandbox: a template comes with a model from somewhere.
+    The template is compiled on first use, in a sandbox, because it is code that comes with a model.
     """
 
     def __init__(
@@ -40,16 +40,19 @@ class ChatTemplate:
         self._names = {"bos_token": "", "eos_token": "", **(names or {})}
 
     def render(self, messages: Sequence[Message], answer: bool = True) -> str:
-        """The whole conversation as text; `answer`: with the head of the assistant's next turn.
+        """Return the whole conversation as text.
 
-        Raises TemplateRefused with the template's own words.
+        answer: end with the head of the assistant's next turn. Raises TemplateRefused with the template's own
+        message.
         """
         return self.render_turns([{"role": one.role, "content": one.content} for one in messages], answer)
 
     def render_turns(self, turns: Sequence[Mapping[str, Any]], answer: bool = True, **more: Any) -> str:
-        """Turns with whatever a template may read of them. A system turn that it refuses, as Gemma 2's does,
-        becomes the beginning of the first user turn. With `tools`, the template for tools renders the turns.
-        Raises TemplateRefused.
+        """Return a conversation as text, whose turns may have any fields that the template reads.
+
+        If the template refuses a system turn, as Gemma 2's does, its text becomes the beginning of the first
+        user turn. more: further variables of the template; with `tools`, the template for tools renders the
+        turns. Raises TemplateRefused.
         """
         try:
             return self._render(turns, answer, more)
@@ -61,20 +64,26 @@ class ChatTemplate:
         return self._render((first, *others), answer, more)
 
     def _render(self, turns: Sequence[Mapping[str, Any]], answer: bool, more: Mapping[str, Any]) -> str:
+        """Render turns with these variables; thinking is off unless `more` says otherwise.
+
+        Raises TemplateRefused.
+        """
         names: dict[str, Any] = {**_ABSENT, **THINKING_OFF, **self._names, **more}
         compiled = self._compiled_for_tools if more.get("tools") else self._compiled
         messages = [_with_thinking(turn) for turn in turns]
         try:
             return compiled.render(messages=messages, add_generation_prompt=answer, **names)
-        except Exception as error:  # A template is a stranger's program: it may raise what Python can raise.
+        except Exception as error:  # A template is foreign code that may raise any exception.
             raise TemplateRefused(f"the model's chat template says: {error}", field="messages") from error
 
     @cached_property
     def _compiled(self) -> Any:
+        """The compiled template for conversations without tools."""
         return _compile(self.source)
 
     @cached_property
     def _compiled_for_tools(self) -> Any:
+        """The compiled template for conversations with tools."""
         return self._compiled if self.tool_source == self.source else _compile(self.tool_source)
 
 
@@ -83,13 +92,16 @@ _ABSENT: Mapping[str, Any] = {"tools": None, "documents": None}
 
 
 def _with_thinking(turn: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The turn with its reasoning under the name that gpt-oss's template reads, too, as Transformers does."""
+    """Return a turn whose reasoning also has the name "thinking", which gpt-oss's template reads.
+
+    Transformers does the same.
+    """
     reasoning = turn.get("reasoning_content")
     return turn if reasoning is None else {"thinking": reasoning, **turn}
 
 
 def _compile(source: str) -> Any:
-    """The template as Jinja's object. Raises ModelError if the source is no template."""
+    """Compile a template. Raises ModelError if the source is not a valid Jinja template."""
     from jinja2 import TemplateError
 
     try:
@@ -99,22 +111,24 @@ def _compile(source: str) -> Any:
 
 
 def _environment() -> Any:
-    """Jinja as chat templates expect it: the names and habits that Transformers gives them."""
+    """Return a sandboxed Jinja environment with the functions and settings that Transformers provides."""
     from jinja2 import TemplateError, nodes
     from jinja2.ext import Extension
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class GenerationTag(Extension):
-        """`{% generation %}` marks what the assistant wrote, for training; here it only renders its body."""
+        """The tag `{% generation %}`, which marks text for training; here it only renders its body."""
 
         tags = {"generation"}  # noqa: RUF012
 
         def parse(self, parser: Any) -> Any:
+            """Parse the tag, and return a node that renders its body."""
             line = next(parser.stream).lineno
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
             return nodes.Scope(body, lineno=line)
 
     def refuse(reason: str) -> str:
+        """Raise an error with the template's own message."""
         raise TemplateError(reason)
 
     def write_json(
@@ -124,12 +138,14 @@ def _environment() -> Any:
         separators: tuple[str, str] | None = None,
         sort_keys: bool = False,
     ) -> str:
+        """Return a value as JSON, which keeps BREAK_MARK unescaped even if `ensure_ascii` is set."""
         written = json.dumps(
             value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
         )
         return _ESCAPED_MARK.sub(lambda found: found[1] or BREAK_MARK, written) if ensure_ascii else written
 
     def write_today(shape: str) -> str:
+        """Return the present time in a format of `strftime`."""
         return datetime.now().strftime(shape)
 
     environment: Any = ImmutableSandboxedEnvironment(
@@ -141,7 +157,10 @@ def _environment() -> Any:
     return environment
 
 
-BREAK_MARK = "\ud800"  # half a surrogate pair: neither JSON's text nor a protobuf's can hold it
-# The mark as `ensure_ascii` escapes it. Not found: an escaped backslash before "ud800" (group 1), and the
-# first half of a character such as U+10330, which is escaped as \ud800\udf30.
+# Marks control tokens that a client's text spells (`text.ControlTokens`). The mark is half of a surrogate
+# pair, which no client's text contains: UTF-8 cannot encode it, and `mark` refuses text in which a JSON
+# escape spells it.
+BREAK_MARK = "\ud800"
+# Finds the mark as `ensure_ascii` escapes it. It does not match an escaped backslash before "ud800" (group
+# 1), nor the first half of a character such as U+10330, which is escaped as \ud800\udf30.
 _ESCAPED_MARK = re.compile(r"(\\\\)|\\ud800(?!\\ud[c-f])")

@@ -1,4 +1,4 @@
-"""The options of a master's process."""
+"""Defines and checks the options of a master's process."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ MetricPrefix = Literal["specsot", "vllm"]
 
 @dataclass(frozen=True, slots=True)
 class MasterConfig:
-    """stuck_after: seconds without a lap, while there is work, after which it does not serve.
+    """All options of a master's process; each option's help text describes it.
 
-    token: one more beside those of token_file.
+    stuck_after: Seconds without a step, while there is work, after which health checks fail.
+    token: One more valid client token, in addition to those of token_file.
     """
 
     HEADING: ClassVar[str] = "Endpoints"
@@ -99,21 +100,26 @@ class MasterConfig:
 
     @property
     def base(self) -> Path:
-        """The model's directory. Raises ModelError."""
+        """The model's directory, to which the option `model` resolves. Raises ModelError."""
         return resolve_model(self.model)
 
     @property
     def guarded(self) -> bool:
+        """Whether clients must show a token."""
         return bool(self.token_file or self.token)
 
     def tokens(self) -> Tokens | None:
-        """What clients must show, if anything. Raises InvalidRequest for a file without tokens."""
+        """Return the valid client tokens, or None if none is required.
+
+        Raises InvalidRequest for a file without tokens.
+        """
         return Tokens(self.token_file, self.token) if self.guarded else None
 
     def check(self) -> None:
-        """Clients show tokens, members certificates: where either must, they come in by different doors.
+        """Raises InvalidRequest for options that contradict each other or expose a port without protection.
 
-        Raises InvalidRequest.
+        Clients authenticate by tokens and members by certificates. If either is required, members need a port
+        of their own.
         """
         self.pulse.check()
         self.tokens()
@@ -134,6 +140,6 @@ class MasterConfig:
 
 
 def read_config(arguments: Sequence[str] | None = None) -> MasterConfig:
-    """Exits with status 2 and one line when something is wrong."""
+    """Read the options from the command line; exit with status 2 and one line if something is wrong."""
     about = "Serve clients, and coordinate a SpecSoT ring of workers and a drafter."
     return read("specsot-master", MasterConfig, about, arguments, check=MasterConfig.check)

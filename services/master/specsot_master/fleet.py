@@ -1,4 +1,4 @@
-"""The fleet of one ring: members that join and are lost, and the epochs formed of them."""
+"""Manages the members of one ring: admits them, forms epochs of them, ends an epoch if a stage is lost."""
 
 from __future__ import annotations
 
@@ -53,19 +53,25 @@ from specsot_master.members import DrafterGrace, Member, MemberTable, RejoinGrac
 
 log = structlog.get_logger()
 
-# Seconds in which others leave, too, where a whole fleet is stopped: nothing is loaded; not measured.
+# Seconds. After a member has announced that it leaves, the remaining workers take over its layers no earlier
+# than this. If a whole fleet is stopped, the others leave meanwhile too, and no layers are loaded in vain.
+# Untuned.
 LEAVE_TOGETHER_SECONDS = 0.2
-# Seconds before a broken ring is tried again: doubles from one to the other; not measured.
+# Seconds before a broken ring is formed again, doubled from the first value up to the second. Untuned.
 FIRST_RETRY_SECONDS = 1.0
 MAX_RETRY_SECONDS = 30.0
-BARRIER_SECONDS = 180.0  # seconds in which some member must load a layer more, or be ready; not measured
+# Seconds within which at least one member must make progress (load a further layer, or become ready) while an
+# epoch starts. Untuned.
+BARRIER_SECONDS = 180.0
 
 
 class Fleet:
-    """Forms an epoch whenever the ring is complete; ends it whenever a stage is lost.
+    """Forms an epoch whenever enough members have joined, and ends it whenever a stage is lost.
 
-    changed: the ring is complete, or broke. numbers: of epochs to come. user: to be set before anybody joins.
-    complaint: why the last attempt at an epoch failed; None once one has succeeded.
+    An epoch is one formation of the ring: which member runs which layers. Messages of members carry the
+    epoch's number, and those of another epoch are ignored. The engine that uses the ring must be set as
+    `user` before the first member joins. The attribute `complaint` says why the last attempt at an epoch
+    failed; it is None once a ring is complete.
     """
 
     user: RingUser
@@ -73,40 +79,53 @@ class Fleet:
     def __init__(
         self, config: RingConfig, changed: Callable[[], None], numbers: EpochNumbers | None = None
     ) -> None:
+        """Create a fleet without members.
+
+        changed: called whenever the ring becomes complete or breaks, or what it waits for changes.
+        numbers: the source of epoch numbers, which several fleets of one master share.
+        """
         self._config = config
         self._changed = changed
         self._numbers = numbers or EpochNumbers()
         self._table = MemberTable(self.on_disconnect)
         self._epoch = Epoch()
         self.complaint: str | None = None
-        self._missing = ""  # as it was said last
-        self._drafters: tuple[DrafterName, ...] = ()  # of the newest drafter, which may come back
+        # What the ring lacked when this was logged last.
+        self._missing = ""
+        # The drafting methods of the newest drafter. They outlast its loss, because it may come back.
+        self._drafters: tuple[DrafterName, ...] = ()
         self._retry = FIRST_RETRY_SECONDS
         self._grace = RejoinGrace(self.reform)
         self._drafter_grace = DrafterGrace(self.reform, config.drafter_grace)
-        self._barrier: SilenceTimer | None = None  # while somebody is not ready
-        self._ahead: dict[str, Range] = {}  # layers that workers were told to load for a later epoch
-        self._loaded: dict[str, Range] = {}  # and those that they have
-        self._roomless: dict[str, Range] = {}  # and those for which they have no room beside what runs
+        # Ends the epoch if no member makes progress; set while some member of the epoch is not ready.
+        self._barrier: SilenceTimer | None = None
+        # By worker: the layers that it was told to load for a later epoch, those that it has loaded, and
+        # those for which it has no memory in addition to the layers that it runs.
+        self._ahead: dict[str, Range] = {}
+        self._loaded: dict[str, Range] = {}
+        self._roomless: dict[str, Range] = {}
         self._handover = KvHandover(self._table, self.reform)
-        self._coming: Stages = ()  # which the next epoch gets: rows are handed over to them
-        self._rebalancing: asyncio.Future[str] | None = None  # to those; why it is not done, or nothing
+        # The stages of the next epoch, to which KV is being migrated; empty if no change is under way.
+        self._coming: Stages = ()
+        # Set while `rebalance` waits for these stages. The result says why they were given up, or is empty.
+        self._rebalancing: asyncio.Future[str] | None = None
 
     @property
     def ready(self) -> bool:
-        """Every member of this epoch has said so."""
+        """Whether the ring is complete: every member of the epoch has reported that it is ready."""
         return self.ring is not None
 
     @property
     def ring(self) -> Configuration | None:
-        """What every member of the running epoch was told; None while there is none."""
+        """The configuration of the running epoch; None while an epoch starts or there is none."""
         return self._epoch.ring
 
     def state(self) -> RingState | None:
-        """What requests need to know of the running ring; None while there is none."""
+        """Return the running ring's sizes and limits for the engine, or None while no ring is complete."""
         return self._state_of(self.ring) if self.ring else None
 
     def _state_of(self, ring: Configuration) -> RingState:
+        """Return the sizes and limits of a ring with this configuration; no ring needs to run with it."""
         return RingState(
             epoch=ring.epoch,
             pages=ring.pages,
@@ -122,40 +141,43 @@ class Fleet:
 
     @property
     def registrations(self) -> list[Registration]:
+        """The registrations of all members, in the order in which they joined."""
         return self._table.registrations
 
     @property
     def formed(self) -> bool:
-        """Everybody of an epoch is known, ready or not."""
+        """Whether an epoch has begun and not ended; its members need not be ready."""
         return self._epoch.formed
 
     @property
     def short(self) -> bool:
-        """One more worker would do good at once."""
+        """Whether the fleet has no epoch, or fewer workers (running or idle) than the ring should have."""
         return not self.formed or len(self._epoch.stages) + len(self.idle_workers) < self._config.workers
 
     @property
     def idle_workers(self) -> list[Registration]:
+        """Workers that run no layers in the present epoch."""
         return [one for one in self.registrations if one.kind == "worker" and one.name not in self._epoch]
 
     def ran(self, name: str) -> bool:
-        """It was a stage of the newest epoch."""
+        """Whether this member is or was a stage of the newest epoch, which may have ended."""
         return any(stage.name == name for stage in self._epoch.stages)
 
     def accepts(self, registration: Registration) -> bool:
+        """Whether `join` would admit this member."""
         return may_join(registration, self.registrations, self._config)
 
     @property
     def lacking(self) -> bool:
-        """It has no ring, and cannot form one of the members it has."""
+        """Whether there is no epoch, and the members cannot form one of full size."""
         return not self.formed and not self._could_form()
 
     def completed_by(self, more: Sequence[Registration]) -> bool:
-        """Whether it has no ring, is not likely to form one by itself, and could with these."""
+        """Whether the fleet cannot form a ring by itself, but could with these additional workers."""
         return (self.lacking or bool(self._epoch.failed and not self.formed)) and self._could_form(more)
 
     def waiting_for(self) -> str:
-        """What keeps the ring from running, in words; empty when it runs."""
+        """Return in words what keeps the ring from running; empty if the ring is complete."""
         if self._epoch.ring:
             return ""
         if self._epoch.formed:
@@ -170,20 +192,26 @@ class Fleet:
 
     @property
     def plan(self) -> str:
-        """Who runs what in the present epoch, and the pace that is expected; empty while there is none."""
+        """The present epoch's layer ranges and expected throughput in words; empty without an epoch."""
         return self._in_words(self._epoch.stages) if self.formed else ""
 
     def members(self) -> tuple[MemberInfo, ...]:
-        """Everybody who has joined, with the layers each runs now or was started with."""
+        """Return all members, each with the layers that it runs now or was started with, for status pages."""
         spare = [one.name for one in self.registrations if one.name not in self._epoch] if self.formed else []
         return member_infos(self.registrations, self._epoch.running, spare)
 
     async def join(self, registration: Registration, downlink: Link) -> None:
-        """Raises Refused, naming both values, when it does not belong here."""
+        """Admit a member.
+
+        Raises Refused if its model, protocol or layers do not match; the error names both values.
+        """
         self.add(registration, downlink)
 
     def add(self, registration: Registration, downlink: Link) -> None:
-        """One more member, or one that is back before its old link was known to be lost. Raises Refused."""
+        """Admit a member, or replace a member of the same name whose old link is not known to be lost yet.
+
+        downlink: the master's link to this member. Raises Refused.
+        """
         check_joining(registration, self.registrations, self._config)
         self._numbers.pass_over(registration.epoch)
         if older := self._table.find(registration.name):
@@ -193,25 +221,36 @@ class Fleet:
         self._table.add(registration, downlink)
         self._drafters = registration.drafters or self._drafters
         log.info("member joined", kind=registration.kind, name=registration.name, at=registration.address)
-        self._start_grace(self._config.take_over_after)  # where one comes back, others may
+        # If one lost member comes back, others may follow, so the wait for them starts anew.
+        self._start_grace(self._config.take_over_after)
         if self.formed and registration.kind == "worker":
             self._table.send(registration.name, StandBy(self.epoch))
         self.reform()
 
     def release(self, name: str) -> Member:
-        """Let a worker that runs nothing here go elsewhere; nothing is lost by it."""
+        """Remove a worker that runs no layers here, and return it, so that another fleet can use it.
+
+        A change of the ring that had planned with this worker is given up.
+        """
         self._epoch.forget(name)
         if any(stage.name == name for stage in self._coming):
             self._drop_coming(f"{name} is needed elsewhere")
         return self._table.remove(name)
 
     def knows(self, name: str, by: Link | None = None) -> bool:
-        """It is a member. by: the downlink of whoever is meant: another one may have its name by now."""
+        """Whether a member of this name has joined.
+
+        by: the downlink through which the caller knows the member; False if a newer process has its name now.
+            None accepts any process of this name.
+        """
         member = self._table.find(name)
         return member is not None and (by is None or by is member.downlink)
 
     def on_message(self, name: str, message: object, by: Link | None = None) -> None:
-        """Take a member's message. by: see `knows`."""
+        """Handle one message of a member. Unknown members and messages of other epochs are ignored.
+
+        by: see `knows`.
+        """
         if not self.knows(name, by):
             return
         match message:
@@ -239,9 +278,12 @@ class Fleet:
     def on_disconnect(
         self, name: str, reason: str, by: Link | None = None, patience: float | None = None
     ) -> None:
-        """A member is gone. A lost stage ends the epoch; a lost drafter is done without.
+        """Handle the loss of a member.
 
-        by: see `knows`. patience: seconds before the others take over, if nobody else can; None: as wished.
+        A lost stage ends the epoch; without a lost drafter the epoch continues.
+
+        by: see `knows`. patience: seconds to wait for the lost member before the remaining workers take over
+            its layers, if no spare worker can; None for the configured time.
         """
         if self.knows(name, by):
             self._remove(name, reason)
@@ -249,8 +291,11 @@ class Fleet:
             self.reform()
 
     def reform(self) -> None:
-        """Begin a new epoch if the ring is complete, and nothing runs that it would disturb, or all goes on
-        faster afterwards.
+        """Start a new epoch if that is possible and useful now. Called after every change of the members.
+
+        Without an epoch, one is formed as soon as the members suffice. If better stages are possible and no
+        request would be disturbed, the epoch is replaced at once. If requests are running, the change is
+        prepared alongside (`_take_in`). A drafter may join a running epoch without interrupting it.
         """
         epoch = self._epoch
         members = self._table.registrations
@@ -266,7 +311,12 @@ class Fleet:
             self._take_in(members, better if holds and holds > self.user.at_work else None)
 
     def _takers(self, stages: Stages) -> Sequence[Registration]:
-        """Who is in a ring of these stages: where there was one before, no drafter that has no room."""
+        """Return the members for an epoch with these stages.
+
+        Drafters that failed are left out if another drafter can draft. If a ring has run before, drafters
+        whose memory is too small for a ring of these stages are left out too, so that the ring can form
+        without them.
+        """
         members = without_failed_drafters(self.registrations, self._epoch.failed)
         if self._epoch.stages:
             while count_drafters(members) and self._count_fitting(stages, members) is None:
@@ -274,7 +324,7 @@ class Fleet:
         return members
 
     def _count_fitting(self, stages: Stages, members: Sequence[Registration]) -> int | None:
-        """Requests that a ring of these stages could hold; None where it could not be."""
+        """Return how many of the engine's requests fit a ring of these stages; None if it cannot form."""
         try:
             told = configurations_of(self.epoch, members, stages, self._config)
         except Refused:
@@ -282,8 +332,16 @@ class Fleet:
         return self.user.fitting(self._state_of(next(iter(told.values()))))
 
     def _take_in(self, members: Sequence[Registration], larger: Stages | None) -> None:
-        """Workers that make what runs faster, and still hold it, or the ring larger where that is waited for;
-        once everybody has the layers that it then runs: until then nothing is interrupted.
+        """Prepare a change of the stages while requests are running, and switch once everything is prepared.
+
+        The new stages are those of a change under way, else `larger`, else any that make the running requests
+        faster; all running requests must fit, unless the change is a requested rebalancing. Members first
+        load the layers that they lack, next to those that they run; then KV is migrated; then the new epoch
+        begins.
+
+        larger: stages of a ring that holds requests which wait for a larger ring, or None. For such a ring,
+            or for a requested rebalancing, members that report no memory for loading ahead load after the
+            switch instead.
         """
         epoch = self._epoch
         wanted = (
@@ -297,7 +355,8 @@ class Fleet:
         missing = to_load(wanted, epoch.stages, self._loaded)
         needed = self._rebalancing or larger
         if all(needed and self._roomless.get(name) == missing[name] for name in missing):
-            self._coming = wanted  # what else would be better once they have their rows comes later
+            # From here on this change is carried through, even if still better stages become possible.
+            self._coming = wanted
             if self._handover.done(epoch, wanted, self.user.final_rows):
                 self._begin_anew(wanted, "the ring is rebalanced" if self._rebalancing else "a worker joined")
                 self._handover.serve(epoch.number)
@@ -308,15 +367,20 @@ class Fleet:
                 self._table.send(name, StandBy(epoch.number, layers))
 
     async def rebalance(self) -> Rebalanced:
-        """Share the layers out anew. Returns when the next epoch has begun: where requests run, once layers
-        are loaded, if there is room for them beside those that run, and rows are handed over. Raises
-        Unavailable while there is no ring, or where it breaks before that, Refused for want of room.
+        """Split the layers anew over the workers, and return when the next epoch has begun.
+
+        If requests are running, members first load their new layers, as far as they have memory for them next
+        to the running ones, and KV is migrated. If the split is the same as before, nothing happens.
+
+        Raises Unavailable if there is no ring or if the ring breaks meanwhile, and Refused if KV memory is
+        too small.
         """
         if not self._epoch.formed:
             raise Unavailable(f"the ring is not complete: waiting for {self.waiting_for()}")
         stages = rebalanced_stages(self._table.registrations, self._config)
         changed = stages != self._epoch.stages
-        configurations_of(self.epoch, self.registrations, stages, self._config)  # there is KV memory for it
+        # Raises Refused if KV memory is too small for these stages.
+        configurations_of(self.epoch, self.registrations, stages, self._config)
         if changed and self.ready and self.user.at_work:
             dropped = self._rebalancing = self._rebalancing or asyncio.get_running_loop().create_future()
             self._coming = stages
@@ -328,20 +392,27 @@ class Fleet:
         return Rebalanced(changed, self._epoch.number, self._in_words(stages))
 
     async def tend(self, every: float) -> None:
-        """Take in who came late, as soon as nobody would be disturbed. Runs until cancelled."""
+        """Call `reform` every so many seconds, so that late members join an epoch once its ring is idle.
+
+        Runs until cancelled.
+        """
         while True:
             await asyncio.sleep(every)
             if self.formed:
                 self.reform()
 
     async def order(self, order: Order) -> None:
-        """Pass an order to stage 0. Raises Unavailable when there is no ring."""
+        """Send an order to stage 0 of the running ring. Raises Unavailable if no ring is complete."""
         if (ring := self.ring) is None:
             raise Unavailable(f"the ring is not complete: waiting for {self.waiting_for()}")
         await self._table[ring.stages[0].name].downlink.send(order)
 
     def _take(self, name: str, result: Result) -> None:
-        """The last stage's word (late: of no lap, number 0), or the first one's on what could not begin."""
+        """Pass a result to the engine, if it comes from a stage that may report it; else log a warning.
+
+        The last stage reports all results; results that belong to no step have the number 0. Stage 0 may only
+        report that sequences could not begin: number 0, and no tokens.
+        """
         first, last = self._epoch.stages[0].name, self._epoch.stages[-1].name
         rejects = result.number == 0 and not any(one.tokens for one in result.outcomes)
         if name == last or (name == first and rejects):
@@ -350,7 +421,11 @@ class Fleet:
             log.warning("a result by one that cannot have any", name=name, epoch=result.epoch)
 
     def _remove(self, name: str, reason: str) -> None:
-        """A lost stage ends the epoch, a lost drafter does not."""
+        """Forget a member and what it has loaded; end the epoch if the member was one of its stages.
+
+        A planned change to stages that include this member is given up. Without a lost drafter the epoch
+        continues.
+        """
         log.warning("member lost", name=name, reason=reason)
         self._table.remove(name)
         self._table.send_all(self._epoch.remove_drafter(name) or {})
@@ -364,38 +439,44 @@ class Fleet:
             self._break(f"{name} is gone: {reason}", name)
 
     def _could_form(self, more: Sequence[Registration] = ()) -> bool:
-        """A ring of full size, with those besides the members."""
+        """Whether the members, together with these additional ones, could form a ring of full size."""
         return could_form([*self.registrations, *more], self._config, self._epoch.stages, self._epoch.failed)
 
     # --- epochs ---
 
     def _in_words(self, stages: Stages) -> str:
+        """Return the stages' layer ranges and expected throughput in words."""
         return str(expected_throughput(stages, {one.name: one for one in self._table.registrations}))
 
     def _start_grace(self, seconds: float) -> None:
-        """Those whom a ring lost may come back so long."""
+        """Wait so many seconds for lost members of a broken ring, before others take over their layers."""
         if self._epoch.stages and not self._epoch.formed:
             self._grace.begin(seconds)
 
     def _on_progress(self, name: str, progress: Progress) -> None:
-        """It gets ready, and is so far."""
+        """Note how far a member is in getting ready; any change restarts the barrier's timeout."""
         if self._epoch.record_progress(name, progress) and self._barrier:
             self._barrier.reset()
 
     def _mark_ready(self, name: str) -> None:
-        """One more is ready: of those whom the ring waits for, or a drafter that comes back."""
+        """Note that a member of a starting epoch, or a drafter that joins a running ring, is ready."""
         if self._barrier:
             self._barrier.reset()
         told = self._epoch.mark_ready(name)
         if told:
             self._table.send_all(told)
             log.info("a drafter joined the running ring", epoch=self._epoch.number, name=name)
-            self._announce()  # somebody may wait for it
+            # A caller may be waiting for a ring that drafts.
+            self._announce()
         elif name in self._epoch:
             self._announce_if_ready()
 
     def _on_broken(self, name: str, reason: str) -> None:
-        """Without its drafter an epoch goes on; this one is not asked again before the next."""
+        """Handle a member's report that it cannot continue in this epoch.
+
+        A drafter is removed, and the epoch continues without it; it is not asked again before the next epoch.
+        A stage ends the epoch, and the next attempt follows after a delay.
+        """
         epoch = self._epoch
         if (told := epoch.remove_drafter(name)) is not None:
             self._table.send_all(told)
@@ -409,7 +490,7 @@ class Fleet:
             self._try_again()
 
     def _draw_up(self) -> Stages | str:
-        """The next epoch's stages, or what is missing."""
+        """Return the stages of the next epoch, or in words what is missing for it."""
         before = self._epoch.stages
         failed = self._epoch.failed
         try:
@@ -420,16 +501,21 @@ class Fleet:
         return "the drafter" if first and self._drafter_grace.waits(self.registrations) else stages
 
     def _form(self) -> None:
+        """Begin an epoch if the members suffice; else log what is missing, once for each different reason."""
         stages = self._draw_up()
         if not isinstance(stages, str):
             self._begin(stages)
             return
-        if stages != self._missing:  # said once, however often it is tried
+        if stages != self._missing:
             log.info("waiting for the ring", missing=stages)
             self._missing = stages
             self._changed()
 
     def _begin(self, stages: Stages) -> None:
+        """Begin the next epoch with these stages: send every member its configuration, and start the barrier.
+
+        If KV memory is too small, no epoch begins, and `complaint` says why.
+        """
         self._missing = ""
         members = self._takers(stages)
         try:
@@ -437,7 +523,8 @@ class Fleet:
         except Refused as error:
             self.complaint = str(error)
             log.error("no ring", reason=str(error))
-            self._changed()  # somebody may wait for one
+            # Callers that wait for a ring read the complaint.
+            self._changed()
             return
         self._grace.end()
         self._ahead = {}
@@ -448,8 +535,10 @@ class Fleet:
         self._table.send_all(told)
 
     def _give_up(self) -> None:
-        """Nobody gets any further. Whoever has not done its part is lost; if all have, something that one of
-        them waits for is.
+        """End an epoch whose members have made no progress for BARRIER_SECONDS, and try again after a delay.
+
+        Members that have not finished their own part are removed. If all have finished and wait for something
+        else, no member is removed.
         """
         behind = self._epoch.unfinished
         standing = self._epoch.progress_text
@@ -462,12 +551,15 @@ class Fleet:
         self._try_again()
 
     def _begin_anew(self, stages: Stages, reason: str) -> None:
+        """Replace the present epoch by one with these stages; requests continue from their token logs."""
         if stages == self._coming:
-            self._drop_coming("")  # it has come
+            # The planned change happens now, so `rebalance` returns without an error.
+            self._drop_coming("")
         self._break(reason, None, planned=True)
         self._begin(stages)
 
     def _announce_if_ready(self) -> None:
+        """Announce the ring once all members are ready, and reset the record of failures."""
         if ring := self._epoch.ring:
             self._stop_watching()
             self.complaint = None
@@ -479,11 +571,16 @@ class Fleet:
             self._announce()
 
     def _announce(self) -> None:
+        """Tell the engine and the master that the ring is complete, or has a drafter again."""
         self.user.handle(RingReady())
         self._changed()
 
     def _break(self, reason: str, culprit: str | None, planned: bool = False) -> None:
-        """End the epoch: everybody but the culprit is told, requests hear why."""
+        """End the epoch: tell all its members but the culprit to disband, and the engine the reason.
+
+        culprit: the member that failed or is lost, or None. planned: whether the master ends the epoch for a
+            better one; then no request is suspected of having broken the ring.
+        """
         self._drop_coming(reason)
         self._stop_watching()
         told = [name for name in self._epoch.end() if name != culprit]
@@ -492,6 +589,7 @@ class Fleet:
         self._changed()
 
     def _drop_coming(self, reason: str) -> None:
+        """Forget the planned stages; a waiting `rebalance` raises this reason, or succeeds if it is empty."""
         dropped = self._rebalancing
         self._coming = ()
         self._rebalancing = None
@@ -499,10 +597,12 @@ class Fleet:
             dropped.set_result(reason)
 
     def _stop_watching(self) -> None:
+        """Stop the barrier's timeout."""
         if self._barrier:
             self._barrier.stop()
         self._barrier = None
 
     def _try_again(self) -> None:
+        """Call `reform` after a delay that doubles with every failure, up to MAX_RETRY_SECONDS."""
         asyncio.get_running_loop().call_later(self._retry, self.reform)
         self._retry = min(self._retry * 2, MAX_RETRY_SECONDS)

@@ -44,11 +44,7 @@ JoinRequests = AsyncIterator[fleet_pb2.JoinRequest]
 
 
 class MasterService(master_pb2_grpc.MasterServicer):
-    """`info` reports the ring's state when it is called. `rebalance` forms it anew.
-
-    patience: seconds one event may wait for a client that does not read. tokens: what clients show; who shows
-    one owns what it asked for.
-    """
+    """The gRPC service for clients: generate, cancel, state of the rings, rebalance."""
 
     def __init__(
         self,
@@ -58,6 +54,13 @@ class MasterService(master_pb2_grpc.MasterServicer):
         rebalance: Callable[[], Awaitable[Rebalanced]] | None = None,
         tokens: Tokens | None = None,
     ) -> None:
+        """Serve requests through `requests`.
+
+        info: returns the present state of the rings. patience: seconds for which one event may wait for a
+        client that does not read. rebalance: splits the layers anew, or None if there is no ring here.
+        tokens: the valid client tokens, or None if clients need none; the holder of a token owns the requests
+            made with it.
+        """
         self._requests = requests
         self._info = info
         self._patience = patience
@@ -66,8 +69,11 @@ class MasterService(master_pb2_grpc.MasterServicer):
         self._positions = max((model.max_positions for model in info().models), default=MAX_TOKENS + 1)
 
     async def Generate(self, request: master_pb2.GenerateRequest, context: Context) -> None:
-        """Written, not yielded: gRPC raises in a blocked write, but never closes a generator in time. It
-        takes in some megabytes before a write waits for the client.
+        """Stream the events of a request.
+
+        Events are written to the context instead of being yielded: when a client disconnects, gRPC raises in
+        a blocked write, but closes a generator too late. gRPC buffers some megabytes before a write waits for
+        the client. Raises Cancelled if one write waits longer than the patience.
         """
         writing = WaitLimit(self._patience)
         try:
@@ -80,6 +86,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
             raise Cancelled(f"nothing was read for {self._patience:g} s") from None
 
     async def Cancel(self, request: master_pb2.CancelRequest, context: Context) -> master_pb2.CancelResponse:
+        """Cancel a request of this client; the response says whether there was such a request."""
         if not request.request_id:
             raise InvalidRequest("request_id must be given", field="request_id")
         cancelled = self._requests.cancel(request.request_id, self._owner(context))
@@ -88,11 +95,16 @@ class MasterService(master_pb2_grpc.MasterServicer):
     async def GetInfo(
         self, request: master_pb2.GetInfoRequest, context: Context
     ) -> master_pb2.GetInfoResponse:
+        """Return the present state of the rings."""
         return encode_info(self._info())
 
     async def Rebalance(
         self, request: master_pb2.RebalanceRequest, context: Context
     ) -> master_pb2.RebalanceResponse:
+        """Split the layers anew over all workers.
+
+        With several tokens, only an administrator's token may do so.
+        """
         if self._tokens:
             self._tokens.check_admin(shown(context.invocation_metadata()))
         if self._rebalance is None:
@@ -102,7 +114,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
     def _events(
         self, request: master_pb2.GenerateRequest, context: Context
     ) -> AsyncGenerator[Numbered, None]:
-        """Of a new request, or the rest of a known one."""
+        """Return the events of a new request, or the rest of a resumed one. Raises InvalidRequest."""
         id = checked_id(request.request_id)
         owner = self._owner(context)
         caller = Caller(id, owner or client_of(context.peer()), context.time_remaining(), owner)
@@ -111,11 +123,12 @@ class MasterService(master_pb2_grpc.MasterServicer):
         return self._requests.generate(ask, caller, offset)
 
     def _owner(self, context: Context) -> str:
+        """Return the owner of the token that the call shows; "" if no tokens are required."""
         return self._tokens.owner(shown(context.invocation_metadata())) if self._tokens else ""
 
 
 def checked_id(text: str) -> str | None:
-    """A caller's own id, None for none. Raises InvalidRequest."""
+    """Return a caller's own request id, or None for an empty one. Raises InvalidRequest."""
     if len(text) > MAX_ID_CHARACTERS or not text.isprintable():
         raise InvalidRequest(
             f"request_id must be at most {MAX_ID_CHARACTERS} printable characters", field="request_id"
@@ -124,15 +137,19 @@ def checked_id(text: str) -> str | None:
 
 
 def client_of(peer: str) -> str:
-    """gRPC's "ipv4:10.0.0.7:51234" without the port: one client, however many connections."""
+    """Return gRPC's name of a peer without the port, so that all connections of a host are one client.
+
+    # "ipv4:10.0.0.7:51234" -> "ipv4:10.0.0.7"    "unix:" -> "unix:"
+    """
     return peer.rpartition(":")[0] if peer.startswith("ipv") else peer
 
 
 class Downlink:
-    """The master's end of a member's stream. `send` takes Configuration, Disband, Open, Close, Lease.
+    """The master's end of the stream to a member; sends it configurations and orders.
 
-    busy: the member was told to get ready, and has not said that it is.
-    closed: by the master. What still comes up this stream is nobody's then, nor is its end.
+    The attribute `busy` is set while the member gets ready for an epoch, from its Configuration until it
+    reports Ready or Broken. `closed` is set once the master has closed the stream; then messages that still
+    arrive, and the end of the stream, are ignored.
     """
 
     def __init__(self) -> None:
@@ -140,18 +157,23 @@ class Downlink:
         self.busy = self.closed = False
 
     async def send(self, message: Any) -> None:
+        """Queue a message to the member. Raises Unavailable if the link is lost or its queue is full."""
         self.busy |= isinstance(message, Configuration)
         response = encode_downward(message)
         self.outbox.put(response, response.ByteSize())
 
     async def close(self) -> None:
+        """Send what is queued, then end the stream."""
         self.closed = True
         self.outbox.finish()
 
 
 class _Ear:
-    """Hears what a member says once it is registered: by its stream, and by a unix socket if there is one.
-    It is lost when both have ended, or when one brings what does not decode.
+    """Receives the messages of a registered member, from its stream and from a unix socket if there is one.
+
+    Each of the two enters this object as a context. The member is lost when both have ended, or when one of
+    them delivers a message that does not decode. The attribute `watch` is the silence timer, which every
+    message resets.
     """
 
     over = False
@@ -164,10 +186,11 @@ class _Ear:
         self.watch: SilenceTimer | None = None
 
     def hear(self, data: bytes) -> None:
+        """Handle one encoded message of the unix socket. Raises WireError."""
         self.take(parse(fleet_pb2.JoinRequest, data))
 
     def take(self, request: fleet_pb2.JoinRequest) -> None:
-        """Raises WireError."""
+        """Handle one message, and pass it to the fleet unless it is a heartbeat. Raises WireError."""
         if self.watch:
             self.watch.reset()
         message = decode_upward(request)
@@ -189,7 +212,7 @@ class _Ear:
 
 
 class FleetService(fleet_pb2_grpc.FleetServicer):
-    """nearby: members of this machine are offered unix sockets."""
+    """The gRPC service for members: join a fleet, and find members that lend model files."""
 
     def __init__(
         self,
@@ -198,6 +221,11 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         turned_away: TurnedAway | None = None,
         nearby: bool = False,
     ) -> None:
+        """Admit members to `members`.
+
+        pulse: how often members send heartbeats, and how long they may be silent. turned_away: where refusals
+        are noted. nearby: offer a unix socket to members on this machine.
+        """
         self._members = members
         self._pulse = pulse or Heartbeat()
         self._turned_away = turned_away or TurnedAway()
@@ -209,6 +237,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
     async def ListLenders(
         self, request: fleet_pb2.ListLendersRequest, context: Context
     ) -> fleet_pb2.ListLendersResponse:
+        """Return the addresses of the workers that lend the model's files to others."""
         check_role(names_of(context), request.name, "worker", "drafter")
         lenders = list(self._lenders.values())
         return fleet_pb2.ListLendersResponse(
@@ -216,6 +245,11 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         )
 
     async def Join(self, request_iterator: JoinRequests, context: Context) -> None:
+        """Admit a member, and exchange messages with it until either side ends the stream.
+
+        The first message of the member must be its registration. Raises Refused if it does not belong to this
+        fleet, Unavailable while the master shuts down, and WireError.
+        """
         registration = await _first_message(request_iterator)
         if self._closing:
             raise Unavailable("the master is shutting down")
@@ -243,7 +277,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
                 self._members.on_disconnect(registration.name, reason, downlink)
 
     async def close(self) -> None:
-        """Let every member go, in good order; nobody is missed any more, and nobody comes."""
+        """Tell every member that the master leaves, and close all links. Later members are refused."""
         self._closing = True
         for downlink in list(self._downlinks):
             with suppress(Unavailable):
@@ -253,6 +287,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
             await self._nearby.close()
 
     async def _joined(self, ear: _Ear, context: Context) -> fleet_pb2.JoinResponse:
+        """Return the first response to a member, with a unix socket if the member runs on this machine."""
         joined = fleet_pb2.Joined(protocol=PROTOCOL, heartbeat=self._pulse.every, silence=self._pulse.silence)
         if self._nearby and is_here(unquote(context.peer()).removeprefix("ipv4:").removeprefix("ipv6:")):
             with suppress(Overloaded, Unavailable):
@@ -267,11 +302,16 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         downlink: Downlink,
         context: Context,
     ) -> None:
-        """Both directions, until either ends. Raises WireError for what does not decode."""
+        """Send and receive until either direction ends. Raises WireError for a message that does not decode.
+
+        The member counts as lost if it is silent for longer than the heartbeat allows.
+        """
         silence = self._pulse.silence
         outbox = downlink.outbox
         told = f"silent for {silence:g} s"
-        compiles = bool(registration.gpus)  # kernels of a GPU at any time: the lock is held for seconds
+        # A member with a GPU may compile kernels at any time, and then holds its interpreter's lock for
+        # seconds.
+        compiles = bool(registration.gpus)
         watch = SilenceTimer(silence, lambda: outbox.lose(told), lambda: downlink.busy or compiles)
         ear.watch = watch
         hearing = asyncio.create_task(_receive(ear, requests))
@@ -285,13 +325,14 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
 
 
 async def _receive(ear: _Ear, requests: JoinRequests) -> None:
-    """Raises WireError."""
+    """Receive the messages of a member's stream until it ends. Raises WireError."""
     with ear:
         async for request in requests:
             ear.take(request)
 
 
 async def _first_message(requests: JoinRequests) -> Registration:
+    """Return the registration with which a stream begins. Raises WireError if it begins otherwise."""
     request = await anext(requests, None)
     message = None if request is None else decode_upward(request)
     if not isinstance(message, Registration):
@@ -307,9 +348,12 @@ _TERMS = Terms(PUBLIC_BYTES)
 async def open_master_port(
     listen: str, master: MasterService, fleet: FleetService | None, terms: Terms = _TERMS
 ) -> GrpcServer:
-    """ "specsot.v1.Master" serves when somebody reports a complete ring. fleet None: members come in
-    elsewhere, as they must where they or clients show who they are: gRPC for Python asks everybody at a port
-    for a certificate, or nobody.
+    """Open the port for clients. Its health service reports `specsot.v1.Master` as set by the caller.
+
+    fleet: the service for members on the same port, or None if members have a port of their own. They need
+    their own port if members show certificates or clients show tokens, because gRPC for Python requires
+    certificates either from all connections of a port or from none. Raises Unavailable if the address cannot
+    be used.
     """
     services = {MASTER_SERVICE: partial(master_pb2_grpc.add_MasterServicer_to_server, master)}
     if fleet is not None:
@@ -321,7 +365,7 @@ async def open_master_port(
 
 
 async def open_fleet_port(listen: str, fleet: FleetService, terms: Terms) -> GrpcServer:
-    """For members alone, who are taken at once."""
+    """Open a port for members only, which is reported as healthy at once. Raises Unavailable."""
     door = await open_server(
         listen, {FLEET_SERVICE: partial(fleet_pb2_grpc.add_FleetServicer_to_server, fleet)}, terms
     )

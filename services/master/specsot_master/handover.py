@@ -1,4 +1,8 @@
-"""Hands KV rows and features over to the stages of the next epoch, while this one goes on."""
+"""Migrates KV rows and features to the stages of the next epoch while the present epoch continues.
+
+A *row* is the KV of one token. Givers are the stages of the present epoch, takers those of the next one. The
+code calls migrated rows *handed*.
+"""
 
 from __future__ import annotations
 
@@ -14,35 +18,54 @@ from specsot_master.members import MemberTable
 
 log = structlog.get_logger()
 
-# Seconds for one round, in which nothing is interrupted; 46 MB take 37 s at 10 Mbit/s.
+# Seconds after which a round is given up. Requests continue meanwhile. 46 MB take 37 s at 10 Mbit/s.
 ROUND_SECONDS = 60.0
-# Rows that are rather read again than handed over in one more round, and the most rounds; not measured.
+# Tokens, over all sequences. So few are computed again in the next epoch rather than migrated in a further
+# round. Untuned.
 FEW_ROWS = 32
+# Rounds of one change. Untuned.
 MAX_ROUNDS = 4
-MAX_BYTES = 256 << 20  # bytes of rows, those of the longest texts first: a link's queue holds twice as many
+# Bytes of KV that are migrated, the longest sequences first. A link's send queue holds twice as many.
+MAX_BYTES = 256 << 20
 
 
 class KvHandover:
-    """One change of the ring at a time. Each round hands over what was written since the one before.
+    """Migrates KV for one change of the ring at a time, in rounds.
 
-    later: called when it may be time to go on.
+    Each round migrates the tokens that have become final since the round before:
+    # final tokens of sequence 7 at the three rounds: 900, 960, 970
+    # -> round 1 sends rows 0..899, round 2 rows 900..959; the last 10 are fewer than FEW_ROWS: done
+
+    The argument `later` is called when a round's time has run out, so that the fleet calls `done` again.
     """
 
     def __init__(self, table: MemberTable, later: Callable[[], None]) -> None:
         self._table = table
         self._later = later
-        self._change: object = None  # from which epoch, to which stages, of which processes and which head
-        self._handed: dict[int, int] = {}  # by sequence, its first rows, that every taker has or now gets
-        self._over: set[int] = set()  # sequences that givers have closed, whether or not we know
-        self._lacking: set[str] = set()  # takers
-        self._rounds = self._number = 0  # of this change; of the newest order
+        # What the change depends on: (epoch, next stages, registrations of the takers, draft head).
+        self._change: object = None
+        # By sequence id: how many leading tokens every taker has, or receives in this round.
+        self._handed: dict[int, int] = {}
+        # Sequences that the givers have closed already, even if their results have not arrived here.
+        self._over: set[int] = set()
+        # Names of the takers that have not confirmed this round.
+        self._lacking: set[str] = set()
+        # The number of rounds of this change, and the number of the newest order of all changes.
+        self._rounds = self._number = 0
+        # The loop's time at which this round is given up.
         self._ends = 0.0
-        self._kept: tuple[int, Mapping[int, int]] = 0, {}  # of which epoch
+        # The epoch that began with migrated rows, with their counts by sequence id.
+        self._kept: tuple[int, Mapping[int, int]] = 0, {}
 
     def done(self, epoch: Epoch, wanted: Stages, final: Callable[[], Mapping[int, int]]) -> bool:
-        """Whether the next epoch may begin.
+        """Start or continue the migration to the stages `wanted`.
 
-        final: how many first rows of each sequence are computed, and stay as they are.
+        Return whether the next epoch may begin now.
+
+        final: returns, by sequence id, for how many leading tokens the KV on every stage is final.
+
+        If the members changed since the last call, the migration starts anew. If rows cannot be migrated, or
+        were not in time, the next epoch begins without them and computes them again.
         """
         members = self._table.registrations
         takers = [one for one in members if any(one.name == to.name for to in wanted)]
@@ -67,7 +90,11 @@ class KvHandover:
         return not self._go_on(epoch, wanted, _within(MAX_BYTES, members, live))
 
     def note(self, name: str, number: int, over: Sequence[int]) -> None:
-        """This taker has all that the order of this number names, but for what is over."""
+        """Note that a taker has received all rows of the order of this number.
+
+        over: sequences of the order that the givers had closed, so that they sent no rows of them.
+        Confirmations of older orders are ignored.
+        """
         if number == self._number:
             self._lacking.discard(name)
             self._over.update(over)
@@ -75,7 +102,7 @@ class KvHandover:
                 self._handed.pop(sequence, None)
 
     def serve(self, epoch: int) -> None:
-        """It began with what was handed over."""
+        """Note that this epoch began with the migrated rows, and that no change is under way any more."""
         if self._handed:
             rows = sum(self._handed.values())
             log.info("KV rows are handed over", epoch=epoch, sequences=len(self._handed), rows=rows)
@@ -83,11 +110,17 @@ class KvHandover:
         self._change = None
 
     def kept(self, epoch: int) -> Mapping[int, int]:
-        """By sequence of an epoch before, how many first rows of it every stage of this one has."""
+        """Return, by sequence id of the previous epoch, how many leading tokens' KV this epoch's stages have.
+
+        Return nothing for an epoch that did not begin with migrated rows.
+        """
         return self._kept[1] if epoch == self._kept[0] else {}
 
     def _go_on(self, epoch: Epoch, wanted: Stages, final: Mapping[int, int]) -> bool:
-        """Whether one more round has begun; not for a few rows."""
+        """Begin a further round and return True, unless few rows remain or MAX_ROUNDS have been made.
+
+        final: by sequence id, how many leading tokens are final now, within MAX_BYTES.
+        """
         asked = [
             RowsOf(sequence, self._handed.get(sequence, 0), last)
             for sequence, last in final.items()
@@ -110,12 +143,12 @@ class KvHandover:
 
 
 def head_of(members: Sequence[Registration]) -> Head | None:
-    """What the next epoch will keep features for."""
+    """Return the draft head for which the next epoch's last stage keeps features, or None without one."""
     return next((one.head for one in members if one.head), None)
 
 
 def why_not(members: Sequence[Registration], epoch: Epoch, after: Stages) -> str | None:
-    """What keeps the stages of this epoch from handing rows over; None: nothing does."""
+    """Return in words why rows cannot be migrated to the stages `after`, or None if they can be."""
     names = {stage.name for stage in (*epoch.stages, *after)}
     stages = [one for one in members if one.name in names]
     head = head_of(members)
@@ -128,7 +161,12 @@ def why_not(members: Sequence[Registration], epoch: Epoch, after: Stages) -> str
 
 
 def _within(most: int, members: Sequence[Registration], final: Mapping[int, int]) -> dict[int, int]:
-    """The longest of these that take no more bytes together; one that alone takes more is left out."""
+    """Choose the longest sequences whose KV takes at most so many bytes together.
+
+    final: by sequence id, the number of final tokens. Return the chosen part of it. A sequence that does not
+    fit into the remaining bytes is left out, and shorter ones may still be chosen:
+    # room for 1000 tokens, final {1: 700, 2: 500, 3: 200} -> {1: 700, 3: 200}
+    """
     width = head.width if (head := head_of(members)) else 0
     workers = [one for one in members if one.kind == "worker"]
     row = max(one.row_bytes * one.model_layers + width * one.number_bytes for one in workers)

@@ -1,7 +1,7 @@
-"""The journal: resumable requests and their tokens in an SQLite file, to resume them after a restart.
+"""The journal: saves resumable requests and their tokens in an SQLite file, to resume them after a restart.
 
-The file can be read by its owner only, for it holds questions and answers. Times are seconds since the
-request arrived.
+Only the owner of the file can read it, because it holds questions and answers. Times in records are seconds
+since the request arrived.
 """
 
 from __future__ import annotations
@@ -42,10 +42,17 @@ from specsot_master.core.request import RequestState
 
 @dataclass(frozen=True, slots=True)
 class JournaledRequest:
-    """A request and its records. began: seconds of the wall clock at which it came.
+    """A request as the journal keeps it.
 
-    owner: whose it is, "" for nobody in particular.
-    wording: a fingerprint of its first prompt, "" for unknown.
+    id: The request's id.
+    client: The client to which the queue's fairness counts the request.
+    ask: What was asked for.
+    seed: The seed that the request named, or that the master drew for it.
+    began: The arrival, in seconds of the wall clock.
+    records: What happened to the request, in order.
+    owner: The owner of the credential that may resume and cancel the request; "" if anyone who knows the id
+        may.
+    wording: A fingerprint of the first prompt; "" if unknown.
     """
 
     id: str
@@ -69,6 +76,7 @@ _NAMES: dict[type[Record], str] = {
 
 
 def encode_record(record: Record) -> str:
+    """Return a record as JSON: an array of its kind and its fields in order, such as ["again",3]."""
     parts: list[Any] = [getattr(record, one.name) for one in fields(record)]
     if isinstance(record, LapRecord):
         parts[1] = [_encode_outcome(ordinal, outcome) for ordinal, outcome in record.said]
@@ -76,6 +84,10 @@ def encode_record(record: Record) -> str:
 
 
 def decode_record(text: str) -> Record:
+    """Return the record of what `encode_record` returned.
+
+    Raises ValueError or TypeError for anything else.
+    """
     match json.loads(text):
         case ["begun", float(at), int(found)]:
             return AdmittedRecord(at, found)
@@ -94,7 +106,7 @@ def decode_record(text: str) -> Record:
 
 
 def _encode_outcome(ordinal: int, outcome: Outcome) -> list[Any]:
-    """Only what plan and log look at."""
+    """Return the fields of an outcome that are needed to replay it: no accepted nodes, no sequence id."""
     end = outcome.end.value if outcome.end else None
     chances = [[one.logprob, one.top] for one in outcome.chances]
     prompt = [[[one.logprob, one.top] for one in outcome.prompt_chances]] if outcome.prompt_chances else []
@@ -109,33 +121,42 @@ def _decode_outcome(
     chances: list[Any],
     prompt: Sequence[Any] = (),
 ) -> tuple[int, Outcome]:
+    """Return (ordinal, outcome) of what `_encode_outcome` returned; the outcome's sequence id is 0."""
     told = Outcome(0, step, (), tuple(tokens), End(end) if end else None, _decode_chances(chances))
     return ordinal, replace(told, prompt_chances=_decode_chances(prompt)) if prompt else told
 
 
 def _decode_chances(chances: Sequence[Any]) -> tuple[Logprob, ...]:
+    """Return log probabilities from their JSON arrays."""
     return tuple(Logprob(logprob, tuple((token, other) for token, other in top)) for logprob, top in chances)
 
 
 log = structlog.get_logger()
 
 JOURNAL_FILE = "journal.sqlite"
-JOURNAL_FORMAT = 2  # of what is in it; a file of another one is begun anew
+# Version of the file's contents. A file of another version is emptied when it is opened.
+JOURNAL_FORMAT = 2
 
 _UNREADABLE = "what was written down of this request cannot be read any more"
 
-Change = tuple[str, JournaledRequest | Record | None]  # of the request of this id; None: it is forgotten
+# (request id, change): a new request, a further record of the request, or None to delete the request.
+Change = tuple[str, JournaledRequest | Record | None]
 
 
 class JournalFile:
-    """One directory's journal. `model`: a fingerprint; what was written for another one is dropped."""
+    """The journal's SQLite file in one directory, which only one master can open at a time."""
 
     def __init__(self, directory: Path, model: str) -> None:
-        """Raises InvalidRequest: it cannot be had, perhaps because another master has it."""
+        """Open or create the file.
+
+        model: the fingerprint of the model; the contents for another model are deleted. Raises InvalidRequest
+        if the file cannot be opened, for example because another master has it open.
+        """
         self._path = directory / JOURNAL_FILE
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))  # and so are those beside it
+            # SQLite creates its -wal and -shm files with the permissions of the main file.
+            os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
             self._data = sqlite3.connect(self._path, timeout=0, isolation_level=None, check_same_thread=False)
             self._take(f"{JOURNAL_FORMAT} {model}")
         except (OSError, sqlite3.Error) as error:
@@ -144,7 +165,10 @@ class JournalFile:
             ) from None
 
     def read(self) -> tuple[JournaledRequest, ...]:
-        """All requests, in the order in which they came."""
+        """Return all requests with their records, in the order of arrival.
+
+        Unreadable requests are left out.
+        """
         records: dict[str, list[Record]] = {}
         for request, text in self._data.execute("SELECT request, record FROM records ORDER BY rowid"):
             records.setdefault(request, []).append(_decoded(request, text))
@@ -155,7 +179,7 @@ class JournalFile:
         return tuple(one for one in read if one)
 
     def write(self, changes: Iterable[Change]) -> None:
-        """All of them or none. Raises sqlite3.Error."""
+        """Write all of these changes in one transaction. Raises sqlite3.Error if none could be written."""
         self._data.execute("BEGIN")
         try:
             for change in changes:
@@ -166,15 +190,21 @@ class JournalFile:
         self._data.execute("COMMIT")
 
     def close(self) -> None:
+        """Close the file, and keep its contents."""
         self._data.close()
 
     def remove(self) -> None:
-        """What is not written on would send clients who come back to a place long passed."""
+        """Close and delete the file.
+
+        A journal to which nothing is written any more must not stay: a restarted master would resume its
+        requests at a position that clients have long passed.
+        """
         self.close()
         for beside in ("", "-wal", "-shm"):
             self._path.with_name(JOURNAL_FILE + beside).unlink(missing_ok=True)
 
     def _take(self, about: str) -> None:
+        """Lock the file exclusively, and empty it unless it was written for this format and model."""
         run = self._data.execute
         run("PRAGMA locking_mode=EXCLUSIVE")
         run("PRAGMA journal_mode=WAL")
@@ -184,6 +214,7 @@ class JournalFile:
             self._begin(about)
 
     def _begin(self, about: str) -> None:
+        """Create empty tables, in place of any others."""
         run = self._data.execute
         for table in ("about", "requests", "records"):
             run(f"DROP TABLE IF EXISTS {table}")
@@ -197,7 +228,10 @@ class JournalFile:
         run("INSERT INTO about VALUES (?)", (about,))
 
     def _try(self, change: Change) -> None:
-        """What cannot be written is lost alone: its request does not outlive this master."""
+        """Write one change. If it cannot be encoded, its request is deleted and will not survive a restart.
+
+        Raises sqlite3.Error and OSError, which concern the whole file.
+        """
         try:
             self._write(change)
         except (sqlite3.Error, OSError):
@@ -207,6 +241,7 @@ class JournalFile:
             self._forget(change[0])
 
     def _write(self, change: Change) -> None:
+        """Insert a request or a record, or delete a request."""
         run = self._data.execute
         match change:
             case id, JournaledRequest(_, client, ask, seed, began, _, owner, wording):
@@ -220,12 +255,13 @@ class JournalFile:
                 run("INSERT INTO records VALUES (?, ?)", (id, encode_record(record)))  # pyrefly: ignore[bad-argument-type]
 
     def _forget(self, id: str) -> None:
+        """Delete a request and its records."""
         self._data.execute("DELETE FROM records WHERE request = ?", (id,))
         self._data.execute("DELETE FROM requests WHERE id = ?", (id,))
 
 
 def _decoded(request: str, text: str) -> Record:
-    """One that makes no sense ends its request."""
+    """Return a decoded record. In place of an unreadable one, return a record that fails its request."""
     try:
         return decode_record(text)
     except Exception as error:
@@ -234,6 +270,7 @@ def _decoded(request: str, text: str) -> Record:
 
 
 def _journaled(records: tuple[Record, ...], id: str, *row: Any) -> JournaledRequest | None:
+    """Return the request of a table row, or None if the row cannot be read."""
     try:
         client, ask, seed, began, owner, wording = row
         asked = decode_ask(master_pb2.GenerateRequest.FromString(ask))
@@ -244,6 +281,7 @@ def _journaled(records: tuple[Record, ...], id: str, *row: Any) -> JournaledRequ
 
 
 def _open_error(error: OSError | sqlite3.Error) -> str:
+    """Return in words why the file cannot be opened."""
     taken = isinstance(error, sqlite3.Error) and error.sqlite_errorcode == sqlite3.SQLITE_BUSY
     if taken:
         return "another master has it; a second one does not stand by"
@@ -251,7 +289,12 @@ def _open_error(error: OSError | sqlite3.Error) -> str:
 
 
 class Journal:
-    """`kept`: what was there when it was opened."""
+    """Writes changes to the journal's file in batches, in a thread, so that the event loop does not wait.
+
+    One batch is being written while the next one collects; `secure` waits for both. If the file cannot be
+    written, the journal is deleted and later changes are ignored. The attribute `kept` holds the requests
+    that the file contained when it was opened.
+    """
 
     def __init__(self, store: JournalFile, thread: Executor) -> None:
         self.kept = store.read()
@@ -259,22 +302,26 @@ class Journal:
         self._thread = thread
         self._waiting: list[Change] = []
         self._writing: asyncio.Task[None] | None = None
-        self._landing: asyncio.Future[None] | None = None  # of what waits
-        self._flying: asyncio.Future[None] | None = None  # of what is being written
+        # Done when the batch that collects now has been written.
+        self._landing: asyncio.Future[None] | None = None
+        # Done when the batch that is being written has been written.
+        self._flying: asyncio.Future[None] | None = None
         self._lost = False
 
     async def secure(self) -> None:
+        """Wait until everything that was put so far has been written, or the journal has been given up."""
         batch = self._landing or self._flying
         if batch is not None:
             await asyncio.shield(batch)
 
     async def close(self) -> None:
+        """Write everything, then close the file."""
         await self.secure()
         if not self._lost:
             self._store.close()
 
     def put(self, id: str, what: JournaledRequest | Record | None) -> None:
-        """A request that came, what happened to one, or None: it is forgotten."""
+        """Add a change to the next batch: a new request, a record of the request, or None to delete it."""
         if self._lost:
             return
         self._waiting.append((id, what))
@@ -283,6 +330,7 @@ class Journal:
         self._writing = self._writing or start(self._write())
 
     async def _write(self) -> None:
+        """Write batches until none is left."""
         loop = asyncio.get_running_loop()
         while self._landing is not None:
             batch = self._waiting
@@ -291,12 +339,13 @@ class Journal:
             self._landing = None
             try:
                 await loop.run_in_executor(self._thread, self._store.write, batch)
-            except Exception as error:  # whatever it is: who waits must go on
+            except Exception as error:  # Callers of `secure` must continue, whatever the error is.
                 self._give_up(error)
             self._flying.set_result(None)
         self._writing = self._flying = None
 
     def _give_up(self, error: Exception) -> None:
+        """Delete the journal after a failed write; the master continues without it."""
         self._lost = True
         self._waiting = []
         log.error("the journal is given up: a restart will lose every request", exc_info=error)
@@ -305,13 +354,18 @@ class Journal:
 
 
 def open_journal(directory: Path, model: str) -> Journal:
-    """model: the fingerprint of what answers. Raises InvalidRequest: it cannot be had."""
+    """Open the journal of a directory, with a thread that writes it.
+
+    model: the model's fingerprint. Raises InvalidRequest if the file cannot be opened.
+    """
     return Journal(JournalFile(directory, model), ThreadPoolExecutor(1, thread_name_prefix="journal"))
 
 
 class RequestJournal:
-    """What an engine writes down: resumable requests, where there is a journal. now in seconds of the
-    engine's clock. wall: seconds of a clock that goes on without the master.
+    """The journal as engines use it: records resumable requests, and does nothing without a journal.
+
+    The argument `now` of the methods is in seconds of the engine's clock, which starts anew with each
+    process. The argument `wall` returns seconds of a clock that continues while no master runs.
     """
 
     def __init__(self, journal: Journal | None = None, wall: Callable[[], float] = time.time) -> None:
@@ -319,6 +373,7 @@ class RequestJournal:
         self._wall = wall
 
     def record_arrival(self, request: RequestState, now: float) -> None:
+        """Record a new request, if it is resumable."""
         if self._journal and request.ask.resumable:
             began = self._wall() - (now - request.since)
             wording = fingerprint_of(request.wording)
@@ -328,21 +383,24 @@ class RequestJournal:
             self._journal.put(request.id, kept)
 
     def age(self, kept: JournaledRequest) -> float:
+        """Return how many seconds ago the request arrived, at least 0."""
         return max(self._wall() - kept.began, 0.0)
 
     def record(self, request: RequestState, record: Record) -> None:
+        """Record what happened to a request, if the request is resumable."""
         if self._journal and request.ask.resumable:
             self._journal.put(request.id, record)
 
     def branch_record(self, point: int, turn: PromptTurn) -> BranchRecord:
-        """With a fingerprint of its prompt where that is written down."""
+        """Return the record of an opened branch; only with a journal it holds a fingerprint of the prompt."""
         return BranchRecord(point, fingerprint_of(turn.suffix) if self._journal else "")
 
     def forget(self, id: str) -> None:
+        """Delete a request from the journal."""
         if self._journal:
             self._journal.put(id, None)
 
     async def secure(self, request: RequestState) -> None:
-        """What its client is about to see is written down."""
+        """Wait until the journal holds everything that the request's client is about to see."""
         if self._journal and request.ask.resumable:
             await self._journal.secure()

@@ -33,35 +33,43 @@ from specsot_master.text import Text
 
 log = structlog.get_logger()
 
-DRAFTER_GRACE_SECONDS = 5.0  # see RingConfig: processes that start together; not measured
+# Seconds. How long the first ring waits for a drafter once its workers have joined, since processes that are
+# started together do not join at the same moment. Untuned.
+DRAFTER_GRACE_SECONDS = 5.0
 
 
 class RequestObserver(Protocol):
-    """Follows one request; what it does must be quick."""
+    """Observes the events of one request. Called on the event loop, so its methods must be quick."""
 
-    def on_event(self, event: Event) -> None: ...
+    def on_event(self, event: Event) -> None:
+        """Observe an event before the client receives it."""
+        ...
 
     def on_end(self) -> None:
-        """No more events, for whatever reason."""
+        """Observe the end, whether the request has finished, failed or been closed: no events follow."""
         ...
 
 
 class RequestSource(Protocol):
-    """An engine, or what deals requests out to several."""
+    """Opens and cancels requests: the engine of a single ring, or the router over several rings."""
 
     async def open(self, ask: Ask | None, caller: Caller, offset: int | None = None) -> Subscription:
-        """A new request, or a resumable one of this id that is known. Whoever opens it closes it.
+        """Open a new request, or resume a known one. Return its events, which the caller must close.
 
-        Raises what is wrong with the call; the events raise what ends the request.
+        See `Engine.open` for arguments and errors.
         """
         ...
 
-    def cancel(self, request_id: str, owner: str = "") -> bool: ...
+    def cancel(self, request_id: str, owner: str = "") -> bool:
+        """Cancel a request; see `Engine.cancel`."""
+        ...
 
 
 class RequestCounter:
-    """The one entrance of requests, whether they come by gRPC, by HTTP or within the process: those that run
-    are counted and watched. `info` reports the ring's state when it is called.
+    """The single entry point of requests from gRPC, HTTP and the same process; counts and observes them.
+
+    The count lets the master wait for running requests before it shuts down. The attribute `info` is a
+    function that returns the present state of the ring; `closing` is set once new requests are refused.
     """
 
     def __init__(self, leader: RequestSource, info: Callable[[], Info]) -> None:
@@ -74,15 +82,20 @@ class RequestCounter:
         self._watches: list[Callable[[Ask], RequestObserver]] = []
 
     def watch(self, begin: Callable[[Ask], RequestObserver]) -> None:
-        """From now on every request is watched by what `begin` makes for it."""
+        """Observe every request that starts from now on; `begin` creates an observer for each."""
         self._watches.append(begin)
 
     async def generate(
         self, ask: Ask | None, caller: Caller = ANYBODY, offset: int | None = None
     ) -> AsyncGenerator[Numbered, None]:
-        """A request's events. offset: the rest of the caller's resumable one, and the ask may be left out.
+        """Yield the events of a new request, or the rest of a resumable one. Closing the generator cancels.
 
-        Raises what `open` does, and Unavailable for what is new once the master is closing.
+        ask: the request; may be None if `offset` is given. offset: resume the caller's request from this
+        event on. A resumed request is not observed again. A resumable request is not cancelled when the
+        generator is closed.
+
+        Raises what `Engine.open` and its events raise, and Unavailable for a new request while the master
+        shuts down.
         """
         new = ask if offset is None else None
         if new and self.closing:
@@ -95,10 +108,14 @@ class RequestCounter:
                     yield numbered
 
     def cancel(self, request_id: str, owner: str = "") -> bool:
+        """Cancel a request; see `Engine.cancel`."""
         return self._leader.cancel(request_id, owner)
 
     async def drain(self, grace: float) -> bool:
-        """Refuse new requests; whether those that run ended by themselves within `grace` seconds."""
+        """Refuse new requests, and wait for the running ones.
+
+        Return whether all ended within `grace` seconds.
+        """
         self.closing = True
         try:
             async with asyncio.timeout(grace):
@@ -109,6 +126,7 @@ class RequestCounter:
 
     @contextmanager
     def _counted(self) -> Generator[None]:
+        """Count a request as running within this block."""
         self._running += 1
         self._quiet.clear()
         try:
@@ -120,6 +138,7 @@ class RequestCounter:
 
     @contextmanager
     def _watched(self, ask: Ask | None) -> Generator[list[RequestObserver]]:
+        """Create the observers of a new request, and end them after this block; with None, create none."""
         watches = [begin(ask) for begin in self._watches] if ask else []
         try:
             yield watches
@@ -130,7 +149,19 @@ class RequestCounter:
 
 @dataclass(slots=True)
 class Master:
-    """`serving`: a ring is complete, and moves when there is work. changed: a ring came or broke."""
+    """A master without its ports: one or several rings, and what they share.
+
+    text: Tokenizer and chat template of the model.
+    model: Name, fingerprint and limits of the model, as clients see them.
+    replicas: The rings, each with its engine and its fleet.
+    leader: Opens requests: the engine of a single ring, or the router over several.
+    members: Admits members: the fleet of a single ring, or the router over several.
+    changed: Set whenever a ring becomes complete or breaks.
+    serving: Whether a ring is complete, and makes progress if it has work.
+    leaving: Whether the master shuts down.
+    turned_away: Members that were refused, with the reasons.
+    requests: The entry point of all requests.
+    """
 
     text: Text
     model: ModelInfo
@@ -147,25 +178,28 @@ class Master:
         self.requests = RequestCounter(self.leader, self.info)
 
     def info(self) -> Info:
+        """Return the present state of all rings and members, and why refused members were refused."""
         told = total_info([one.info() for one in self.replicas])
         members = tuple(member for one in self.replicas for member in self._members_of(one))
         waiting = (*told.waiting_for, *self.turned_away.lines()) if told.waiting_for else ()
         return replace(told, models=(self.model,), members=members, waiting_for=waiting)
 
     def waiting_for(self) -> str:
+        """Return in words what each incomplete ring waits for; empty if all rings are complete."""
         return "; ".join(self.info().waiting_for)
 
     async def rebalance(self) -> Rebalanced:
-        """Every ring that is formed shares its layers out anew: see `Fleet.rebalance`."""
+        """Split the layers of every formed ring anew; see `Fleet.rebalance` for the errors."""
         formed = [one for one in self.replicas if one.fleet.formed] or self.replicas[:1]
         done = await asyncio.gather(*(one.fleet.rebalance() for one in formed))
         plans = "; ".join(one.plan for one in done)
         return Rebalanced(any(one.changed for one in done), max(one.epoch for one in done), plans)
 
     async def complete(self, with_drafter: bool = False) -> None:
-        """Return once all rings are complete (and draft, if asked for).
+        """Return once all rings are complete.
 
-        Raises Unavailable with the member's own words when one cannot take part.
+        with_drafter: wait until each ring has a drafter, too. Raises Unavailable with the reason if an epoch
+        failed because a member cannot take part.
         """
         for one in self.replicas:
             while not one.fleet.ready or (with_drafter and not one.drafts):
@@ -175,10 +209,12 @@ class Master:
                 await self.changed.wait()
 
     def end(self, reason: str) -> None:
+        """Fail all requests of all rings, and refuse further ones, with this reason."""
         for one in self.replicas:
             one.engine.handle(MasterLeaving(reason))
 
     def _members_of(self, one: Replica) -> Iterable[MemberInfo]:
+        """Return a ring's members, with the ring's number if there are several rings."""
         members = one.fleet.members()
         if len(self.replicas) == 1:
             return members
@@ -192,10 +228,14 @@ def assemble(
     notes: RequestJournal | None = None,
     forecasts: Path | None = None,
 ) -> Master:
-    """Read the model's tokenizer and config (no weights) and wire the rooms. Raises ModelError.
+    """Read the model's tokenizer and config (no weights), and create a master with its engines and fleets.
 
-    after: the newest epoch that a master before this one may have begun. notes: what outlives this one.
-    forecasts: folder of what forecasts are made of, a file for each model.
+    base: the model's directory. ring: the options of the rings.
+    after: the largest epoch number that an earlier master may have used; new epochs get larger numbers.
+    notes: the journal that survives a restart, or None.
+    forecasts: the directory with the measured costs for forecasts, one file per model; None to save none.
+
+    Raises ModelError, and InvalidRequest for options that do not suit the model.
     """
     width = read_config(base).vocab
     text = Text(base, width)
@@ -213,12 +253,15 @@ def assemble(
     router = RequestRouter(replicas)
 
     def settle() -> None:
+        """Move workers and requests between the rings."""
         members.lend_workers()
         router.move_stranded()
 
     def changed() -> None:
+        """Handle that a ring has become complete or has broken."""
         event.set()
-        if several:  # once the fleet has done what it can by itself
+        # Deferred, so that the fleet first does what it can by itself.
+        if several:
             asyncio.get_running_loop().call_soon(settle)
 
     for number in range(ring.replicas):
@@ -234,7 +277,7 @@ def assemble(
 
 
 def _check(ring: RingOptions, model: ModelInfo) -> None:
-    """Raises InvalidRequest."""
+    """Raises InvalidRequest if the numbers of workers, stages and layers do not fit together."""
     if not 0 < ring.workers <= model.layers:
         raise InvalidRequest(f"{ring.workers} workers cannot share {model.layers} layers", "workers")
     if ring.max_stages is not None and ring.max_stages < ring.workers:
@@ -242,6 +285,7 @@ def _check(ring: RingOptions, model: ModelInfo) -> None:
 
 
 def _describe(base: Path, ring: RingOptions, style: str, has_template: bool) -> ModelInfo:
+    """Return what clients learn of the model; log a warning if the model has no chat template."""
     config = read_config(base)
     name = ring.name or name_of_model(base)
     layers = config.layers
@@ -256,6 +300,7 @@ def _describe(base: Path, ring: RingOptions, style: str, has_template: bool) -> 
 
 
 def _engine_config(base: Path, ring: RingOptions, model: ModelInfo) -> EngineConfig:
+    """Return the engine's options, completed by what is known of the model."""
     config = read_config(base)
     folder = folder_of_model(base)
     heads = read_heads(folder, config)
@@ -265,6 +310,7 @@ def _engine_config(base: Path, ring: RingOptions, model: ModelInfo) -> EngineCon
 
 
 def _ring_config(ring: RingOptions, model: ModelInfo) -> RingConfig:
+    """Return the fleet's options, completed by what is known of the model."""
     wished = {one.name: getattr(ring, one.name) for one in fields(ring)}
     grace = DRAFTER_GRACE_SECONDS if ring.drafts else 0
     return RingConfig(**wished, fingerprint=model.fingerprint, model_layers=model.layers, drafter_grace=grace)

@@ -1,4 +1,4 @@
-"""Prompt tokens of a request: the shared prefix, the planning turn, one turn per point, plain chat."""
+"""Makes a request's prompts in tokens: the shared prefix, the planning turn, one turn per point, chat."""
 
 from __future__ import annotations
 
@@ -38,14 +38,21 @@ from specsot_master.text import Text
 
 
 class Prompts:
-    """All prompts of one model. listed: it plans in numbered lists; tags: it was taught
-    to fork by these; else it plans by the parts in its directory.
-    threshold: of the router's score, where it was measured for this model.
-    wording: how lists and their points are asked for.
+    """Makes all prompts for one model.
+
+    Attributes: `listed` is set if the model plans in numbered lists. `tags` are the fork tags of a model that
+    was trained to fork, else None. A model with neither plans in the language of markers. `threshold` is the
+    router's measured score threshold for this model, or None. `wording` holds the sentences that ask for
+    lists and points.
     """
 
     def __init__(self, directory: str | Path, text: Text, style: PlanStyle = "auto") -> None:
-        """Raises ModelError when the model's specsot.json cannot be used, or is missing for the style."""
+        """Read the model's own prompt parts, if its directory has any.
+
+        style: how the model plans; "auto" takes the style of specsot.json, else fork tags if the tokenizer
+        has them, else lists. Raises ModelError if specsot.json cannot be used, or if the tokenizer lacks the
+        tags of a style "tags".
+        """
         folder = folder_of_model(Path(directory))
         self._text = text
         self._parts = read_parts(folder)
@@ -63,43 +70,55 @@ class Prompts:
         self.listed = style == "list" or (style == "auto" and not tags)
 
     def check_fits(self, ask: Ask, positions: int) -> None:
-        """Raises ContextLengthExceeded for a text of which a part alone is longer."""
+        """Raises ContextLengthExceeded if the first part of one message alone exceeds `positions` tokens."""
         for text in (ask.prompt or "", *(message.content for message in ask.messages)):
             self._text.check_fits(text, positions)
 
     def chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """A plain answer's prompt. Raises TemplateRefused."""
+        """Return the prompt of a direct answer. Raises TemplateRefused."""
         return self._text.encode(self._text.render(messages))
 
     @property
     def style(self) -> str:
-        """As `--plan-style` names it."""
+        """The model's way to plan, as `--plan-style` names it: "tags", "list" or "markers"."""
         return "tags" if self.tags else "list" if self.listed else "markers"
 
     def thinking(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """The same up to where the model begins to think, if it does. Raises TemplateRefused."""
+        """Return the prompt of a direct answer, with a thinking block opened if the model can think.
+
+        Raises TemplateRefused.
+        """
         if self._text.thinking == "never":
             return self.chat(messages)
         turns = [{"role": one.role, "content": one.content} for one in messages]
         return self._text.encode(self._text.render_turns(turns, (), thinks=True))
 
     def score(self, messages: Sequence[Message]) -> ScorePrompt:
-        """What the router asks the model, where there is a threshold. Raises TemplateRefused."""
+        """Return the prompt by which the router lets the model decide, for models with a threshold.
+
+        Raises TemplateRefused.
+        """
         begun = head_of_answer(self._text.render(messages), BEGUN)
         return ScorePrompt(self._text.encode(begun), *self.score_words, self.threshold or 0.0)
 
     def _tokens_behind(self, words: Sequence[str]) -> tuple[int, ...]:
-        """Of those that are one token behind the beginning of an answer."""
+        """Return the tokens of those words that are a single token after the beginning of an answer.
+
+        Words that need several tokens, or that change the tokens before them, are left out.
+        """
         begun = self._text.encode(BEGUN)
         found = (self._text.encode(BEGUN + word) for word in words)
         return tuple(tokens[-1] for tokens in found if tokens[:-1] == begun)
 
     def size(self, text: str) -> int:
-        """Tokens of a text of ours in the answer."""
+        """Return how many tokens a text has that the master itself adds to the answer."""
         return len(self._text.encode(text))
 
     def plan(self, messages: Sequence[Message], rules: PlanRules) -> Conversation:
-        """A planned answer's prompts. Raises TemplateRefused."""
+        """Return the prompts of a planned answer, which all begin with one shared prefix.
+
+        rules: the maximum number of points, and what else limits the plan. Raises TemplateRefused.
+        """
         if self.listed:
             return ListConversation(self._text, messages, rules, self.wording)
         if self._parts and self._parts.branch_turn:
@@ -108,20 +127,32 @@ class Prompts:
 
 
 def messages_of(ask: Ask) -> tuple[Message, ...]:
-    """A request's conversation; a bare prompt is one user turn."""
+    """Return a request's conversation; a request with a bare prompt has a single user turn."""
     return ask.messages if ask.prompt is None else (Message("user", ask.prompt),)
 
 
 class ListConversation:
-    """The turns of one request to a model that was not taught to plan: asked as people ask."""
+    """The prompts of one request for a plan as a numbered list, which is asked for in plain words.
 
-    # What the answer to the planning turn begins with, as a part of the prompt.
+    The skeleton's prompt and all branches' prompts begin with the same tokens (`prefix`). These are computed
+    once in the ring, and each branch forks them:
+    # skeleton [p0 p1 p2 s0 s1], branch [p0 p1 p2 b0] -> prefix [p0 p1 p2], suffixes [s0 s1] and [b0]
+
+    The text before a control token that all prompts share is tokenized once (`_known`); each branch only
+    tokenizes what follows. See `core/plans/prompts.py` for the attributes.
+    """
+
+    # The beginning of the answer to the planning turn, which is a part of the prompt.
     plan_head = LIST_HEAD
 
     def __init__(
         self, text: Text, messages: Sequence[Message], rules: PlanRules, wording: Wording | None = None
     ) -> None:
-        """Raises TemplateRefused when the template takes the conversation in no form."""
+        """Render the planning turn and a sample branch, and find the prefix that both share.
+
+        wording: the sentences that ask for the list and for a point; None for the defaults. Raises
+        TemplateRefused if the template takes the conversation in no form.
+        """
         wording = wording or Wording()
         question = messages[-1].content
         self._text = text
@@ -134,7 +165,7 @@ class ListConversation:
         try:
             self._slots = find_slots(self._render_branch, text.mark, self._num_places)
             probe = self._render_branch(*self._branch_words(SAMPLE_POINT, [SAMPLE_POINT]))
-        except TemplateRefused:  # an answer followed by another question
+        except TemplateRefused:  # Some templates refuse a further question after the answer with the list.
             self._form = DEFAULT_FORM
             self._slots = find_slots(self._render_branch, text.mark)
             probe = self._render_branch(*self._branch_words(SAMPLE_POINT, [SAMPLE_POINT]))
@@ -153,6 +184,10 @@ class ListConversation:
     def branch(
         self, point: Point, points: Sequence[Point], parents: Sequence[tuple[Point, str]], length: int
     ) -> PromptTurn:
+        """Return the prompt of a point's branch.
+
+        A list names neither parents nor lengths, so both arguments are unused.
+        """
         return self._branch_turn(self._branch_words(point, points))
 
     def _branch_turn(self, words: Sequence[str]) -> PromptTurn:
@@ -164,6 +199,7 @@ class ListConversation:
         return turn_from(self.prefix, self._tokens(rendering), len(self._known))
 
     def polish(self, text: str) -> PromptTurn:
+        """Return the prompt that asks for the merged text to be written anew."""
         words = self._sentences.polish.replace("{text}", text)
         return turn_from(self.prefix, self._tokens(self._render(words)), len(self._known))
 
@@ -192,10 +228,11 @@ class ListConversation:
         return self._render(*words, paragraph=self._form == "outline")
 
     def _render(self, words: str, paragraph: bool = False) -> str:
+        """Render the conversation with these words after its last turn."""
         return render_asked(self._text, self._messages, words, paragraph)
 
     def _tokens(self, rendering: str) -> tuple[int, ...]:
-        """The text before the cut is known."""
+        """Return the tokens of a rendering; its beginning is taken from `_known` if it is the shared one."""
         cut = len(self._head)
         if self._joint and rendering.startswith(self._joint, cut) and rendering.startswith(self._head):
             return self._known + self._text.encode(rendering[cut:])
@@ -203,32 +240,36 @@ class ListConversation:
 
 
 class MarkersConversation(ListConversation):
-    """The turns of one request for a plan in markers, to any chat model: it is told the language of markers.
+    """The prompts of one request for a plan in markers, for a chat model that was not trained for them.
 
-    The words are those of the shipped MARKERS_FILE, in the format of a model's specsot.json.
+    The planning turn explains the language of markers, in the words of the shipped MARKERS_FILE, which has
+    the format of a model's specsot.json.
     """
 
     plan_head = ""
 
     def __init__(self, text: Text, messages: Sequence[Message], rules: PlanRules) -> None:
-        """Raises TemplateRefused when the template takes the conversation in no form."""
+        """Raises TemplateRefused if the template takes the conversation in no form."""
         super().__init__(text, messages, rules, Wording(form="question"))
         self.told = None
 
     def branch(
         self, point: Point, points: Sequence[Point], parents: Sequence[tuple[Point, str]], length: int
     ) -> PromptTurn:
+        """Return the prompt of a point's branch, with the texts of the points on which it depends."""
         return self._branch_turn((_fill_branch(shipped_parts(), point, points, parents, length),))
 
     def _ask_for_plan(self, rules: PlanRules) -> str:
+        """Return the words that explain the language of markers and ask for the plan."""
         return fill_skeleton(shipped_parts(), rules).skeleton_turn
 
     def _branch_words(self, point: Point, points: Sequence[Point]) -> tuple[str, ...]:
+        """Return what a branch's prompt holds of the plan, for the sample from which its places are found."""
         return (_fill_branch(shipped_parts(), point, points, [], 1),)
 
 
 def head_of_answer(rendering: str, words: str) -> str:
-    """The prompt with these words begun in its answer; "Assistant:" is followed by a space."""
+    """Return a rendering whose answer begins with these words; after "Assistant:" a space is inserted."""
     return f"{rendering} {words}" if rendering.endswith(":") else rendering + words
 
 
@@ -260,7 +301,11 @@ ROUTER_FILE = "router.json"
 
 
 def read_threshold(directory: Path) -> float | None:
-    """What `specsot eval --router` measured for the model of this directory. Raises ModelError."""
+    """Return the router's threshold that `specsot eval --router` measured for the model of this directory.
+
+    Return None if the directory has no ROUTER_FILE, or if the file's threshold is null.
+    Raises ModelError for a file that cannot be read.
+    """
     path = directory / ROUTER_FILE
     if not path.is_file():
         return None
@@ -277,13 +322,19 @@ MARKERS_FILE = Path(__file__).with_name("markers.json")
 
 @dataclass(frozen=True, slots=True)
 class PromptParts:
-    """What specsot.json may say. {plan}, {id}, {title}, {length} and {text} are filled in; in skeleton_turn
-    {points}, how many points a plan may have, and {tools}, the names that may stand in TOOL.
+    """The contents of a model's specsot.json: templates of its prompts.
 
-    plan_style: what the model was taught; "auto": the file says nothing of that.
-    skeleton_turn, branch_turn: turns of the language of markers, which needs both.
-    parent_text: how a finished point is quoted after the plan, for a point that builds on it.
-    wording: how the model is asked for lists and their points.
+    The placeholders {plan}, {id}, {title}, {length} and {text} are filled in. In skeleton_turn, {points} is
+    the maximum number of points, and {tools} are the names that may follow TOOL.
+
+    skeleton_turn: The user turn that asks for the plan; markers need it.
+    branch_turn: The user turn that asks for one point; markers need it.
+    plan_style: The way to plan for which the model was trained; "auto" if the file names none.
+    system: The system prompt that precedes the caller's; empty for none.
+    plan_line: One line of the plan, as the branches quote it.
+    parent_text: A finished point, as a point that depends on it quotes it after the plan.
+    answer_prefix: The beginning of every planned answer, which is a part of the prompt.
+    wording: The sentences that ask for lists and their points.
     """
 
     skeleton_turn: str = ""
@@ -297,26 +348,26 @@ class PromptParts:
 
 
 def fill_skeleton(parts: PromptParts, rules: PlanRules) -> PromptParts:
-    """The parts with the rules of one request in the planning turn."""
+    """Return the parts with {points} and {tools} of the planning turn filled in from a request's rules."""
     tools = ", ".join((*rules.tools, "None"))
     words = parts.skeleton_turn.replace("{points}", str(rules.max_points)).replace("{tools}", tools)
     return replace(parts, skeleton_turn=words)
 
 
 def read_parts(directory: Path) -> PromptParts | None:
-    """The parts of a model directory, None when it has none. Raises ModelError."""
+    """Return the parts of a model directory, or None if it has no specsot.json. Raises ModelError."""
     path = directory / PARTS_FILE
     return read_parts_file(path) if path.is_file() else None
 
 
 @cache
 def shipped_parts() -> PromptParts:
-    """How any chat model is asked for a plan in markers."""
+    """Return the parts by which a chat model that was not trained for markers is asked for them."""
     return read_parts_file(MARKERS_FILE)
 
 
 def read_parts_file(path: Path) -> PromptParts:
-    """Raises ModelError."""
+    """Read a file of parts, and fill in a sample branch as a check. Raises ModelError."""
     try:
         given = json.loads(path.read_text(encoding="utf-8"))
         parts = _parts_of(given)
@@ -327,7 +378,10 @@ def read_parts_file(path: Path) -> PromptParts:
 
 
 def _parts_of(given: dict[str, Any]) -> PromptParts:
-    """Raises ValueError, TypeError."""
+    """Return the parts that a decoded file holds; unknown names are ignored. Raises ValueError, TypeError.
+
+    A file with nothing but a wording leaves the plan style open.
+    """
     known = {field.name: given[field.name] for field in fields(PromptParts) if field.name in given}
     if "wording" in known:
         known["wording"] = read_wording(known["wording"])
@@ -342,12 +396,19 @@ def _parts_of(given: dict[str, Any]) -> PromptParts:
 
 
 class PartsConversation:
-    """The turns of one request to a model with its own parts, which was taught the language of markers."""
+    """The prompts of one request for a model that was trained in the language of markers and has own parts.
+
+    All prompts begin with the rendered conversation (`prefix`), followed by one more turn:
+    # prefix | user turn that asks for the plan or a point | head of the assistant's turn
+    """
 
     told: tuple[str, ...] | None = None
 
     def __init__(self, text: Text, parts: PromptParts, messages: Sequence[Message]) -> None:
-        """Raises TemplateRefused, and ModelError for a template that these parts cannot use."""
+        """Render the conversation.
+
+        Raises TemplateRefused, and ModelError if the template does not append turns.
+        """
         self._text = text
         self._parts = parts
         self._messages = _with_system(parts.system, tuple(messages))
@@ -364,14 +425,19 @@ class PartsConversation:
     def branch(
         self, point: Point, points: Sequence[Point], parents: Sequence[tuple[Point, str]], length: int
     ) -> PromptTurn:
+        """Return the prompt of a point's branch, with the texts of the points on which it depends."""
         return self._turn(_fill_branch(self._parts, point, points, parents, length))
 
     def polish(self, text: str) -> PromptTurn:
+        """Return the prompt that asks for the merged text to be written anew."""
         sentences = self._parts.wording.of(self._messages[-1].content)
         return self._turn(sentences.polish.replace("{text}", text))
 
     def _turn(self, words: str) -> PromptTurn:
-        """prefix | turn | head of the answer, each tokenised alone."""
+        """Return a prompt of prefix, user turn and head of the answer, each of which is tokenized separately.
+
+        Raises ModelError if the template does not append the turn to the conversation.
+        """
         place = self._place
         asked = place.fill(self._text.mark(words)) if place else self._ask(words)
         if not asked.startswith(self._opening):
@@ -380,10 +446,11 @@ class PartsConversation:
         return PromptTurn(self.prefix + turn + self._head, len(self.prefix))
 
     def _ask(self, words: str) -> str:
+        """Render the conversation with one more user turn, without the head of the answer."""
         return self._text.render((*self._messages, Message("user", words)), answer=False)
 
     def _answer(self, words: str) -> str:
-        """The head of the answer to a turn, whatever its words. Raises ModelError."""
+        """Return what the template adds to a user turn to begin the answer. Raises ModelError."""
         asked = self._ask(words)
         answered = self._text.render((*self._messages, Message("user", words)))
         if not (asked.startswith(self._opening) and answered.startswith(asked)):
@@ -392,6 +459,7 @@ class PartsConversation:
 
 
 def _misplaced() -> ModelError:
+    """Return the error of a template that does not append turns to a rendered conversation."""
     return ModelError(f"{PARTS_FILE} needs a chat template that renders turns one behind the other")
 
 
@@ -402,13 +470,18 @@ def _fill_branch(
     parents: Sequence[tuple[Point, str]],
     length: int,
 ) -> str:
+    """Return the user turn that asks for one point.
+
+    points: the whole plan. parents: the points on which `point` depends, with their texts. length: about how
+    many tokens the text shall have.
+    """
     plan = "".join(parts.plan_line.format(id=other.id, title=other.title) for other in points)
     read = "".join(parts.parent_text.format(id=one.id, title=one.title, text=text) for one, text in parents)
     return parts.branch_turn.format(plan=plan + read, id=point.id, title=point.title, length=length)
 
 
 def _with_system(system: str, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """The model's own system words first, then those of the caller, in one turn."""
+    """Return the conversation with the model's system prompt before the caller's, in a single system turn."""
     if not system:
         return messages
     if messages[0].role == "system":

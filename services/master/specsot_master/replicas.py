@@ -1,5 +1,6 @@
-"""Several complete rings behind one master: requests go to the least loaded ring, workers to where one is
-missing.
+"""Routes requests over several rings to the least loaded one, and workers to rings that lack one.
+
+A *replica* is one complete ring with its engine and its fleet. The code calls a step of a ring a *lap*.
 """
 
 from __future__ import annotations
@@ -26,19 +27,25 @@ from specsot_master.engine.event_stream import Subscription
 from specsot_master.fleet import Fleet
 from specsot_master.journal import JournaledRequest
 
-# Characters of a block that must agree, and blocks compared; not measured.
+# Characters of a block of a prompt; prompts agree in whole blocks. Untuned.
 BLOCK_CHARACTERS = 256
+# Blocks of one prompt that are compared. Untuned.
 MAX_PROMPT_BLOCKS = 64
-MAX_KNOWN_BLOCKS = 4096  # blocks remembered, the newest; not measured
+# Blocks that are remembered, the most recently used ones. Untuned.
+MAX_KNOWN_BLOCKS = 4096
 
 
 class PrefixAffinity:
-    """Prompts are known by hashes of their first blocks, each with all before it."""
+    """Remembers which ring has served which beginnings of prompts, whose KV the ring may still cache.
+
+    Beginnings are known by the hashes of their blocks; each hash includes all blocks before it.
+    """
 
     def __init__(self) -> None:
         self._replicas: OrderedDict[bytes, int] = OrderedDict()
 
     def note(self, ask: Ask, replica: int) -> None:
+        """Remember that this ring serves the request, for all beginnings of its prompt."""
         for mark in block_hashes(ask):
             self._replicas[mark] = replica
             self._replicas.move_to_end(mark)
@@ -46,13 +53,19 @@ class PrefixAffinity:
             self._replicas.popitem(last=False)
 
     def find(self, ask: Ask) -> int | None:
-        """Where the one went that agrees longest; None where none agrees."""
+        """Return the ring that served the longest known beginning of this prompt, or None."""
         known = [self._replicas[mark] for mark in block_hashes(ask) if mark in self._replicas]
         return known[-1] if known else None
 
 
 def block_hashes(ask: Ask) -> Iterator[bytes]:
-    """Of the prompt's beginnings, ever longer."""
+    """Yield the hashes of ever longer beginnings of a prompt, in steps of BLOCK_CHARACTERS.
+
+    # mode and prompt of 600 characters -> hashes of characters 0..255 and 0..511; the last 88 are left out
+
+    A prompt shorter than a block has no hash. The mode is a part of the text, since modes have different
+    prompts.
+    """
     turns = "".join(f"{one.role}\0{one.content}\0" for one in ask.messages)
     text = ask.mode + (
         ask.prompt or turns or ",".join(map(str, ask.tokens[: BLOCK_CHARACTERS * MAX_PROMPT_BLOCKS]))
@@ -66,9 +79,10 @@ def block_hashes(ask: Ask) -> Iterator[bytes]:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ReplicaLoad:
-    """How much there is to do; the first difference counts.
+    """The load of a ring; loads compare by `waiting` first, then by `used`.
 
-    waiting: requests that are not in the ring yet. used: share of KV pages that somebody needs.
+    waiting: Number of requests that are not in the ring yet.
+    used: Fraction of the KV pages that requests have reserved.
     """
 
     waiting: int
@@ -76,14 +90,21 @@ class ReplicaLoad:
 
 
 def least_loaded(loads: Mapping[int, ReplicaLoad], familiar: int | None = None) -> int:
-    """Of those that are equally little loaded the one that is `familiar` with how the request begins."""
+    """Return the number of the least loaded ring; among equals, `familiar` if possible, else the first.
+
+    loads: the load of each ring, at least one. familiar: a ring that may have the prompt's beginning cached.
+    """
     least = min(loads.values())
     equal = [number for number, load in loads.items() if load == least]
     return familiar if familiar in equal else equal[0]
 
 
 def total_info(parts: Sequence[ReplicaInfo]) -> Info:
-    """It is ready as soon as one of them is. Stages are told by each. One alone is the whole."""
+    """Return the state of all rings together; the master is ready as soon as one ring is.
+
+    The state of a single ring is returned as it is. Otherwise counts are summed, and each ring's own state is
+    listed in `replicas`.
+    """
     if len(parts) == 1:
         told = {one.name: getattr(parts[0], one.name) for one in fields(ReplicaInfo) if one.name != "number"}
         return Info(**told)
@@ -101,11 +122,12 @@ def total_info(parts: Sequence[ReplicaInfo]) -> Info:
 
 
 def _sums(parts: Sequence[object], *names: str) -> dict[str, Any]:
+    """Return, for each of these attributes, its sum over all parts."""
     return {name: sum(getattr(one, name) for one in parts) for name in names}
 
 
 def _total_laps(parts: Sequence[LapsInfo]) -> LapsInfo:
-    """Means are of one lap, whichever ring's."""
+    """Return the step statistics of all rings; means are weighted by each ring's steps per second."""
     pace = sum(one.per_second for one in parts)
 
     def mean(name: str) -> float:
@@ -120,19 +142,26 @@ def _total_laps(parts: Sequence[LapsInfo]) -> LapsInfo:
 
 
 def _total_requests(parts: Sequence[RequestsInfo]) -> RequestsInfo:
+    """Return the request counts of all rings together."""
     ended: Counter[str] = Counter()
     for one in parts:
         ended.update(dict(one.ended))
     return RequestsInfo(
         **_sums(parts, "waiting", "running", "writing", "refused", "prompt_tokens", "cached_tokens"),
-        kept=max(one.kept for one in parts),  # requests that are over are kept once, for all rings
+        # All rings share one store of ended requests, so each reports the same number.
+        kept=max(one.kept for one in parts),
         ended=tuple(sorted(ended.items())),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """number: 0 for the first."""
+    """One of several rings behind a master.
+
+    number: The ring's number; the first one has 0.
+    engine: Runs the ring's requests.
+    fleet: Manages the ring's members.
+    """
 
     number: int
     engine: Engine
@@ -140,15 +169,17 @@ class Replica:
 
     @property
     def drafts(self) -> bool:
+        """Whether the ring is complete and has a drafter."""
         ring = self.fleet.ring
         return ring is not None and ring.drafter is not None
 
     @property
     def pages(self) -> int:
-        """KV pages of its ring; 0 while that does not run."""
+        """KV pages of the ring; 0 while the ring is not complete."""
         return self.fleet.ring.pages if self.fleet.ring else 0
 
     def info(self) -> ReplicaInfo:
+        """Return the present state of this ring."""
         fleet = self.fleet
         engine = self.engine
         ring = self.fleet.ring
@@ -172,16 +203,19 @@ log = structlog.get_logger()
 
 
 class RequestRouter:
-    """What an engine is to a master with one ring."""
+    """Routes requests to rings; it takes the place of the engine in a master with several rings."""
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self._replicas = replicas
         self._beginnings = PrefixAffinity()
-        self._arriving: dict[str, list[Replica]] = {}  # where calls with an id of their own went
+        # By request id: the rings to which calls with this id went that are still being validated.
+        self._arriving: dict[str, list[Replica]] = {}
 
     async def open(self, ask: Ask | None, caller: Caller, offset: int | None = None) -> Subscription:
-        """As the engine's, of the ring that has the request already, or of the least loaded one; where that
-        is too small, of a larger one.
+        """Open a request in the ring that knows it already, else in the least loaded ring.
+
+        If that ring is too small for the request, the larger rings are tried. See `Engine.open` for arguments
+        and errors.
         """
         if ask is None or offset is not None:
             replica = self.home(caller.request) or self._replicas[0]
@@ -193,21 +227,28 @@ class RequestRouter:
                 return await self._open_in_larger(ask, caller, replica, refusal)
 
     def cancel(self, request_id: str, owner: str = "") -> bool:
+        """Cancel a request in whichever ring has it; see `Engine.cancel`."""
         return any(replica.engine.cancel(request_id, owner) for replica in self._replicas)
 
     def home(self, request_id: str | None) -> Replica | None:
+        """Return the ring that has a request of this id, or None."""
         known = (one for one in self._replicas if request_id and one.engine.has_request(request_id))
         return next(known, None)
 
     async def revive(self, kept: Iterable[JournaledRequest]) -> None:
-        """Dealt out evenly; where a ring is not complete in time another takes its share."""
+        """Restore the journal's requests, dealt out evenly over the rings.
+
+        If a ring is not complete, `move_stranded` later moves its requests to another ring.
+        """
         listed = list(kept)
         for replica in self._replicas:
             await replica.engine.revive(listed[replica.number :: len(self._replicas)])
 
     def move_stranded(self) -> None:
-        """Whoever waits in a ring that cannot be formed now, or has become too small, goes on in one that is
-        complete.
+        """Move requests to complete rings that can continue them.
+
+        All requests of a ring that cannot be formed now are moved; of other rings, those that are too large
+        for their ring.
         """
         for replica in self._replicas:
             engine = replica.engine
@@ -215,8 +256,9 @@ class RequestRouter:
 
     @contextmanager
     def _reserved(self, id: str | None, ask: Ask) -> Generator[Replica]:
-        """The ring for a call, the same for all calls with this id: a ring knows a request only once it was
-        looked into.
+        """Yield the ring for a call; concurrent calls with the same request id get the same ring.
+
+        An engine knows a request only once it has been validated, so calls under way are remembered here.
         """
         arriving = self._arriving.get(id or "", ())
         replica = self.home(id) or next(iter(arriving), None) or self._choose(ask)
@@ -235,7 +277,10 @@ class RequestRouter:
     async def _open_in_larger(
         self, ask: Ask, caller: Caller, small: Replica, refusal: TooLarge
     ) -> Subscription:
-        """In the largest complete ring that takes it. Raises the refusal of the largest one."""
+        """Open a request in the largest complete ring that takes it.
+
+        small: the ring that refused. Raises the refusal of the largest ring, or `refusal` if none is larger.
+        """
         complete = [self._replicas[number] for number in self._complete()]
         larger = sorted((one for one in complete if one.pages > small.pages), key=lambda one: -one.pages)
         refused: TooLarge | None = None
@@ -250,15 +295,20 @@ class RequestRouter:
         raise refused or refusal
 
     def _move(self, source: Replica, requests: Sequence[RequestState]) -> None:
+        """Move those requests that another complete ring can continue."""
         for request in requests:
             target = self._adopted(request)
             if target is None:
-                continue  # too large for all that are complete: it waits for its own
+                # The request is too large for every complete ring, and waits for its own ring.
+                continue
             source.engine.handle(RequestMoved(request))
             log.info("goes on elsewhere", **request.log_fields, replica=target.number, before=source.number)
 
     def _adopted(self, request: RequestState) -> Replica | None:
-        """The least loaded complete ring that can go on with it, and does now."""
+        """Let the least loaded complete ring that can hold the request adopt it.
+
+        Return this ring, or None.
+        """
         loads = self._complete()
         for number in sorted(loads, key=lambda one: loads[one]):
             with suppress(InvalidRequest):
@@ -267,26 +317,31 @@ class RequestRouter:
         return None
 
     def _choose(self, ask: Ask) -> Replica:
-        """Of complete rings, if there are any; else whichever, which says what is missing."""
+        """Choose a ring for a new request: the least loaded complete ring.
+
+        If no ring is complete, choose the first one, whose engine raises what is missing.
+        """
         complete = self._complete()
         number = least_loaded(complete, self._beginnings.find(ask)) if complete else 0
         self._beginnings.note(ask, number)
         return self._replicas[number]
 
     def _complete(self) -> dict[int, ReplicaLoad]:
+        """Return the loads of all complete rings by their numbers."""
         return {one.number: _load_of(one) for one in self._replicas if one.fleet.ready}
 
 
 def _load_of(replica: Replica) -> ReplicaLoad:
+    """Return how loaded a ring is."""
     ring = replica.fleet.ring
     used = 1 - replica.engine.free_pages / ring.pages if ring else 1.0
     return ReplicaLoad(replica.engine.waiting, used)
 
 
 class MemberRouter:
-    """What a fleet is to a master with one ring.
+    """Routes members to fleets; it takes the place of the fleet in a master with several rings.
 
-    changed: somebody came or went.
+    The argument `changed` is called when a member has joined or has been lost.
     """
 
     def __init__(self, fleets: Sequence[Fleet], changed: Callable[[], None]) -> None:
@@ -295,20 +350,23 @@ class MemberRouter:
         self._homes: dict[str, Fleet] = {}
 
     async def join(self, registration: Registration, downlink: Link) -> None:
-        """Raises Refused when it belongs into none of the rings."""
+        """Admit a member to one of the fleets. Raises Refused if it belongs to none of them."""
         others = [
             one for fleet in self._fleets for one in fleet.registrations if one.name != registration.name
         ]
         registration = with_one_gpu(registration, others)
-        fleet = self._homes.get(registration.name)  # back before its old link was known to be lost
+        # A member may come back before its old link is known to be lost; then it returns to its fleet.
+        fleet = self._homes.get(registration.name)
         self._enter(fleet or self._choose(registration), registration, downlink)
         self._changed()
 
     def on_message(self, name: str, message: object, by: Link | None = None) -> None:
+        """Pass a message to the fleet of its sender; see `Fleet.on_message`."""
         if fleet := self._homes.get(name):
             fleet.on_message(name, message, by)
 
     def on_disconnect(self, name: str, reason: str, by: Link | None = None) -> None:
+        """Report a lost member to its fleet, unless a newer process has the member's name."""
         fleet = self._homes.get(name)
         if fleet is None or (fleet.knows(name) and not fleet.knows(name, by)):
             return
@@ -317,6 +375,7 @@ class MemberRouter:
         self._changed()
 
     def lend_workers(self) -> None:
+        """Move idle workers of other fleets to each fleet that can form a ring with their help."""
         for needy in self._fleets:
             for lender, worker in self._helpers(needy):
                 member = lender.release(worker.name)
@@ -324,12 +383,16 @@ class MemberRouter:
                 self._enter(needy, member.registration, member.downlink)
 
     def _enter(self, fleet: Fleet, registration: Registration, downlink: Link) -> None:
+        """Add a member to a fleet, and remember to which. Raises Refused."""
         fleet.add(registration, downlink)
         self._homes[registration.name] = fleet
 
     def _choose(self, registration: Registration) -> Fleet:
-        """Where it ran before and is missing; else the first where one is missing; else the smallest, where
-        it stands by for all of them. A drafter goes where the fewest are.
+        """Choose the fleet for a new member.
+
+        A worker goes to a fleet that lacks a worker, first to one where it ran before; if no fleet lacks one,
+        to the smallest fleet, where it stands by for all fleets. A drafter goes where the fewest drafters
+        are. If no fleet accepts the member, choose the first one, which raises the refusal.
         """
         accepting = [fleet for fleet in self._fleets if fleet.accepts(registration)]
         if not accepting:
@@ -341,8 +404,10 @@ class MemberRouter:
         return (before or short or sorted(accepting, key=lambda fleet: len(fleet.registrations)))[0]
 
     def _helpers(self, needy: Fleet) -> list[tuple[Fleet, Registration]]:
-        """As many as make it complete; none where that cannot be. Those of complete rings first: what is
-        left of a broken one may be needed there.
+        """Return as many idle workers of other fleets as `needy` needs to form a ring, each with its fleet.
+
+        Return none if all of them together do not suffice. Idle workers of running rings come first, because
+        a broken ring may need its remaining workers itself.
         """
         lenders = sorted((one for one in self._fleets if one is not needy), key=lambda one: not one.formed)
         helpers: list[tuple[Fleet, Registration]] = []

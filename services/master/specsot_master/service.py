@@ -42,25 +42,34 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-TEND_SECONDS = 1.0  # seconds between checks for late workers and a moved ring; not measured
+# Seconds between two checks of the master's health, and of members that joined while a ring was busy.
+# Untuned.
+TEND_SECONDS = 1.0
 
 
 def run() -> int:
+    """Read the options, write logs, and serve until a signal arrives. Return the process's exit status."""
     config = read_config()
     write_logs("master", config.service.log_format, config.service.log_level)
     return run_service("specsot-master", lambda leaving: serve(config, leaving), first=lambda: config.base)
 
 
 async def serve(config: MasterConfig, leaving: asyncio.Event) -> None:
-    """Raises ModelError, InvalidRequest, Unavailable (a port is taken)."""
+    """Run a master, with the telemetry that the options ask for, until `leaving` is set.
+
+    Raises ModelError, InvalidRequest, and Unavailable if a port is taken.
+    """
     with observed("master", config.service) as seen:
         await run_master(config, seen, leaving)
 
 
 async def run_master(config: MasterConfig, seen: Observation, leaving: asyncio.Event) -> None:
+    """Restore the journal's requests, open the ports, and serve until `leaving` is set; then shut down."""
     base = config.base
     journal = open_journal(config.journal, fingerprint(base)) if config.journal else None
-    after = time.time_ns() // 1_000_000  # a restarted master's epochs are new ones: none takes less than this
+    # Milliseconds since 1970. An epoch lasts longer than a millisecond, so these epoch numbers exceed all
+    # numbers that an earlier master on this clock has used.
+    after = time.time_ns() // 1_000_000
     master = assemble(base, config.ring, after, RequestJournal(journal), cache_folder() / "forecasts")
     await master.leader.revive(journal.kept if journal else ())
     members = FleetService(master.members, config.pulse, master.turned_away, nearby=True)
@@ -79,15 +88,16 @@ async def run_master(config: MasterConfig, seen: Observation, leaving: asyncio.E
                 await journal.close()
 
 
-# Objects. The garbage collector looks for cycles after so many new ones. Values of JSON have no cycles: with
-# the 700 of CPython, a body with 2.7 million lists took 1.9 s, with these 0.5 s, as with no collector at all.
+# Objects. The garbage collector searches for cycles after so many new objects. JSON values have no cycles.
+# Reading a body with 2.7 million lists took 1.9 s with CPython's 700, and 0.5 s with this value, as without
+# any collector.
 YOUNG_OBJECTS: Final = 50_000
 
 
 def spare_collector() -> None:
-    """Let the garbage collector stop the event loop less often, and not for what was loaded at the start.
+    """Make the garbage collector stop the event loop less often, and skip the objects that exist already.
 
-    To look through all that is loaded takes 0.1 s, in which no request continues.
+    A search through all objects that are loaded at the start takes 0.1 s, in which no request continues.
     """
     gc.collect()
     gc.freeze()
@@ -95,7 +105,10 @@ def spare_collector() -> None:
 
 
 def start_telemetry(master: Master, seen: Observation, config: MasterConfig) -> Metrics | None:
-    """Spans and figures of every request, as far as they were asked for; the figures, if so."""
+    """Record spans and metrics of every request, as far as the options ask for them.
+
+    Return the metrics, or None if the options ask for none.
+    """
     if seen.tracer.on:
         master.requests.watch(lambda ask: RequestSpans(seen.tracer, ask, master.model.name))
     if seen.registry is None:
@@ -106,11 +119,16 @@ def start_telemetry(master: Master, seen: Observation, config: MasterConfig) -> 
 
 
 def stall_detectors(master: Master, stuck_after: float) -> list[StallDetector]:
+    """Return a detector per ring that reports a ring which has work but makes no step for so many seconds."""
     return [StallDetector(stuck_after) for _ in master.replicas]
 
 
 async def watch_health(master: Master, door: GrpcServer, progress: Sequence[StallDetector]) -> None:
-    """Keep the health of `specsot.v1.Master` true, by looks in time and at every change of the ring."""
+    """Keep the reported health of `specsot.v1.Master` up to date. Runs until cancelled.
+
+    The health is checked every TEND_SECONDS, and whenever a ring becomes complete or breaks. progress: one
+    detector per ring.
+    """
     while True:
         await update_health(master, door, progress, asyncio.get_running_loop().time())
         master.changed.clear()
@@ -122,7 +140,10 @@ async def watch_health(master: Master, door: GrpcServer, progress: Sequence[Stal
 async def update_health(
     master: Master, door: GrpcServer, progress: Sequence[StallDetector], now: float
 ) -> None:
-    """It serves while a ring is complete and moves when there is work, unless it is told to leave."""
+    """Report whether the master serves: some ring is complete and makes steps if it has work.
+
+    A master that shuts down does not serve. now: the event loop's time in seconds.
+    """
     serving = False
     for one, watched in zip(master.replicas, progress):
         moves = watched.is_moving(one.engine.laps.info().laps, one.engine.has_work, now)
@@ -134,7 +155,10 @@ async def update_health(
 
 
 async def shut_down(master: Master, members: FleetService, door: GrpcServer, grace: float) -> None:
-    """No new requests; those that run may finish; the rest hear why they do not; members go last."""
+    """Refuse new requests, wait for running ones, fail those that are left, then dismiss the members.
+
+    grace: seconds for which running requests may continue.
+    """
     master.leaving = True
     master.serving = False
     await door.report(MASTER_SERVICE, False)
@@ -146,8 +170,10 @@ async def shut_down(master: Master, members: FleetService, door: GrpcServer, gra
 
 @asynccontextmanager
 async def running_beside(*works: Coroutine[Any, Any, None]) -> AsyncGenerator[None]:
-    """Run these meanwhile, and end them. Raises what one of them ends with, at once: a master that does not
-    know any more its state must not look alive.
+    """Run these coroutines during the block, and cancel them at its end.
+
+    If one of them fails, the block is cancelled at once and its error is raised: a master that no longer
+    follows its own state must not report that it is healthy.
     """
     try:
         async with asyncio.TaskGroup() as group:
@@ -160,22 +186,27 @@ async def running_beside(*works: Coroutine[Any, Any, None]) -> AsyncGenerator[No
         raise errors.exceptions[0] from None
 
 
-CLOSE_SECONDS = 1.0  # seconds to tell members that are still connected; not measured
+# Seconds for which a port waits for calls under way when it closes. Untuned.
+CLOSE_SECONDS = 1.0
 
 
 @asynccontextmanager
 async def open_doors(
     config: MasterConfig, master: Master, members: FleetService, metrics: Metrics | None = None
 ) -> AsyncGenerator[GrpcServer]:
-    """The clients' gRPC door, while all are open. metrics: those that are counted already.
+    """Open the ports for clients, members and HTTP during the block; yield the gRPC server for clients.
 
-    Raises Unavailable (an address cannot be had), InvalidRequest (certificates, a missing extra).
+    metrics: the metrics that are recorded already; None to create them for HTTP if they are needed.
+
+    Raises Unavailable if an address cannot be used, and InvalidRequest for bad certificates or if the extra
+    `http` is missing.
     """
     patience = config.ring.conduct.unread_for
     clients = MasterService(master.requests, master.info, patience, master.rebalance, config.tokens())
     listen = config.service.listen
     apart = config.fleet_listen
-    if config.http is not None:  # else clients would be let in, and thrown out again, while it is imported
+    # Checked first, because a missing extra would otherwise close ports that have admitted clients already.
+    if config.http is not None:
         check_extra()
     async with AsyncExitStack() as doors:
         door = await open_master_port(listen, clients, members if apart is None else None, _public(config))
@@ -192,7 +223,7 @@ async def open_doors(
 
 
 def check_extra() -> None:
-    """Raises InvalidRequest without the extra `http`."""
+    """Raises InvalidRequest if the extra `http` is not installed."""
     try:
         import specsot_master.http.app  # noqa: F401
     except ModuleNotFoundError as error:
@@ -202,7 +233,7 @@ def check_extra() -> None:
 
 
 async def open_http(listen: str, config: MasterConfig, master: Master, metrics: Metrics | None) -> HttpDoor:
-    """Raises Unavailable."""
+    """Open the HTTP server at an address. Raises Unavailable, and InvalidRequest for bad certificates."""
     from specsot_master.http.app import open_http
     from specsot_master.telemetry import observe_master
 
@@ -218,13 +249,14 @@ async def open_http(listen: str, config: MasterConfig, master: Master, metrics: 
 
 
 def _public(config: MasterConfig) -> Terms:
-    """Clients show tokens, and are asked for no certificate."""
+    """Return the terms for clients: they authenticate by tokens, and need no certificate."""
     own = config.service.tls if config.client_tls else PLAIN
     terms = _terms(config, Tls(cert=own.cert, key=own.key), config.tokens())
     return replace(terms, streams=CLIENT_STREAMS, held=HELD_BYTES)
 
 
 def _terms(config: MasterConfig, tls: Tls, tokens: Tokens | None = None) -> Terms:
+    """Return the terms of a port with this TLS configuration and these tokens."""
     service = config.service
     return Terms(
         PUBLIC_BYTES, reflection=service.reflection, channelz=service.channelz, tls=tls, tokens=tokens

@@ -1,4 +1,7 @@
-"""Telemetry of requests and laps: OpenTelemetry spans, and Prometheus metrics named after vLLM's."""
+"""Records requests and steps as OpenTelemetry spans, and as Prometheus metrics named after vLLM's.
+
+The code and some metrics call a step (one forward pass of the ring) a *lap*.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,11 @@ FIRST_TOKEN = "first token"
 
 
 class RequestSpans:
-    """Observes one request. Phases are children of the request's own span, which is the caller's child."""
+    """Records the spans of one request.
+
+    The request's span is a child of the caller's span. Its phases (waiting, plan, each branch, answer) are
+    children of the request's span.
+    """
 
     def __init__(self, tracer: Tracer, ask: Ask, model: str) -> None:
         self._tracer = tracer
@@ -42,6 +49,7 @@ class RequestSpans:
         self._begin(WAIT_SPAN)
 
     def on_event(self, event: events.Event) -> None:
+        """Begin or end the spans of the phases that this event separates."""
         match event:
             case events.Started():
                 self._end(WAIT_SPAN)
@@ -67,26 +75,30 @@ class RequestSpans:
                 self._finish(event)
 
     def on_end(self) -> None:
-        """What is still open ends with the error that is under way, or because its reader left."""
+        """End all open spans: with the error that is being raised, or as abandoned if the reader has left."""
         error = sys.exception()
         for name in reversed(list(self._open)):
             self._open.pop(name).end(error=error if isinstance(error, SpecsotError) else "abandoned")
 
     def _begin(self, name: str, **about: int) -> None:
+        """Begin the span of a phase, with these attributes."""
         named = {f"specsot.{key}": value for key, value in about.items()}
         self._open[name] = self._tracer.begin(name, self._whole.context, about=named)
 
     def _speak(self, name: str) -> None:
+        """Note the first token of a phase in its span."""
         if name in self._open and name not in self._spoken:
             self._spoken.add(name)
             self._open[name].note(FIRST_TOKEN)
 
     def _end(self, name: str, failed: bool = False, **about: int | str) -> None:
+        """End the span of a phase, if it is open, with these attributes."""
         if span := self._open.pop(name, None):
             named = {f"specsot.{key}": value for key, value in about.items()}
             span.end(named, error="failed" if failed else None)
 
     def _finish(self, event: events.Finished) -> None:
+        """End all spans; the request's span gets the request's statistics."""
         figures = event.statistics
         for name in [name for name in self._open if name != REQUEST_SPAN]:
             self._end(name)
@@ -104,16 +116,23 @@ class RequestSpans:
 
 
 def _branch_span(branch: int) -> str:
+    """Return the name of a branch's span."""
     return f"branch {branch}"
 
 
-LABELS = ("model_name", "engine")  # engine: which ring, as vLLM numbers its data-parallel ones
-CACHE_LABELS = (*LABELS, "block_size", "num_gpu_blocks")  # what gateways look for
+# Labels of all metrics. "engine" is the number of the ring, as vLLM numbers its data-parallel engines.
+LABELS = ("model_name", "engine")
+# Labels of cache_config_info, which gateways made for vLLM read.
+CACHE_LABELS = (*LABELS, "block_size", "num_gpu_blocks")
 _FINISH_REASONS = {reason.value for reason in events.Reason}
 
 
 class EngineGauges:
-    """One ring. labels: a value for each of LABELS. branches: that are being written."""
+    """The values of one ring's gauges and counters at one moment.
+
+    The attribute `labels` has a value for each of LABELS, and `branches` is the number of branches in
+    progress.
+    """
 
     def __init__(self, labels: Mapping[str, str], ring: Info | ReplicaInfo, branches: int) -> None:
         self.labels = tuple(labels.values())
@@ -125,6 +144,7 @@ class EngineGauges:
 
     @property
     def used_share(self) -> float:
+        """The fraction of KV pages that requests have reserved; 0 while no ring is complete."""
         return 1 - self.pages.free / self.pages.total if self.pages.total else 0.0
 
 
@@ -152,7 +172,7 @@ COUNTERS: _Table = {
 
 
 def families_of(engines: Sequence[EngineGauges], prefix: MetricPrefix) -> Iterator[Metric]:
-    """Gauges and counters of a master's rings."""
+    """Yield the gauges and counters of all rings, with this prefix in their names."""
     for family, table in ((GaugeMetricFamily, GAUGES), (CounterMetricFamily, COUNTERS)):
         for name, (about, read) in table.items():
             metric = family(f"{prefix}:{name}", about, labels=LABELS)
@@ -167,7 +187,7 @@ def families_of(engines: Sequence[EngineGauges], prefix: MetricPrefix) -> Iterat
 
 
 def _ended_requests(engines: Sequence[EngineGauges], prefix: MetricPrefix) -> Iterator[Metric]:
-    """Requests that are over: by a reason of their own, or by an error."""
+    """Yield the counters of finished requests, by reason, and of failed requests, by error."""
     well = CounterMetricFamily(
         f"{prefix}:request_success", "Requests that ended by themselves", labels=(*LABELS, "finished_reason")
     )
@@ -180,7 +200,7 @@ def _ended_requests(engines: Sequence[EngineGauges], prefix: MetricPrefix) -> It
     yield from (well, badly)
 
 
-# Upper bounds as vLLM has them: seconds, but for the last two.
+# Upper bounds of histogram buckets, in seconds. Precedent: vLLM.
 _ABOVE_HALF = (0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 TOKEN_LATENCY_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, *_ABOVE_HALF)
 FIRST_TOKEN_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, *_ABOVE_HALF, 160, 640, 2560)
@@ -188,18 +208,22 @@ REQUEST_BUCKETS = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
-# Tokens of one lap, upper bounds as vLLM has them.
+# Upper bounds of buckets for the tokens of one step. Precedent: vLLM.
 LAP_TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+# Upper bounds of buckets for the points of one plan.
 PLAN_POINT_BUCKETS = tuple(range(1, 17))
 
 
 def count_buckets(most: int) -> tuple[int, ...]:
-    """1, 2, 5, 10, ... up to `most`."""
+    """Return the bucket bounds 1, 2, 5, 10, 20, 50, ... up to `most`, as vLLM builds them.
+
+    # most 100 -> (1, 2, 5, 10, 20, 50, 100)
+    """
     steps = (step * 10**power for power in range(len(str(most))) for step in (1, 2, 5))
     return tuple(step for step in steps if step <= most)
 
 
-# Counters of what results tell: what each is, and a label beside LABELS.
+# Counters that are computed from results: help text, and a label in addition to LABELS.
 RESULT_COUNTERS: Mapping[str, tuple[str, *tuple[str, ...]]] = {
     "spec_decode_num_drafts": ("Trees with drafted tokens",),
     "spec_decode_num_draft_tokens": ("Drafted tokens",),
@@ -207,7 +231,8 @@ RESULT_COUNTERS: Mapping[str, tuple[str, *tuple[str, ...]]] = {
     "spec_decode_num_accepted_tokens_per_pos": ("By depth", "position"),
     "stage_bubble_seconds": ("Time of laps a stage did not compute", "stage"),
 }
-# None: of as many tokens as the model's context holds.
+# Histograms: help text, bucket bounds, and a label in addition to LABELS. The bounds None stand for token
+# counts up to the model's context (`count_buckets`).
 HISTOGRAMS: Mapping[str, tuple[str, Sequence[float] | None, *tuple[str, ...]]] = {
     "stage_seconds": ("Compute of one stage in one lap", LAP_SECONDS, "stage"),
     "time_to_first_token_seconds": ("From arrival to the first token", FIRST_TOKEN_BUCKETS),
@@ -228,10 +253,9 @@ HISTOGRAMS: Mapping[str, tuple[str, Sequence[float] | None, *tuple[str, ...]]] =
 
 
 class Metrics:
-    """`info`: the ring's state. branches: how many are being written now.
+    """The Prometheus metrics of a master, or of one ring of a master (`of`).
 
-    busy: the ring owes a lap. clock: seconds that only go forward. registry: where the process tells its
-    own already; None: in one that is only written here. prefix: of all names.
+    The attribute `branches` is the number of branches in progress.
     """
 
     def __init__(
@@ -242,6 +266,13 @@ class Metrics:
         registry: CollectorRegistry | None = None,
         prefix: MetricPrefix = "specsot",
     ) -> None:
+        """Register all metrics.
+
+        info: returns the state of the rings, from which gauges are read when metrics are collected. busy:
+        returns whether the ring has work, so that the time to its next result counts as a step's time. clock:
+        seconds that only go forward. registry: the registry of the process, or None to create one. prefix:
+        begins all names.
+        """
         self._busy = busy
         self._clock = clock
         self._lap_began: float | None = None
@@ -265,28 +296,38 @@ class Metrics:
         registry.register(PolledCollector(lambda: families_of(self._gauges(info()), prefix)))
 
     def of(self, engine: int, busy: Callable[[], bool]) -> Metrics:
-        """The same figures, of one ring among several. busy: it owes a lap."""
+        """Return the metrics of one ring, which share the families of this object and have their own label.
+
+        engine: the number of the ring. busy: returns whether this ring has work.
+        """
         one = copy(self)
         one._labels, one._busy, one._told = self._labels | {"engine": str(engine)}, busy, {}  # noqa: SLF001
         self._engines.append(one)
         return one
 
     def _gauges(self, info: Info) -> list[EngineGauges]:
+        """Return the present values of all rings."""
         engines = self._engines or [self]
         rings = info.replicas or [info]
         return [EngineGauges(one._labels, ring, one.branches) for one, ring in zip(engines, rings)]  # noqa: SLF001
 
     def written(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
     def observe(self, name: str, value: float, *more: str) -> None:
+        """Add a value to a histogram. more: the values of labels in addition to LABELS."""
         self._figure(name, *more).observe(value)
 
     def _count(self, name: str, amount: float = 1, *more: str) -> None:
+        """Add an amount to a counter. more: the values of labels in addition to LABELS."""
         self._figure(name, *more).inc(amount)
 
     def _figure(self, *told: str) -> Any:
-        """By its name, and its labels beside LABELS: the client's own way there takes as long as to count."""
+        """Return a metric by its name and its labels in addition to LABELS, from a cache.
+
+        The client library's own lookup of labels takes as long as the counting itself.
+        """
         if told not in self._told:
             name, *more = told
             family = self._histograms.get(name) or self._counters[name]
@@ -294,6 +335,7 @@ class Metrics:
         return self._told[told]
 
     def on_result(self, result: Result) -> None:
+        """Record one step from its result."""
         self._time(result)
         self.observe("iteration_tokens_total", sum(len(outcome.tokens) for outcome in result.outcomes))
         for stage, seconds in enumerate(result.seconds):
@@ -301,12 +343,16 @@ class Metrics:
         self._count("spec_decode_num_drafts", result.drafts)
         self._count("spec_decode_num_draft_tokens", result.drafted)
         for outcome in result.outcomes:
-            for position in range(len(outcome.tokens) - 1):  # the last one is the base's own
+            # The last token of an outcome is the base model's own (bonus) token, not an accepted one.
+            for position in range(len(outcome.tokens) - 1):
                 self._count("spec_decode_num_accepted_tokens")
                 self._count("spec_decode_num_accepted_tokens_per_pos", 1, str(position))
 
     def _time(self, result: Result) -> None:
-        """From lap to lap, while there was work; and how much of that each stage did not compute."""
+        """Record the time since the previous result, and how much of it each stage did not compute.
+
+        Nothing is recorded if the ring had no work after the previous result.
+        """
         now = self._clock()
         began = self._lap_began
         self._lap_began = now if self._busy() else None
@@ -317,7 +363,7 @@ class Metrics:
             self._count("stage_bubble_seconds", max(now - began - seconds, 0.0), str(stage))
 
     def on_finish(self, figures: events.Statistics, waited: float) -> None:
-        """A request that ended by itself. waited: seconds until it was admitted."""
+        """Record the statistics of a finished request. waited: seconds from its arrival to its admission."""
         first = figures.seconds_to_first_token
         whole = figures.seconds
         tokens = figures.completion_tokens
@@ -332,13 +378,19 @@ class Metrics:
             self.observe("request_time_per_output_token_seconds", (whole - first) / (tokens - 1))
 
 
-SAME_LAP_SECONDS = 0.001  # seconds: events closer together came with one lap; not measured
+# Seconds. Events that are closer together came with the same step. Untuned.
+SAME_LAP_SECONDS = 0.001
 
 
 class RequestMetrics:
-    """find: the figures of the ring that has a request, by its id. `clock`: seconds that only go forward."""
+    """Records the metrics of one request, as an observer of its events."""
 
     def __init__(self, find: Callable[[str], Metrics], clock: Callable[[], float]) -> None:
+        """Observe a request that has just arrived.
+
+        find: returns the metrics of the ring that has a request, by the request's id. clock: seconds that
+        only go forward.
+        """
         self._find = find
         self._metrics = find("")
         self._clock = clock
@@ -348,6 +400,7 @@ class RequestMetrics:
         self._branches: dict[int, float] = {}
 
     def on_event(self, event: events.Event) -> None:
+        """Record what this event says of the request's latencies and branches."""
         match event:
             case events.MergedText() | events.BranchText() | events.SkeletonText():
                 self._on_text()
@@ -369,10 +422,12 @@ class RequestMetrics:
                 pass
 
     def on_end(self) -> None:
+        """Count the request's unfinished branches as no longer in progress."""
         self._metrics.branches -= len(self._branches)
         self._branches.clear()
 
     def _on_text(self) -> None:
+        """Record the time since the previous step that wrote text for this request."""
         now = self._clock()
         if self._last is not None and now - self._last > SAME_LAP_SECONDS:
             self._metrics.observe("inter_token_latency_seconds", now - self._last)
@@ -382,13 +437,17 @@ class RequestMetrics:
 def observe_master(
     master: Master, registry: CollectorRegistry | None = None, prefix: MetricPrefix = "specsot"
 ) -> Metrics:
-    """From now on. registry: where the process tells its own figures already."""
+    """Record metrics of all requests and steps of a master from now on.
+
+    registry: the registry of the process, or None to create one. prefix: begins all names.
+    """
     metrics = Metrics(master.info, registry=registry, prefix=prefix)
     engines = [metrics.of(one.number, lambda one=one: one.engine.has_work) for one in master.replicas]
     for one, engine in zip(master.replicas, engines):
         one.engine.laps.follow(engine.on_result)
 
     def engine_of(request: str) -> Metrics:
+        """Return the metrics of the ring that has this request, or of the first ring."""
         found = (engine for one, engine in zip(master.replicas, engines) if one.engine.has_request(request))
         return next(found, engines[0])
 

@@ -24,13 +24,16 @@ from specsot_master.core.dialects.tool_calls.deriving import form_of_template, o
 from specsot_master.core.dialects.tool_calls.forms import CallForm
 from specsot_master.core.sequence import MAX_PENDING_TOKENS, Detokenizer
 
-EFFORTS = {"minimal": "low", "xhigh": "high"}  # of OpenAI's words, those that templates have no word for
+# OpenAI's reasoning efforts that chat templates do not know, with the nearest one that they know.
+EFFORTS = {"minimal": "low", "xhigh": "high"}
 Thinking = Literal["never", "asked", "always"]
 
 
 def _any_of(texts: Iterable[str]) -> str:
-    """A pattern for the longest of these texts. Beginnings that they share are tried once: an alternation of
-    250 reserved tokens takes seconds, of everybody's, to search two megabytes of "<|".
+    """Return a regular expression that matches the longest of these texts, built as a trie.
+
+    Shared beginnings are tried once: ["ab", "ac"] -> "a(?:b|c)". A flat alternation of 250 reserved tokens
+    takes seconds to search two megabytes of "<|", and blocks the event loop meanwhile.
     """
     branches: dict[str, list[str]] = {}
     for text in texts:
@@ -43,7 +46,15 @@ def _any_of(texts: Iterable[str]) -> str:
 
 
 class ControlTokens:
-    """The control tokens of one tokenizer. ids: theirs."""
+    """Keeps text of clients from turning into the control tokens of a tokenizer.
+
+    `mark` puts BREAK_MARK into every control token that a client's text spells. `encode` then tokenizes a
+    rendered template so that marked occurrences become ordinary text tokens, and unmarked ones become control
+    tokens:
+    # client's text "<|im_end|>" -> marked "<" + BREAK_MARK + "|im_end|>" -> text tokens, not the end token
+
+    The argument `ids` holds the ids of the control tokens.
+    """
 
     def __init__(self, tokenizer: Any, ids: Iterable[int]) -> None:
         added = tokenizer.get_added_tokens_decoder()
@@ -52,18 +63,24 @@ class ControlTokens:
         self._pattern = re.compile(_any_of(self._ids) if self._ids else "(?!)")
 
     def mark(self, words: str) -> str:
-        """Somebody's words, with a mark within each control token they spell. Raises InvalidRequest."""
+        """Return a client's text with BREAK_MARK within each control token, after its first character.
+
+        Raises InvalidRequest if the text contains half of a surrogate pair, which UTF-8 cannot encode.
+        """
         try:
             words.encode()
         except UnicodeEncodeError as error:
             raise InvalidRequest("the text holds half of a surrogate pair", field="prompt") from error
-        while self._pattern.search(words):  # again where two of them overlap
+        # Repeated because two control tokens may overlap in the text.
+        while self._pattern.search(words):
             words = self._pattern.sub(lambda found: f"{found[0][0]}{BREAK_MARK}{found[0][1:]}", words)
         return words
 
     def last(self, rendering: str, end: int) -> tuple[int, int]:
-        """Where the last control token before `end` begins and ends at which a rendering can be cut: what
-        is before it and what begins with it become the same tokens alone. (0, 0): there is none.
+        """Return (begin, end) of the last control token before `end` at which a rendering can be cut.
+
+        The text before the token, and the text from the token on, have the same tokens alone as together.
+        Return (0, 0) if there is no such control token.
         """
         found = (0, 0)
         for one in self._pattern.finditer(rendering, 0, end):
@@ -72,21 +89,28 @@ class ControlTokens:
         return found
 
     def encode(self, rendering: str) -> tuple[int, ...]:
-        """Token ids of a rendering with marks: what is marked is plain text."""
+        """Return the token ids of a rendering with marks; what is marked becomes ordinary text.
+
+        Control tokens get secret names before the marks are removed, so the tokenizer finds only those that
+        the template wrote. If the model's merges still build a control token out of text, the marks are
+        replaced by a separator token, whose id is dropped afterwards.
+        """
         names = self._names
         ids = self._respelled
         aliased = self._pattern.sub(lambda found: names[self._ids[found[0]]], rendering)
         found = self._split(aliased.replace(BREAK_MARK, ""))
-        if any(token in self._control and token not in ids for token in found):  # merges reach it, too
+        # Some vocabularies reach a control token by ordinary merges, without its name.
+        if any(token in self._control and token not in ids for token in found):
             found = self._split(aliased.replace(BREAK_MARK, names[None]))
         return tuple(told for token in found if (told := ids.get(token, token)) is not None)
 
     def _split(self, text: str) -> list[int]:
+        """Return the ids of a text in the second tokenizer."""
         return self._other.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     @cached_property
     def _sharp(self) -> frozenset[str]:
-        """Those that are found whatever is around them, and take nothing of it."""
+        """Control tokens that are found in any context and do not absorb white space before them."""
         added = self._tokenizer.get_added_tokens_decoder()
         loose = ("lstrip", "single_word", "normalized")
         return frozenset(
@@ -95,17 +119,18 @@ class ControlTokens:
 
     @cached_property
     def _control(self) -> frozenset[int]:
+        """The ids of all control tokens."""
         return frozenset(self._ids.values())
 
     @cached_property
     def _names(self) -> dict[int | None, str]:
-        """What control tokens are called here, which nobody can guess; None: a break that is no token."""
+        """Secret names of the control tokens by id, which clients cannot guess; None names the separator."""
         secret = secrets.token_hex(8)
         return {id: f"\U000f0000{secret}.{id}\U000f0001" for id in (*self._control, None)}
 
     @cached_property
     def _other(self) -> Any:
-        """The same tokenizer, but for the names; it shares the vocabulary."""
+        """A second tokenizer with the same vocabulary, in which control tokens have their secret names."""
         from tokenizers import AddedToken, Tokenizer
 
         whole = self._tokenizer
@@ -123,7 +148,7 @@ class ControlTokens:
 
     @cached_property
     def _respelled(self) -> dict[int, int | None]:
-        """From the other tokenizer's ids of added tokens to this one's."""
+        """Maps ids of added tokens in the second tokenizer to the model's ids; None for the separator."""
         added = self._tokenizer.get_added_tokens_decoder().items()
         names = {id: self._names.get(id, token.content) for id, token in added}
         return {self._other.token_to_id(self._names[None]): None} | {
@@ -132,7 +157,10 @@ class ControlTokens:
 
 
 class TokenBytes:
-    """Call it with a token id; ids that only the model's logits have write nothing."""
+    """A callable from a token id to the token's bytes; ids without a token in the tokenizer have no bytes.
+
+    The model's logits may have more entries than the tokenizer has tokens.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -146,11 +174,15 @@ class TokenBytes:
 
     @cached_property
     def _added(self) -> frozenset[int]:
+        """The ids of added tokens, whose names are their texts."""
         return frozenset(self._tokenizer.get_added_tokens_decoder())
 
     @cached_property
     def _spell(self) -> Speller | None:
-        """Only the decoder is looked at: a whole vocabulary takes long to write out."""
+        """The function from a token's name to its bytes, or None if the decoder is of an unknown kind.
+
+        Only the decoder's description is serialized, because serializing the whole vocabulary takes long.
+        """
         decoder = self._tokenizer.decoder
         model = self._tokenizer.model
         described = None if decoder is None else json.loads(decoder.__getstate__())
@@ -158,8 +190,11 @@ class TokenBytes:
         return speller({"decoder": described, "model": {"byte_fallback": fallback}})
 
 
-LONG = 8  # characters a position: of longer texts a first part is looked at; most have 3 to 5 a token
-KNOWN_TOKENS = 1 << 16  # tokens whose text alone is kept: some megabytes; most vocabularies have as many
+# Characters per position. Of a longer text only so many characters are tokenized to find that it does not
+# fit; most texts have 3 to 5 characters per token.
+LONG = 8
+# Tokens. The cache of single tokens' texts takes some megabytes, and most vocabularies fit into it.
+KNOWN_TOKENS = 1 << 16
 _SPECIAL_NAMES = (
     *("bos_token", "eos_token", "pad_token", "unk_token"),
     *("sep_token", "cls_token", "mask_token"),
@@ -167,16 +202,19 @@ _SPECIAL_NAMES = (
 
 
 class Text:
-    """Encode, decode, render. Special tokens are written by templates and never show up in text.
+    """Encodes, decodes and renders for one model.
 
-    spell:   the bytes of one token.
-    end_ids: tokens with which the model ends an answer, ascending.
-    vocabulary: how many ids the tokenizer knows.
+    Only templates write special tokens; text never contains them.
+
+    Attributes: `spell` returns the bytes of one token; `end_ids` are the tokens with which the model ends an
+    answer, ascending; `vocabulary` is the number of ids that the tokenizer knows.
     """
 
     def __init__(self, directory: str | Path, limit: int | None = None) -> None:
-        """The text side of a Hugging Face model directory. limit: how many ids the model knows, where its
-        tokenizer may know more. Raises ModelError.
+        """Read the tokenizer and the chat template of a Hugging Face model directory.
+
+        limit: the number of token ids that the model has, which may be smaller than the tokenizer's; None if
+            every id of the tokenizer is valid. Raises ModelError.
         """
         folder = Path(directory)
         config = _read_json(folder / "tokenizer_config.json")
@@ -191,42 +229,53 @@ class Text:
         self._limit = None if limit is None or self.largest < limit else limit
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Token ids of exactly this text: nothing is put before or behind it. In a rendering what is marked
-        is plain text. Raises InvalidRequest for a token that the model does not have.
+        """Return the token ids of exactly this text, without a bos or other token around it.
+
+        text: a rendering, in which marked control tokens become ordinary text (`ControlTokens`), or any other
+        text. Raises InvalidRequest for a token that the model does not have.
         """
         return self._check(self._control.encode(text) if BREAK_MARK in text else self._split(text, bare=True))
 
     def encode_bare(self, text: str, positions: int | None = None) -> tuple[int, ...]:
-        """Token ids of a text that is to be gone on with: what the tokenizer itself puts before it (such as
-        a bos token) included. Control tokens may stand in it. positions: see `check_fits`. Raises
-        InvalidRequest as `encode`.
+        """Return the token ids of a text that the model shall continue, with the tokenizer's own additions.
+
+        Usually the tokenizer adds a bos token. Control tokens that the text spells become control tokens.
+        positions: if given, `check_fits` is called first. Raises InvalidRequest as `encode` does.
         """
         if positions is not None:
             self.check_fits(text, positions)
         return self._check(self._split(text, bare=False))
 
     def check_fits(self, text: str, positions: int) -> None:
-        """By the first part of a long text: the whole may take seconds. Raises ContextLengthExceeded."""
+        """Raises ContextLengthExceeded if the first part of a long text alone has `positions` tokens or more.
+
+        Only the first LONG characters per position are tokenized, because a whole text may take seconds. A
+        text that passes this check may still be too long.
+        """
         first = text[: LONG * positions]
         if len(first) < len(text) and len(self._split(first, bare=True)) >= positions:
             raise ContextLengthExceeded.of_text(positions, len(text))
 
     def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str:
-        """Text of these tokens; special ones are left out."""
+        """Return the text of these tokens. skip_special: leave out special tokens."""
         decode = self._tokenizer.decode if len(tokens) > 1 else self._decode_known
         return decode(tuple(tokens), skip_special_tokens=skip_special)
 
     def detokenizer(self, skip_special: bool = True, before: Sequence[int] = ()) -> Detokenizer:
-        """before: the prompt whose text goes on; behind a special token another text begins."""
+        """Return a detokenizer for generated tokens.
+
+        before: tokens of the prompt that the answer continues, which are the context of the first generated
+            token. Only those after the last special token count, since a new text begins there.
+        """
         near = before[-MAX_PENDING_TOKENS:]
         cut = max((n + 1 for n, token in enumerate(near) if token in self.special_ids), default=0)
         return Detokenizer(partial(self.decode, skip_special=skip_special), near[cut:])
 
     def render(self, messages: Sequence[Message], answer: bool = True) -> str:
-        """A conversation through the chat template; what in its contents spells a control token is marked.
-        The answer begins behind all thinking.
+        """Render a conversation by the chat template, with marks in control tokens that its contents spell.
 
-        Raises TemplateRefused.
+        answer: end with the head of the assistant's turn, with any thinking block closed.
+        Raises TemplateRefused if the template does not take this conversation.
         """
         marked = [Message(message.role, self.mark(message.content)) for message in messages]
         rendering = self._template.render(marked, answer)
@@ -234,8 +283,10 @@ class Text:
 
     @cached_property
     def thinking(self) -> Thinking:
-        """Whether the model thinks before it answers, as its template shows. "always": thinking is begun
-        although it was told not to; others only know the tags.
+        """Whether the model thinks before it answers, as its template shows.
+
+        "never": the template knows no thinking. "always": the template opens a thinking block although
+        thinking was turned off. "asked": the template knows the tags, and thinks only if asked to.
         """
         if self.style is None:
             return "never"
@@ -243,7 +294,7 @@ class Text:
 
     @cached_property
     def style(self) -> ThinkingStyle | None:
-        """How the model thinks; None: not at all."""
+        """The tags of the model's thinking, or None if the template shows none."""
         return style_of(self._template.source)
 
     @cached_property
@@ -261,12 +312,13 @@ class Text:
     def _render_calls(
         self, turns: Sequence[Mapping[str, Any]], functions: Sequence[Mapping[str, Any]], answer: bool
     ) -> str:
-        """A conversation in which made-up functions are offered and called; see `derive`."""
+        """Render a conversation in which invented functions are offered and called; see `derive`."""
         tools = [{"type": "function", "function": one} for one in functions]
         return self._skip_thinking(self._template.render_turns(turns, answer, tools=tools), answer)
 
     @property
     def reads_effort(self) -> bool:
+        """Whether the chat template uses a reasoning effort."""
         return "reasoning_effort" in self._template.source
 
     @property
@@ -286,9 +338,11 @@ class Text:
         thinks: bool = False,
         effort: str | None = None,
     ) -> str:
-        """A conversation with calls and tools, likewise marked all through. thinks: up to where the model
-        begins to think; effort: how much, for templates that say it. An answer that may call tools chooses
-        its header itself. Raises TemplateRefused.
+        """Render a conversation with tools and tool calls, with marks in all texts, as `render` does.
+
+        thinks: end where the model begins to think, if it can think; else any thinking block is closed.
+        effort: the reasoning effort, for templates that use it. If tools are offered, the rendering does not
+        contain the header of the answer's channel, because the model chooses it. Raises TemplateRefused.
         """
         more: dict[str, Any] = {"tools": self._mark_all(tools)} if tools else {}
         if effort:
@@ -303,12 +357,16 @@ class Text:
         return rendering if self.style.begun(rendering) else f"{rendering}{self.style.begin}"
 
     def _skip_thinking(self, rendering: str, calls: bool = False) -> str:
-        """A prompt behind which the answer comes."""
+        """Return the rendering with any open thinking block closed, so that the answer follows directly.
+
+        calls: leave out the header of the answer, because the model may begin a tool call instead.
+        """
         if self.style is None:
             return rendering
         return f"{self.style.skipped(rendering)}{'' if calls else self.style.header}"
 
     def _mark_all(self, value: Any) -> Any:
+        """Mark every text within a JSON value; names of objects are marked too."""
         if isinstance(value, str):
             return self.mark(value)
         if isinstance(value, Mapping):
@@ -316,22 +374,29 @@ class Text:
         return [self._mark_all(part) for part in value] if isinstance(value, (list, tuple)) else value
 
     def mark(self, words: str) -> str:
+        """Return a client's text with marks; see `ControlTokens.mark`."""
         return self._control.mark(words)
 
     def cut(self, rendering: str, end: int) -> tuple[int, int]:
-        """The last control token before `end` at which a rendering can be cut: where it begins and ends. Both
-        parts, the second one beginning with it, then have the tokens of the whole. (0, 0): there is none.
+        """Return (begin, end) of the last control token before `end` at which a rendering can be cut.
+
+        The tokens of the parts before and from `begin`, joined, are the tokens of the whole rendering:
+        # the token found is "<|im_start|>" -> "...<|im_end|>" and "<|im_start|>user..." encode separately
+
+        Return (0, 0) if there is no such token.
         """
         return self._control.last(rendering, end)
 
     def _split(self, text: str, bare: bool) -> tuple[int, ...]:
-        """Others' Python goes on meanwhile."""
+        """Tokenize a text. bare: without a bos or other token around it. Releases the GIL meanwhile."""
         try:
             return tuple(self._tokenizer.encode_batch_fast([text], add_special_tokens=not bare)[0].ids)
-        except TypeError as error:  # what tokenizers makes of a string that UTF-8 cannot write
+        except TypeError as error:
+            # The tokenizers library raises TypeError for a string that UTF-8 cannot encode.
             raise InvalidRequest("the text holds half of a surrogate pair", field="prompt") from error
 
     def _check(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the tokens. Raises InvalidRequest if one of them is beyond the model's vocabulary."""
         if self._limit is not None and (last := max(tokens, default=0)) >= self._limit:
             name = self._tokenizer.id_to_token(last)
             raise InvalidRequest(
@@ -342,23 +407,25 @@ class Text:
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """Those that `decode` leaves out."""
+        """Ids of the special tokens, which `decode` leaves out."""
         return frozenset(id for id, one in self._tokenizer.get_added_tokens_decoder().items() if one.special)
 
     @property
     def largest(self) -> int:
+        """The largest token id of the tokenizer."""
         added = max(self._tokenizer.get_added_tokens_decoder(), default=0)
         return max(added, self._tokenizer.get_vocab_size(with_added_tokens=False) - 1)
 
     @cached_property
     def _control(self) -> ControlTokens:
+        """Added tokens that are special, that end an answer, or that the template itself writes."""
         added = self._tokenizer.get_added_tokens_decoder()
         said = self._sample()
         ids = (id for id, one in added.items() if one.special or id in self.end_ids or one.content in said)
         return ControlTokens(self._tokenizer, ids)
 
     def _sample(self) -> str:
-        """A short conversation, by which a template shows what its turns begin and end with."""
+        """Render a short conversation, which shows how the template begins and ends its turns."""
         roles = ("user", "assistant", "user")
         try:
             return self._template.render([Message(role, "-") for role in roles], answer=False)
@@ -367,7 +434,10 @@ class Text:
 
 
 def _load_tokenizer(folder: Path) -> Any:
-    """tokenizer.json as it is (milliseconds); older formats through Transformers, which converts them."""
+    """Read tokenizer.json, which takes milliseconds; older formats are converted by Transformers.
+
+    Raises ModelError.
+    """
     from tokenizers import Tokenizer
 
     path = folder / "tokenizer.json"
@@ -375,30 +445,33 @@ def _load_tokenizer(folder: Path) -> Any:
         return _convert_tokenizer(folder)
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises bare Exception
+    except Exception as error:  # The tokenizers library raises Exception itself.
         raise ModelError(f"{path}: not a readable tokenizer ({error})") from error
-    tokenizer.no_truncation()  # as some were saved
+    # Some files were saved with truncation or padding turned on.
+    tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
 
 
 def _convert_tokenizer(folder: Path) -> Any:
+    """Convert a tokenizer of an older format by Transformers, from local files only. Raises ModelError."""
     from transformers import AutoTokenizer
 
     try:
         loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         return loaded.backend_tokenizer
-    except Exception as error:  # whatever a converter meets in a broken directory
+    except Exception as error:  # A converter may raise anything for a damaged directory.
         line = str(error).strip().partition("\n")[0]
         raise ModelError(f"{folder}: no tokenizer.json, and no tokenizer to convert ({line})") from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file, or an empty one if there is no file. Raises ModelError."""
     return read_json(path) if path.is_file() else {}
 
 
 def _special_names(config: dict[str, Any]) -> dict[str, str]:
-    """bos_token and friends; older files write them as {"content": ...}."""
+    """Return the texts of bos_token, eos_token and so on; older files hold {"content": ...} instead."""
     found = {name: config.get(name) for name in _SPECIAL_NAMES}
     plain = {name: value["content"] if isinstance(value, dict) else value for name, value in found.items()}
     return {name: value for name, value in plain.items() if isinstance(value, str)}
@@ -423,8 +496,10 @@ def _find_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
 
 
 def _find_end_ids(folder: Path, tokenizer: Any, names: dict[str, str]) -> set[int]:
-    """eos ids of the generation config, the model config and the tokenizer, which may all differ; and the
-    tokenizer's ends of fill-in-the-middle.
+    """Return the ids with which the model ends an answer.
+
+    These are the eos ids of the generation config, of the model config and of the tokenizer, which may all
+    differ, and the tokenizer's end tokens of fill-in-the-middle.
     """
     found: set[int] = set()
     for name in ("generation_config.json", "config.json"):

@@ -1,6 +1,6 @@
 """The engine: runs the requests of one ring from arrival to the last event.
 
-Refuses to know tensors, members, gRPC and HTTP.
+This package must not import tensors, fleet members, gRPC or HTTP.
 """
 
 from specsot_master.core.ring.ring_state import ANYBODY, Caller, EngineConfig, Ring, RingState

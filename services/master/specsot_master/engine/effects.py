@@ -1,4 +1,4 @@
-"""Where commands take effect: in the ring, at clients, in the journal, in figures."""
+"""Executes commands: opens and closes sequences, delivers events, writes the journal, counts statistics."""
 
 from __future__ import annotations
 
@@ -31,11 +31,16 @@ from specsot_master.text import Text
 
 log = structlog.get_logger()
 
-PLANNED_SECONDS = 30.0  # seconds, at least, for a ring that was better than the one it replaces; not measured
+# Seconds. The minimum repair timeout of requests after a planned epoch change, which loads layers. Untuned.
+PLANNED_SECONDS = 30.0
 
 
 class Effects(Home):
-    """All requests of one ring, and everything that is kept of them."""
+    """Owns the requests, queue, page tables and statistics of one ring, and executes commands.
+
+    `Engine` derives from this class and decides on the commands. The attribute `laps` counts the steps of the
+    ring, which the code calls laps.
+    """
 
     def __init__(
         self,
@@ -49,7 +54,11 @@ class Effects(Home):
         readers: Subscriptions | None = None,
         memory: ForecastMemory | None = None,
     ) -> None:
-        """forms, journal, readers, memory: those of a master that has several rings."""
+        """Create an engine without requests.
+
+        A master with several rings passes the same `forms`, `journal`, `readers` and `memory` to each engine.
+        Where they are omitted, the engine creates its own; then nothing is written to disk.
+        """
         self._ring = ring
         self._config = config
         self._clock = clock or LoopClock()
@@ -67,11 +76,19 @@ class Effects(Home):
         forms = forms or GrammarSandbox()
         self._intake = Intake(self, ring, prompts, forms, self._clock, config, self._costs)
         self.laps = LapMeter(time.monotonic)
-        self._epoch: int | None = None  # of the ring that is being filled
-        self._over = 0  # the last epoch that is known to have ended
-        self._ended: str | None = None  # why nobody is served any more
+        # The epoch whose ring this engine fills; None between two epochs.
+        self._epoch: int | None = None
+        # The newest epoch that is known to have ended.
+        self._over = 0
+        # Why the master refuses all requests; None until the master shuts down.
+        self._ended: str | None = None
 
     def _apply(self, request: RequestState, decided: Iterable[commands.Command]) -> None:
+        """Execute the commands of a request one by one.
+
+        decided: may be a generator whose next command depends on the effect of the previous one
+            (`RequestState.play`), so each command is executed before the next is drawn.
+        """
         for command in decided:
             match command:
                 case Numbered():
@@ -109,8 +126,10 @@ class Effects(Home):
 
     @contextmanager
     def _isolate(self, request: RequestState, otherwise: SpecsotError | None = None) -> Generator[None]:
-        """What goes wrong meanwhile ends this request alone. otherwise: what its client hears of errors that
-        are not meant for it.
+        """Catch every error in the block; the error ends this request only.
+
+        otherwise: the error that the client receives in place of an unexpected exception, by default
+            "internal error". A SpecsotError reaches the client as `failure_of` translates it.
         """
         try:
             yield
@@ -118,12 +137,17 @@ class Effects(Home):
             self._fail_alone(request, error, otherwise or internal_error())
 
     def _fail_alone(self, request: RequestState, error: Exception, otherwise: SpecsotError) -> None:
+        """Fail one request because of an error; log the error unless it is meant for the client as it is."""
         if (failure := failure_of(error, otherwise)) is not error:
             log.exception("a member, or the master, broke a rule", **request.log_fields)
         self._apply(request, [commands.FailRequest(failure)])
 
     def _strand(self, request: RequestState, misfit: TooLarge) -> None:
-        """It waits for a larger ring, as long as for one that broke; all others go on without it."""
+        """Let a request that does not fit the present ring wait for a larger one.
+
+        The request waits as long as after a broken ring. The quarantine forgets the request, so that other
+        requests do not wait for its trial.
+        """
         if request.misfit is None:
             log.info("waits for a larger ring", **request.log_fields, reason=str(misfit))
         request.misfit = misfit
@@ -131,7 +155,10 @@ class Effects(Home):
         self._await_ring(request, "")
 
     def _await_ring(self, request: RequestState, lacking: str, planned: bool = False) -> None:
-        """From when it had to wait: rings that come to nothing, or are too small, give it no more time."""
+        """Start the repair timeout of a request, unless the timeout runs already.
+
+        The repair timeout starts at the first wait; failed or undersized epochs do not restart it.
+        """
         if not request.has_alarm(RingOverdue):
             seconds = max(self._config.repair_for, PLANNED_SECONDS if planned else 0.0)
             request.set_alarm(RingOverdue(request, lacking, seconds), self._clock, seconds)
@@ -144,23 +171,35 @@ class Effects(Home):
         ordinal: int = 0,
         rules: PlanRules | None = None,
     ) -> None:
-        """A sequence that writes; its pages were granted, or found to be free."""
+        """Create a decoding sequence, and place it in the ring if its request has been admitted.
+
+        The caller has made sure that the sequence's pages are reserved or free. ordinal: 0 for a skeleton or
+        a direct answer, else the id of the branch's point. limit: the maximum number of generated tokens.
+        rules: the plan grammar that constrains the sequence, or None. While old records are replayed the
+        request is not admitted, so the sequence is created only, and is opened in the ring later.
+        """
         sequence = self._tables.make(request, order, ordinal, limit, rules)
         if self._queue.is_live(request):
             self._tables.place(request, sequence, require_ring(self._ring))
 
     def _renew(self, request: RequestState) -> None:
-        """A request that opens nothing more needs no grant for that."""
+        """Renew the leases of a request's sequences, unless the client has too many unread events.
+
+        Once the request opens no further sequences, its base grant is waived: only used pages stay charged.
+        """
         if request.plan.all_opened and not request.lost:
             self._tables.ledger.waive(request.id)
         if self._queue.is_live(request) and not request.events.is_full(self._config.unread):
             self._tables.renew(request)
 
     def _tell(self, request: RequestState, numbered: Numbered) -> None:
+        """Append an event to the request's buffer for its client; end the request after Finished."""
         event = numbered.event
         request.events.push(numbered)
-        if self._queue.has(request):  # else it is told again, after a restart
-            if request.ask.finish_within_s is None:  # else somebody made it shorter
+        # During the replay after a restart the request is not queued; its events were counted the first time.
+        if self._queue.has(request):
+            # An answer that had to finish within a time limit says nothing about natural lengths.
+            if request.ask.finish_within_s is None:
                 self._costs.lengths.on_event(event)
             self._subscriptions.on_event(request)
             if isinstance(event, Finished):
@@ -169,16 +208,19 @@ class Effects(Home):
             self._forget(request)
 
     def _note_finished(self, request: RequestState, event: Finished) -> None:
+        """Log the end of a request, and save the measured costs for forecasts if a save is due."""
         ended = event.statistics
         told = {"tokens": ended.completion_tokens, "laps": ended.laps, "seconds": round(ended.seconds, 3)}
         log.info("finished", **request.log_fields, reason=event.reason.value, **told)
         self._memory.write(self._costs.kept, self._clock.now())
 
     def _cut_reader(self, request: RequestState) -> None:
+        """Disconnect a client that has not read for too long; its subscription raises Cancelled."""
         log.warning("the client does not read", **request.log_fields, unread=request.events.unread)
         request.events.disconnect(Cancelled(f"nothing was read for {self._config.unread_for:g} s"))
 
     def _fail(self, request: RequestState, error: SpecsotError, final: bool) -> None:
+        """End a request with an error. final: journal the failure, so that it also holds after a restart."""
         if self._queue.has(request):
             log.warning("request failed", **request.log_fields, reason=str(error))
             if final:
@@ -186,12 +228,17 @@ class Effects(Home):
         self._forget(request, error)
 
     def _forget(self, request: RequestState, error: SpecsotError | None = None) -> None:
-        """A request is over: its client hears so, and nothing of it stays in the ring."""
+        """End a request's events, and release all that the request holds in queue, ring and quarantine.
+
+        error: what the client's subscription raises after the last event; None after Finished or an abandoned
+        request. A second call does nothing.
+        """
         if request.events.over:
             return
         request.events.end(error)
         self._subscriptions.on_end(request)
-        if not self._queue.has(request):  # it was over before a restart
+        # A request that had ended before a restart is replayed without ever entering the queue.
+        if not self._queue.has(request):
             return
         if not (error or request.plan.reason):
             log.info("abandoned", **request.log_fields)

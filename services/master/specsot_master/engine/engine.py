@@ -1,9 +1,11 @@
-"""The engine of one ring: every request of it from arrival to the last event.
+"""Runs the requests of one ring: handles one input at a time, then starts all that has become possible.
 
-handle                 what comes in: results, the ring, clients, alarms           core/inputs.py
-  -> play, react         what follows for a request, as commands                   core/inputs.py
-  -> _apply              commands take effect                                      effects.py
-_advance               the next actions, the most urgent first, until none is left
+handle                 an input: a result, a change of the ring, a client's action, an alarm   core/inputs.py
+  -> play, react         turn the input into commands for one request             core/request.py, inputs.py
+  -> _apply              executes the commands                                    effects.py
+_advance               admits, reopens and branches, the most urgent action first, until nothing is possible
+
+The code calls a step (one forward pass of the ring) a *lap*.
 """
 
 from __future__ import annotations
@@ -42,12 +44,19 @@ log = structlog.get_logger()
 
 
 class Engine(Effects):
-    """All requests of one ring."""
+    """Runs all requests of one ring: this class handles inputs and decides what starts next.
 
-    # --- what comes in ---
+    The base class `Effects` owns the state and executes the commands that this class decides on. All methods
+    run on the event loop; only `open` and `revive` await.
+    """
+
+    # --- inputs ---
 
     def handle(self, event: inputs.Input) -> None:
-        """It takes effect, and what it makes possible follows."""
+        """Handle one input of the engine, then start the actions that the input has made possible.
+
+        An error that concerns one request ends that request only.
+        """
         match event:
             case Result():
                 self._read_lap(event)
@@ -76,12 +85,18 @@ class Engine(Effects):
             self._advance()
 
     def _happen(self, request: RequestState, record: Record) -> None:
-        """What a master that reads the journal must know, too."""
+        """Write a record to the journal, then apply it to the request.
+
+        After a restart, `_replay` plays the same records again and so restores the request.
+        """
         self._journal.record(request, record)
         self._apply(request, request.play(record))
 
     def _read_lap(self, result: Result) -> None:
-        """A result of another epoch is only counted."""
+        """Give the outcomes of one step to their requests.
+
+        A result of another epoch counts as a sign of life of the ring (`laps`); its outcomes are dropped.
+        """
         self.laps.on_result(result)
         if result.epoch != self._epoch:
             return
@@ -91,14 +106,21 @@ class Engine(Effects):
             if outcome.end is End.FAILED:
                 self._tables.doubt(outcome.sequence)
         for request, said in self._tables.group(result.outcomes):
-            try:  # a context for each text costs as much as to decode it
+            # `_isolate` would do the same, but a context manager per request costs as much as its decoding.
+            try:
                 self._quarantine.on_tokens(request.breaks, sum(len(outcome.tokens) for _, outcome in said))
                 self._happen(request, LapRecord(now - request.since, tuple(said)))
             except Exception as error:
                 self._fail_alone(request, error, internal_error())
 
     def _lose_ring(self, reason: str, planned: bool) -> None:
-        """Every request waits for the next one, where it goes on from its log. planned: nobody is blamed."""
+        """Suspend every request until the next epoch, where each request continues from its token logs.
+
+        If the quarantine finds one request guilty of repeated breaks, that request fails instead.
+
+        reason: why the epoch ended, as clients read it if no other ring comes in time.
+        planned: the master ended the epoch itself, so no request is suspected of having broken the ring.
+        """
         culprit = None if planned else self._quarantine.on_break(self._queue.suspects)
         for request in self._end_epoch():
             if request.breaks is culprit:
@@ -107,7 +129,10 @@ class Engine(Effects):
                 self._await_ring(request, reason, planned)
 
     def _break_off(self, order: Order) -> None:
-        """Whose it was cannot go on, and nobody may stand on what it would have opened."""
+        """Fail every request that owns, or forks from, the sequence of an order that could not be sent.
+
+        The prefix of that sequence is marked as suspect, so that no later request forks from it.
+        """
         sequence = order.opening.sequence if isinstance(order, Open) else order.sequence
         self._tables.doubt(sequence)
         for request in self._queue.all_requests:
@@ -116,14 +141,21 @@ class Engine(Effects):
                 self._apply(request, [FailRequest(internal_error())])
 
     def _leave(self, reason: str) -> None:
-        """Every request ends, those that come from now on too."""
+        """Fail every request because the master shuts down, and refuse all later requests with `reason`.
+
+        These failures are not journaled (final=False), so a master that reads the journal continues the
+        resumable requests.
+        """
         self._ended = reason
         self._quarantine.clear()
         for request in self._end_epoch():
             self._apply(request, [FailRequest(Unavailable(reason), final=False)])
 
     def _take_in(self, request: RequestState, lacking: str) -> None:
-        """It runs here, once it is its turn."""
+        """Queue a request in this ring. If there is no ring, start the timeout after which the request fails.
+
+        lacking: why there is no ring, for the message of that failure.
+        """
         request.home = self
         self._queue.wait(request)
         request.clear_alarms(inputs.RingOverdue)
@@ -132,7 +164,7 @@ class Engine(Effects):
             self._await_ring(request, lacking)
 
     def _watch_deadline(self, request: RequestState) -> None:
-        """Whoever watched it before."""
+        """Set the alarm of the request's deadline; an earlier alarm, perhaps of another ring, is replaced."""
         request.clear_alarms(inputs.DeadlinePassed)
         if request.deadline is not None:
             left = request.deadline - self._clock.now()
@@ -141,7 +173,11 @@ class Engine(Effects):
     # --- the next actions ---
 
     def _advance(self) -> None:
-        """First those who wait enter, then goes on what a broken ring had lost, then branches are added."""
+        """Start whatever the ring has room for, one action at a time, the most urgent kind first.
+
+        Waiting requests are admitted first; then sequences that an ended epoch lost are reopened; then
+        further branches of admitted requests are opened. Nothing happens while there is no running epoch.
+        """
         self._tables.freed = False
         state = self._ring.state()
         if state is None or state.epoch <= self._over:
@@ -149,6 +185,7 @@ class Engine(Effects):
         if self._epoch != state.epoch:
             self._begin_epoch(state)
         now = self._clock.now()
+        # Ids of requests that this pass has tried to reopen, and of those whose next branch must wait.
         tried = set[str]()
         stuck = set[str]()
         while (
@@ -157,7 +194,10 @@ class Engine(Effects):
             pass
 
     def _admit_next(self, state: RingState, now: float) -> bool:
-        """Whose turn it is enters, or enters again and goes on where it was."""
+        """Admit the next waiting request if its pages are free. Return whether a request was admitted.
+
+        A new request starts its plan; a request that ran in an earlier epoch reopens its sequences.
+        """
         request = self._queue.next_to_admit(now)
         if request is None or not self._tables.admit(request, state):
             return False
@@ -172,6 +212,11 @@ class Engine(Effects):
         return True
 
     def _reopen_next(self, state: RingState, tried: set[str]) -> bool:
+        """Try to reopen lost sequences of one admitted request. Return whether there was such a request.
+
+        tried: ids of requests that are passed over, to which this request is added. While requests wait for
+        admission, a reopened sequence may use only the pages that were reserved for its own request.
+        """
         request = next((one for one in self._queue.interrupted if one.id not in tried), None)
         if request is None:
             return False
@@ -181,7 +226,11 @@ class Engine(Effects):
         return True
 
     def _reopen(self, request: RequestState, state: RingState, reserved_only: bool = False) -> None:
-        """Open again what was lost with an epoch, as far as there are pages; at first from its own grant."""
+        """Reopen the sequences that the request lost with an epoch, in the plan's order, while pages last.
+
+        The request's own grant is used first. reserved_only: use nothing but this grant. A request of a model
+        that forks, and has lost threads, first gets a prefix of all that its threads share.
+        """
         if request.prompt.tags and any(one.ordinal for one in request.lost):
             self._tables.lengthen(request, request.forked, state)
         for sequence in request.lost:
@@ -191,6 +240,11 @@ class Engine(Effects):
             self._apply(request, [ReopenSequence(sequence.ordinal)])
 
     def _branch_next(self, state: RingState, stuck: set[str]) -> bool:
+        """Try to open one branch of the request whose turn it is. Return whether there was such a request.
+
+        stuck: ids of requests that are passed over. The request stays in this set unless its branch was
+        opened, so each pass of `_advance` tries an unsuccessful request once.
+        """
         request = self._queue.next_to_branch(stuck)
         if request is None:
             return False
@@ -201,7 +255,11 @@ class Engine(Effects):
         return True
 
     def _add_branch(self, request: RequestState, state: RingState) -> bool:
-        """If its pages are there: from the request's own grant, while others wait."""
+        """Open the first ready branch of a request. Return False if its prompt or its pages are missing.
+
+        While requests wait for admission, the branch may use only its request's own grant. Raises TooLarge if
+        the branch can never fit this ring.
+        """
         order = request.plan.preview(request.plan.ready()[0])
         if not self._intake.has_turn(request, order):
             return False
@@ -216,7 +274,10 @@ class Engine(Effects):
         return True
 
     def _begin_epoch(self, state: RingState) -> None:
-        """An empty ring, perhaps of another size: whom it cannot hold waits for a larger one."""
+        """Start to fill a new epoch, whose ring is empty and may have another size than the previous one.
+
+        A request that is too large for the new ring waits for a larger one, until its timeout.
+        """
         self._tables.begin_epoch(state.pages, state.kept)
         self._epoch = state.epoch
         self._costs.begin(state.curve)
@@ -230,7 +291,10 @@ class Engine(Effects):
                     self._strand(request, misfit)
 
     def _end_epoch(self) -> list[RequestState]:
-        """Nothing of this epoch is in the ring any more. Returns who waits for the next one: everybody."""
+        """Forget everything that this epoch held in the ring. Return all requests; all of them wait again.
+
+        Orders that have not been sent are dropped, and all sequences of every request are marked as lost.
+        """
         self._outbox.clear()
         self._tables.begin_epoch(0)
         self._over = max(self._over, self._epoch or 0)
@@ -240,18 +304,23 @@ class Engine(Effects):
             request.mark_lost()
         return everybody
 
-    # --- who calls ---
+    # --- calls of clients and of the master ---
 
     async def open(self, ask: Ask | None, caller: Caller, offset: int | None = None) -> Subscription:
-        """The request's events, numbered from 0, Finished last, once it waits for its turn. Closing them
-        cancels it, unless it is resumable: then it lives on for a while, and the same call again reads it.
+        """Queue a request, or resume one. Return its events, numbered from 0; the last event is Finished.
 
-        offset: from which to read on in the caller's resumable request, which runs, or has ended not long
-        ago; ask: what it must have asked for, None: whatever it did. Its timeout counts from now.
+        Closing the returned subscription cancels the request, unless the request is resumable: then the
+        request continues without a reader, and is kept for a while; the same call reads it again.
 
-        Raises InvalidRequest, NotFound (no such request to read on in, or another's), Overloaded, and
-        Unavailable where there was no ring yet. The events raise Unavailable when the ring breaks and no
-        other comes; TimedOut; PlanError; Cancelled when nothing is read for too long.
+        ask: the request. To resume, either None or the same request as before.
+        caller: who asks. The caller's timeout counts from this call, for a resumed request too.
+        offset: the number of the first event to return. Anything but None requires a resumable request of
+            this caller that runs, or that ended recently.
+
+        Raises InvalidRequest, NotFound (the caller has no such request to resume, or the model is unknown),
+        Overloaded, TimedOut, and Unavailable if there has been no ring yet or the master shuts down. The
+        returned events raise Unavailable if the ring breaks and no other is complete in time, TimedOut,
+        PlanError, and Cancelled if nothing is read for too long.
         """
         request = self._find_resumable(caller)
         if request is not None:
@@ -263,7 +332,11 @@ class Engine(Effects):
         return self._subscriptions.subscribe(request, offset or 0)
 
     def cancel(self, request_id: str, owner: str = "") -> bool:
-        """End a request; its client still hears Finished. False when there is no such request of theirs."""
+        """Cancel a request; its client still receives Finished.
+
+        owner: the credential's owner, to whom the request must belong. Return False if no such request is
+        waiting or running, or if it belongs to another owner.
+        """
         request = self._queue.find(request_id)
         if request is None or not request.belongs_to(owner):
             return False
@@ -271,26 +344,34 @@ class Engine(Effects):
         return True
 
     def adopt(self, request: RequestState) -> None:
-        """Go on here with what another ring cannot. Raises InvalidRequest (it is too large for this ring)
-        and Unavailable before anything is changed.
+        """Continue a request of another ring in this ring.
+
+        Raises InvalidRequest if the request is too large for this ring, and Unavailable if this ring is not
+        complete. In both cases nothing has changed.
         """
         refit(request, require_ring(self._ring))
         self.handle(inputs.RequestArrived(request))
 
     async def revive(self, kept: Iterable[JournaledRequest]) -> None:
-        """Take up what a master before this one had begun, and keep what it had kept."""
+        """Restore the requests that an earlier master process left in the journal.
+
+        Unfinished requests continue; finished ones can be read again. A request that cannot be restored is
+        logged and dropped from the journal.
+        """
         for one in kept:
             try:
                 request = await self._intake.rebuild(one, self._clock.now() - self._journal.age(one))
-            except Exception as error:  # whatever is wrong with one of them: the master begins
+            except Exception as error:  # A single unreadable request must not keep the master from starting.
                 log.warning("request lost", request_id=one.id, reason=str(error), exc_info=error)
                 self._journal.forget(one.id)
             else:
                 self._replay(request, one)
 
     def _replay(self, request: RequestState, kept: JournaledRequest) -> None:
-        """It goes on in the next ring, unless it had ended, or what happened to it does not play any more;
-        its client may come back in either case.
+        """Apply the journal's records to a restored request, then queue the request if it has not ended.
+
+        If the records cannot be applied, for example because prompts are worded differently now, the request
+        fails. In every case the client can read the request again for a while.
         """
         unplayable = Unavailable("what was written down of this request cannot be played again")
         with self._isolate(request, unplayable):
@@ -304,8 +385,11 @@ class Engine(Effects):
             self.handle(inputs.RequestArrived(request, "the master was restarted"))
 
     async def _accept(self, ask: Ask, caller: Caller) -> RequestState:
-        """Once it has been looked into, it waits for its turn. Who would be refused anyway is refused at
-        once.
+        """Validate a new request, prepare its prompts, and queue it.
+
+        Conditions that refuse the request are checked before the costly preparation, and again after it,
+        because the queue may have filled meanwhile. If the same resumable request was accepted meanwhile, it
+        is returned.
         """
         self._check_open()
         check_deadline(caller.timeout)
@@ -314,7 +398,7 @@ class Engine(Effects):
             raise self._overloaded()
         asked, (ask, prompt, left) = ask, await self._intake.validate(ask, caller)
         self._check_open()
-        if (known := self._find_resumable(caller)) is not None:  # the same call
+        if (known := self._find_resumable(caller)) is not None:  # The same call, sent twice at the same time.
             return self._rejoin(known, asked, left)
         if caller.request is not None and self._find(caller.request):
             raise InvalidRequest(f"request {caller.request} is already running", field="request_id")
@@ -332,32 +416,43 @@ class Engine(Effects):
         return request
 
     def _check_open(self) -> None:
-        """Raises Unavailable."""
+        """Raises Unavailable once the master is shutting down."""
         if self._ended is not None:
             raise Unavailable(self._ended)
 
     def _make_room(self, client: str) -> RequestState | None:
-        """Who must leave the queue for this client, if anybody. Raises Overloaded."""
+        """Return the waiting request that a new request of this client displaces from the full queue.
+
+        Return None while the queue has room. Raises Overloaded if the new request itself has to be refused.
+        """
         try:
             return self._queue.make_room(client)
         except QueueFull:
             raise self._overloaded() from None
 
     def _overloaded(self) -> Overloaded:
+        """Count a refusal, and return its error with the seconds after which the client should try again."""
         self._counts.refused += 1
         later = self._hints.refuse(self._clock.now())
         return Overloaded(f"{self._queue.waiting} requests are waiting already", later)
 
     def _find(self, id: str) -> RequestState | None:
+        """Return the request of this id if it waits, runs, or has ended and can still be read; else None."""
         return self._queue.find(id) or self._subscriptions.find(id)
 
     def _find_resumable(self, caller: Caller) -> RequestState | None:
+        """Return the resumable request that the caller names and may read, or None."""
         request = self._find(caller.request) if caller.request else None
         return request if request and request.ask.resumable and request.belongs_to(caller.owner) else None
 
     def _rejoin(self, request: RequestState, ask: Ask | None, timeout: float | None) -> RequestState:
-        """Somebody reads a known request; the newest caller's deadline counts. Raises InvalidRequest (it asks
-        for something else), TimedOut.
+        """Let a caller read a known request again; from now on this caller's deadline applies.
+
+        ask: None, or the same request as before. The journal may have replaced an omitted max_new_tokens by a
+            number, so omitting it again counts as the same request.
+        timeout: seconds from now, or None for no deadline.
+
+        Raises InvalidRequest if `ask` differs from the known request, TimedOut if `timeout` is not positive.
         """
         check_deadline(timeout)
         unlimited = replace(request.ask, limits=replace(request.ask.limits, max_new_tokens=None))
@@ -369,15 +464,16 @@ class Engine(Effects):
             self._watch_deadline(request)
         return request
 
-    # --- what is there ---
+    # --- state for the master, for the fleet and for metrics ---
 
     @property
     def idle(self) -> bool:
+        """Whether no request waits or runs."""
         return not self._queue.all_requests
 
     @property
     def stranded(self) -> list[RequestState]:
-        """Requests that wait for a larger ring."""
+        """Requests that are too large for the present ring and wait for a larger one."""
         return self._queue.stranded
 
     @property
@@ -386,22 +482,25 @@ class Engine(Effects):
         return len(self._queue.all_requests) - len(self.stranded)
 
     def fitting(self, ring: RingState) -> int:
-        """How many requests such a ring could hold."""
+        """Return how many of the waiting and running requests would each fit a ring like this one."""
         return sum(fits(request, ring) for request in self._queue.all_requests)
 
     def final_rows(self) -> dict[int, int]:
-        """By sequence, how many first rows every stage has computed and leaves as they are."""
+        """Return, by sequence id, for how many leading tokens the KV on every stage is final.
+
+        See `RingTables.final_rows`. Return nothing unless the running epoch is the one that the engine fills.
+        """
         state = self._ring.state()
         return self._tables.final_rows(state.slots) if state and state.epoch == self._epoch else {}
 
     @property
     def has_work(self) -> bool:
-        """The ring owes a lap: something in it may go on."""
+        """Whether the ring holds a sequence that its next step can advance, so that a result is due."""
         return self._tables.has_work
 
     @property
     def free_pages(self) -> int:
-        """KV pages that are promised to nobody; those of prefixes that nobody needs now are among them."""
+        """KV pages that no request has reserved, and pages of cached prefixes that no request needs now."""
         state = self._ring.state()
         if state is None:
             return 0
@@ -409,28 +508,30 @@ class Engine(Effects):
 
     @property
     def kept(self) -> tuple[int, ...]:
-        """Sequences that hold beginnings of prompts."""
+        """Ids of the sequences that hold cached prompt prefixes."""
         return self._tables.prefixes.sequences
 
     @property
     def kept_pages(self) -> int:
-        """KV pages of beginnings of prompts, needed or not."""
+        """KV pages of all cached prompt prefixes, whether or not a request needs them now."""
         return self._tables.prefixes.pages
 
     @property
     def all_requests(self) -> list[RequestState]:
+        """The requests in the ring, then the waiting ones."""
         return self._queue.all_requests
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for their turn, or are looked into before they may."""
+        """Number of requests that wait in the queue or are being validated before they may queue."""
         return self._queue.waiting + self._intake.inside
 
     def has_request(self, id: str) -> bool:
-        """A request of this id waits, runs, or may still be read."""
+        """Whether a request of this id waits, runs, or has ended and can still be read."""
         return self._find(id) is not None
 
     def requests(self) -> RequestsInfo:
+        """Return the counts of waiting, running and ended requests, as status pages and metrics show them."""
         queue = self._queue
         kept = self._subscriptions.kept
         return self._counts.info(queue.waiting, queue.live, len(self._tables), kept)

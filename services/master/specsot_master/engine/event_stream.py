@@ -1,6 +1,7 @@
-"""Event streams to clients: one reader per request, resuming, limits for slow readers.
+"""Delivers events to clients: one reader per request, resumption, timeouts for slow readers.
 
-A resumable request outlives its reader for a while, running or over; any other one ends with it.
+A resumable request, running or ended, is kept for a while after its reader has left. Any other request ends
+when its reader leaves.
 """
 
 from __future__ import annotations
@@ -17,17 +18,22 @@ from specsot_master.journal import RequestJournal
 
 
 class LoopClock:
-    """The event loop's own time."""
+    """The clock of the running event loop, in seconds."""
 
     def now(self) -> float:
+        """Return the loop's monotonic time in seconds."""
         return asyncio.get_running_loop().time()
 
     def later(self, seconds: float, act: Callable[[], object], /) -> Timer:
+        """Call `act` after so many seconds, unless the returned timer is cancelled."""
         return asyncio.get_running_loop().call_later(seconds, act)
 
 
 class Subscription(Reader, AsyncIterator[Numbered]):
-    """One call's reading of one request. Closing it ends a request that is not resumable."""
+    """An asynchronous iterator over one request's events, for one call of a client.
+
+    Closing the iterator ends the request, unless the request is resumable.
+    """
 
     def __init__(self, subscriptions: Subscriptions, request: RequestState) -> None:
         self._subscriptions = subscriptions
@@ -35,11 +41,16 @@ class Subscription(Reader, AsyncIterator[Numbered]):
         self._news: asyncio.Future[None] | None = None
 
     def wake(self) -> None:
+        """Resume the waiting call of `__anext__`, because an event, the end or an error has arrived."""
         if self._news and not self._news.done():
             self._news.set_result(None)
 
     async def __anext__(self) -> Numbered:
-        """Raises Cancelled (cut off), and what ended the request."""
+        """Wait for the next event and return it. Of a resumable request, the event is journaled first.
+
+        Raises Cancelled if another call reads the request now or if this reader was too slow, the error that
+        ended the request, and StopAsyncIteration after the last event.
+        """
         events = self._request.events
         while not (events.unread or events.over or self.error):
             self._news = asyncio.get_running_loop().create_future()
@@ -51,6 +62,7 @@ class Subscription(Reader, AsyncIterator[Numbered]):
         return event
 
     async def aclose(self) -> None:
+        """Stop reading. Nothing happens if another call has taken over the request's events."""
         request = self._request
         if request.events.detach(self):
             request.clear_alarms(ReadingOverdue)
@@ -58,7 +70,11 @@ class Subscription(Reader, AsyncIterator[Numbered]):
 
 
 class Subscriptions:
-    """Of all rings of a master. journal: nobody sees what a master after this one would not know."""
+    """Connects readers to requests, and keeps ended resumable requests; one instance serves all rings.
+
+    The argument `journal` is asked to write what a client reads of a resumable request before the client gets
+    it, so that a restarted master knows every event that a client has seen.
+    """
 
     def __init__(self, config: EngineConfig, clock: Clock, journal: RequestJournal) -> None:
         self._config = config
@@ -68,40 +84,56 @@ class Subscriptions:
 
     @property
     def kept(self) -> int:
-        """Requests that are over and may still be read."""
+        """Number of requests that have ended and can still be read."""
         return len(self._finished)
 
     def find(self, id: str) -> RequestState | None:
-        """One that is over and kept."""
+        """Return the ended request of this id if it can still be read, else None."""
         return self._finished.get(id)
 
     def subscribe(self, request: RequestState, offset: int) -> Subscription:
-        """Its events from `offset` on, to be closed by who reads them. Raises InvalidRequest, and what ended
-        the request before it came that far.
+        """Attach a new reader to the request, from event number `offset` on; an earlier reader is cut off.
+
+        # 10 events exist, of which 0 to 3 are no longer kept:
+        # offset 4 -> events 4, 5, ...    offset 10 -> waits for the next event
+        # offset 3 or 11 -> InvalidRequest
+
+        The caller must close the subscription. Raises InvalidRequest for an offset outside of the kept
+        events, or the error that ended the request if `offset` lies beyond its last event.
         """
         reader = Subscription(self, request)
         request.events.attach(reader, offset)
         request.clear_alarms(KeepingOver)
-        request.home.handle(EventsRead(request))  # it may have been paused while nobody read
+        # Leases are not renewed while too many events are unread, so the request may have been paused.
+        request.home.handle(EventsRead(request))
         return reader
 
     def on_read(self, request: RequestState) -> Awaitable[None] | None:
-        """An event was read. Returns what to wait for until it would survive a restart."""
-        if request.events.unread == self._config.unread - 1:  # it may have been paused until now
+        """Note that an event was read.
+
+        Return an awaitable that ends when the journal holds the event, or None if no wait is needed.
+        """
+        # The number of unread events has just fallen below the limit, so leases may be renewed again.
+        if request.events.unread == self._config.unread - 1:
             request.home.handle(EventsRead(request))
         return self._journal.secure(request) if request.ask.resumable else None
 
     def on_event(self, request: RequestState) -> None:
+        """Start the timeout of a slow reader, if the request has a reader and no such timeout runs."""
         if request.events.has_reader and not request.has_alarm(ReadingOverdue):
             self.watch(request)
 
     def watch(self, request: RequestState) -> None:
-        """Look again, a while from now, whether anything was read."""
+        """Set an alarm after which the reader is cut off if it has not read any further event by then."""
         event = ReadingOverdue(request, request.events.position)
         request.set_alarm(event, self._clock, self._config.unread_for)
 
     def on_end(self, request: RequestState) -> None:
-        """It has ended; its last events may still be unread."""
+        """Handle the end of a request, whose last events may still be unread.
+
+        A resumable request is kept; if there are too many of them, the fairest choice (`_next_to_go`) is
+        released.
+        """
         request.clear_alarms()
         if request.events.has_reader and request.events.unread:
             self.watch(request)
@@ -113,12 +145,15 @@ class Subscriptions:
                 self.keep(request)
 
     def keep(self, request: RequestState) -> None:
-        """Nobody reads a resumable request; whoever wants it has this long to come back."""
+        """Start the time for which a resumable request without a reader is kept."""
         if not request.forgotten:
             request.set_alarm(KeepingOver(request), self._clock, self._config.keep_for)
 
     def release(self, request: RequestState) -> None:
-        """Once: from then on its id may be another's."""
+        """Forget a kept request, in the journal too; afterwards another request may use its id.
+
+        A second call does nothing.
+        """
         if request.forgotten:
             return
         request.forgotten = True
@@ -128,6 +163,9 @@ class Subscriptions:
         request.clear_alarms(KeepingOver)
 
     def _next_to_go(self) -> RequestState:
-        """The oldest of the client that has most, so that nobody's answers go for another's."""
+        """Return the oldest kept request of the client that has the most of them.
+
+        # kept, oldest first: a1 b1 b2 a2 b3 -> client b has three, so b1 is released
+        """
         places = Counter(one.client for one in self._finished.values())
         return max(self._finished.values(), key=lambda one: places[one.client])

@@ -1,4 +1,4 @@
-"""What forecasts are made of, in a file: a process that answers once, or has just begun, has them too."""
+"""Saves the measured costs on which forecasts are based, so that a new process can forecast at once."""
 
 from __future__ import annotations
 
@@ -11,19 +11,25 @@ from typing import Any
 
 from specsot_master.core.plans.forecast import Forecaster
 
-VERSION = 2  # of the file; another one for each change of what is in it
-PAUSE = 10.0  # seconds between two writings, of some 5 KB; not measured
+# Version of the file format. It changes whenever the contents change; files of another version are ignored.
+VERSION = 2
+# Seconds. The minimum time between two writes, of about 5 KB each. Untuned.
+PAUSE = 10.0
 
 
 class ForecastMemory:
-    """Of one model; the newest of several processes wins. What cannot be read or written is left."""
+    """The file of one model's measured costs.
+
+    If several processes write the file, the last one wins. A file that cannot be read or written is ignored.
+    """
 
     def __init__(self, file: Path | None = None) -> None:
-        """file None: nothing is kept."""
+        """Use this file; with None nothing is saved."""
         self._file = file
         self._written = float("-inf")
 
     def read(self) -> Forecaster:
+        """Return a forecaster with the saved costs, or an empty one if there is no readable file."""
         with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
             told = json.loads(self._file.read_text(encoding="utf-8")) if self._file else {}
             if told.get("version") == VERSION:
@@ -31,7 +37,11 @@ class ForecastMemory:
         return Forecaster()
 
     def write(self, kept: Callable[[], Mapping[str, Any]], now: float) -> None:
-        """Not too often."""
+        """Write the measured costs to the file, unless the last write was less than PAUSE seconds ago.
+
+        kept: returns the costs as JSON values; called only if the file is written. now: seconds on any clock
+        that only goes forward.
+        """
         if self._file is None or now - self._written < PAUSE:
             return
         self._written = now

@@ -18,12 +18,15 @@ from specsot.core.vocabulary import Vocabulary, read_vocabulary
 from specsot.errors import InvalidRequest, ModelError, Overloaded, Unavailable
 from specsot.params import Form, refuse
 
-MAX_VERDICTS = 256  # forms whose verdict is cached; bounds memory
-MAX_WAITING_FORMS = 16  # forms that may wait for a verdict, those of two clients counted twice; not measured
-# Tokens of an answer up to which it is looked whether its form fits at all: that takes compiling it here; not
-# measured.
+# Forms. The number of cached compile results, which bounds memory. Untuned.
+MAX_VERDICTS = 256
+# Forms. How many may wait for a trial; a form for which two clients wait counts twice. Untuned.
+MAX_WAITING_FORMS = 16
+# Tokens. Up to this max_new_tokens, the length of the form's shortest answer is checked too, which requires
+# compiling the form in this process. Untuned.
 MAX_MEASURED_TOKENS = 512
-TRIAL_SECONDS = 30.0  # seconds of wall time; the trial ends itself after 4 of one core; not measured
+# Seconds of wall time after which a trial is killed. The trial itself ends after 4 s of CPU time. Untuned.
+TRIAL_SECONDS = 30.0
 
 _SLOW = "takes too long to compile"
 _CRASHES = {
@@ -34,23 +37,35 @@ _CRASHES = {
     -signal.SIGABRT: "takes too much memory to compile",
 }
 
+# Compiles a form. Returns what is wrong with the form, or "".
 Trial = Callable[[Form], str]
-Measure = Callable[[Form], int | None]  # the tokens of its shortest answer, where they are known; in a thread
+# Returns the number of tokens of a form's shortest answer, or None if unknown. Called in a thread.
+Measure = Callable[[Form], int | None]
 
 
 class GrammarSandbox:
-    """What is known of forms. One new one is tried at a time, to its end, whoever still waits for it."""
+    """Checks forms (grammars, JSON schemas, regular expressions) of requests, and caches the results.
+
+    One new form is tried at a time. A trial runs to its end, even if no request waits for its result.
+    """
 
     def __init__(self, trial: Trial | None = None, fewest: Measure | None = None) -> None:
         self._trial = trial or compile_in_subprocess
         self._fewest = fewest
         self._known: OrderedDict[Form, str] = OrderedDict()
-        self._wanted: Counter[tuple[str, Form]] = Counter()  # requests that wait, by client and form
+        # The number of waiting requests by (client, form).
+        self._wanted: Counter[tuple[str, Form]] = Counter()
+        # The form that is being tried, with its task.
         self._now: tuple[Form, asyncio.Task[str]] | None = None
 
     async def check(self, form: Form, client: str = "", budget: int | None = None) -> None:
-        """budget: tokens of the answer. Raises InvalidRequest with the library's reason, or because no answer
-        of that form fits; Overloaded where too many are new at once.
+        """Check that a form compiles, and that its shortest answer fits the budget.
+
+        client: whose request this is; one client may not take all waiting places. budget: max_new_tokens of
+        the answer, or None to leave the length unchecked.
+
+        Raises InvalidRequest with the library's reason if the form does not compile, or if no answer of this
+        form fits; Overloaded if too many new forms wait; Unavailable if no process can be started.
         """
         complaint = self._recall(form)
         if complaint is None:
@@ -66,6 +81,7 @@ class GrammarSandbox:
                 )
 
     async def _wait(self, form: Form, client: str) -> str:
+        """Return the trial's result ("" if the form is valid). Raises Overloaded."""
         mine = client, form
         self._make_room(mine)
         self._wanted[mine] += 1
@@ -77,7 +93,10 @@ class GrammarSandbox:
                 del self._wanted[mine]
 
     def _make_room(self, mine: tuple[str, Form]) -> None:
-        """One client's forms take half of the places at most. Raises Overloaded."""
+        """Raises Overloaded if no place is left, or if this client's forms take half of the places already.
+
+        mine: (client, form). A pair that waits already needs no further place.
+        """
         places = sum(client == mine[0] for client, _ in self._wanted)
         if mine not in self._wanted and (
             len(self._wanted) >= MAX_WAITING_FORMS or places >= MAX_WAITING_FORMS // 2
@@ -85,14 +104,17 @@ class GrammarSandbox:
             raise Overloaded("too many constraints are tried at once")
 
     async def _find(self, form: Form) -> str:
+        """Return the result of a form's trial; start the trial once no other one runs."""
         while (complaint := self._recall(form)) is None:
             tried, trial = self._now = self._now or (form, asyncio.create_task(self._try(form)))
-            await asyncio.wait([trial])  # goes on without us, should we leave: it cannot be stopped
+            # The trial continues if this request is cancelled, because its thread cannot be stopped.
+            await asyncio.wait([trial])
             if tried == form:
                 return trial.result()
         return complaint
 
     async def _try(self, form: Form) -> str:
+        """Run the trial in a thread and cache its result. A raised error is not cached."""
         try:
             complaint = await asyncio.to_thread(self._trial, form)
             self._remember(form, complaint)
@@ -101,20 +123,24 @@ class GrammarSandbox:
             self._now = None
 
     def _recall(self, form: Form) -> str | None:
+        """Return the cached result, "" for a valid form, or None if the form has not been tried."""
         if form in self._known:
             self._known.move_to_end(form)
         return self._known.get(form)
 
     def _remember(self, form: Form, complaint: str) -> None:
+        """Cache a result; the least recently used one is dropped if the cache is full."""
         self._known[form] = complaint
         if len(self._known) > MAX_VERDICTS:
             self._known.popitem(last=False)
 
 
 def compile_in_subprocess(form: Form) -> str:
-    """What is wrong with a form, "" for nothing. Raises Unavailable where no process can be started.
+    """Compile a form in a process of its own. Return what is wrong with the form, or "" if it is valid.
 
-    The process imports nothing from the current folder (-P), and does not get the clients' token.
+    A crash or a timeout of that process counts as an error of the form. The process imports nothing from the
+    current directory (-P), and its environment does not contain the clients' token. Raises Unavailable if no
+    process can be started.
     """
     command = [sys.executable, "-P", "-m", "specsot.grammar.sandbox"]
     known = {name: value for name, value in os.environ.items() if name != "SPECSOT_TOKEN"}
@@ -133,17 +159,25 @@ def compile_in_subprocess(form: Form) -> str:
 
 
 def measure_with(base: Path, width: int, ends: tuple[int, ...]) -> Measure:
-    """With the tokens of this model, of `width` logits. What is needed for it is read at the first form."""
+    """Return a function that computes the number of tokens of a form's shortest answer.
+
+    base: the model's directory, whose vocabulary is read when the first form is measured. width: the number
+    of logits. ends: the ids of the end tokens. The function returns None if the vocabulary cannot be read.
+    """
 
     @functools.cache
     def vocabulary() -> Vocabulary | None:
+        """Return the model's vocabulary, which is read once, or None if it cannot be read."""
         try:
             return read_vocabulary(base, width)
         except ModelError:
-            return None  # nor can anybody else hold answers to forms
+            # Without a readable vocabulary no member can constrain answers either, so nothing is measured.
+            return None
 
     def measure(form: Form) -> int | None:
-        from specsot.grammar import fewest_tokens  # brings a library that most masters never need
+        """Return the number of tokens of the form's shortest answer, or None if unknown."""
+        # Imported here because this module loads a library that most masters never need.
+        from specsot.grammar import fewest_tokens
 
         known = vocabulary()
         return fewest_tokens(known, form, ends, MAX_MEASURED_TOKENS) if known else None

@@ -37,15 +37,17 @@ from specsot_master.engine.grammar_sandbox import GrammarSandbox
 from specsot_master.journal import JournaledRequest
 from specsot_master.prompts import Prompts, messages_of
 
-# Characters: shorter texts are tokenised on the loop, in a few ms; what SmolLM2's template writes for a turn.
+# Characters. Shorter prompts are tokenized on the event loop, which takes a few ms; longer ones in a thread.
 THREAD_CHARACTERS = 16 << 10
+# Characters. What a chat template adds to each message, as SmolLM2's template does.
 TURN_CHARACTERS = 24
 
 
 class Intake:
-    """Checks requests and words their prompts, beside everybody else's. inside: how many it looks into.
+    """Validates requests and encodes their prompts, several requests at the same time.
 
-    home: who runs them.
+    The attribute `inside` is the number of requests that are being validated. The argument `home` is the
+    engine that will run the requests.
     """
 
     def __init__(
@@ -71,13 +73,21 @@ class Intake:
         self.inside = 0
 
     def remember(self, ring: RingState) -> None:
-        """Until the next ring is there, who comes is measured by this one; then by that (`refit`)."""
+        """Remember the ring, against whose limits requests are checked while no ring is complete.
+
+        Once the next ring is complete, the engine checks the waiting requests again (`refit`).
+        """
         self._known = ring
 
     async def validate(self, ask: Ask, caller: Caller) -> tuple[Ask, EncodedPrompt, float | None]:
-        """With as many tokens as fit, where it names no number; its prompts, and the seconds it has left.
+        """Check a request and encode its prompts.
 
-        Raises TimedOut, and whatever is wrong with it.
+        Return the request with max_new_tokens resolved if it named none, its encoded prompts, and the seconds
+        that are left of the caller's timeout (None without a timeout).
+
+        Raises TimedOut if the timeout ends meanwhile, NotFound for an unknown model, InvalidRequest (with
+        TooLarge among its kinds) for anything that is wrong with the request, Overloaded if too many new
+        grammars wait, and Unavailable if there has been no ring yet.
         """
         timeout = caller.timeout
         self._check(ask, caller.request)
@@ -107,32 +117,46 @@ class Intake:
             return ask, prompt
         usual = ask.limits.new_tokens
         if (tokens := self._room(ask, prompt, usual)) == usual:
-            # The journal and other masters know only the limit itself, not an endpoint's default.
+            # The journal and other masters know only max_new_tokens, not the default of an endpoint.
             return (ask if usual == MAX_NEW_TOKENS else limited(ask, usual)), prompt
         if prompt.conversation is not None:
-            prompt = await self._encode(limited(ask, tokens))  # its plan has fewer points
-            if prompt.conversation is None:  # or there is none, and this prompt is shorter
+            # With fewer tokens the plan asks for fewer points, or a direct answer replaces the plan.
+            prompt = await self._encode(limited(ask, tokens))
+            if prompt.conversation is None:
                 tokens = self._room(ask, prompt, MIN_PLANNED_TOKENS - 1)
         return limited(ask, tokens), prompt
 
     def _room(self, ask: Ask, prompt: EncodedPrompt, most: int) -> int:
-        """Tokens that the context and the ring's KV pages hold after a prompt: between one and `most`."""
+        """Return how many tokens fit after a prompt into the context and the ring's KV pages, 1 to `most`.
+
+        Binary search for the largest limit that does not raise TooLarge:
+        # range(1, most) holds the limits 1, 2, ...; if limit 300 is the first that exceeds, bisect_left
+        # returns its index 299, which equals the largest limit that fits
+
+        Return 1 if not even one token fits; the later check then reports the error.
+        """
         ring = self._ring_to_fit()
-        bare = replace(ask, prompt="-", messages=(), tokens=(), min_tokens=0)  # looked at for every number
+        # A copy is validated in time proportional to its prompt, and each probe below makes a copy.
+        bare = replace(ask, prompt="-", messages=(), tokens=(), min_tokens=0)
 
         def exceeds(count: int) -> bool:
+            """Whether an answer of so many tokens does not fit."""
             try:
                 prefix_of(limited(bare, count), prompt, ring)
-            except TooLarge:  # the context's limit is one of its kinds
+            except TooLarge:  # ContextLengthExceeded is a subclass.
                 return True
-            except InvalidRequest:
-                pass  # told when all is known
+            except InvalidRequest:  # The final check raises this error with the resolved limit.
+                pass
             return False
 
         return max(bisect_left(range(1, most), True, key=exceeds), 1) if exceeds(most) else most
 
     def build(self, ask: Ask, caller: Caller, now: float, prompt: EncodedPrompt) -> RequestState:
-        """Raises InvalidRequest (it can never fit), Unavailable (there was no ring yet)."""
+        """Create the state of a validated request; a request without an id or seed gets random ones.
+
+        now: the arrival time, by the engine's clock. Raises InvalidRequest if the request can never fit the
+        ring, and Unavailable if there has been no ring yet.
+        """
         id = caller.request or secrets.token_hex(8)
         seed = secrets.randbits(63) if ask.seed is None else ask.seed
         request = self._make(ask, id, caller.client, seed, now, prompt)
@@ -141,15 +165,21 @@ class Intake:
         return request
 
     async def rebuild(self, kept: JournaledRequest, since: float) -> RequestState:
-        """One that a master before this one took; nothing of it has happened yet. Raises InvalidRequest."""
+        """Create the initial state of a journaled request; the caller then replays its records.
+
+        since: the arrival time, by this engine's clock.
+
+        Raises InvalidRequest if the prompts cannot be encoded.
+        """
         prompt = await self._encode(kept.ask)
         request = self._make(kept.ask, kept.id, kept.client, kept.seed, since, prompt)
         request.owner = kept.owner
         return request
 
     def has_turn(self, request: RequestState, order: OpenBranch) -> bool:
-        """Whether a branch's prompt is there, or made in no time. If not it is made in a thread, and its
-        request's home is told.
+        """Whether a branch's prompt is encoded already, or short enough to be encoded on the event loop.
+
+        If not, a thread encodes the prompt, once, and the request's engine receives `PromptMade`.
         """
         if request.unmade(order) < THREAD_CHARACTERS:
             return True
@@ -158,6 +188,7 @@ class Intake:
         return False
 
     async def _make_turn(self, request: RequestState, order: OpenBranch) -> None:
+        """Encode a branch's prompt in a thread, then send `PromptMade`, with the error if there was one."""
         one = (request, order.point.id)
         failure = None
         self._making.add(one)
@@ -169,8 +200,9 @@ class Intake:
         request.home.handle(PromptMade(request, failure))
 
     def _check(self, ask: Ask, id: str | None) -> None:
-        """What can be said at once. Raises NotFound (the model), Unavailable (there was no ring yet),
-        InvalidRequest.
+        """Make the checks that need no encoded prompt.
+
+        Raises NotFound for an unknown model, Unavailable if there has been no ring yet, and InvalidRequest.
         """
         model = self._config.model
         ring = self._ring_to_fit()
@@ -194,23 +226,34 @@ class Intake:
             )
 
     def _ring_to_fit(self) -> RingState:
+        """Return the running ring, or the last one that ran. Raises Unavailable if there was none."""
         return self._ring.state() or self._known or require_ring(self._ring)
 
     async def _encode(self, ask: Ask, positions: int = MAX_TOKENS) -> EncodedPrompt:
-        """Its prompts; long ones are made in a thread, so that nobody else waits. Raises InvalidRequest."""
+        """Encode a request's prompts; long ones in a thread, so that the event loop is not blocked.
+
+        positions: the maximum prompt length in tokens, by which a far too long prompt is refused before it is
+        tokenized. Raises InvalidRequest.
+        """
         if prompt_characters(ask) + TURN_CHARACTERS * len(ask.messages) < THREAD_CHARACTERS:
             return self._word(ask)
         await asyncio.to_thread(self._prompts.check_fits, ask, positions)
         return await asyncio.to_thread(self._word, ask)
 
     def _word(self, ask: Ask) -> EncodedPrompt:
+        """Decide whether the request is answered directly or by a plan, and encode the prompts of that way.
+
+        A model that forks by its own tags gets the chat prompt with an open thinking block, if the request
+        allows forks. Tokens given in place of messages are used as they are.
+        """
         messages = messages_of(ask)
         if (tags := self._prompts.tags) and may_fork(ask):
             return EncodedPrompt(FORKED, ask.tokens or self._prompts.thinking(messages), tags=tags)
         decision = decide(ask, messages, not self._prompts.listed, self._prompts.threshold)
         decision = Decision("direct", ALONE) if tags and decision.mode != "direct" else decision
         kind = decide_question(messages[-1].content).reason if messages else ""
-        workload = Workload(prompt_characters(ask) // 4, ask.limits, kind=kind)  # about so many tokens
+        # Nothing is tokenized yet; about four characters make a token.
+        workload = Workload(prompt_characters(ask) // 4, ask.limits, kind=kind)
         decision = choose(decision, ask, self._costs, workload)
         score = self._prompts.score(messages) if decision.threshold is not None else None
         if decision.mode == "direct":
@@ -225,6 +268,7 @@ class Intake:
     def _make(
         self, ask: Ask, id: str, client: str, seed: int, since: float, prompt: EncodedPrompt
     ) -> RequestState:
+        """Create the state of a request, with the plan that its prompt calls for."""
         model = self._config.model
         size = self._prompts.size
         told = prompt.conversation.told if prompt.conversation else None
@@ -245,6 +289,6 @@ class Intake:
 
 
 def check_deadline(timeout: float | None) -> None:
-    """Raises TimedOut."""
+    """Raises TimedOut if `timeout`, in seconds from now, is zero or negative; None is no deadline."""
     if timeout is not None and timeout <= 0:
         raise TimedOut("the deadline had passed when the request came")

@@ -1,4 +1,4 @@
-"""What requests have in the ring: sequences, prefixes, the pages of both; and the orders to stage 0."""
+"""Tracks what requests hold in the ring: sequences, prefixes and their pages; sends orders to stage 0."""
 
 from __future__ import annotations
 
@@ -37,7 +37,12 @@ log = structlog.get_logger()
 
 
 class OrderQueue:
-    """Orders on their way to the ring, in order. That it takes no more, or not this one, comes in at home."""
+    """Sends orders to the ring one after the other, in the order of the calls.
+
+    If the ring refuses an order because the ring is gone, the engine receives `RingLost` and the remaining
+    orders are dropped. If one order cannot be sent for another reason, the engine receives `OrderUnsent` with
+    that order, and the remaining orders are sent.
+    """
 
     def __init__(self, ring: Ring, home: Home) -> None:
         self._ring = ring
@@ -46,25 +51,30 @@ class OrderQueue:
         self._task: asyncio.Task[None] | None = None
 
     def put(self, order: Order) -> None:
+        """Append an order, and start to send if no task does so already."""
         self._orders.append(order)
         if self._task is None:
             self._task = start(self._drain())
 
     def clear(self) -> None:
+        """Drop all orders that have not been sent."""
         self._orders.clear()
 
     async def _drain(self) -> None:
+        """Send orders until none is left, or until the ring refuses one."""
         try:
             while self._orders:
                 await self._send(self._orders.popleft())
         except SpecsotError as error:
             self._orders.clear()
-            self._task = None  # what follows from it is sent by a task of its own
+            # The engine may put new orders while it handles RingLost; a new task sends those.
+            self._task = None
             self._home.handle(RingLost(str(error)))
         else:
             self._task = None
 
     async def _send(self, order: Order) -> None:
+        """Send one order. Raises SpecsotError if the ring is gone; other errors concern this order only."""
         try:
             await self._ring.order(order)
         except SpecsotError:
@@ -75,10 +85,14 @@ class OrderQueue:
 
 
 class RingTables:
-    """Of one epoch. Whoever needs pages, to enter or for a branch, gets those of prefixes that were needed
-    longest ago.
+    """The sequences, prefixes and KV pages that requests hold in the ring during one epoch.
 
-    freed: something was given back since it was last set to False.
+    The allocators of the stages are not asked: the page ledger mirrors them (`core/ring/admission.py`). If
+    pages are missing, for an admission or for a branch, prefixes that no request needs are evicted, the least
+    recently needed first.
+
+    The attribute `freed` is set when pages are given back, and reset by the engine. `_handed` knows the
+    sequences whose KV was migrated from the previous epoch (the code calls migration *handing over*).
     """
 
     def __init__(
@@ -95,19 +109,26 @@ class RingTables:
         self.freed = False
 
     def __len__(self) -> int:
+        """Return the number of decoding sequences in the ring."""
         return len(self._by_id)
 
     @property
     def has_work(self) -> bool:
+        """Whether the ring holds a sequence that its next step can advance."""
         return any(sequence.has_work for _, sequence in self._by_id.values())
 
     @property
     def free_pages(self) -> int:
-        """Those that are promised to nobody; those of prefixes that nobody needs now are among them."""
+        """Pages that no request has reserved, and pages of cached prefixes that no request needs now."""
         return self.ledger.free + self.prefixes.spare()
 
     def begin_epoch(self, pages: int, kept: Mapping[int, int] | None = None) -> None:
-        """The ring is empty; 0 pages: there is none. kept: see `RingState`."""
+        """Forget all sequences and prefixes, because the ring of the next epoch is empty.
+
+        pages: KV pages on every stage of the new ring; 0 while there is no ring.
+        kept: by sequence id of an earlier epoch, how many leading tokens' KV the new stages have received.
+            Stage 0 is ordered to drop those of sequences that have ended meanwhile.
+        """
         for ended in self._handed.begin(kept or {}):
             self._outbox.put(Close(ended, kept=True))
         self._by_id.clear()
@@ -115,17 +136,30 @@ class RingTables:
         self.ledger = PageLedger(pages)
 
     def final_rows(self, slots: int) -> dict[int, int]:
-        """By sequence, how many first rows every stage has computed and leaves as they are."""
+        """Return, by sequence id, for how many leading tokens the KV on every stage is final.
+
+        slots: KV slots that a sequence needs beyond its committed tokens, for the nodes of its trees. The
+            newest token's KV is not computed yet, and the last `slots` positions before it may still be moved
+            when an accepted path is compacted: a sequence of 100 tokens with 8 slots has 100 - 1 - 8 = 91
+            final positions.
+
+        Sequences without a final position are left out. This KV can be migrated to the stages of the next
+        epoch.
+        """
         return self._handed.offer((sequence for _, sequence in self._by_id.values()), slots)
 
     def group(self, outcomes: Iterable[Outcome]) -> list[tuple[RequestState, list[tuple[int, Outcome]]]]:
-        """Outcomes of sequences that live, with their ordinals, together by request; those of closed ones are
-        dropped.
+        """Group a step's outcomes by request. Outcomes of sequences that are closed are dropped.
+
+        Each outcome comes with its sequence's ordinal within the request (0, or the id of a branch's point):
+        # outcomes of sequences [7 9 8], of which 7, 8 are ordinals 0, 1 of request a and 9 is ordinal 0 of b
+        # -> [(a, [(0, outcome of 7), (1, outcome of 8)]), (b, [(0, outcome of 9)])]
         """
         grouped: dict[str, tuple[RequestState, list[tuple[int, Outcome]]]] = {}
         for outcome in outcomes:
             if found := self._by_id.get(outcome.sequence):
                 request, sequence = found
+                # An outcome of a fork proves that the prefix before it has been computed.
                 self.prefixes.written_behind(sequence.log.opening.fork)
                 grouped.setdefault(request.id, (request, []))[1].append((sequence.ordinal, outcome))
         return list(grouped.values())
@@ -140,7 +174,13 @@ class RingTables:
         limit: int,
         rules: PlanRules | None = None,
     ) -> ActiveSequence:
-        """A sequence that writes, in no ring yet."""
+        """Create a decoding sequence of a request, with its token log and its detokenizer; `place` opens it.
+
+        order: the command to open a direct answer, skeleton, branch or polish, which selects the prompt
+            (the *turn*: all prompt tokens, and how many of them the request's prefix shares).
+        ordinal: 0, or the id of the branch's point. limit: the maximum number of generated tokens.
+        rules: the plan grammar that constrains the sequence, or None.
+        """
         turn = request.take_turn(order)
         opening = self._factory.writer(
             len(turn.tokens),
@@ -161,7 +201,14 @@ class RingTables:
     def place(
         self, request: RequestState, sequence: ActiveSequence, state: RingState, again: bool = False
     ) -> None:
-        """It goes on in the ring where it is. again: its epoch was another one."""
+        """Open a sequence at stage 0 at the position that its token log has reached, and charge its pages.
+
+        state: the running ring. again: whether the sequence was open in an earlier epoch. Then the sequence
+            gets a new id, its generated tokens become part of its prompt, and migrated KV is reused.
+
+        The order that is sent carries only tokens that are not forked:
+        # prompt [p0 p1 p2 q0], written [w0 w1], fork of the first 3 tokens -> the order carries [q0 w0 w1]
+        """
         log = sequence.log
         turn = request.turn(sequence.ordinal)
         opening = self._factory.again(log.opening, len(log.written)) if again else log.opening
@@ -181,7 +228,11 @@ class RingTables:
         self._outbox.put(sequence.order())
 
     def close(self, request: RequestState, sequence: ActiveSequence) -> None:
-        """Forget a sequence. Its end is ordered, unless it ended by itself."""
+        """Forget a sequence and give back its pages; stage 0 is told to close it, unless it ended by itself.
+
+        A sequence that waits to be reopened is not in the ring; then stage 0 only drops its KV that was
+        migrated from the previous epoch. Unknown sequences are ignored.
+        """
         if request.sequences.pop(sequence.ordinal, None) is None:
             return
         waited = self._handed.end(sequence)
@@ -195,7 +246,12 @@ class RingTables:
         self.ledger.give(request.id, sequence.pages)
 
     def renew(self, request: RequestState) -> None:
-        """Longer leases for those of its sequences that live, if it is time."""
+        """Send a longer lease for each sequence of the request that is in the ring and needs a longer lease.
+
+        See `renewed_lease`, for example with a grant of 256 tokens and a maximum position of 1000:
+        # position 100, lease 256 -> 156 positions are left, more than 128: no order
+        # position 130, lease 256 -> 126 positions are left: the new lease is 256 + 256 = 512
+        """
         grant = self._config.lease
         for sequence in request.sequences.values():
             written = sequence.log
@@ -207,7 +263,11 @@ class RingTables:
     # --- pages and prefixes ---
 
     def admit(self, request: RequestState, state: RingState) -> bool:
-        """Set aside what the request must have, if there is room, and hold what it begins with."""
+        """Reserve the pages that a request needs to begin, and pin or open its prompt prefix.
+
+        The options come best first: fork the longest cached prefix, or open a new one. Return False, with
+        nothing changed, if there is no room for any of them.
+        """
         drafted = is_drafted(request, state)
         beginning = request.beginning
         keeps = self._config.prefix_cache and beginning.window is None
@@ -220,7 +280,15 @@ class RingTables:
         return False
 
     def lengthen(self, request: RequestState, tokens: tuple[int, ...], state: RingState) -> None:
-        """Hold this longer beginning for its threads, where there are pages for it."""
+        """Replace the request's prefix by a longer one, for the threads that a model with fork tags opens.
+
+        tokens: the prompt and everything written before the threads. The new prefix forks the old one, so
+        only the pages after the shared full pages are charged:
+        # page_rows 16, old prefix 40 tokens, new prefix 60 tokens
+        # -> pages_for(60) - shared_pages(40) = 4 - 2 = 2 pages; the partly filled third page is copied
+
+        Nothing happens if the prefix is long enough already, or if there is no room.
+        """
         node = request.node
         shared = request.shared if request.node else 0
         pages = pages_for(len(tokens), state.page_rows) - shared_pages(shared, state)
@@ -234,12 +302,19 @@ class RingTables:
             self.prefixes.unpin(node)
 
     def has_room(self, request: RequestState, pages: int, reserved_only: bool = False) -> bool:
-        """For a further sequence of a request that was admitted. reserved_only: within its own grant."""
+        """Whether an admitted request may use so many more pages; unneeded prefixes are evicted for them.
+
+        reserved_only: count only what is left of the request's own grant, and evict nothing.
+        """
         lacking = self.ledger.shortfall(request.id, pages)
         return not lacking or (not reserved_only and self._make_room(lacking))
 
     def release(self, request: RequestState) -> None:
-        """The request is over: what still lives of it is closed, and everything given back."""
+        """Close all sequences of a request that is over, and give back its pages and its prefix.
+
+        The prefix stays cached for later requests, unless caching is off, or the prefix is suspect, not
+        computed yet, or made for this request only.
+        """
         for sequence in tuple(request.sequences.values()):
             self.close(request, sequence)
         self.ledger.remove(request.id)
@@ -253,14 +328,24 @@ class RingTables:
             self._evict(self.prefixes.drop(node))
 
     def doubt(self, sequence: int) -> None:
-        """It broke, or was refused: it may have stood on something broken."""
+        """Mark the prefix of a failed or unsent sequence as suspect, since its KV may be invalid.
+
+        sequence: the id of a decoding sequence or of a prefix; unknown ids are ignored.
+        """
         found = self._by_id.get(sequence)
         node = found[0].node if found else self.prefixes.find(sequence)
         if node is not None:
             self.prefixes.mark_suspect(node)
 
     def _make_room(self, pages: int, keep: PrefixNode | None = None, slack: int = 0) -> bool:
-        """See that so many are free; nothing is given up where that would not do."""
+        """Evict prefixes until so many pages are free. Return False, with nothing evicted, if that cannot be.
+
+        keep: a prefix that must stay, with its ancestors.
+        slack: pages that must be free or evictable in addition.
+
+        # 3 pages free, 5 in unneeded prefixes, pages 6, slack 2 -> 3 lack, 3 + 2 <= 5: evict 3 pages, True
+        # the same with slack 3 -> 3 + 3 > 5: False
+        """
         lacking = pages - self.ledger.free
         if lacking + slack > self.prefixes.spare(keep):
             return False
@@ -268,6 +353,7 @@ class RingTables:
         return True
 
     def _hold(self, request: RequestState, way: AdmissionOption, drafted: bool) -> None:
+        """Pin the prefix of an admission option for the request, after opening the prefix if it is new."""
         own = way.own
         window = request.beginning.window
         node = self._open_prefix(request, way, drafted, window) if own else way.route.node
@@ -280,7 +366,14 @@ class RingTables:
     def _open_prefix(
         self, request: RequestState, way: AdmissionOption, drafted: bool, window: Window | None
     ) -> PrefixNode:
-        """A beginning that is not there, as far as it is not."""
+        """Open a prefix that is not in the ring; the part that another prefix has is forked from there.
+
+        Only the tokens after the fork are sent and prefilled:
+        # prefix of 100 tokens, 64 of which begin a cached prefix -> Fork(cached, 64), 36 tokens are sent
+
+        A prefix that is computed through a window belongs to one request only, and reuses no KV of an earlier
+        epoch.
+        """
         source = way.route.node
         at = way.route.length
         fork = Fork(source.sequence, at) if source else None
@@ -294,11 +387,15 @@ class RingTables:
         return node
 
     def _evict(self, nodes: list[PrefixNode]) -> None:
+        """Give back the pages of prefixes that were taken out of the tree, and close them at stage 0."""
         for node in nodes:
             self.ledger.give_kept(node.pages)
             self._outbox.put(Close(node.sequence))
 
 
 def pages_of(request: RequestState, turn: PromptTurn, limit: int, state: RingState) -> int:
-    """Pages of a sequence that begins with `turn` and writes up to `limit` tokens."""
+    """Return the pages that a sequence with this prompt and up to `limit` generated tokens owns at most.
+
+    Pages that the sequence shares with its prefix are charged to the prefix, and are not counted here.
+    """
     return own_pages(len(turn.tokens) + limit, request.shares(turn), state, request.ask.policy)

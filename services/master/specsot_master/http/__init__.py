@@ -1,4 +1,4 @@
 """The HTTP API: OpenAI's endpoints, the legacy ones, metrics, and a status page.
 
-Refuses to know how requests are run. Needs the extra `http`; nothing here is imported without it.
+This package does not know how requests are run. It needs the extra `http`, without which it is not imported.
 """

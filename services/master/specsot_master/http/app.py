@@ -1,4 +1,4 @@
-"""The HTTP application: all routes, the status page, middleware; and how it is opened."""
+"""Builds the HTTP application from all routes, the status page and middleware, and opens its server."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ from specsot_master.telemetry import Metrics
 
 
 def ring_routes(context: HttpContext) -> APIRouter:
+    """Return the routes of the status page, the ring's state, metrics and version."""
     router = APIRouter(tags=["the ring"])
     page = read_page()
     headers = headers_of(page)
@@ -51,15 +52,17 @@ def ring_routes(context: HttpContext) -> APIRouter:
 
     @router.get("/ring")
     async def show_ring() -> Info:
-        """Models, members, layer ranges, KV pages, and how the newest laps went."""
+        """Models, members, layer ranges, KV pages, and statistics of the newest steps."""
         return context.counter.info()
 
     @router.get("/metrics", response_class=PlainTextResponse)
     async def show_figures() -> Response:
+        """Metrics in Prometheus' text format."""
         return Response(context.figures(), media_type=TEXT_FORMAT)
 
     @router.get("/version", response_model=Version)
     async def show_version() -> dict[str, str]:
+        """The version of SpecSoT."""
         return {"version": __version__}
 
     _ = show_page, show_ring, show_figures, show_version
@@ -67,7 +70,7 @@ def ring_routes(context: HttpContext) -> APIRouter:
 
 
 def read_page() -> str:
-    """index.html with its styles and scripts in it: one file, so that one hash each allows them."""
+    """Return index.html with its styles and scripts inlined, so that hashes can allow them."""
     folder = files("specsot_master.http") / "page"
 
     def put_in(found: re.Match[str]) -> str:
@@ -81,7 +84,11 @@ _PARTS = r'<link rel="stylesheet" href="(?P<style>[^"]+)">|<script src="(?P<scri
 
 
 def headers_of(page: str) -> dict[str, str]:
-    """The page may run what is in it, talk to where it came from, make no HTML of text, and no more."""
+    """Return the page's headers, whose content security policy allows as little as possible.
+
+    The page may run its own scripts and connect to this server; it may not turn text into HTML or load
+    anything else.
+    """
     rules = (
         "default-src 'none'",
         f"style-src {_hashes_of(page, 'style')}",
@@ -103,13 +110,17 @@ def headers_of(page: str) -> dict[str, str]:
 
 
 def _hashes_of(page: str, tag: str) -> str:
-    """Of what a browser finds between each <tag> and its </tag>."""
+    """Return the hashes of all texts between <tag> and </tag>, as a content security policy lists them."""
     inside = re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
     return " ".join(f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" for text in inside)
 
 
 def build_app(context: HttpContext, tokens: Tokens | None = None, origins: Iterable[str] = ()) -> ASGIApp:
-    """Everything that is served, behind whatever looks at requests first. origins: of pages that may ask."""
+    """Return the whole application, with the middleware that checks requests first.
+
+    tokens: the valid client tokens, or None if none is required. origins: origins of web pages that may send
+    requests.
+    """
     largest = largest_of(context.model.max_positions)
     if tokens is None:
         app: ASGIApp = BodyLimits(build_api(context), largest)
@@ -123,9 +134,10 @@ def build_app(context: HttpContext, tokens: Tokens | None = None, origins: Itera
 
 
 class TokenProtectedApi(FastAPI):
-    """Says in /openapi.json that a token is wanted, and where it is not."""
+    """An application whose /openapi.json says that a token is required, and where none is."""
 
     def openapi(self) -> dict[str, Any]:
+        """Return the API document."""
         document = super().openapi()
         document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"token": []}]
@@ -136,7 +148,10 @@ class TokenProtectedApi(FastAPI):
 
 
 def build_api(context: HttpContext, kind: type[FastAPI] = FastAPI) -> FastAPI:
-    """The endpoints. The documents' own pages would fetch scripts from elsewhere: left out."""
+    """Return the application with all endpoints and error handlers.
+
+    FastAPI's documentation pages are turned off, because they load scripts from other servers.
+    """
     app = kind(title="SpecSoT", version=__version__, docs_url=None, redoc_url=None, responses=dict(REFUSALS))
     take_turns(app)
     for fault, answer in (
@@ -159,7 +174,7 @@ def build_api(context: HttpContext, kind: type[FastAPI] = FastAPI) -> FastAPI:
 
 
 def installed_routes() -> list[Callable[[HttpContext], APIRouter]]:
-    """Routes that other packages bring as entry points, such as those of SpecSoT's predecessors."""
+    """Return the routes that other packages provide, such as those of SpecSoT's predecessors."""
     points = entry_points(group="specsot.http_routes")
     return [point.load() for point in sorted(points, key=lambda point: point.name)]
 
@@ -174,10 +189,13 @@ async def open_http(
     names: Iterable[str] = (),
     origins: Iterable[str] = (),
 ) -> HttpDoor:
-    """mode: of OpenAI's clients who do not say. ping_every: as in HttpContext. names: what the door is called
-    where nobody is asked for a token. origins: of other pages that may ask.
+    """Serve a master's HTTP API at an address.
 
-    Raises Unavailable when the address cannot be had, InvalidRequest for bad certificates.
+    mode, ping_every: see `HttpContext`. names: host names of this server, which are checked if no token is
+        required.
+    origins: origins of web pages that may send requests.
+
+    Raises Unavailable if the address cannot be used, and InvalidRequest for bad certificates.
     """
 
     def head() -> Head | None:

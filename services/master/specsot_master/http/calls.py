@@ -1,6 +1,6 @@
-"""One HTTP call: its caller, and the events of its requests, as server-sent events or as one response.
+"""Runs one HTTP call: identifies its caller, and answers by server-sent events or by one response.
 
-Work ends when its client disconnects.
+When the client disconnects, the call's requests are cancelled.
 """
 
 from __future__ import annotations
@@ -37,16 +37,18 @@ from specsot_master.http.unknown_fields import UnknownFields
 from specsot_master.master import RequestCounter
 from specsot_master.text import Text
 
-MOST_LONG_TEXTS = 2  # in threads at a time, of which two cores have six; not measured
+# Threads. How many long texts are tokenized at the same time; two cores have a pool of six threads. Untuned.
+MOST_LONG_TEXTS = 2
 
 RequestEvents = AsyncGenerator[Numbered, None]
 T = TypeVar("T")
 
 
 async def merge_streams(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
-    """Events as they come, each with its stream's place; never more than one ahead of the reader.
+    """Yield (index of the stream, event) from several streams in the order of arrival.
 
-    An error in one ends all. What is refused at once is refused before any event of the others is told.
+    At most one event per stream is read ahead. An error in one stream ends all streams; if a stream fails at
+    once, the error is raised before any event of the others is yielded.
     """
     if len(streams) == 1:
         async with aclosing(streams[0]) as only:
@@ -68,7 +70,7 @@ async def merge_streams(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGene
 
 
 def _has_ended(task: asyncio.Future[T]) -> bool:
-    """Whether the stream behind it has ended. Raises what it ended with, if that is an error."""
+    """Whether this task, a stream's next event, found the end of its stream. Raises the stream's error."""
     error = task.exception()
     if error is not None and not isinstance(error, StopAsyncIteration):
         raise error
@@ -78,6 +80,7 @@ def _has_ended(task: asyncio.Future[T]) -> bool:
 async def _close_streams(
     waiting: list[asyncio.Future[T]], streams: Sequence[AsyncGenerator[T, None]]
 ) -> None:
+    """Cancel the reading of further events, then close all streams."""
     for task in waiting:
         task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
@@ -87,11 +90,13 @@ async def _close_streams(
 
 log = structlog.get_logger()
 
-STALL_SECONDS = 30.0  # seconds in which a client must read what is sent; not measured
+# Seconds. A client that takes longer to read what is sent is disconnected. Untuned.
+STALL_SECONDS = 30.0
 # Seconds. A stream that is silent for so long sends a ping, so that proxies, which close silent connections
 # after 60 s, keep it open. Precedent: vLLM and llama.cpp.
 PING_SECONDS: Final = 10.0
-PING: Final = b": ping\n\n"  # a comment of server-sent events, which every client skips
+# A comment in server-sent events, which every client skips.
+PING: Final = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
 WRITER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=plain_of)
 
@@ -99,13 +104,17 @@ Chunks = AsyncGenerator[dict[str, Any], None]
 
 
 class ClientStalled(Exception):
-    """The client takes nothing any more."""
+    """Raised when the client has not read for STALL_SECONDS."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventStyle:
-    """How one API writes server-sent events. named: each by its `type`. last: what follows them.
-    ping: what is sent while there is nothing to say. fault: an error as an event.
+    """How one API writes server-sent events.
+
+    named: Whether each event has a name, which is its chunk's `type`.
+    last: The bytes that follow the last event.
+    ping: The bytes that are sent during silence.
+    fault: Returns the chunk by which an error is reported within the stream.
     """
 
     named: bool = False
@@ -114,13 +123,16 @@ class EventStyle:
     fault: Callable[[Exception], dict[str, Any]] = body_of
 
     def event(self, chunk: dict[str, Any]) -> bytes:
-        """Text stays as it is, not escaped to ASCII."""
+        """Return a chunk as the bytes of one event; text is UTF-8, not escaped to ASCII.
+
+        # {"type":"ping"} with `named` set -> b'event: ping\\ndata: {"type":"ping"}\\n\\n'
+        """
         name = f"event: {chunk['type']}\n".encode() if self.named else b""
         return name + b"data: " + WRITER.encode(chunk).encode() + b"\n\n"
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """The work's result. When the client goes away first, the work is cancelled; raises Cancelled."""
+    """Return the result of `work`. If the client disconnects first, cancel it and raise Cancelled."""
     return await _until_disconnect(request.receive, work)
 
 
@@ -131,9 +143,11 @@ async def begin_stream(
     writing: EventStyle = EventStyle(),
     ping_every: float = PING_SECONDS,
 ) -> ServerSentEvents:
-    """Return a response that sends `chunks`. What goes wrong before the first chunk is raised here, while
-    the status can still say so; but after `ping_every` seconds the response begins without a chunk, since a
-    client or a proxy would close a connection that stays silent.
+    """Return a response that sends `chunks` as server-sent events.
+
+    Errors before the first chunk are raised here, while the HTTP status can still report them. If no chunk
+    has come after `ping_every` seconds, the response begins anyway, because a client or a proxy would close a
+    connection that stays silent; later errors become events.
     """
     first = asyncio.ensure_future(anext(chunks))
     try:
@@ -148,13 +162,13 @@ async def begin_stream(
 
 
 async def _drop(future: asyncio.Future[Any]) -> None:
-    """Cancel it, and wait until it has ended: a generator that still runs cannot be closed."""
+    """Cancel a future and wait until it has ended, because a generator that still runs cannot be closed."""
     future.cancel()
     await asyncio.gather(future, return_exceptions=True)
 
 
 class ServerSentEvents(Response):
-    """One event a chunk; an error on the way is an event, too. Silences are broken by pings."""
+    """A response that sends one event per chunk, an event for an error, and pings during silence."""
 
     media_type = "text/event-stream"
 
@@ -167,6 +181,11 @@ class ServerSentEvents(Response):
         writing: EventStyle = EventStyle(),
         ping_every: float = PING_SECONDS,
     ) -> None:
+        """Prepare the response.
+
+        first: the first chunk, which may not have come yet. rest: the further chunks. stall: seconds after
+        which a client that does not read is disconnected. ping_every: seconds of silence before a ping.
+        """
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]
         self._first = first
@@ -179,11 +198,12 @@ class ServerSentEvents(Response):
         try:
             await _until_disconnect(receive, self._tell(send))
         except Cancelled:
-            pass  # nobody is there to hear it
+            pass  # The client has disconnected, so there is no one to answer.
         except ClientStalled:
             log.warning("a client stopped reading", seconds=self._stall)
 
     async def _tell(self, send: Send) -> None:
+        """Send the whole response. Raises ClientStalled."""
         outlet = _EventWriter(send, self._stall)
         async with aclosing(self._rest):
             try:
@@ -195,6 +215,7 @@ class ServerSentEvents(Response):
                 await _drop(self._first)
 
     async def _tell_chunks(self, outlet: _EventWriter) -> None:
+        """Send all chunks; if one of them raises an error, send the error as the last event."""
         writing = self._writing
         if not self._first.done():
             await outlet.write(writing.ping)
@@ -207,7 +228,7 @@ class ServerSentEvents(Response):
 
 
 class _EventWriter:
-    """The way to a client who must keep reading."""
+    """Writes events to a client, which must keep reading."""
 
     def __init__(self, send: Send, stall: float) -> None:
         self._send = send
@@ -216,16 +237,19 @@ class _EventWriter:
         self._written = self._loop.time()
 
     async def write(self, event: bytes) -> None:
+        """Write an event; the write may wait for the client at most `stall` seconds (see `pinging`)."""
         await self._limit.wait(self._put(event))
 
     def _put(self, event: bytes) -> Awaitable[None]:
+        """Note the time of this write, and return the awaitable that sends the bytes."""
         self._written = self._loop.time()
         return self._send({"type": "http.response.body", "body": event, "more_body": True})
 
     @asynccontextmanager
     async def pinging(self, ping: bytes, every: float) -> AsyncGenerator[None]:
-        """Send a ping after each `every` seconds of silence meanwhile, so that no proxy takes the connection
-        for dead. Raises ClientStalled.
+        """During the block, send a ping after each `every` seconds of silence, to keep the connection open.
+
+        Raises ClientStalled if a write within the block waited too long.
         """
         pings = asyncio.ensure_future(self._ping(ping, every))
         try:
@@ -239,6 +263,7 @@ class _EventWriter:
             await _drop(pings)
 
     async def _ping(self, ping: bytes, every: float) -> None:
+        """Send a ping whenever nothing was written for `every` seconds. Runs until cancelled."""
         while True:
             await asyncio.sleep(self._written + every - self._loop.time())
             if self._loop.time() - self._written >= every:
@@ -246,6 +271,7 @@ class _EventWriter:
 
 
 async def _until_disconnect(receive: Receive, work: Awaitable[T]) -> T:
+    """Return the result of `work`; if the client disconnects first, cancel it and raise Cancelled."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_disconnected(receive))
     try:
@@ -260,22 +286,32 @@ async def _until_disconnect(receive: Receive, work: Awaitable[T]) -> T:
 
 
 async def _disconnected(receive: Receive) -> None:
+    """Return once the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 TIMEOUT = "x-request-timeout"
 REQUEST_ID = "x-request-id"
-MIN_TIMEOUT_SECONDS = 0.001  # seconds that a call may have; less is a mistake, not a deadline
+# Seconds. A shorter timeout of a call is taken for a mistake, and refused.
+MIN_TIMEOUT_SECONDS = 0.001
 
 
 @dataclass(frozen=True, slots=True)
 class HttpContext:
-    """healthy: whether requests are answered now. head: what drafts, if anything does.
+    """What all HTTP endpoints share.
 
-    figures: for Prometheus, in its text format. began: seconds since 1970 when the master started.
-    mode: of what OpenAI's clients ask, unless they say. ping_every: seconds of silence in a stream before a
-    ping.
+    counter: Runs requests.
+    model: Name and limits of the model.
+    text: The model's tokenizer and chat template.
+    healthy: Returns whether the master serves now.
+    head: Returns the draft head of a running ring, or None.
+    figures: Returns the metrics in Prometheus' text format.
+    began: When the master started, in seconds since 1970.
+    mode: The mode of requests that name none, from OpenAI's clients.
+    ping_every: Seconds of silence in a stream before a ping.
+    unknown: Checks unknown fields of bodies, and logs each of them once.
+    long_texts: Limits how many long texts are processed at the same time.
     """
 
     counter: RequestCounter
@@ -291,32 +327,46 @@ class HttpContext:
     long_texts: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_LONG_TEXTS))
 
     async def in_thread(self, characters: int, work: Callable[..., T], *given: Any) -> T:
-        """What is done with so many characters; long texts wait for each other, not short ones for them."""
+        """Run `work` in a thread and return its result.
+
+        characters: the length of the text that is processed. Long texts wait for each other; short ones do
+            not wait.
+        """
         async with nullcontext() if characters < THREAD_CHARACTERS else self.long_texts:
             return await asyncio.to_thread(work, *given)
 
 
 @dataclass(frozen=True, slots=True)
 class HttpCall:
-    """id: of this call, drawn here. headers: of its answer."""
+    """One HTTP call.
+
+    id: The call's id, which the master drew.
+    caller: The client, its credential's owner and its timeout.
+    headers: Headers of the response.
+    """
 
     id: str
     caller: Caller
     headers: dict[str, str]
 
     def generate(self, counter: RequestCounter, asks: Sequence[Ask]) -> list[RequestEvents]:
-        """A stream for every ask. The first has the call's own id, further ones a number behind it."""
+        """Start a request for each ask, and return their events.
+
+        # call id "ab12", three asks -> request ids "ab12", "ab12-1", "ab12-2"
+        """
         return [counter.generate(ask, one) for ask, one in zip(asks, self.callers(len(asks)))]
 
     def callers(self, count: int) -> list[Caller]:
+        """Return the caller of each of `count` requests, with the request's id."""
         ids = [self.id if n == 0 else f"{self.id}-{n}" for n in range(count)]
         return [replace(self.caller, request=id) for id in ids]
 
 
 def call_of(request: Request) -> HttpCall:
-    """The caller's own id is for logs alone: proxies keep it when they try again, so calls may share one.
+    """Return the call that an HTTP request makes, and bind its ids to the log's context.
 
-    Raises InvalidRequest for headers that make no sense; a trace context that makes none is left alone.
+    The client's own x-request-id is used in logs only: proxies keep it when they repeat a call, so several
+    calls may share one. Raises InvalidRequest for an invalid header; an invalid trace context is ignored.
     """
     caller.set(well_formed(request.headers.get(TRACEPARENT)))
     with naming_fields({"request_id": REQUEST_ID}):
@@ -330,13 +380,16 @@ def call_of(request: Request) -> HttpCall:
 
 
 def client_of(request: Request) -> str:
-    """One host is one client, at whichever door: the same words as gRPC's peers."""
+    """Return a client's host in the form of gRPC's peers, so that both ports count one client per host.
+
+    # host "10.0.0.7" -> "ipv4:10.0.0.7"    host "::1" -> "ipv6:%5B::1%5D"
+    """
     host = request.client.host if request.client else ""
     return f"ipv6:%5B{host}%5D" if ":" in host else f"ipv4:{host}"
 
 
 def timeout_of(header: str | None) -> float | None:
-    """Seconds. Raises InvalidRequest."""
+    """Return the seconds of a timeout header, or None without one. Raises InvalidRequest."""
     if header is None:
         return None
     try:

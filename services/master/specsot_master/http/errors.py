@@ -1,6 +1,6 @@
-"""Errors as HTTP responses: the one place for status codes and OpenAI's error shape.
+"""Turns errors into HTTP responses: the only place for status codes and OpenAI's error format.
 
-An exception that is not a SpecsotError never shows its message to a client.
+The message of an exception that is not a SpecsotError is never shown to a client.
 """
 
 from __future__ import annotations
@@ -23,14 +23,21 @@ from specsot import errors
 
 log = structlog.get_logger()
 
-MAX_MESSAGE_CHARACTERS = 1000  # characters of a message, which may repeat what was sent
-MAX_PLAN_CHARACTERS = 20_000  # characters of an invalid plan that an error repeats; not measured
+# Characters of an error message, which may quote what the client sent.
+MAX_MESSAGE_CHARACTERS = 1000
+# Characters of an invalid plan that an error quotes. Untuned.
+MAX_PLAN_CHARACTERS = 20_000
 FIRST_SERVER_STATUS = 500
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorShape:
-    """`status`, and OpenAI's `type` and `code`."""
+    """How an error is reported.
+
+    status: The HTTP status.
+    type: OpenAI's `type` of the error.
+    code: OpenAI's `code` of the error.
+    """
 
     status: int
     type: str
@@ -67,7 +74,7 @@ _HTTP_MESSAGES = {
     415: "the body must be application/json",
     500: "internal error",
 }
-# Bodies that JSON's reader gives up on, by what it raises.
+# Messages for bodies that are not JSON, by the exception that the JSON reader raises.
 _UNREAD: Mapping[type[BaseException | None], str] = {
     RecursionError: "the body is not JSON: it is nested too deeply",
     UnicodeDecodeError: "the body is not JSON: it is not UTF-8",
@@ -76,7 +83,7 @@ _UNREAD: Mapping[type[BaseException | None], str] = {
 
 
 def body_of(error: Exception) -> dict[str, Any]:
-    """The error as OpenAI's clients read it, also from within a stream."""
+    """Return an error in OpenAI's format, as the body of a response or as an event of a stream."""
     error = known_error(error)
     refusal = _shape_of(error)
     told: dict[str, Any] = {
@@ -101,7 +108,11 @@ _ANTHROPIC_TYPES: Mapping[int, str] = {
 
 
 def anthropic_body(error: Exception) -> dict[str, Any]:
-    """The error as Anthropic's clients read it; by these words they know that they must send less."""
+    """Return an error in Anthropic's format.
+
+    The message of a too long prompt begins with the words by which Anthropic's clients know that they must
+    shorten the conversation.
+    """
     error = known_error(error)
     told = body_of(error)
     told["error"]["type"] = _ANTHROPIC_TYPES.get(_shape_of(error).status, told["error"]["type"])
@@ -114,7 +125,7 @@ BodyOf = Callable[[Exception], dict[str, Any]]
 
 
 def response_of(error: Exception, body_of: BodyOf = body_of) -> Response:
-    """The whole answer to a call that failed before its answer began."""
+    """Return the response to a call that failed before its response began. body_of: formats the error."""
     error = known_error(error)
     headers: dict[str, str] = {}
     if isinstance(error, errors.Overloaded):
@@ -125,7 +136,7 @@ def response_of(error: Exception, body_of: BodyOf = body_of) -> Response:
 
 
 def known_error(error: Exception) -> errors.SpecsotError:
-    """The error itself if it is one of ours; else it is logged, and told as an internal one."""
+    """Return a SpecsotError as it is. Log any other exception, and return an internal error in its place."""
     if isinstance(error, errors.SpecsotError):
         return error
     log.error("a call failed", exc_info=error)
@@ -134,7 +145,11 @@ def known_error(error: Exception) -> errors.SpecsotError:
 
 @contextmanager
 def naming_fields(words: Mapping[str, str]) -> Generator[None]:
-    """Whatever is refused meanwhile names the field that the caller wrote."""
+    """Let InvalidRequest errors of the block name the field by the caller's name.
+
+    words: from our names of fields to the caller's. Both the error's field and its message are changed:
+    # words {"max_new_tokens": "max_tokens"}: "max_new_tokens must be ..." -> "max_tokens must be ..."
+    """
     try:
         yield
     except errors.InvalidRequest as error:
@@ -147,9 +162,10 @@ def naming_fields(words: Mapping[str, str]) -> Generator[None]:
 
 @contextmanager
 def naming_turns(places: Sequence[str]) -> Generator[None]:
-    """Refusals of the chat turn `messages.N` name the part of the caller's body that this turn was made of.
+    """Let InvalidRequest errors that name a chat turn `messages.N` name the caller's part of the body.
 
-    places: of each turn, such as ("instructions", "input.0", "input.2").
+    places: for each turn, the part of the body of which the turn was made:
+    # places ("instructions", "input.0", "input.2"): field "messages.2.content" -> "input.2.content"
     """
     try:
         yield
@@ -163,15 +179,17 @@ def naming_turns(places: Sequence[str]) -> Generator[None]:
 
 
 def shape_at(path: str) -> BodyOf:
+    """Return the function that formats errors at this path: Anthropic's for its endpoints, else OpenAI's."""
     return anthropic_body if path.startswith("/v1/messages") else body_of
 
 
 async def refuse(request: Request, error: Exception) -> Response:
+    """Answer a call that raised an error, in the format of its endpoint."""
     return response_of(error, shape_at(request.url.path))
 
 
 async def refuse_body(request: Request, error: Exception) -> Response:
-    """What the body's schema says, as the one field that is wrong and why."""
+    """Answer a call whose body does not fit its schema; the message names the first wrong field and why."""
     error = cast(RequestValidationError, error)
     complaint = error.errors()[0]
     shape = shape_at(request.url.path)
@@ -184,14 +202,19 @@ async def refuse_body(request: Request, error: Exception) -> Response:
 
 
 def said_of(complaint: Mapping[str, Any]) -> str:
-    """Pydantic's words for what is wrong, or better ones."""
+    """Return in words what is wrong with a field: our own words for some errors, else Pydantic's."""
     if complaint["type"] == "too_long":
         return f"at most {complaint['ctx']['max_length']} entries are allowed"
     return _COMPLAINTS.get(complaint["type"]) or complaint["msg"].removeprefix("Value error, ")
 
 
 def way_to(complaint: Mapping[str, Any], way: Iterable[Any], inside: Any) -> Generator[str]:
-    """The names that lead to what is wrong; those of types that were tried for it are left out."""
+    """Yield the names on the path to a wrong value within a body.
+
+    way: the location as Pydantic reports it, which also contains the names of the types that were tried;
+    these are left out. inside: the body.
+    # way ("stop", "list[str]", 0), body {"stop": [1]} -> "stop", "0"
+    """
     for part in way:
         if isinstance(inside, dict) and (part in inside or complaint["type"] == "missing"):
             inside = cast(dict[str, Any], inside).get(part)
@@ -203,7 +226,7 @@ def way_to(complaint: Mapping[str, Any], way: Iterable[Any], inside: Any) -> Gen
 
 
 async def refuse_http(request: Request, error: Exception) -> Response:
-    """What the framework itself refuses: no such path, no such method, a body that cannot be read."""
+    """Answer a call that the framework refuses: an unknown path or method, or a body that cannot be read."""
     error = cast(HTTPException, error)
     words = _UNREAD.get(type(error.__cause__)) or _HTTP_MESSAGES.get(error.status_code, str(error.detail))
     line = words.format(path=request.url.path, method=request.method)
@@ -211,14 +234,17 @@ async def refuse_http(request: Request, error: Exception) -> Response:
 
 
 def refusal(status: int, line: str, headers: dict[str, str] | None = None) -> Response:
+    """Return a response with this status and message, in OpenAI's error format."""
     kind = _WRONG if status < FIRST_SERVER_STATUS else "server_error"
     told = {"message": line[:MAX_MESSAGE_CHARACTERS], "type": kind, "param": None, "code": None}
     return _respond(status, {"error": told}, headers or {})
 
 
 def _shape_of(error: errors.SpecsotError) -> ErrorShape:
+    """Return how an error is reported: by its class, or by the nearest base class in the table."""
     return next(_SHAPE_OF_ERROR[kind] for kind in type(error).__mro__ if kind in _SHAPE_OF_ERROR)
 
 
 def _respond(status: int, body: dict[str, Any], headers: dict[str, str]) -> Response:
+    """Return a JSON response."""
     return Response(json.dumps(body), status, headers, "application/json")

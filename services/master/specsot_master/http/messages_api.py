@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages as chat completions, for agents."""
+"""Serves Anthropic's /v1/messages and /v1/messages/count_tokens for agents, by chat completions."""
 
 from __future__ import annotations
 
@@ -45,17 +45,21 @@ Content = Words | Annotated[Many[Json], at_most(MAX_MESSAGES)]
 
 
 class ClaudeTurn(Model):
+    """A message: text, or a list of content blocks."""
+
     role: Literal["user", "assistant", "system"]
     content: Content | None
 
 
 class ClaudeThinking(Model):
+    """Whether the model thinks, and for how many tokens at most."""
+
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: Annotated[Count, Field(ge=1)] | None = None
 
 
 class ClaudeTool(Model):
-    """A tool of the caller's own; Anthropic's are refused by their type."""
+    """A function of the caller; tools that Anthropic's servers run are refused by their type."""
 
     name: Words
     type: Words | None = None
@@ -64,6 +68,8 @@ class ClaudeTool(Model):
 
 
 class ClaudeChoice(Model):
+    """Which tools the answer may or must call."""
+
     type: Literal["auto", "any", "tool", "none"]
     name: Words | None = None
     disable_parallel_tool_use: bool | None = None
@@ -111,11 +117,12 @@ _STYLE = EventStyle(named=True, last=b"", ping=_PING, fault=anthropic_body)
 
 
 def messages_routes(context: HttpContext) -> APIRouter:
+    """Return the routes of Anthropic's Messages."""
     router = APIRouter(prefix="/v1", tags=["Anthropic"], route_class=JsonRoute)
 
     @router.post("/messages", responses=documented(MessageObject, stream=True), openapi_extra=CALLERS)
     async def send(request: Request, body: MessagesBody) -> Response:
-        """An answer to a conversation as blocks, whole or as server-sent events."""
+        """Answer a conversation in content blocks, as one object or as server-sent events."""
         refuse_foreign_forms(body, "output_config.format")
         context.unknown.check(body, _WORDS, (*_REFUSED, *FOREIGN_FORMS))
         wanted = AGENT_TOKENS if body.max_tokens is None else body.max_tokens
@@ -129,7 +136,7 @@ def messages_routes(context: HttpContext) -> APIRouter:
 
     @router.post("/messages/count_tokens", responses=documented(CountedTokens))
     async def count(body: CountBody) -> dict[str, int]:
-        """The tokens of a conversation's prompt."""
+        """Count the tokens of a conversation's prompt."""
         turns, places = turns_of(body)
         with naming_turns(places):
             chat = chat_of(body, turns, context)
@@ -141,7 +148,7 @@ def messages_routes(context: HttpContext) -> APIRouter:
 
 
 def chat_of(body: CountBody, turns: list[Json], context: HttpContext) -> ChatBody:
-    """The same as a chat completion. Raises InvalidRequest."""
+    """Return the body of the chat completion that answers these turns. Raises InvalidRequest."""
     given = body.model_extra or {}
     for name in _REFUSED:
         if given.get(name):
@@ -167,7 +174,7 @@ def chat_of(body: CountBody, turns: list[Json], context: HttpContext) -> ChatBod
 
 
 def chat_format(output: Json | None) -> Json | None:
-    """`output_config.format`, a JSON schema."""
+    """Return `output_config.format`, a JSON schema, as a response_format of chat completions, or None."""
     form = (output or {}).get("format")
     if not isinstance(form, dict):
         return None
@@ -175,7 +182,7 @@ def chat_format(output: Json | None) -> Json | None:
 
 
 def chat_tool(tool: ClaudeTool, field: str) -> Json:
-    """Raises InvalidRequest for those that only Anthropic's models know."""
+    """Return a tool in the format of chat completions. Raises InvalidRequest for Anthropic's own tools."""
     if tool.type not in (None, "custom"):
         raise InvalidRequest(
             f"{field}: tools of type {tool.type} are not served here, custom ones are", field
@@ -186,7 +193,14 @@ def chat_tool(tool: ClaudeTool, field: str) -> Json:
 
 
 def turns_of(body: CountBody) -> tuple[list[Json], list[str]]:
-    """Turns of a chat, and for each turn which part of the body it was made of. Raises InvalidRequest."""
+    """Return the turns of a chat, and for each turn the part of the body of which it was made.
+
+    # system "Be brief.", messages [user text, assistant tool_use, user tool_result + text]
+    # -> turns [system, user, assistant, tool, user]
+    # -> places ["system", "messages.0", "messages.1", "messages.2", "messages.2"]
+
+    Raises InvalidRequest.
+    """
     system = text_in(body.system, ("text",), "system")
     turns: list[Json] = [{"role": "system", "content": system}] if system else []
     places = ["system"] * len(turns)
@@ -200,7 +214,10 @@ def turns_of(body: CountBody) -> tuple[list[Json], list[str]]:
 
 
 def blocks_as_turns(turn: ClaudeTurn, field: str) -> list[Json]:
-    """One message: results of tools are turns of their own, before its text. Raises InvalidRequest."""
+    """Return the chat turns of one message: one per tool result, then one for its text and tool calls.
+
+    Thinking blocks are left out. Raises InvalidRequest for blocks that are not served.
+    """
     if turn.content is None or isinstance(turn.content, str):
         return [{"role": turn.role, "content": turn.content}]
     results: list[Json] = []
@@ -218,7 +235,7 @@ def blocks_as_turns(turn: ClaudeTurn, field: str) -> list[Json]:
                 function = {"name": block.get("name"), "arguments": json.dumps(block.get("input") or {})}
                 calls.append({"id": _id_of(block, "id"), "function": function})
             case "thinking" | "redacted_thinking":
-                pass  # templates leave out what was thought in earlier turns
+                pass  # Chat templates leave out the thinking of earlier turns.
             case _:
                 texts.append({"type": "text", "text": text_in([block], ("text",), place)})
     if not (texts or calls):
@@ -230,4 +247,5 @@ def blocks_as_turns(turn: ClaudeTurn, field: str) -> list[Json]:
 
 
 def _id_of(block: Json, name: str) -> str:
+    """Return the id of a tool call without the prefix that Anthropic's ids have."""
     return str(block.get(name, "")).removeprefix(CALL_ID)

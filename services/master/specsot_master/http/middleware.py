@@ -1,6 +1,6 @@
-"""Checks before any endpoint: bearer token, Host header (DNS rebinding), size, time and kind of bodies.
+"""Checks every request before its endpoint: token, Host header, size, time and media type of the body.
 
-Health and the status page need no token; metrics, the ring and the API document do.
+Health checks and the status page need no token; metrics, the ring's state and the API document do.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from specsot_master.http.errors import refusal, response_of, shape_at
 from specsot_master.http.json_bodies import LARGE_BYTES
 
 OPEN_PATHS = frozenset({"/", "/health", "/ping"})
-OWNER = "specsot.owner"  # in a call's scope: whose token it shows
+# Key in the ASGI scope of a call: the owner of the token that the call shows.
+OWNER = "specsot.owner"
 
 
 class BearerCheck:
-    """Middleware: a request without a valid bearer token is answered 401."""
+    """Middleware that answers 401 to a request without a valid token, except at OPEN_PATHS."""
 
     def __init__(self, app: ASGIApp, tokens: Tokens) -> None:
         self._app = app
@@ -41,10 +42,12 @@ class BearerCheck:
             await self._app(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
+        """Note the owner of the request's token in its scope. Raises Unauthenticated."""
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             return
         headers = Headers(scope=scope)
-        keys = [f"Bearer {key}" for key in headers.getlist("x-api-key")]  # as Anthropic's clients show it
+        # Anthropic's clients send their token in x-api-key.
+        keys = [f"Bearer {key}" for key in headers.getlist("x-api-key")]
         shown = headers.getlist("authorization") or keys
         scope[OWNER] = self._tokens.owner(shown[0] if len(shown) == 1 else None)
 
@@ -53,9 +56,14 @@ MISDIRECTED = 421
 
 
 class HostCheck:
-    """names: what it is called, beside localhost and this machine's own name."""
+    """Middleware that answers 421 to a request whose Host header names another server.
+
+    This protects a server without tokens from web pages that let their own name resolve to this server's
+    address (DNS rebinding). IP addresses, localhost and this machine's name are always accepted.
+    """
 
     def __init__(self, app: ASGIApp, names: Iterable[str] = ()) -> None:
+        """names: further accepted names of this server."""
         own = socket.gethostname()
         self._app = app
         self._names = {name.lower() for name in ("localhost", own, own.partition(".")[0], *names)}
@@ -69,17 +77,22 @@ class HostCheck:
             await self._app(scope, receive, send)
 
     def _owns(self, name: str) -> bool:
+        """Whether this name (without a port) is accepted."""
         return name in self._names or is_address(name)
 
 
 def host_of(host: str) -> str:
-    """A Host header without its port, in small letters."""
+    """Return a Host header in lower case, without its port and without a final dot.
+
+    # "Example.com:8000" -> "example.com"    "[::1]:8000" -> "[::1]"    "::1" -> "::1"
+    """
     named, colon, port = host.rpartition(":")
     with_port = colon and port.isdecimal() and (":" not in named or named.endswith("]"))
     return (named if with_port else host).lower().rstrip(".")
 
 
 def is_address(name: str) -> bool:
+    """Whether a name is an IPv4 or IPv6 address, in brackets or not."""
     try:
         ipaddress.ip_address(name.strip("[]"))
     except ValueError:
@@ -87,22 +100,25 @@ def is_address(name: str) -> bool:
     return True
 
 
-BODY_SECONDS = 30.0  # seconds in which a body must have arrived; not measured
-BODIES_BYTES = 256 << 20  # bytes of all bodies held at a time: 32 of the largest; not measured
-# Bytes of a plain completion's body: for all else, and for each position; not measured.
+# Seconds within which a body must arrive. Untuned.
+BODY_SECONDS = 30.0
+# Bytes of all bodies that are held at the same time: 32 of the largest. Untuned.
+BODIES_BYTES = 256 << 20
+# Bytes of the body of a text completion: a constant part, and a part per position of the model. Untuned.
 BASE_BYTES = 256 << 10
 POSITION_BYTES = 1 << 10
-RETRY_SECONDS = 1.0  # seconds after which another body may be gone; not measured
-# Times the largest body that is read and dropped before the connection is cut; not measured.
+# Seconds after which a client may retry because another body may be gone. Untuned.
+RETRY_SECONDS = 1.0
+# A refused body is read and dropped up to this multiple of the largest allowed body; then the connection is
+# cut. Untuned.
 MAX_READ_FACTOR = 4
-SMALL_BYTES = 64 << 20  # of BODIES_BYTES for bodies up to LARGE_BYTES alone, one a connection; not measured
+# Bytes of BODIES_BYTES that are reserved for bodies up to LARGE_BYTES; each connection has one body. Untuned.
+SMALL_BYTES = 64 << 20
 WITH_BODY = ("POST", "PUT", "PATCH")
 
 
 class BodyLimits:
-    """largest: bytes of a body at a path. seconds: until the whole body must be here. budget: bytes of all
-    bodies whose requests are not over yet.
-    """
+    """Middleware that checks the size, time and media type of bodies, and bounds the memory for all."""
 
     def __init__(
         self,
@@ -111,6 +127,11 @@ class BodyLimits:
         seconds: float = BODY_SECONDS,
         budget: int = BODIES_BYTES,
     ) -> None:
+        """Check bodies before `app` gets them.
+
+        largest: returns the maximum number of bytes of a body at a path. seconds: the time within which the
+        whole body must arrive. budget: the bytes of all bodies whose requests have not ended.
+        """
         self._app = app
         self._largest = largest
         self._seconds = seconds
@@ -136,8 +157,10 @@ class BodyLimits:
             self._give_back(held)
 
     def _check(self, headers: Headers, most: int) -> None:
+        """Raises BodyRefused for a wrong media type, an encoding, or a much too large announced length."""
+        # A request without a body needs no media type; the endpoint decides whether it requires a body.
         if not headers.get("transfer-encoding") and headers.get("content-length", "0") == "0":
-            return  # no body, so no kind of one: whether the path wants it is not known here
+            return
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json" and not kind.endswith("+json"):
             raise BodyRefused(415, "the body must be application/json")
@@ -151,7 +174,7 @@ class BodyLimits:
             raise _too_large(most)
 
     async def _read(self, receive: Receive, held: _HeldBody) -> bytes | None:
-        """The whole body; None when the client went away meanwhile."""
+        """Return the whole body, or None if the client has disconnected. Raises BodyRefused, Overloaded."""
         try:
             async with asyncio.timeout(self._seconds):
                 return await self._collect(receive, held)
@@ -159,7 +182,11 @@ class BodyLimits:
             raise BodyRefused(408, f"the body did not come within {self._seconds:g} seconds") from None
 
     async def _collect(self, receive: Receive, held: _HeldBody) -> bytes | None:
-        """What is refused is read on for a while, and dropped: clients listen when they have spoken."""
+        """Return the whole body, or None if the client has disconnected.
+
+        The rest of a refused body is read and dropped, up to MAX_READ_FACTOR times the limit, because clients
+        read the response only after they have sent the body. Then BodyRefused or Overloaded is raised.
+        """
         body = bytearray()
         size = 0
         more = True
@@ -185,7 +212,10 @@ class BodyLimits:
         return bytes(body)
 
     def _hold(self, held: _HeldBody, more: int) -> None:
-        """What has come counts, not what was announced: that costs nobody anything. Raises Overloaded."""
+        """Charge bytes that have arrived to the budget; an announced length is not charged.
+
+        Raises Overloaded.
+        """
         kept = SMALL_BYTES if held.bytes + more > LARGE_BYTES else 0
         if more > self._left - kept:
             raise Overloaded("the bodies of other requests fill the memory for them", RETRY_SECONDS)
@@ -193,21 +223,28 @@ class BodyLimits:
         held.bytes += more
 
     def _give_back(self, held: _HeldBody) -> None:
+        """Return the bytes of a body to the budget."""
         self._left += held.bytes
         held.bytes = 0
 
 
 @dataclass(slots=True)
 class _HeldBody:
-    """The body of one request. most: bytes it may have. bytes: that it has."""
+    """The memory of one request's body.
+
+    most: The maximum number of bytes.
+    bytes: The bytes that are charged to the budget.
+    """
 
     most: int
     bytes: int = 0
 
 
 def largest_of(positions: int) -> Callable[[str], int]:
-    """Bytes of a body by path. positions: of the model: what plain completions are about, at most 128 prompts
-    of so many ids, is no larger.
+    """Return a function from a path to the maximum number of bytes of a body there.
+
+    positions: the model's context, which bounds the bodies of text completions: at most 128 prompts of so
+        many ids.
     """
 
     def largest(path: str) -> int:
@@ -219,20 +256,22 @@ def largest_of(positions: int) -> Callable[[str], int]:
 
 
 def _too_large(most: int) -> BodyRefused:
+    """Return the refusal of a body with more than `most` bytes."""
     return BodyRefused(413, f"the body is larger than {most} bytes")
 
 
 class BodyRefused(Exception):
-    """A body that is not read on. status: of HTTP; line: why, for the client."""
+    """Raised for a body that is refused, with the HTTP status and the message for the client."""
 
     def __init__(self, status: int, line: str) -> None:
+        """Refuse with this HTTP status and this message."""
         super().__init__(line)
         self.status = status
         self.line = line
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """The body once, then whatever comes: in the end, that the client went away."""
+    """Return a `receive` that yields the body once, then the client's messages, such as its disconnect."""
     told = False
 
     async def next_message() -> Message:

@@ -1,5 +1,6 @@
-"""OpenAI's endpoints: /v1/chat/completions, /v1/completions, /v1/models; and other APIs' bodies as bodies of
-chat completions.
+"""Serves OpenAI's endpoints /v1/chat/completions, /v1/completions and /v1/models.
+
+The other APIs convert their bodies to bodies of chat completions, and use the functions here.
 """
 
 from __future__ import annotations
@@ -84,12 +85,21 @@ CallEvents = AsyncGenerator[tuple[int, Numbered | Thought], None]
 
 @dataclass(frozen=True, slots=True)
 class OpenAICall:
-    """asks: one an answer, `copies` of them for each prompt. echoes: what each answer begins with; spell: a
-    token's bytes, where the chances of those are told, too. silent: nothing else is told. tools: those
-    that may be called. think: what comes before each answer.
+    """One call of a completions endpoint: the requests to run, and how their answers are written.
 
-    words: our fields as the caller knows them. usage: whether a stream ends with what it cost.
-    head: what every object of this call begins with. warnings: what of the request is not done, told once.
+    asks: The requests, one per answer.
+    dialect: The format of the endpoint's objects.
+    telling: What a choice contains: log probabilities, the plan, branches.
+    words: From our names of fields to the caller's, for errors.
+    copies: How many answers each prompt gets; consecutive asks belong to one prompt.
+    echoes: The prompt with which each answer begins; empty unless `echo` was asked for.
+    spell: Returns a token's bytes, if log probabilities of the echoed prompt are asked for; else None.
+    silent: Whether the answer consists of the echoed prompt only.
+    tools: The tools that the model may call, or None.
+    think: How the model thinks before each answer, or None.
+    usage: Whether a stream ends with the usage.
+    head: The members with which every object of this call begins.
+    warnings: What of the request the answer is not held to; reported once.
     """
 
     asks: tuple[Ask, ...]
@@ -107,6 +117,7 @@ class OpenAICall:
     warnings: tuple[str, ...] = ()
 
     def generate(self, counter: RequestCounter, http: HttpCall) -> CallEvents:
+        """Start the requests, and return their events as (index of the answer, event)."""
         if self.think is None:
             return merge_streams(http.generate(counter, self.asks))
         callers = http.callers(len(self.asks))
@@ -117,7 +128,10 @@ class OpenAICall:
     async def chunks(
         self, events: CallEvents, usage: UsageCount | None = None
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """A chunk for every event that says something, the bill last where it is wanted. usage: counts."""
+        """Yield a chunk for every event that adds to an answer, and the usage last if it was asked for.
+
+        usage: counts the tokens of this call, also for the caller; None if only this method needs the count.
+        """
         usage = usage or UsageCount()
         bill = {"usage": None} if self.usage else {}
         head = self._head(self.dialect.chunk)
@@ -139,6 +153,7 @@ class OpenAICall:
             yield head | {"choices": [], "usage": usage.as_json()}
 
     async def gather(self, events: CallEvents) -> dict[str, Any]:
+        """Wait for all events, and return the response as one object."""
         usage = UsageCount()
         views = [View() for _ in self.asks]
         thoughts = ["" for _ in self.asks]
@@ -161,17 +176,22 @@ class OpenAICall:
 
     @property
     def warned(self) -> dict[str, Any]:
-        """The warnings as a member of a response; nothing if there are none."""
+        """The warnings as a member of a response; empty if there are none."""
         return {"warnings": list(self.warnings)} if self.warnings else {}
 
     def _tool_answers(self) -> list[ToolAnswer]:
+        """Return a reader of tool calls per answer; none if no tool may be called."""
         return [ToolAnswer(self.tools) for _ in self.asks] if self.tools else []
 
     def _head(self, kind: str) -> dict[str, Any]:
+        """Return the members with which an object of this kind begins."""
         return {**(self.head or {}), "object": kind}
 
     async def _heard(self, events: CallEvents) -> CallEvents:
-        """A prompt's chances as one event, its first token with them; without answers that are not told."""
+        """Yield the events, with a prompt's log probabilities, from its first token on, in one event.
+
+        If the answer is silent, its generated text is removed from the events.
+        """
         parts: dict[int, tuple[TokenLogprobs, ...]] = {}
         async with aclosing(events):
             async for index, numbered in events:
@@ -191,6 +211,7 @@ class OpenAICall:
                     yield index, numbered if told is event else replace(numbered, event=told)
 
     def _piece(self, index: int, numbered: Numbered | Thought) -> ChoiceDelta | None:
+        """Return what an event adds to an answer, or None; the first piece begins with the echoed prompt."""
         piece = delta_of(numbered, self.telling)
         if piece is None or not self.echoes or isinstance(numbered, Thought):
             return piece
@@ -199,6 +220,7 @@ class OpenAICall:
         return piece
 
     def _echoed(self, index: int, view: View) -> View:
+        """Return a finished answer with the echoed prompt before its text and log probabilities."""
         finished = view.finished
         if not self.echoes or finished is None:
             return view
@@ -207,22 +229,24 @@ class OpenAICall:
 
 
 def event_of(told: Numbered | Thought) -> Event | Thought:
+    """Return an event without its number."""
     return told if isinstance(told, Thought) else told.event
 
 
 def openai_routes(context: HttpContext) -> APIRouter:
+    """Return the routes of OpenAI's completions and models."""
     router = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=JsonRoute)
 
     @router.post(
         "/chat/completions", responses=documented(ChatCompletion, stream=True), openapi_extra=CALLERS
     )
     async def complete_chat(request: Request, body: ChatBody) -> Response:
-        """An answer to a conversation, whole or as server-sent events."""
+        """Answer a conversation, as one object or as server-sent events."""
         return await answer(context, request, body, await chat_call(context, body))
 
     @router.post("/completions", responses=documented(Completion, stream=True), openapi_extra=CALLERS)
     async def complete(request: Request, body: CompletionBody) -> Response:
-        """How texts go on, whole or as server-sent events."""
+        """Continue texts, as one object or as server-sent events."""
         refuse_unserved(body)
         context.unknown.check(body, COMPLETION_WORDS, UNSERVED)
         words = words_of(body)
@@ -247,14 +271,14 @@ def openai_routes(context: HttpContext) -> APIRouter:
 
     @router.get("/models", response_model=ModelList)
     async def list_models() -> dict[str, Any]:
-        """What can be asked for: the model, and as further names, the model in a mode."""
+        """List the model; further names stand for the model in a mode."""
         return {"object": "list", "data": [model_card(context, name) for name in names_of(context)]}
 
     router.add_api_route("/models/", list_models, include_in_schema=False)
 
     @router.get("/models/{name:path}", response_model=ModelCard)
     async def show_model(name: str) -> dict[str, Any]:
-        """One of them."""
+        """Describe one listed model."""
         if name not in names_of(context):
             raise NotFound(f"no model named {name!r} here")
         return model_card(context, name)
@@ -266,9 +290,10 @@ def openai_routes(context: HttpContext) -> APIRouter:
 async def chat_call(
     context: HttpContext, body: ChatBody, words: Mapping[str, str] | None = None
 ) -> OpenAICall:
-    """What is asked, and how it is told. words: our fields as this caller knows them.
+    """Return the call that a chat body makes.
 
-    Raises InvalidRequest.
+    words: from our names of fields to the caller's, for bodies that were converted from another API. Raises
+    InvalidRequest.
     """
     refuse_unserved(body)
     context.unknown.check(body, CHAT_WORDS, UNSERVED)
@@ -287,7 +312,11 @@ async def chat_call(
 async def _asks_of(
     context: HttpContext, body: ChatBody, mode: Mode
 ) -> tuple[ToolUse | None, list[Ask], ThinkFirst | None]:
-    """Prompts with tools, or with thoughts, are long: made in a thread."""
+    """Return the tools that may be called, the requests, and how the model thinks before it answers.
+
+    Prompts with tools or with thinking are rendered and tokenized here, in a thread because they are long;
+    other conversations are left to the engine. Raises InvalidRequest.
+    """
     positions = context.model.max_positions
     text = context.text
     use = tool_use(body, text)
@@ -303,24 +332,39 @@ async def _asks_of(
     think = await context.in_thread(words, think_first, *given) if thinks else None
     if not tools:
         asks = chat_asks(body, mode, positions)
-        alone = forks and not thinks  # such a model forks its thoughts
+        # A model that forks does so in its thinking, so without thinking the answer is direct.
+        alone = forks and not thinks
         return None, [replace(ask, mode="direct") for ask in asks] if alone else asks, think
     return use, await context.in_thread(words, tool_asks, body, use, mode, text, positions), think
 
 
 class OtherWriter(Protocol):
-    """How another API tells what a chat completion's chunks say."""
+    """Converts the chunks of a chat completion to the events or the response of another API."""
 
-    def begin(self, usage: dict[str, Any]) -> Iterator[dict[str, Any]]: ...
-    def take(self, choice: dict[str, Any]) -> Iterator[dict[str, Any]]: ...
-    def end(self, usage: dict[str, Any]) -> Iterator[dict[str, Any]]: ...
-    def whole(self, choice: dict[str, Any], usage: dict[str, Any]) -> dict[str, Any]: ...
+    def begin(self, usage: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield the events that precede the first chunk."""
+        ...
+
+    def take(self, choice: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield the events for one chunk's choice."""
+        ...
+
+    def end(self, usage: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield the events after the last chunk."""
+        ...
+
+    def whole(self, choice: dict[str, Any], usage: dict[str, Any]) -> dict[str, Any]:
+        """Return the response for a complete choice."""
+        ...
 
 
 async def answer_by(
     writer: OtherWriter, context: HttpContext, request: Request, call: OpenAICall, style: EventStyle | None
 ) -> Response:
-    """The same as another API has it; style: of its events; None: whole."""
+    """Run a call's requests, and answer in the format of another API.
+
+    style: how the API writes events; None to answer by one object.
+    """
     http = call_of(request)
     events = call.generate(context.counter, http)
     if style:
@@ -333,6 +377,7 @@ async def answer_by(
 async def _told_by(
     writer: OtherWriter, call: OpenAICall, events: CallEvents
 ) -> AsyncGenerator[dict[str, Any], None]:
+    """Yield another API's events for the chunks of a call."""
     usage = UsageCount()
     begun = False
     async with aclosing(call.chunks(events, usage)) as chunks:
@@ -347,7 +392,7 @@ async def _told_by(
 
 
 async def answer(context: HttpContext, request: Request, body: Asking, call: OpenAICall) -> Response:
-    """Let the call's requests run, and tell of them as the caller wants it."""
+    """Run a call's requests, and answer by server-sent events or by one object, as the body asks."""
     http = call_of(request)
     model = context.model
     head = {
@@ -365,19 +410,24 @@ async def answer(context: HttpContext, request: Request, body: Asking, call: Ope
 
 
 def choice_options(body: Asking, logprobs: bool) -> ChoiceOptions:
+    """Return what a choice contains: log probabilities, and our own field with or without branches."""
     planning = body.specsot
     return ChoiceOptions(logprobs, planning is not None, planning is not None and planning.branches)
 
 
 def names_of(context: HttpContext) -> dict[str, Mode]:
-    """Of what can be asked for, each with its mode: clients that cannot set further fields choose a model."""
+    """Return the listed model names, each with its mode, for clients that can only choose a model.
+
+    # model "demo", default mode direct -> {"demo": "direct", "demo:auto": "auto", "demo:sot": "sot"}
+    """
     name = context.model.name
     return {name: context.mode, f"{name}:auto": "auto", f"{name}:sot": "sot"}
 
 
 def in_mode(body: ChatBody, context: HttpContext) -> tuple[ChatBody, Mode]:
-    """The body with the model's own name, and the mode for a body that names none. A plan that is asked for
-    by a name is asked for, as if the body said so.
+    """Return the body with the model's plain name, and the mode that applies if the body names none.
+
+    A name that ends with ":sot" sets the body's own mode, unless the body names another one.
     """
     mode = names_of(context).get(body.model or "")
     if mode is None:
@@ -390,7 +440,10 @@ def in_mode(body: ChatBody, context: HttpContext) -> tuple[ChatBody, Mode]:
 
 
 def plain_model(context: HttpContext, name: str | None) -> str | None:
-    """The model's own name for those under which it is listed. Raises InvalidRequest for one that plans."""
+    """Return the model's plain name for a listed name, and other names as they are.
+
+    Raises InvalidRequest for the name that asks for plans, which text completions do not have.
+    """
     mode = names_of(context).get(name or "")
     if mode == "sot" and name != context.model.name:
         raise InvalidRequest(
@@ -400,6 +453,7 @@ def plain_model(context: HttpContext, name: str | None) -> str | None:
 
 
 def model_card(context: HttpContext, name: str) -> dict[str, Any]:
+    """Return the description of a listed model, in OpenAI's and vLLM's format."""
     model = context.model
     return {
         "id": name,
@@ -412,13 +466,19 @@ def model_card(context: HttpContext, name: str) -> dict[str, Any]:
     }
 
 
-AGENT_TOKENS = 8192  # tokens for an agent, or a thought with its answer, without a limit; not measured
-SPARE_TOKENS: Final = 64  # KV rows. What a draft tree needs besides prompt and answer. Untuned.
+# Tokens. The limit of an agent's answer, or of thinking and answer together, if the caller names none.
+# Untuned.
+AGENT_TOKENS = 8192
+# KV rows. What a draft tree needs besides prompt and answer. Untuned.
+SPARE_TOKENS: Final = 64
 
 
 def chat_body(told: dict[str, Any], messages: str) -> ChatBody:
-    """Make a chat completion of another API's body; what says nothing is left out. Refusals of a turn name it
-    `messages.N`, see `naming_turns`. messages: what the caller calls all of them. Raises InvalidRequest.
+    """Return the chat body for members that were converted from another API's body.
+
+    told: the members; None and empty lists are left out. messages: the caller's name of the conversation.
+
+    Raises InvalidRequest. An error in one turn names it `messages.N`, which `naming_turns` converts.
     """
     given = {name: value for name, value in told.items() if value is not None and value != []}
     try:
@@ -433,7 +493,11 @@ def chat_body(told: dict[str, Any], messages: str) -> ChatBody:
 
 
 def text_in(content: Any, kinds: Collection[str], field: str) -> str:
-    """A string, or the texts of parts of these kinds. Raises InvalidRequest."""
+    """Return the text of a content: a string as it is, or the joined texts of its parts.
+
+    kinds: the types of parts that are accepted. field: the name of the content, for errors. Raises
+    InvalidRequest for other parts.
+    """
     if content is None or isinstance(content, str):
         return content or ""
     parts = cast("list[Any]", content) if isinstance(content, list) else [content]
@@ -447,8 +511,10 @@ def text_in(content: Any, kinds: Collection[str], field: str) -> str:
 
 
 async def within_context(chat: ChatBody, context: HttpContext, wanted: int) -> ChatBody:
-    """Return the body with a limit of at most `wanted` tokens for thought and answer together, or as many as
-    model and KV hold after the prompt. Where they hold none, the engine refuses the request.
+    """Return the body with a limit for thinking and answer together.
+
+    The limit is `wanted` tokens, or as many as the model's context and the ring's KV hold after the prompt,
+    but at least one: if they hold none, the engine refuses the request.
     """
     positions = context.model.max_positions
     pages = context.counter.info().pages
@@ -460,7 +526,10 @@ async def within_context(chat: ChatBody, context: HttpContext, wanted: int) -> C
 
 
 def prompt_tokens(chat: ChatBody, context: HttpContext, positions: int | None = None) -> int:
-    """As they are counted for a direct answer. positions: that it must fit. Raises InvalidRequest."""
+    """Return the number of tokens of a direct answer's prompt.
+
+    positions: if given, the prompt must fit into so many. Raises InvalidRequest.
+    """
     rendering = render(chat.messages, functions_of(chat), context.text)
     if positions is not None:
         context.text.check_fits(rendering, positions)

@@ -1,4 +1,4 @@
-"""OpenAI request bodies as our requests: one for each answer that is wanted."""
+"""Converts OpenAI request bodies to requests of the master, one for each answer that is wanted."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from specsot.errors import InvalidRequest
 from specsot.grammar.schemas import warnings_of
 from specsot_master.http.openai_schemas import MOST_CHOICES, Asking, ChatBody, CompletionBody, Planning, Turn
 
-FieldForm = tuple[str, params.FormKind, tuple[str, ...]]  # the caller's field, and what it says
+# A form that a body asks for: (the caller's field, the kind of form, its texts).
+FieldForm = tuple[str, params.FormKind, tuple[str, ...]]
 
 
 def form_of(body: Asking) -> params.Form | None:
-    """None where the answer is free. Raises InvalidRequest, also for two forms at once."""
+    """Return the form that the answer must have, or None. Raises InvalidRequest for two forms at once."""
     wishes = forms_in(body)
     if len(wishes) > 1:
         first, second = wishes[0][0], wishes[1][0]
@@ -25,7 +26,10 @@ def form_of(body: Asking) -> params.Form | None:
 
 
 def forms_in(body: Asking) -> list[FieldForm]:
-    """Under the names of OpenAI, of vLLM, and of vLLM before. Raises InvalidRequest."""
+    """Return the forms that a body asks for, by the fields of OpenAI, vLLM, older vLLM and other servers.
+
+    Raises InvalidRequest if a JSON schema is missing.
+    """
     asked = body.response_format
     structured = body.structured_outputs
     wishes: list[FieldForm] = []
@@ -50,7 +54,7 @@ def forms_in(body: Asking) -> list[FieldForm]:
 
 
 def _forms_of_others(body: Asking) -> list[FieldForm]:
-    """Forms under the names of llama.cpp, SGLang and Ollama."""
+    """Return the forms that a body asks for by the fields of llama.cpp, SGLang and Ollama."""
     wishes: list[FieldForm] = []
     if body.json_schema is not None:
         wishes.append(("json_schema", "json_schema", (_written(body.json_schema),)))
@@ -64,7 +68,7 @@ def _forms_of_others(body: Asking) -> list[FieldForm]:
 
 
 def warnings_in(body: Asking) -> tuple[str, ...]:
-    """What the answer's form asks for and its answers are not held to."""
+    """Return warnings about parts of the answer's JSON schema that answers are not held to."""
     found: list[str] = []
     for field, kind, texts in forms_in(body):
         try:
@@ -77,6 +81,7 @@ def warnings_in(body: Asking) -> tuple[str, ...]:
 
 
 def _named(prefix: str, schema: Any, regex: str | None, choice: list[str] | None) -> list[FieldForm]:
+    """Return the forms among a schema, a regular expression and a choice; fields begin with `prefix`."""
     wishes: list[FieldForm] = []
     if schema is not None:
         wishes.append((f"{prefix}json", "json_schema", (_written(schema),)))
@@ -88,11 +93,14 @@ def _named(prefix: str, schema: Any, regex: str | None, choice: list[str] | None
 
 
 def _written(schema: dict[str, Any] | str) -> str:
+    """Return a JSON schema as text."""
     return schema if isinstance(schema, str) else json.dumps(schema)
 
 
-COMPLETION_TOKENS = 16  # tokens of a plain completion by default, as in OpenAI's API
-SEEDS = 2**63  # seeds are below this: what a signed 64-bit integer holds
+# Tokens of a text completion that names no limit. Precedent: OpenAI's API.
+COMPLETION_TOKENS = 16
+# Seeds are below this bound, so that a signed 64-bit integer holds them.
+SEEDS = 2**63
 
 Encode = Callable[[str], tuple[int, ...]]
 
@@ -102,7 +110,7 @@ _ENDS = ("min_tokens", "ignore_eos", "include_stop_str_in_output", "skip_special
 _GIVEN = ("mode", "drafter", "constraint", "priority", "head_aware", "finish_within_s", "polish")
 _PLANNING = ("mode", "drafter", "constraint", "tools", "priority", *_LIMITS)
 
-# Our fields under the names their callers know.
+# From our names of fields to those of chat completions.
 CHAT_WORDS: Mapping[str, str] = {
     "prompt": "messages",
     "max_new_tokens": "max_tokens",
@@ -123,7 +131,7 @@ COMPLETION_WORDS: Mapping[str, str] = {
 
 
 def words_of(body: Asking) -> Mapping[str, str]:
-    """Our fields under the names that this body's caller knows."""
+    """Return the caller's names of our fields, which depend on the fields that the body uses."""
     words = CHAT_WORDS if isinstance(body, ChatBody) else COMPLETION_WORDS
     asked = body.max_completion_tokens if isinstance(body, ChatBody) else None
     chat = isinstance(body, ChatBody) and body.tools
@@ -136,9 +144,10 @@ def words_of(body: Asking) -> Mapping[str, str]:
 
 
 def chat_asks(body: ChatBody, mode: params.Mode, positions: int) -> list[params.Ask]:
-    """mode: where the body names none and asks for nothing that rules a plan out. positions: of the model.
+    """Return the requests of a chat body, one for each of its `n` answers.
 
-    Raises InvalidRequest.
+    mode: applies if the body names none, and asks for nothing that rules out a plan. positions: the model's
+    context. Raises InvalidRequest.
     """
     messages = tuple(message_of(turn, f"messages.{n}") for n, turn in enumerate(body.messages))
     params.check_length(position_limit_of(body, positions), characters=words_in(body))
@@ -152,16 +161,20 @@ def chat_asks(body: ChatBody, mode: params.Mode, positions: int) -> list[params.
 
 
 def logprobs_of(body: ChatBody) -> int | None:
-    """Raises InvalidRequest."""
+    """Return how many top log probabilities a chat body asks for, or None for no log probabilities.
+
+    Raises InvalidRequest for top_logprobs without logprobs.
+    """
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true", "top_logprobs")
     return (body.top_logprobs or 0) if body.logprobs else None
 
 
 def completion_asks(body: CompletionBody, encode: Encode, positions: int) -> list[params.Ask]:
-    """Every prompt, `n` times each; what is too many or too long is refused before any is encoded or copied.
+    """Return the requests of a text completion: `n` for each prompt, those of one prompt consecutively.
 
-    Raises InvalidRequest.
+    encode: returns the token ids of a text prompt. positions: the model's context. Too many or too long
+    prompts are refused before any prompt is encoded. Raises InvalidRequest.
     """
     if body.specsot and body.specsot.mode == "sot":
         raise InvalidRequest("mode sot plans, and plain completions have no plan", "mode")
@@ -184,12 +197,15 @@ def completion_asks(body: CompletionBody, encode: Encode, positions: int) -> lis
 
 
 def writes_nothing(body: CompletionBody) -> bool:
-    """Only the prompt is asked about; a ring writes one token at least, which is not told then."""
+    """Whether the caller asks about the prompt only (max_tokens 0).
+
+    The ring generates at least one token, which is then left out of the response.
+    """
     return body.max_tokens == 0
 
 
 def check_ids(prompts: Sequence[Sequence[int]], positions: int, limits: params.Limits) -> None:
-    """By their number. Raises InvalidRequest."""
+    """Check the lengths of prompts in tokens. Raises InvalidRequest for an empty or a too long one."""
     for ids in prompts:
         if not ids:
             raise InvalidRequest("prompt must not be empty", "prompt")
@@ -197,15 +213,19 @@ def check_ids(prompts: Sequence[Sequence[int]], positions: int, limits: params.L
 
 
 def message_of(turn: Turn, field: str) -> params.Message:
-    """One turn; its text parts joined. `developer` is OpenAI's newer word for `system`."""
+    """Return one turn as a message, with its text parts joined.
+
+    OpenAI's role `developer` becomes `system`.
+    """
     return params.Message(
         "system" if turn.role == "developer" else turn.role, text_of(turn, f"{field}.content")
     )
 
 
 def text_of(turn: Turn, field: str) -> str:
-    """Return the text of a turn; a turn without content has none, whatever its role. Raises InvalidRequest
-    for pictures and sounds, and for calls as they were before tools.
+    """Return the text of a turn; a turn of any role may have no content, and then has an empty text.
+
+    Raises InvalidRequest for images and audio, and for the older function_call.
     """
     if (turn.model_extra or {}).get("function_call"):
         name = field.replace(".content", ".function_call")
@@ -219,11 +239,17 @@ def text_of(turn: Turn, field: str) -> str:
 
 
 def words_in(body: ChatBody) -> int:
+    """Return the number of characters of all turns. Raises InvalidRequest."""
     return sum(len(text_of(turn, f"messages.{n}.content")) for n, turn in enumerate(body.messages))
 
 
 def prompts_of(body: CompletionBody) -> list[str | list[int]]:
-    """Every prompt as it was given. Raises InvalidRequest where there are none, or too many."""
+    """Return every prompt of a text completion, as text or as token ids.
+
+    # "a" -> ["a"]    [1, 2] -> [[1, 2]]    ["a", "b"] -> ["a", "b"]    [[1], [2, 3]] -> [[1], [2, 3]]
+
+    Raises InvalidRequest if there is no prompt, or if there are too many prompts or answers.
+    """
     given: list[Any] = body.prompt if isinstance(body.prompt, list) else [body.prompt]
     if given and isinstance(given[0], int):
         given = [given]
@@ -235,12 +261,15 @@ def prompts_of(body: CompletionBody) -> list[str | list[int]]:
 
 
 def position_limit_of(body: Asking, positions: int) -> int:
-    """Tokens that prompt and answer may have together; more than the model's context only behind a window."""
+    """Return how many tokens prompt and answer may have together.
+
+    Only a request with an attention window may exceed the model's context, `positions`.
+    """
     return params.MAX_TOKENS if body.specsot and body.specsot.window else positions
 
 
 def limits_of(body: Asking, *tokens: int | None) -> params.Limits:
-    """max_new_tokens is the first of `tokens` that says something."""
+    """Return the limits of a body's answers; max_new_tokens is the first of `tokens` that is not None."""
     told: dict[str, int | None] = {name: getattr(body.specsot, name, None) for name in _LIMITS}
     told["max_new_tokens"] = next((count for count in tokens if count is not None), None)
     told["default_new_tokens"] = body.granted
@@ -248,13 +277,16 @@ def limits_of(body: Asking, *tokens: int | None) -> params.Limits:
 
 
 def copies_of(ask: params.Ask, body: Asking) -> list[params.Ask]:
-    """As many as are wanted, each with a seed of its own that follows from the one given, if one is."""
+    """Return `n` copies of a request, with consecutive seeds if the caller named one.
+
+    # seed 7, n 3 -> seeds 7, 8, 9; without a seed, the master draws one for each copy
+    """
     seed = ask.seed
     return [ask.seeded(None if seed is None else (seed + n) % SEEDS) for n in range(body.n or 1)]
 
 
 def common_fields(body: Asking, mode: params.Mode) -> dict[str, Any]:
-    """Fields of Ask that every body may set. mode: where it names none."""
+    """Return the fields of Ask that every body may set. mode: applies if the body names none."""
     planning = body.specsot or Planning()
     form = form_of(body)
     given = {name: getattr(planning, name) for name in _GIVEN}
@@ -283,14 +315,19 @@ def seed_of(given: int | None) -> int | None:
 
 
 def sampling_of(body: Asking) -> params.Sampling:
+    """Return a body's sampling parameters."""
     given: dict[str, Any] = {name: getattr(body, name) for name in _SAMPLING}
-    top_k = None if body.top_k is None else max(body.top_k, 0)  # -1 is another way to say: no cut
+    # Some clients send -1 for no limit, which is 0 here.
+    top_k = None if body.top_k is None else max(body.top_k, 0)
     told: dict[str, Any] = given | {"top_k": top_k, "logit_bias": bias_of(body.logit_bias)}
     return params.Sampling(**{name: value for name, value in told.items() if value is not None})
 
 
 def bias_of(bias: Mapping[str, float] | None) -> tuple[tuple[int, float], ...]:
-    """JSON's keys are text; they name tokens."""
+    """Return the biases as (token id, bias), ascending; the keys of JSON objects are text.
+
+    Raises InvalidRequest for a key that is not a token id.
+    """
     for key in bias or {}:
         if not (key.isascii() and key.isdecimal() and len(key) < 12):
             raise InvalidRequest("logit_bias: its keys must be token ids", "logit_bias")

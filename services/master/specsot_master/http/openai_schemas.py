@@ -1,6 +1,6 @@
 """Schemas of OpenAI request bodies.
 
-Known fields that would change the answer and are not served are refused; see also `unknown_fields`.
+Known fields that would change the answer but are not served are refused; see also `unknown_fields`.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ from specsot.params import (
 )
 from specsot_master.chat_template import THINKING_OFF
 
-MOST_CHOICES = 128  # answers to one call (`n`), as in OpenAI's API
+# Answers to one call (`n`). Precedent: OpenAI's API.
+MOST_CHOICES = 128
 
 
 def _check_text(text: str) -> str:
-    """JSON can spell half a character; text cannot."""
+    """Refuse text with half of a surrogate pair, which JSON can spell but UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -46,7 +47,7 @@ def _check_text(text: str) -> str:
 
 
 def at_most(most: int) -> BeforeValidator:
-    """At most so many entries, counted before any of them is looked at."""
+    """Return a validator that refuses more than `most` entries before any entry is validated."""
 
     def check(given: Any) -> Any:
         if isinstance(given, (dict, list)) and len(cast("list[Any]", given)) > most:
@@ -57,7 +58,7 @@ def at_most(most: int) -> BeforeValidator:
 
 
 def _check_parts(given: Any) -> Any:
-    """Messages with their parts, before any of them is looked at."""
+    """Refuse too many messages, or too many parts of all messages, before any of them is validated."""
     if isinstance(given, list):
         if len(turns := cast("list[Any]", given)) > MAX_MESSAGES:
             raise ValueError(f"at most {MAX_MESSAGES} messages are allowed")
@@ -68,7 +69,10 @@ def _check_parts(given: Any) -> Any:
 
 
 def _check_prompt(given: Any) -> Any:
-    """Text or token ids, one prompt or several. Ids are looked at in C: a body holds millions."""
+    """Return one or several prompts, each text or token ids. Raises ValueError for anything else.
+
+    Ids are checked by built-in functions, which run in C, because a body may hold millions.
+    """
     if isinstance(given, str):
         return _check_text(given)
     if not isinstance(given, list):
@@ -87,19 +91,21 @@ def _check_prompt(given: Any) -> Any:
 
 
 def _all_ids(given: list[Any]) -> bool:
+    """Whether a list holds integers only; an empty list does."""
     return set(map(type, given)) <= {int}
 
 
 T = TypeVar("T")
 
 Words = Annotated[str, AfterValidator(_check_text)]
-Many = Annotated[list[T], Field(fail_fast=True)]  # a body holds millions; the first that is wrong is enough
+# A list whose validation stops at the first wrong entry, because a body may hold millions.
+Many = Annotated[list[T], Field(fail_fast=True)]
 Few = at_most(MAX_BIASES)
 Count = Annotated[int, Field(ge=-(2**63), lt=2**64)]
 
 
 def _drop_no_limit(limit: int | None) -> int | None:
-    """llama.cpp, LM Studio and their clients send -1 where they name no limit."""
+    """Return None for -1, which llama.cpp, LM Studio and their clients send for no limit."""
     return None if limit == -1 else limit
 
 
@@ -119,11 +125,13 @@ Prompt = Annotated[
 
 
 class Model(BaseModel):
+    """Base class of bodies: types are strict, and unknown fields are kept for `unknown_fields`."""
+
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=(), allow_inf_nan=False)
 
 
 class Looking(BaseModel):
-    """What tokens attend to, where it is not all before them."""
+    """An attention window: each token attends to the first `sinks` and the last `recent` tokens."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -132,7 +140,7 @@ class Looking(BaseModel):
 
 
 class Leaving(BaseModel):
-    """How keys are pruned, where they are."""
+    """How the KV cache is pruned."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -142,7 +150,10 @@ class Leaving(BaseModel):
 
 
 class Planning(BaseModel):
-    """SpecSoT's own field. branches: tell the plan and every branch, not only the merged answer."""
+    """SpecSoT's own field.
+
+    branches: whether to return the plan and every branch in addition to the answer.
+    """
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -163,17 +174,25 @@ class Planning(BaseModel):
 
 
 class StreamOptions(Model):
+    """What a stream contains in addition to the answer."""
+
     include_usage: bool | None = None
 
 
 class JsonSchema(Model):
-    """`strict` and `name` are tolerated: an answer is always held to its schema."""
+    """A named JSON schema.
+
+    `strict` and `name` are accepted and ignored: answers always follow their schema.
+    """
 
     json_schema: Annotated[dict[str, Any], Field(alias="schema")]
 
 
 class ResponseFormat(Model):
-    """schema: the place where llama.cpp, Together and others have a schema, whichever the type."""
+    """The form of an answer.
+
+    schema: a JSON schema where llama.cpp, Together and others put it, for any type.
+    """
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -181,7 +200,7 @@ class ResponseFormat(Model):
 
 
 class StructuredOutputs(Model):
-    """vLLM's field for the same and more; exactly one of them."""
+    """vLLM's field for the form of an answer, of which exactly one member may be set."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -191,17 +210,21 @@ class StructuredOutputs(Model):
     choice: Annotated[Many[Words] | None, at_most(MAX_CHOICES)] = None
 
 
-# llama.cpp's and Ollama's names for fields of OpenAI's and vLLM's.
+# From the names of llama.cpp and Ollama to those of OpenAI and vLLM.
 OTHER_NAMES: Mapping[str, str] = {
     "n_predict": "max_tokens",
     "num_predict": "max_tokens",
     "repeat_penalty": "repetition_penalty",
 }
-NO_LIMIT = -1  # What llama.cpp and Ollama take for a number of tokens without a limit.
+# Tokens. llama.cpp and Ollama read this number as no limit.
+NO_LIMIT = -1
 
 
 def _read_other_names(given: Any) -> Any:
-    """The body with these fields under our names, unless it has both: then the other name is refused."""
+    """Return the body with OTHER_NAMES replaced by our names.
+
+    If a body has both names of a field, the other name stays, and `refuse_unserved` refuses it.
+    """
     if not isinstance(given, dict):
         return given
     body = cast("dict[str, Any]", given)
@@ -212,7 +235,7 @@ def _read_other_names(given: Any) -> Any:
 
 
 class Asking(Model):
-    """What chat and plain completions have in common."""
+    """The fields that chat and text completions have in common."""
 
     _other_names = model_validator(mode="before")(_read_other_names)
 
@@ -241,7 +264,7 @@ class Asking(Model):
     guided_json: dict[str, Any] | Words | None = None
     guided_regex: Words | None = None
     guided_choice: Annotated[Many[Words] | None, at_most(MAX_CHOICES), Field(examples=[["yes", "no"]])] = None
-    # llama.cpp's, SGLang's and Ollama's names for the same.
+    # Names of llama.cpp, SGLang and Ollama for the form of an answer.
     json_schema: dict[str, Any] | Words | None = None
     regex: Words | None = None
     format: Literal["json", ""] | dict[str, Any] | None = None
@@ -251,37 +274,42 @@ class Asking(Model):
 
     @property
     def granted(self) -> int | None:
-        """Tokens that an answer without a limit gets if they fit; None: as many as Limits says."""
+        """Tokens that an answer without a limit gets if they fit; None for the default of `Limits`."""
         return self._granted
 
     def granting(self, tokens: int) -> Self:
-        """Return a copy without a limit whose answer gets so many tokens, or as many as fit."""
+        """Return a copy of the body without a limit, whose answer gets so many tokens, or as many as fit."""
         copied = self.model_copy(update={"max_tokens": None})
         copied._granted = tokens  # noqa: SLF001 - its own
         return copied
 
 
 class Part(Model):
-    """A piece of a message."""
+    """A part of a message's content."""
 
     type: str
     text: Words | None = None
 
 
 class GivenFunction(Model):
+    """A function that an assistant's turn called, with its arguments as JSON text."""
+
     name: Words
     arguments: Words = ""
 
 
 class PastCall(Model):
-    """What an assistant's turn called; its arguments are JSON."""
+    """A call in an assistant's turn."""
 
     id: Words = ""
     function: GivenFunction
 
 
 class Turn(Model):
-    """A message. name, reasoning_content: only templates that are given tools are told them."""
+    """A message.
+
+    name, reasoning_content: only used if the conversation is rendered with tools or thinking.
+    """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Words | Many[Part] | None = None
@@ -292,7 +320,7 @@ class Turn(Model):
 
 
 class ToolFunction(Model):
-    """A function that may be called. parameters: a JSON schema, to which forced calls are held."""
+    """A function that may be called. parameters: a JSON schema, which forced calls always follow."""
 
     name: Annotated[str, Field(pattern=r"^[\w.-]{1,64}$")]
     description: Words | None = None
@@ -300,15 +328,21 @@ class ToolFunction(Model):
 
 
 class OfferedTool(Model):
+    """A tool that the answer may call."""
+
     type: Literal["function"]
     function: ToolFunction
 
 
 class ToolName(Model):
+    """The name of an offered function."""
+
     name: Words
 
 
 class NamedTool(Model):
+    """The function that the answer must call."""
+
     type: Literal["function"]
     function: ToolName
 
@@ -342,25 +376,26 @@ class ChatBody(Asking):
 
 
 class CompletionBody(Asking):
-    """POST /v1/completions. A prompt is text or token ids; several are answered side by side."""
+    """POST /v1/completions. A prompt is text or token ids; several prompts are answered at the same time."""
 
     prompt: Prompt
     logprobs: Count | None = None
     echo: bool | None = None
 
 
-# Fields of other servers that say what an answer must look like or how long it may be, with values that say
-# nothing. What to use instead stands in _INSTEAD.
+# Fields of other servers for the form or the length of an answer, with the values that change nothing and are
+# accepted. _INSTEAD names the fields to use instead.
 UNSERVED_FORMS: Mapping[str, tuple[Any, ...]] = {
     "ebnf": ("",),
     "grammar": ("",),
     "guided_grammar": (),
     "guided_json_object": (False,),
-    **dict.fromkeys(OTHER_NAMES, ()),  # Beside our own names.
+    # These remain in a body only if it also has our own names (`_read_other_names`).
+    **dict.fromkeys(OTHER_NAMES, ()),
     "prefix": (False, ""),
     "structural_tag": (),
 }
-# Fields of chat completions that other endpoints have under names of their own.
+# Fields of chat completions for which other endpoints have their own names.
 FOREIGN_FORMS: Mapping[str, tuple[Any, ...]] = {
     **UNSERVED_FORMS,
     **dict.fromkeys(("json_schema", "regex", "response_format", "structured_outputs"), ()),
@@ -375,7 +410,7 @@ _INSTEAD: Mapping[str, str] = {
     **OTHER_NAMES,
 }
 
-# What is known, and not served: with what a caller may spell out because it is what happens anyway.
+# Fields that are known but not served, with the values that change nothing and are therefore accepted.
 UNSERVED: Mapping[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
     "allowed_token_ids": ([],),
@@ -408,12 +443,12 @@ UNSERVED: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-# By which of them a caller says that the others are not to be used.
+# From an unserved field to the field that turns it off with the value "none".
 _SWITCHES = {"functions": "function_call"}
 
 
 def refuse_unserved(body: BaseModel) -> None:
-    """Raises InvalidRequest for a field that asks for something that is not done here."""
+    """Raises InvalidRequest for a field that asks for something that is not served."""
     given = body.model_extra or {}
     for name, idle in UNSERVED.items():
         value = given.get(name)
@@ -428,7 +463,10 @@ def refuse_unserved(body: BaseModel) -> None:
 
 
 def refuse_foreign_forms(body: BaseModel, instead: str) -> None:
-    """Raises InvalidRequest for a form of chat completions in a body of another API, which has `instead`."""
+    """Raises InvalidRequest for a form's field of chat completions in a body of another API.
+
+    instead: the field that this API has for the form of an answer.
+    """
     for name, idle in FOREIGN_FORMS.items():
         value = (body.model_extra or {}).get(name)
         if value is not None and value not in idle:

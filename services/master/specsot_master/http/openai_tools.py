@@ -1,6 +1,7 @@
-"""Function calling: conversations with tools as prompts, and what a model writes as calls.
+"""Function calling: renders conversations with tools as prompts, and reads a model's text as calls.
 
-Such a request is rendered here, to token ids, and answered directly: tools never plan.
+A request with tools is rendered and tokenized here, and answered directly: answers with tools are never
+planned.
 """
 
 from __future__ import annotations
@@ -34,15 +35,19 @@ from specsot_master.http.openai_requests import (
 from specsot_master.http.openai_schemas import ChatBody, NamedTool, Turn
 from specsot_master.text import Text
 
-MOST_CALLS = 16  # calls of an answer that must call: a small model might go on for ever
+# Calls of one answer that must call functions; without a bound, a small model might never stop. Untuned.
+MOST_CALLS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
     """How the answers to one request are read.
 
-    form: how the model writes calls. functions: those that are offered, by name, with the schemas of their
-    arguments. named: the one function that must be called. required: any function must be called.
+    form: How the model writes calls.
+    functions: The offered functions by name, with the JSON schemas of their arguments.
+    named: The one function that must be called, or None.
+    required: Whether some function must be called.
+    parallel: Whether one answer may call several functions.
     """
 
     form: CallForm
@@ -52,6 +57,7 @@ class ToolUse:
     parallel: bool = True
 
     def reader(self) -> ToolReader | HarmonyReader:
+        """Return a new reader that separates calls from text in one answer."""
         if self.is_forced:
             return ForcedReader(self.functions, self.named)
         return (
@@ -60,11 +66,12 @@ class ToolUse:
 
     @property
     def is_forced(self) -> bool:
+        """Whether the answer must call a function."""
         return self.required or self.named is not None
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What forced calls are not held to."""
+        """Warnings about parts of argument schemas that forced calls are not held to."""
         if not self.is_forced:
             return ()
         schemas = {name: schema for name, schema in self.functions.items() if self.named in (None, name)}
@@ -73,21 +80,26 @@ class ToolUse:
 
     @property
     def head(self) -> str:
-        """The text with which the prompt ends: of a named function, its call up to the arguments."""
+        """The text with which the prompt ends: a named function's call up to its arguments, else empty."""
         return "" if self.named is None else self.form.forced_head(self.named)
 
 
 def uses_tools(body: ChatBody) -> bool:
-    """It offers some, or a turn of the past used some."""
+    """Whether a body offers tools, or an earlier turn of the conversation used some."""
     return offers_tools(body) or any(turn.tool_calls or turn.role == "tool" for turn in body.messages)
 
 
 def offers_tools(body: ChatBody) -> bool:
+    """Whether the answer may call tools."""
     return bool(body.tools) and body.tool_choice != "none"
 
 
 def tool_use(body: ChatBody, text: Text) -> ToolUse | None:
-    """None where no tool may be called. Raises InvalidRequest."""
+    """Return how the answers of a body are read, or None if no tool may be called.
+
+    Raises InvalidRequest for a choice of tools that is impossible, for tools together with an answer's form,
+    and if it is not known how this model writes calls.
+    """
     must = isinstance(body.tool_choice, NamedTool) or body.tool_choice == "required"
     if must and not body.tools:
         raise InvalidRequest("tool_choice needs tools", "tool_choice")
@@ -114,7 +126,11 @@ def tool_use(body: ChatBody, text: Text) -> ToolUse | None:
 
 
 def tool_asks(body: ChatBody, use: ToolUse | None, mode: Mode, text: Text, positions: int) -> list[Ask]:
-    """mode: where the body names none. Raises InvalidRequest."""
+    """Return the requests of a body whose conversation has tools, with prompts in tokens.
+
+    Forced calls are constrained by a JSON schema. mode: as for `chat_asks`; positions: the model's context.
+    Raises InvalidRequest.
+    """
     shared: dict[str, Any] = common_fields(body, mode)
     if body.specsot and body.specsot.mode == "sot":
         raise InvalidRequest("tools: mode sot plans, and a plan calls no tools", "tools")
@@ -142,9 +158,10 @@ def render(
     thinks: bool = False,
     effort: str | None = None,
 ) -> str:
-    """Through the model's template; in words, where that has no place for tools. thinks, effort: see Text.
+    """Render a conversation with tools by the model's chat template.
 
-    Raises InvalidRequest.
+    If the template has no place for tools, they are described in words. thinks, effort: see
+    `Text.render_turns`. Raises InvalidRequest.
     """
     told = [_told(turn, f"messages.{n}") for n, turn in enumerate(turns)]
     if text.has_tools:
@@ -154,12 +171,13 @@ def render(
 
 
 def functions_of(body: ChatBody) -> list[dict[str, Any]]:
+    """Return the functions that the answer may call, as JSON objects."""
     offered = (body.tools or ()) if offers_tools(body) else ()
     return [one.function.model_dump(exclude_none=True) for one in offered]
 
 
 def _told(turn: Turn, field: str) -> dict[str, Any]:
-    """A turn as templates expect it: arguments of calls are values."""
+    """Return a turn as chat templates expect it, with arguments of calls as values, not as JSON text."""
     told: dict[str, Any] = {"role": "system" if turn.role == "developer" else turn.role}
     told["content"] = text_of(turn, f"{field}.content")
     if turn.name:
@@ -184,7 +202,7 @@ def _told(turn: Turn, field: str) -> dict[str, Any]:
 
 
 def _with_arguments(turns: list[Json], form: CallForm | None) -> list[Json]:
-    """The turns, with arguments of past calls as text if the template wants them so."""
+    """Return the turns, with arguments of earlier calls as JSON text if the template expects text."""
     if form is None or not form.arguments_as_text:
         return turns
     for call in (call for turn in turns for call in turn.get("tool_calls", ())):
@@ -193,7 +211,11 @@ def _with_arguments(turns: list[Json], form: CallForm | None) -> list[Json]:
 
 
 def _in_words(told: list[dict[str, Any]], functions: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Hermes' words in the texts of turns; answers of tools become the user's."""
+    """Return the turns with tools and calls described in their texts, in the words of the Hermes models.
+
+    The tools are appended to the system turn, and results of tools become user turns. Consecutive user turns
+    are joined.
+    """
     turns: list[dict[str, Any]] = []
     if functions:
         system = told.pop(0)["content"] if told[0]["role"] == "system" else ""
@@ -215,7 +237,11 @@ def _in_words(told: list[dict[str, Any]], functions: list[dict[str, Any]]) -> li
 
 @dataclass(slots=True)
 class ToolAnswer:
-    """One answer as it is told: what it calls, and its content."""
+    """Separates the calls of one answer from its content, as the answer is written to the client.
+
+    use: How the answer is read.
+    reader: The reader that keeps the state of this answer.
+    """
 
     use: ToolUse
     reader: ToolReader | HarmonyReader = field(init=False)
@@ -224,17 +250,19 @@ class ToolAnswer:
         self.reader = self.use.reader()
 
     def tell(self, piece: ChoiceDelta) -> ChoiceDelta:
+        """Return a piece of a streamed answer with its calls separated from its text."""
         content, calls = self.reader.feed(piece.text, last=piece.reason is not None)
         told = tuple(map(self._told, calls))
         thought = piece.thought + self.reader.thought
         return replace(piece, text=content, thought=thought, calls=told, reason=self.reason(piece.reason))
 
     def reason(self, reason: str | None) -> str | None:
-        """OpenAI's: a function that was named ends with "stop"."""
+        """Return OpenAI's finish reason: "tool_calls" after calls, but "stop" after a named function."""
         called = self.reader.calls and self.use.named is None
         return "tool_calls" if reason == "stop" and called else reason
 
     def whole(self, choice: dict[str, Any]) -> dict[str, Any]:
+        """Return a complete choice with its calls separated from its content."""
         content, deltas = self.reader.feed(choice["message"]["content"], last=True)
         calls: list[dict[str, Any]] = []
         for one in map(self._told, deltas):
@@ -249,8 +277,10 @@ class ToolAnswer:
         return choice | {"message": message, "finish_reason": self.reason(choice["finish_reason"])}
 
     def _told(self, one: CallDelta) -> dict[str, Any]:
+        """Return a part of a call in OpenAI's format; the first part of a call has an id and the name."""
         if one.name is None:
             return {"index": one.index, "function": {"arguments": one.arguments}}
-        id = secrets.token_hex(8)[:9]  # nine letters or digits: Mistral's templates want them so
+        # Mistral's chat templates require ids of nine letters or digits.
+        id = secrets.token_hex(8)[:9]
         function = {"name": one.name, "arguments": one.arguments}
         return {"index": one.index, "id": id, "type": "function", "function": function}

@@ -1,4 +1,4 @@
-"""POST /v1/responses: OpenAI's Responses as chat completions, for agents. Nothing is kept between calls."""
+"""Serves OpenAI's /v1/responses for agents, by chat completions; nothing is stored between calls."""
 
 from __future__ import annotations
 
@@ -42,16 +42,20 @@ Items = Annotated[Many[Json], at_most(MAX_MESSAGES)]
 
 
 class ResponseReasoning(Model):
+    """How much the model thinks."""
+
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
 
 
 class ResponseText(Model):
+    """The form of the answer's text."""
+
     format: Json | None = None
     verbosity: Literal["medium"] | None = None
 
 
 def _check_included(given: list[str] | None) -> list[str] | None:
-    """What else may be included belongs to tools of OpenAI's, or is there anyway."""
+    """Refuse log probabilities; other values concern OpenAI's own tools, or are included anyway."""
     if given and (name := "message.output_text.logprobs") in given:
         raise ValueError(f"{name} is not served here: leave it out")
     return given
@@ -77,7 +81,7 @@ class ResponsesBody(Model):
     specsot: Annotated[Planning | None, Few] = None
 
 
-# What is known, and not served: with what a caller may spell out because it is what happens anyway.
+# Fields that are known but not served, with the values that change nothing and are therefore accepted.
 _IDLE: Mapping[str, tuple[Any, ...]] = {
     "background": (False,),
     "conversation": (),
@@ -88,17 +92,19 @@ _IDLE: Mapping[str, tuple[Any, ...]] = {
 }
 _WORDS = {"prompt": "input", "messages": "input", "max_new_tokens": "max_output_tokens", "tokens": "input"}
 _CHAT_WORDS = dict.fromkeys(("max_tokens", "max_completion_tokens"), "max_output_tokens")
-# Of tools that OpenAI's servers run agents always offer this one, and a model that is not told of it never
-# wants it; of others a caller expects something.
+# Tools of OpenAI's servers that agents always offer. They are ignored, and a model that does not know of them
+# never calls them. Other tools of OpenAI's servers are refused, because a caller who offers them relies on
+# them.
 _UNOFFERED = ("web_search", "web_search_preview")
 
 
 def responses_routes(context: HttpContext) -> APIRouter:
+    """Return the route of OpenAI's Responses."""
     router = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=JsonRoute)
 
     @router.post("/responses", responses=documented(ResponseObject, stream=True), openapi_extra=CALLERS)
     async def respond(request: Request, body: ResponsesBody) -> Response:
-        """An answer to a conversation as items, whole or as server-sent events."""
+        """Answer a conversation in items, as one object or as server-sent events."""
         turns, places = turns_of(body)
         with naming_turns(places):
             chat = chat_of(body, turns, context)
@@ -116,7 +122,7 @@ def responses_routes(context: HttpContext) -> APIRouter:
 
 
 def chat_of(body: ResponsesBody, turns: list[Json], context: HttpContext) -> ChatBody:
-    """The same as a chat completion. Raises InvalidRequest."""
+    """Return the body of the chat completion that answers these turns. Raises InvalidRequest."""
     given = body.model_extra or {}
     for name, idle in _IDLE.items():
         if (value := given.get(name)) is not None and value not in idle:
@@ -142,7 +148,10 @@ def chat_of(body: ResponsesBody, turns: list[Json], context: HttpContext) -> Cha
 
 
 def functions_in(body: ResponsesBody) -> list[tuple[str, Json]]:
-    """Every function, with its namespace if it has one. Raises InvalidRequest for other tools."""
+    """Return (namespace, function) for every offered function; the namespace is "" if there is none.
+
+    Raises InvalidRequest for tools that are not functions, except those in _UNOFFERED.
+    """
     found: list[tuple[str, Json]] = []
     for n, tool in enumerate(body.tools or ()):
         space = str(tool.get("name", "")) if tool.get("type") == "namespace" else ""
@@ -157,11 +166,13 @@ def functions_in(body: ResponsesBody) -> list[tuple[str, Json]]:
 
 
 def joined(space: str, function: Json) -> str:
+    """Return a function's name, preceded by its namespace and a dot if it has one."""
     name = str(function.get("name", ""))
     return f"{space}.{name}" if space else name
 
 
 def chat_tool(function: Json, name: str) -> Json:
+    """Return a function in the format of chat completions, under this name."""
     about = {part: function[part] for part in _FUNCTION if function.get(part) is not None}
     return {"type": "function", "function": {"name": name, **about}}
 
@@ -170,13 +181,14 @@ _FUNCTION = ("description", "parameters")
 
 
 def chat_choice(choice: Any) -> Any:
+    """Return a tool_choice in the format of chat completions."""
     if isinstance(choice, dict) and choice.get("type") == "function":
         return {"type": "function", "function": {"name": choice.get("name")}}
     return choice
 
 
 def chat_format(text: ResponseText | None) -> Json | None:
-    """Raises InvalidRequest."""
+    """Return the form of the answer's text as a response_format of chat completions, or None."""
     form = text.format if text else None
     if not form or form.get("type") != "json_schema":
         return form
@@ -184,8 +196,14 @@ def chat_format(text: ResponseText | None) -> Json | None:
 
 
 def turns_of(body: ResponsesBody) -> tuple[list[Json], list[str]]:
-    """Items as turns: calls go to the assistant's turn before them. Also, for each turn, where its first item
-    is in the body. Raises InvalidRequest.
+    """Return the turns of a chat, and for each turn the part of the body in which it begins.
+
+    Function calls belong to the assistant's turn before them; consecutive system or user items become one
+    turn:
+    # input [user "a", user "b", assistant "c", function_call, function_call_output]
+    # -> turns [user "a\\n\\nb", assistant "c" with the call, tool], places ["input.0", "input.2", "input.4"]
+
+    Raises InvalidRequest.
     """
     turns: list[Json] = [{"role": "system", "content": body.instructions}] if body.instructions else []
     places = ["instructions"] * len(turns)
@@ -198,6 +216,10 @@ def turns_of(body: ResponsesBody) -> tuple[list[Json], list[str]]:
 
 
 def _add_item(turns: list[Json], item: Json, field: str) -> None:
+    """Append an item to the last turn, or as a new turn.
+
+    Raises InvalidRequest for items that are not served.
+    """
     match item.get("type", "message"):
         case "message":
             content = text_in(item.get("content"), ("input_text", "output_text", "text"), f"{field}.content")
@@ -215,13 +237,16 @@ def _add_item(turns: list[Json], item: Json, field: str) -> None:
             said = text_in(item.get("output"), ("input_text", "output_text", "text"), f"{field}.output")
             turns.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": said})
         case "reasoning":
-            pass  # templates leave out what was thought in earlier turns
+            pass  # Chat templates leave out the thinking of earlier turns.
         case kind:
             raise InvalidRequest(f"{field}: items of type {kind} are not served here", field)
 
 
 def _add_words(turns: list[Json], role: Any, content: str) -> None:
-    """Agents send several system and user items in a row; templates want one turn."""
+    """Append text to the turns; consecutive system or user items are joined.
+
+    Agents send several of them in a row, but chat templates expect alternating turns.
+    """
     role = "system" if role == "developer" else role
     if turns and turns[-1]["role"] == role and role in ("system", "user"):
         turns[-1]["content"] += f"\n\n{content}"
@@ -230,6 +255,7 @@ def _add_words(turns: list[Json], role: Any, content: str) -> None:
 
 
 def head_of(body: ResponsesBody, context: HttpContext, id: str) -> Json:
+    """Return the members of a response object that repeat the request."""
     return {
         "id": id,
         "object": "response",

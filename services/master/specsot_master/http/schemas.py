@@ -12,7 +12,10 @@ FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 
 
 class Fault(BaseModel):
-    """In OpenAI's shape. param: the field that is wrong. plan: where a plan had no valid line, its text."""
+    """An error in OpenAI's format. param: the wrong field.
+
+    plan: the text of a plan without any valid line.
+    """
 
     message: str
     type: str
@@ -22,15 +25,19 @@ class Fault(BaseModel):
 
 
 class Refused(BaseModel):
+    """The body of an error response."""
+
     error: Fault
 
 
 class CachedTokens(BaseModel):
+    """Prompt tokens whose KV was in the ring already."""
+
     cached_tokens: int
 
 
 class WrittenTokens(BaseModel):
-    """Parts of completion_tokens. reasoning_tokens: thinking and the plan, what no content shows."""
+    """Parts of completion_tokens. reasoning_tokens: thinking and the plan, which are not in the content."""
 
     reasoning_tokens: int
     plan_tokens: int
@@ -38,8 +45,10 @@ class WrittenTokens(BaseModel):
 
 
 class Usage(BaseModel):
-    """prompt_tokens: of the messages, without what the model is told to plan. completion_tokens: all that was
-    written, as max_tokens bounds it.
+    """The number of tokens of a call.
+
+    prompt_tokens: tokens of the messages, without the instructions for a plan. completion_tokens: all
+    generated tokens, which max_tokens bounds.
     """
 
     prompt_tokens: int
@@ -50,7 +59,7 @@ class Usage(BaseModel):
 
 
 class Branch(BaseModel):
-    """A point of the plan, and what was written of it."""
+    """A point of the plan, with its text."""
 
     id: int
     length: int
@@ -63,9 +72,10 @@ class Branch(BaseModel):
 
 
 class Planned(BaseModel):
-    """For those who sent a `specsot` field; skeleton and branches for those who asked for branches.
+    """How the answer was made, for requests with a `specsot` field.
 
-    forecast: seconds of either way, as foreseen before the first token; none before anything was measured.
+    skeleton, branches: only if branches were asked for. forecast: the predicted seconds of a direct and of a
+    planned answer, before the first token; absent before anything was measured.
     """
 
     mode: str
@@ -78,33 +88,46 @@ class Planned(BaseModel):
 
 
 class Candidate(BaseModel):
+    """A token with its log probability and its bytes."""
+
     token: str
     logprob: float
     bytes: list[int]
 
 
 class ChosenToken(Candidate):
+    """A generated token with the most probable tokens at its place."""
+
     top_logprobs: list[Candidate]
 
 
 class ChatLogprobs(BaseModel):
+    """Log probabilities of a chat answer, one entry per token."""
+
     content: list[ChosenToken]
     refusal: None
 
 
 class CalledFunction(BaseModel):
+    """A called function, with its arguments as JSON text."""
+
     name: str
     arguments: str
 
 
 class ToolCall(BaseModel):
+    """A call in an answer."""
+
     id: str
     type: Literal["function"]
     function: CalledFunction
 
 
 class Said(BaseModel):
-    """reasoning_content: what the model thought, and the plan where the model's name asked for one."""
+    """The message of an answer.
+
+    reasoning_content: thinking, and the plan if the model's name asked for one.
+    """
 
     role: Literal["assistant"]
     content: str | None
@@ -114,6 +137,8 @@ class Said(BaseModel):
 
 
 class Choice(BaseModel):
+    """One answer of a call."""
+
     index: int
     finish_reason: FinishReason
     stop_reason: str | int | None
@@ -121,12 +146,14 @@ class Choice(BaseModel):
 
 
 class ChatChoice(Choice):
+    """One answer of a chat completion."""
+
     message: Said
     logprobs: ChatLogprobs | None
 
 
 class TextLogprobs(BaseModel):
-    """Four lists, one entry a token; null for the first one of an echoed prompt."""
+    """Four lists with one entry per token; the entry of an echoed prompt's first token is null."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -135,12 +162,14 @@ class TextLogprobs(BaseModel):
 
 
 class TextChoice(Choice):
+    """One answer of a text completion."""
+
     text: str
     logprobs: TextLogprobs | None
 
 
 class Answered(BaseModel):
-    """warnings: what of the request the answer is not held to; present only if there is something to tell."""
+    """Members of all completions. warnings: parts of the request that the answer is not held to, if any."""
 
     id: str
     created: int
@@ -151,17 +180,21 @@ class Answered(BaseModel):
 
 
 class ChatCompletion(Answered):
+    """POST /v1/chat/completions"""
+
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
 
 
 class Completion(Answered):
+    """POST /v1/completions"""
+
     object: Literal["text_completion"]
     choices: list[TextChoice]
 
 
 class ResponseObject(BaseModel):
-    """POST /v1/responses. output: thoughts, messages and calls of functions, as OpenAI's items."""
+    """POST /v1/responses. output: OpenAI's items for thinking, messages and function calls."""
 
     id: str
     object: Literal["response"]
@@ -176,6 +209,8 @@ class ResponseObject(BaseModel):
 
 
 class ClaudeUsage(BaseModel):
+    """The number of tokens of a call, in Anthropic's format."""
+
     input_tokens: int
     cache_read_input_tokens: int
     cache_creation_input_tokens: int
@@ -183,7 +218,7 @@ class ClaudeUsage(BaseModel):
 
 
 class MessageObject(BaseModel):
-    """POST /v1/messages. content: thoughts, texts and uses of tools, as Anthropic's blocks."""
+    """POST /v1/messages. content: Anthropic's blocks for thinking, texts and tool calls."""
 
     id: str
     type: Literal["message"]
@@ -203,6 +238,8 @@ class CountedTokens(BaseModel):
 
 
 class ModelCard(BaseModel):
+    """A listed model, in the format of OpenAI and vLLM."""
+
     id: str
     object: Literal["model"]
     created: int
@@ -213,12 +250,14 @@ class ModelCard(BaseModel):
 
 
 class ModelList(BaseModel):
+    """GET /v1/models"""
+
     object: Literal["list"]
     data: list[ModelCard]
 
 
 class Generated(BaseModel):
-    """POST /generate. stats: the figures of `Statistics`, and `finish_reason`."""
+    """POST /generate. stats: the members of `Statistics`, and `finish_reason`."""
 
     text: str
     tokens: int
@@ -228,6 +267,8 @@ class Generated(BaseModel):
 
 
 class Health(BaseModel):
+    """GET /health"""
+
     status: Literal["healthy", "waiting", "stuck", "leaving"]
     model_loaded: bool
     gpu_memory_mb: float
@@ -243,6 +284,8 @@ class Served(BaseModel):
 
 
 class Version(BaseModel):
+    """GET /version"""
+
     version: str
 
 
@@ -278,6 +321,10 @@ CALLERS: dict[str, Any] = {
 
 
 def documented(model: type[BaseModel], *statuses: int, stream: bool = False) -> Document:
-    """What an endpoint answers with these statuses, or 200."""
+    """Return the API document's description of an endpoint's responses.
+
+    model: the schema of the response. statuses: HTTP statuses with this response, or none for 200. stream:
+    whether the response may also be a stream of server-sent events.
+    """
     answer: dict[str, Any] = {"model": model} | ({"content": STREAM} if stream else {})
     return dict.fromkeys(statuses or (200,), answer)

@@ -1,4 +1,4 @@
-"""The HTTP server: uvicorn in the master's event loop, with limits on heads and on stalled connections."""
+"""Serves HTTP by uvicorn in the master's event loop, with limits on heads and on stalled connections."""
 
 from __future__ import annotations
 
@@ -24,10 +24,14 @@ from specsot.transport.security import PLAIN, Tls, secured_context
 from specsot_master.http.calls import STALL_SECONDS
 from specsot_master.http.errors import refusal
 
-HEADER_BYTES = 32 << 10  # bytes of a request's head; not measured
-HEADER_SECONDS = 15.0  # seconds for the head of every request, the first one's from connecting; not measured
-IDLE_SECONDS = 30  # seconds that a connection may wait for its next request; not measured
-MAX_CONNECTIONS = 1024  # connections at a time; not measured
+# Bytes of a request's head. Untuned.
+HEADER_BYTES = 32 << 10
+# Seconds within which the head of a request must arrive; the first one's count from connecting. Untuned.
+HEADER_SECONDS = 15.0
+# Seconds for which a connection may wait for its next request. Untuned.
+IDLE_SECONDS = 30
+# Connections at the same time. Untuned.
+MAX_CONNECTIONS = 1024
 
 _CLOSE = {"connection": "close"}
 _NOSNIFF = (b"x-content-type-options", b"nosniff")
@@ -40,7 +44,10 @@ _WORDS = {
 
 
 class HttpDoor:
-    """A server that is open. `port` is the real one."""
+    """A running HTTP server.
+
+    The attribute `port` is the port that the system assigned, if port 0 was asked for.
+    """
 
     def __init__(self, server: _EmbeddedServer, serving: asyncio.Task[None], port: int) -> None:
         self._server = server
@@ -48,16 +55,17 @@ class HttpDoor:
         self.port = port
 
     async def close(self, grace: float) -> None:
-        """No new connections; answers under way have `grace` seconds, then they are cancelled."""
+        """Accept no further connections; cancel responses that are not complete within `grace` seconds."""
         self._server.config.timeout_graceful_shutdown = grace  # pyrefly: ignore[bad-assignment]
         self._server.should_exit = True
         await self._serving
 
 
 async def open_http_door(listen: str, app: ASGIApp, tls: Tls = PLAIN) -> HttpDoor:
-    """Serve at host:port.
+    """Serve an application at host:port.
 
-    Raises, in one line, Unavailable when the address cannot be had, InvalidRequest for bad certificates.
+    Raises Unavailable if the address cannot be used, and InvalidRequest for bad certificates; both with one
+    line.
     """
     secured = secured_context(tls)
     listener = _bind(listen)
@@ -70,16 +78,20 @@ async def open_http_door(listen: str, app: ASGIApp, tls: Tls = PLAIN) -> HttpDoo
 
 
 class _EmbeddedServer(uvicorn.Server):
-    """Signals belong to the process, not to one of its doors."""
+    """A uvicorn server that leaves signals to the process, which has further servers."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
+        """Handle no signals."""
         yield
 
 
 class HeadCheck:
-    """Heads of another HTTP, too long ones, and those that say two things about their body's length are
-    refused; HEAD is GET without the body, which the server leaves out; no browser guesses what an answer is.
+    """Middleware that refuses invalid heads of requests.
+
+    Refused are other versions of HTTP, too large heads, and heads with two lengths of the body. A HEAD
+    request is passed on as GET; uvicorn omits the body of the response. Every response forbids browsers to
+    guess its media type.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -101,8 +113,10 @@ _ABSOLUTE = re.compile(rb"https?://([^/]*)(.*)", re.IGNORECASE)
 
 
 def _in_origin_form(scope: Scope) -> Scope:
-    """A request line may name the server, which then counts instead of Host (RFC 9112, 3.2.2); uvicorn
-    takes all of it for the path.
+    """Split the absolute URL of a request line into path and Host header. Return other scopes as they are.
+
+    The URL's host replaces the Host header (RFC 9112, 3.2.2). uvicorn takes the whole URL for the path:
+    # "GET http://a.example/v1/models", Host b -> path "/v1/models", Host a.example
     """
     found = _ABSOLUTE.fullmatch(scope["raw_path"])
     if not found:
@@ -115,7 +129,10 @@ def _in_origin_form(scope: Scope) -> Scope:
 
 
 def _refused_head(scope: Scope) -> Response | None:
-    """What is wrong with a head. By two lengths one request is hidden in another (RFC 9112, 6.1)."""
+    """Return the response that refuses a head, or None for a valid one.
+
+    Two lengths of the body are refused because they let one request hide in another (RFC 9112, 6.1).
+    """
     headers: list[tuple[bytes, bytes]] = scope["headers"]
     size = len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(a) + len(b) + 4 for a, b in headers)
     if scope["http_version"] not in ("1.0", "1.1"):
@@ -128,6 +145,8 @@ def _refused_head(scope: Scope) -> Response | None:
 
 
 def _sniffless(send: Send) -> Send:
+    """Return a `send` that adds the header `x-content-type-options: nosniff` to responses."""
+
     async def send_on(message: Message) -> None:
         if message["type"] == "http.response.start":
             others = [pair for pair in message.get("headers", ()) if pair[0] != _NOSNIFF[0]]
@@ -138,37 +157,46 @@ def _sniffless(send: Send) -> Send:
 
 
 class _TimedConnection(H11Protocol):
-    """Cuts connections whose client owes us the rest of a head, or of a body that nobody waits for, and those
-    whose client takes no byte any more.
+    """A connection that is cut if its client stalls.
+
+    The client stalls if the rest of a head does not arrive, or the rest of a body after its response is
+    complete, or if the client no longer reads. The first two have HEADER_SECONDS; the kernel watches the
+    third.
     """
 
+    # The timer that cuts the connection; set while the client owes the rest of a head or body.
     _owing: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
+        """Begin to wait for the first head."""
         super().connection_made(transport)
         _limit_stalls(transport.get_extra_info("socket"))
         self._watch(True)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the timer."""
         self._watch(False)
         super().connection_lost(exc)
 
     def handle_events(self) -> None:
+        """Handle what has arrived, then start or stop the timer."""
         super().handle_events()
         self._watch(self._owed())
 
     def on_response_complete(self) -> None:
+        """Continue after a response, then start or stop the timer."""
         super().on_response_complete()
         self._watch(self._owed())
 
     def _owed(self) -> bool:
+        """Whether the client owes the rest of a head, or of a body whose response is complete."""
         ours, theirs = self.conn.our_state, self.conn.their_state
         if theirs is h11.IDLE:
             return bool(self.conn.trailing_data[0])
         return theirs is h11.SEND_BODY and ours in (h11.DONE, h11.MUST_CLOSE)
 
     def _watch(self, owed: bool) -> None:
-        """One timer for all of a head, however slowly it comes."""
+        """Start the timer if the client owes something, else stop it; arriving bytes do not restart it."""
         if owed and self._owing is None:
             self._owing = self.loop.call_later(HEADER_SECONDS, self.transport.abort)
         elif not owed and self._owing is not None:
@@ -176,8 +204,9 @@ class _TimedConnection(H11Protocol):
             self._owing = None
 
     def send_400_response(self, msg: str) -> None:
-        """What the parser refuses, in the shape of everything that is refused here. It is called where the
-        parser's error is being handled; that knows the status.
+        """Answer what the parser refuses, in the same format as all other errors.
+
+        uvicorn calls this method while it handles the parser's error, from which the status is taken.
         """
         status = getattr(sys.exception(), "error_status_hint", 400)
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
@@ -189,10 +218,12 @@ class _TimedConnection(H11Protocol):
         self.transport.close()
 
     def _write(self, event: h11.Event) -> None:
+        """Send an event of the HTTP protocol."""
         self.transport.write(self.conn.send(event) or b"")
 
 
 def _settings(app: ASGIApp) -> uvicorn.Config:
+    """Return uvicorn's settings; the process's own log takes the place of uvicorn's."""
     return uvicorn.Config(
         app,
         loop="none",
@@ -200,7 +231,7 @@ def _settings(app: ASGIApp) -> uvicorn.Config:
         ws="none",
         lifespan="off",
         log_config=None,
-        log_level="critical",  # what matters is told through the process's own log
+        log_level="critical",
         access_log=False,
         server_header=False,
         proxy_headers=False,
@@ -212,6 +243,7 @@ def _settings(app: ASGIApp) -> uvicorn.Config:
 
 
 def _bind(listen: str) -> socket.socket:
+    """Return a listening socket at host:port. Raises Unavailable."""
     host, port = split_address(listen)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -227,6 +259,6 @@ def _bind(listen: str) -> socket.socket:
 
 
 def _limit_stalls(connection: socket.socket) -> None:
-    """Let the kernel end what a stalled client leaves behind, where it can."""
+    """Let the kernel end the connection if sent bytes stay unacknowledged for STALL_SECONDS, where it can."""
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STALL_SECONDS * 1000))

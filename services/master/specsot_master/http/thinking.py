@@ -1,9 +1,9 @@
-"""Models that think before they answer: whether they do, for how long, and the answer that follows.
+"""Lets models think before they answer: decides whether and how long, and requests the answer that follows.
 
-Thinking is a request of its own, which ends at the tag behind it. The answer is a second one, whose prompt
-holds what was thought: with the same tokens, seed and positions it is what the model would have written in
-one go, held to a form, a function or a limit from its first token on. A plan's turns read the conclusion in
-their system words.
+Thinking is a request of its own, which ends at the closing tag. The answer is a second request, whose prompt
+contains the thinking. With the same tokens, seed and positions, the model writes what it would have written
+in one go, but the answer can be held to a form, a function or a limit from its first token on. The turns of a
+plan read the end of the thinking in their system turn instead.
 """
 
 from __future__ import annotations
@@ -27,19 +27,27 @@ from specsot_master.http.openai_tools import ToolUse, functions_of, render
 from specsot_master.master import RequestCounter
 from specsot_master.text import Text
 
-# Tokens of thinking by `reasoning_effort`, at most, where the template does not read it; above, as many as
-# the answer may have. Not measured.
+# Tokens. The maximum length of thinking by `reasoning_effort`, for templates that do not use it. For higher
+# efforts, thinking may have as many tokens as the answer. Untuned.
 MOST_BY_EFFORT = {"minimal": 256, "low": 1024, "medium": 4096}
 EFFORT = "reasoning_effort"
-MOST_NOTES = 2000  # characters of thinking, its last ones, that a plan's turns read; not measured
+# Characters. The end of the thinking that the turns of a plan read. Untuned.
+MOST_NOTES = 2000
+# Introduces the end of the thinking in the system turn of a plan.
 NOTES = "You have thought about the question. Your conclusions:"
 
 
 @dataclass(frozen=True, slots=True)
 class ThinkFirst:
-    """prompt: up to where thinking begins. most: tokens of it; None: as many as the answer may have.
-    head: how the answer begins. shown: the caller wants to read it. forks: what is thought may fork, and the
-    answer is one sequence.
+    """How a model thinks before it answers.
+
+    prompt: The prompt in tokens, up to where thinking begins.
+    most: The maximum number of tokens of thinking; None for as many as the answer may have.
+    text: The model's tokenizer.
+    style: The tags around thinking.
+    head: The text with which the answer begins.
+    shown: Whether the caller receives the thinking.
+    forks: Whether the thinking may fork into threads; then the answer is a single sequence.
     """
 
     prompt: tuple[int, ...]
@@ -51,7 +59,11 @@ class ThinkFirst:
     forks: bool = False
 
     def first(self, ask: Ask) -> Ask:
-        """The request that thinks. Half is kept for a plan or a form, which are refused below a length."""
+        """Return the request that thinks.
+
+        If the answer is a plan or has a form, half of its tokens are reserved for it, because plans and forms
+        are refused below a minimum length.
+        """
         free = self.forks or (ask.mode == "direct" and not ask.form)
         least = ask.limits.new_tokens if free else ask.limits.new_tokens // 2
         most = min(least, ask.limits.new_tokens if self.most is None else self.most)
@@ -69,7 +81,7 @@ class ThinkFirst:
         )
 
     def then(self, ask: Ask, thought: Finished) -> Ask | None:
-        """The request that answers; None: nothing is left for it."""
+        """Return the request that answers after this thinking, or None if no tokens are left for it."""
         left = ask.limits.new_tokens - thought.statistics.completion_tokens
         if left <= 0:
             return None
@@ -85,7 +97,11 @@ class ThinkFirst:
 def think_first(
     body: ChatBody, use: ToolUse | None, text: Text, positions: int, forks: bool = False
 ) -> ThinkFirst:
-    """Raises InvalidRequest."""
+    """Return how the model thinks before it answers a body, for a model that can think.
+
+    use: the tools that may be called, or None. positions: the model's context. forks: see `ThinkFirst`.
+    Raises InvalidRequest.
+    """
     if body.specsot and body.specsot.finish_within_s is not None:
         raise InvalidRequest("specsot.finish_within_s: thinking has no time limit", "specsot.finish_within_s")
     effort = None if (said := effort_of(body)) == "none" else said
@@ -104,14 +120,18 @@ def think_first(
 
 
 def effort_of(body: ChatBody) -> str | None:
+    """Return the reasoning effort that a body names, in its own field or for the template, or None."""
     return body.reasoning_effort or (body.chat_template_kwargs or {}).get(EFFORT)
 
 
 def wants_thinking(body: ChatBody, text: Text, forks: bool = False) -> bool:
-    """The first field that says something decides; without any, models think that always do, and those that
-    fork where they think.
+    """Whether the model shall think before it answers this body.
 
-    Raises InvalidRequest where the model cannot, naming the field.
+    The first of chat_template_kwargs, the reasoning effort and the token budget that is given decides. If
+    none is given, models think whose template always begins to think, and models that fork in their thinking
+    (`forks`).
+
+    Raises InvalidRequest, with the name of the field, if a model shall think that cannot.
     """
     given = (body.chat_template_kwargs or {}).items()
     switches = {name: value for name, value in given if value is not None}
@@ -143,7 +163,7 @@ def wants_thinking(body: ChatBody, text: Text, forks: bool = False) -> bool:
 
 
 def noted(messages: tuple[Message, ...], thought: str) -> tuple[Message, ...]:
-    """The conversation, with what was concluded in its system turn: the question stays as it was asked."""
+    """Return the conversation with the end of the thinking in its system turn; its question is unchanged."""
     words = f"{NOTES}\n{conclusion_of(thought)}"
     if messages[0].role == "system":
         return (Message("system", f"{messages[0].content}\n\n{words}"), *messages[1:])
@@ -151,6 +171,7 @@ def noted(messages: tuple[Message, ...], thought: str) -> tuple[Message, ...]:
 
 
 def conclusion_of(thought: str) -> str:
+    """Return the last MOST_NOTES characters of thinking, from the start of a paragraph if possible."""
     text = thought.strip()
     if len(text) <= MOST_NOTES:
         return text
@@ -160,7 +181,7 @@ def conclusion_of(thought: str) -> str:
 
 
 def nothing_behind(thought: Finished) -> Finished:
-    """The end of an answer of which there is nothing but thinking."""
+    """Return the Finished event of an answer for which thinking has left no tokens; its text is empty."""
     figures = replace(thought.statistics, completion_tokens=0, merged_tokens=0)
     reason = Reason.LENGTH if thought.reason is Reason.STOP else thought.reason
     return Finished(reason, "", (), figures)
@@ -169,7 +190,11 @@ def nothing_behind(thought: Finished) -> Finished:
 async def generate_thinking(
     counter: RequestCounter, ask: Ask, caller: Caller, think: ThinkFirst
 ) -> AsyncGenerator[Numbered | Thought, None]:
-    """The events of an answer, with what the model thinks before it."""
+    """Yield the events of an answer, preceded by what the model thinks.
+
+    Thinking is yielded as `Thought`, with its number of tokens at the end. Raises what the two requests
+    raise, and TimedOut if no time is left for the answer.
+    """
     now = asyncio.get_running_loop().time
     began = now()
     thought: Numbered | None = None
@@ -204,4 +229,5 @@ async def generate_thinking(
     except InvalidRequest as error:
         if follows.form is None or error.field != "max_new_tokens":
             raise
-        yield replace(thought, event=nothing_behind(finished))  # no answer of that form fits what is left
+        # No answer of the wanted form fits into the tokens that are left.
+        yield replace(thought, event=nothing_behind(finished))

@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize, as vLLM has them: what a prompt is in tokens, and tokens as text."""
+"""Serves /tokenize and /detokenize, as vLLM does: the tokens of a prompt, and the text of tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from specsot_master.http.schemas import documented
 
 
 class TokenizeBody(Model):
-    """POST /tokenize. A prompt, or messages with what the chat template makes of them."""
+    """POST /tokenize. Either a prompt, or messages, which the chat template renders."""
 
     model: Words | None = None
     prompt: Words | None = None
@@ -35,21 +35,26 @@ class DetokenizeBody(Model):
 
 
 class Tokenized(BaseModel):
+    """The tokens of a prompt, their number, and the model's context."""
+
     count: int
     max_model_len: int
     tokens: list[int]
 
 
 class Detokenized(BaseModel):
+    """The text of tokens."""
+
     prompt: str
 
 
 def tokenizer_routes(context: HttpContext) -> APIRouter:
+    """Return the routes of the tokenizer."""
     router = APIRouter(tags=["tokens"], route_class=JsonRoute)
 
     @router.post("/tokenize", responses=documented(Tokenized))
     async def tokenize(body: TokenizeBody) -> dict[str, Any]:
-        """The tokens of a prompt, or of a conversation."""
+        """Return the tokens of a prompt or of a conversation."""
         check_model(context, body.model)
         turns = len(body.prompt or "") + sum(len(str(turn.content)) for turn in body.messages or ())
         tokens = await context.in_thread(turns, tokens_of, context, body)
@@ -57,7 +62,7 @@ def tokenizer_routes(context: HttpContext) -> APIRouter:
 
     @router.post("/detokenize", responses=documented(Detokenized))
     async def detokenize(body: DetokenizeBody) -> dict[str, str]:
-        """The text of tokens; control tokens have none."""
+        """Return the text of tokens; control tokens have no text."""
         check_model(context, body.model)
         check_length(context.model.max_positions, len(body.tokens))
         least, most = min(body.tokens, default=0), max(body.tokens, default=0)
@@ -73,13 +78,13 @@ def tokenizer_routes(context: HttpContext) -> APIRouter:
 
 
 def check_model(context: HttpContext, name: str | None) -> None:
-    """Raises NotFound."""
+    """Raises NotFound unless the model of this name is served; no name is accepted."""
     if name and name not in names_of(context):
         raise NotFound(f"no model named {name!r} here, only {context.model.name!r}")
 
 
 def tokens_of(context: HttpContext, body: TokenizeBody) -> tuple[int, ...]:
-    """Raises InvalidRequest."""
+    """Return the tokens that a body asks for. Raises InvalidRequest."""
     text = context.text
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("one of prompt and messages must be given", "prompt")

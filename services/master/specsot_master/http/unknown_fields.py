@@ -1,6 +1,7 @@
-"""Fields of a body that its schema does not have: who wrote one and meant another is told so.
+"""Checks fields of a body that its schema does not have, and refuses those that look like misspelt ones.
 
-All others are ignored, as clients and gateways add fields of their own; the log names each of them once.
+All other unknown fields are ignored, because clients and gateways add their own; the log names each of them
+once.
 """
 
 from __future__ import annotations
@@ -15,14 +16,19 @@ from specsot.errors import InvalidRequest
 
 log = structlog.get_logger()
 
-MAX_LOOKED_AT = 64  # unknown fields of one body, and names in the log; a body may hold millions
-MAX_NAME = 64  # characters
-# Letters that a known name must have for one more or one less to be a slip, and for another one in the place
-# of one, or two swapped: `top_a` is no `top_k`.
+# Unknown fields of one body that are checked, and names that are logged. A body may hold millions.
+MAX_LOOKED_AT = 64
+# Characters. Longer names are ignored.
+MAX_NAME = 64
+# Letters. A known name must have at least so many for a missing or additional letter to count as a
+# misspelling.
 SHORT = 4
+# Letters. Both names must have at least so many for a replaced letter, or two swapped ones, to count as a
+# misspelling: `top_a` is not taken for `top_k`.
 LONG = 6
 
-IDLE = frozenset(  # they say nothing about the answer
+# Known fields of other servers that do not affect the answer, and are ignored without a log entry.
+IDLE = frozenset(
     {
         "client_metadata",
         "context_management",
@@ -45,15 +51,16 @@ IDLE = frozenset(  # they say nothing about the answer
 
 
 class UnknownFields:
-    """Of all calls to one door."""
+    """Checks the bodies of all calls to one server, and remembers which names were logged."""
 
     def __init__(self) -> None:
         self._named: set[str] = set()
 
     def check(self, body: BaseModel, words: Mapping[str, str], others: Collection[str] = ()) -> None:
-        """words: names that we have for what this body calls otherwise. others: those that were looked at.
+        """Raises InvalidRequest for an unknown field that looks like another name of a known field.
 
-        Raises InvalidRequest.
+        words: from other names to the names that this body has for them. others: fields that the caller of
+        this method has checked already.
         """
         known = [field.alias or name for name, field in type(body).model_fields.items()]
         for name, value in islice((body.model_extra or {}).items(), MAX_LOOKED_AT):
@@ -68,7 +75,11 @@ class UnknownFields:
 
 
 def is_slip(name: str, known: str) -> bool:
-    """Whether that is `known` in another spelling, or one stroke away from it."""
+    """Whether `name` is `known` in another spelling, or differs from it by one keystroke.
+
+    # max_tokens: "maxTokens" and "max-tokens" (other spelling), "max_token" (one letter less),
+    #             "max_tokans" (one letter replaced), "max_toknes" (two letters swapped) -> True
+    """
     a, b = _letters(name), _letters(known)
     if a == b or len(b) < SHORT:
         return a == b
@@ -81,4 +92,5 @@ def is_slip(name: str, known: str) -> bool:
 
 
 def _letters(name: str) -> str:
+    """Return a name in lower case, without hyphens and underscores."""
     return name.lower().replace("_", "").replace("-", "")
