@@ -1,6 +1,4 @@
-"""Commands: what the engine must do for a request (open, renew and close sequences, send events, end the
-request).
-"""
+"""Commands: what the engine must do for a request, such as opening sequences and sending events."""
 
 from __future__ import annotations
 

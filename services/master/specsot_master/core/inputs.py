@@ -1,6 +1,4 @@
-"""The inputs of the engine, from clients, alarms and the ring, and the commands that follow from some of
-them.
-"""
+"""The inputs of the engine, from clients, alarms and the ring, and the commands that follow from them."""
 
 from __future__ import annotations
 

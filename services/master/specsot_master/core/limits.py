@@ -1,6 +1,4 @@
-"""Bounds of requests and plans: what a client may ask for, and how a plan's tokens are shared between its
-points.
-"""
+"""Bounds of what a client may ask for, and how a plan's tokens are divided between its points."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The text of one answer as tokens arrive: stop strings, markers, and the part that a client may see so
-far.
-"""
+"""The text of one answer as tokens arrive: stop strings, markers, and what a client may see so far."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ class MergedAnswer:
     branches waits until all branches before them are finished.
 
         write(2, "B")  -> ""
-        write(1, "A")  -> "## 1. First\nA"
-        finish(1)      -> "\n\n## 2. Second\nB"
+        write(1, "A")  -> "## 1. First\\nA"
+        finish(1)      -> "\\n\\n## 2. Second\\nB"
 
     A branch without text gets no heading. `headed` lists the points whose headings were released.
     """

@@ -1,5 +1,4 @@
-"""The state machine of one request: each method receives an event and returns the commands and client events
-to execute.
+"""The state machine of one request: methods receive events and return commands and client events.
 
     start -> [score ->] skeleton -> plan -> branches -> [polish ->] finished
          \\-> answer <--/ ------------------------------------/

@@ -1,6 +1,4 @@
-"""Pieces of text with the tokens that wrote them, and the mapping between the characters and tokens of a
-sequence.
-"""
+"""Pieces of text with the tokens that wrote them, and the mapping between characters and tokens."""
 
 from __future__ import annotations
 
