@@ -39,8 +39,8 @@ def own_pages(length: int, shared: int, ring: RingState, policy: Policy | None =
 
     length: the most tokens that the sequence may have, prompt included.
     shared: tokens that the sequence forks from its prefix.
-    policy: the sequence's KV policy (window or pruning). It caps the pages; the shared ones then count in
-        full, as the sequence may come to own copies of them.
+    policy: the sequence's KV policy (window or pruning), which bounds the pages it ever holds. Shared pages
+        do not lower that bound, because under a window the sequence may come to own copies of them.
     """
     return capped_by_policy(
         policy, pages_for(length + ring.slots, ring.page_rows) - shared_pages(shared, ring), ring
