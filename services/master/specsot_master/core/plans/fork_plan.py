@@ -1,5 +1,4 @@
-"""The state machine of a request to a model that forks by tags: one sequence, its threads, one sequence
-again.
+"""The state machine of a request to a model that was trained to fork its answer by tags.
 
     start -> text -> [threads -> text ->]* finished
 
@@ -92,8 +91,9 @@ class ForkTags:
         return self.encode(f"{_BLOCK_END if first else ''}{THREAD}\n{outline.number}:")
 
     def outlines(self, written: Sequence[int]) -> tuple[Outline, ...]:
-        """Return the outlines of the last block in these tokens; each number counts once, with its last
-        title. Return () if there are fewer than two or more than MAX_POINTS, so that they cannot be threads.
+        """Return the outlines of the last block in these tokens. A number that occurs more than once is one
+        outline, with the first title, at the place of the last occurrence. Return () if there are fewer than
+        two outlines or more than MAX_POINTS, so that they cannot be threads.
         """
         _, begun, block = self.decode(written, False).rpartition(OUTLINES)
         named = reversed(_OUTLINE.findall(block)) if begun else ()
