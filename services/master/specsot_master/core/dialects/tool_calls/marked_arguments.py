@@ -1,6 +1,4 @@
-"""Arguments that are not JSON, rewritten as a JSON object: with marks around each argument, or as in
-Python.
-"""
+"""Arguments that are not JSON, rewritten as a JSON object: marked one by one, or written as in Python."""
 
 from __future__ import annotations
 

@@ -248,8 +248,8 @@ class ToolReader:
     # The beginning of a call.
 
     def _begin_call(self, at: int, first: int) -> bool:
-        """Begin a call at `at` if this opener, or a later one, begins there. Return True if a call begins.
-        Raises Unfinished if more text decides.
+        """Begin a call at `at` if the openers from number `first` on stand there, with a name or an object
+        after them. Return True if a call begins. Raises Unfinished if more text decides.
         """
         form = self._form
         text = self._held
