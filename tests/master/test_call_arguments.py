@@ -124,3 +124,9 @@ def test_nesting_without_end_is_read() -> None:
     deep = '{"a": ' + "[" * 100_000
     assert isinstance(read_arguments(deep), dict)
     assert arguments_of(None) == {}
+
+
+@pytest.mark.parametrize("text", ["{}", "{ }", "{\n}"])
+def test_no_arguments_are_an_empty_object_without_white_space(text: str) -> None:
+    assert rewrite(text, 1) == ("{}", "")
+    assert rewrite('{ "a": 1 }', 1) == ('{ "a": 1 }', "")

@@ -1,5 +1,5 @@
 """A worker: one range of the model's layers with its KV pages.
 
-The first stage sequences and batches, the last one verifies. Refuses to know text and requests; `core`
-refuses to know tensors, clocks and links.
+The first stage schedules and batches, the last stage verifies. This package knows no text and no requests;
+`core` knows no tensors, clocks or links either.
 """

@@ -1,4 +1,7 @@
-"""`specsot-worker`: one layer range as a process. Nothing heavy is imported before its options are read."""
+"""`specsot-worker`: runs one layer range as a process.
+
+Nothing heavy is imported before the options have been read.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def program(arguments: Sequence[str] | None = None) -> MemberProgram:
-    """What runs with these options; None: those of the command line."""
+    """Return the program that runs with these options. None: those of the command line."""
     from specsot_worker.config import read_config
 
     config = read_config(arguments)
@@ -45,6 +48,8 @@ def program(arguments: Sequence[str] | None = None) -> MemberProgram:
 
 
 def main() -> int:
+    """Run the worker until it ends. Return the exit status."""
+
     def run() -> int:
         own = program()
         from specsot.service.member import run_members

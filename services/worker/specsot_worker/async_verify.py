@@ -22,7 +22,12 @@ OnLaunched = Callable[["LaunchedFrame"], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class LaunchedFrame:
-    """A frame behind the last layer. computed: a GPU's event; its rows are there once it is recorded."""
+    """A frame whose last layer has been launched.
+
+    frame: The frame as it arrived.
+    passed: The same frame with its hidden states, which the device may still be computing.
+    computed: CUDA event that completes when the hidden states are computed. None on a CPU.
+    """
 
     frame: Frame
     passed: Frame
@@ -30,6 +35,7 @@ class LaunchedFrame:
 
 
 def launch_frame(stage: StageRunner, frame: Frame) -> LaunchedFrame:
+    """Run a frame through the stage without waiting for the device."""
     passed = run_stage(stage, frame)
     computed = None
     if passed.hidden is not None and passed.hidden.is_cuda:
@@ -38,10 +44,16 @@ def launch_frame(stage: StageRunner, frame: Frame) -> LaunchedFrame:
 
 
 class AsyncVerifier:
-    """Verifies one epoch's frames in their order, one at a time, each as soon as its rows are there."""
+    """Verifies the frames of one epoch in order, one at a time, each as soon as its hidden states are
+    computed.
+    """
 
     def __init__(self, name: str, executor: Executor, on_launched: OnLaunched) -> None:
-        """executor: of one thread. on_launched: what to do with each frame."""
+        """Start the task that verifies.
+
+        executor: Executor of one thread.
+        on_launched: Verifies and announces one frame; awaited for each frame in order.
+        """
         self._compute = Compute(name, executor)
         self._on_launched = on_launched
         self._stream: torch.cuda.Stream | None = None
@@ -50,12 +62,15 @@ class AsyncVerifier:
         self._task = asyncio.create_task(self._verify_in_order())
 
     def busy(self) -> bool:
-        """Frames are verified, or wait to be. Raises what went wrong with one."""
+        """Return whether a frame is being verified or waits for that. Raises the error with which a
+        verification has failed.
+        """
         if self._task.done():
             self._task.result()
         return self._unverified > 0
 
     def submit(self, launched: LaunchedFrame) -> None:
+        """Queue a frame for verification."""
         self._unverified += 1
         self._queue.put_nowait(launched)
 
@@ -65,22 +80,30 @@ class AsyncVerifier:
         launched: LaunchedFrame | None = None,
         within: float | None = None,
     ) -> VerifiedFrame:
-        """See `Compute.run`."""
+        """Run `verify` on the verification thread, with `launched.passed` if there is a frame. See
+        `Compute.run`.
+
+        within: Seconds that it may take. None: no limit.
+        """
         return await self._compute.run(self._verify, verify, launched, within=within)
 
     def close(self) -> None:
-        """Stop; what goes wrong from now on concerns nobody."""
+        """Stop verifying. Later errors are ignored."""
         if not self._task.cancel() and not self._task.cancelled():
             self._task.exception()
 
     async def _verify_in_order(self) -> None:
+        """Verify queued frames for ever."""
         while True:
             await self._on_launched(await self._queue.get())
             self._unverified -= 1
 
     def _verify(self, verify: Callable[..., VerifiedFrame], launched: LaunchedFrame | None) -> VerifiedFrame:
-        """All that judges do on a device has a stream of its own: else it would wait for frames behind this
-        one. Nobody else may use what is made there, so features leave as copies.
+        """Verify on a CUDA stream of its own: on the stage's stream, verification would wait for the frames
+        launched after this one.
+
+        Tensors made on that stream must not be used on other streams, so features leave as copies on the
+        host.
         """
         with self._side_stream(launched):
             verified = verify(launched.passed) if launched else verify()
@@ -89,10 +112,14 @@ class AsyncVerifier:
                 for drafter, told in verified.features.items()
             }
             if self._stream:
-                self._stream.synchronize()  # until then it reads what belongs to other streams
+                # Until the stream is done, it reads tensors that belong to other streams.
+                self._stream.synchronize()
             return replace(verified, features=features)
 
     def _side_stream(self, launched: LaunchedFrame | None) -> AbstractContextManager[object]:
+        """Return a context in which tensor work runs on the verifier's stream, after the frame's hidden
+        states are computed. Without CUDA it does nothing.
+        """
         if launched and launched.computed:
             assert launched.passed.hidden is not None
             self._stream = self._stream or torch.cuda.Stream(launched.passed.hidden.device, priority=-1)

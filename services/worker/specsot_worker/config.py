@@ -1,6 +1,6 @@
-"""The options of a worker's process, and its failpoints for tests of a fleet.
+"""The options of a worker process, and failpoints that tests of a fleet use.
 
-Torch is not even imported before these are read.
+This module does not import torch, so that options are checked before torch is loaded.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ from specsot.service.options import (
 
 
 def hang() -> None:
+    """Block the calling thread for ever."""
     threading.Event().wait()
 
 
 def die() -> None:
+    """Kill this process with SIGKILL."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -39,7 +41,12 @@ FAULTS: dict[str, Callable[[], None]] = {"hang": hang, "die": die}
 
 @dataclass(slots=True)
 class Failpoint:
-    """act: what happens at frame number `frame` of the process. whom: the one worker it is for; None: all."""
+    """A fault that a process causes at one of its frames, for tests.
+
+    act: What happens.
+    frame: Number of the frame, counted by this process from 1.
+    whom: Name of the only worker that has the fault. None: every worker.
+    """
 
     act: Callable[[], None]
     frame: int
@@ -47,14 +54,14 @@ class Failpoint:
     _frames: int = 0
 
     def count(self) -> None:
-        """Another frame is about to run."""
+        """Count a frame that is about to run, and cause the fault if it is its turn."""
         self._frames += 1
         if self._frames == self.frame:
             self.act()
 
 
 def read_failpoint(text: str) -> Failpoint:
-    """ "hang@20", or "worker-1:die@20" where only one worker of that name shall. Raises ValueError."""
+    """Parse "hang@20", or "worker-1:die@20" for the worker of that name only. Raises ValueError."""
     found = re.fullmatch(r"(?:(.+):)?(\w+)@(\d+)", text)
     if found is None or found[2] not in FAULTS:
         kinds = " or ".join(f"{kind}@FRAME" for kind in FAULTS)
@@ -64,7 +71,11 @@ def read_failpoint(text: str) -> Failpoint:
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """layers None: the master assigns a range. failpoint: for tests."""
+    """Options of a worker process.
+
+    layers: Layer range to run. None: the master assigns one.
+    failpoint: A fault for tests. None: no fault.
+    """
 
     HEADING: ClassVar[str] = "Worker"
 
@@ -81,7 +92,9 @@ class WorkerConfig:
 
 
 def read_config(arguments: Sequence[str] | None = None) -> WorkerConfig:
-    """Exits with status 2 and one line when something is wrong."""
+    """Read the options of the command line, or `arguments`. Exit with status 2 and one line if something is
+    wrong.
+    """
     about = "Run a range of the base model's layers in a SpecSoT ring."
     return read(
         "specsot-worker", WorkerConfig, about, arguments, check=lambda given: check_member(given.service)

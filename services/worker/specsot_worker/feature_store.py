@@ -1,4 +1,4 @@
-"""Features of committed tokens in pages, like KV: for the drafter, and the last stage of the next epoch."""
+"""Keeps features of committed tokens in pages, for the drafter and for the last stage of the next epoch."""
 
 from __future__ import annotations
 
@@ -26,15 +26,14 @@ class FeatureRows(NamedTuple):
     stop: int
 
 
-MAX_UNWRITTEN = (
-    16  # laps: to write each one's features takes a host 0.2 ms, and a small model's lap 1.6 (H200)
-)
+# Steps. On a GPU, the features of at most this many steps are written together: writing those of one step
+# takes the host 0.2 ms, and a step of a small model takes 1.6 ms (H200).
+MAX_UNWRITTEN = 16
 
 
 class FeatureStore:
-    """As many pages as KV has; with committed rows alone they never run out before those do.
-
-    unwritten: on a GPU, features of so many laps at most are written together.
+    """Features in as many pages as the KV cache has. Only committed tokens are stored, so these pages never
+    run out before the KV pages do.
     """
 
     def __init__(
@@ -46,19 +45,32 @@ class FeatureStore:
         device: torch.device | str,
         unwritten: int | None = None,
     ) -> None:
+        """Allocate the pages.
+
+        pages: Number of pages.
+        page_rows: Number of features of a page.
+        width: Numbers of one feature.
+        unwritten: Number of steps whose features are written together. None: MAX_UNWRITTEN on a GPU, else 1.
+        """
         on_gpu = torch.device(device).type == "cuda"
         self._most = (MAX_UNWRITTEN if on_gpu else 1) if unwritten is None else unwritten
-        self._unwritten: list[tuple[list[int], Tensor]] = []  # slots, and what belongs there
+        # Slots and the features that belong there, not written yet.
+        self._unwritten: list[tuple[list[int], Tensor]] = []
         self._table = PageTable(pages, page_rows)
         self._features = untouched_zeros((pages * page_rows, width), dtype, device)
+        # What was stored last. It is what a drafter is sent next, unless it lacks more.
         self._newest: tuple[Sequence[FeatureRows], Tensor] = (), self._features[:0]
 
     @property
     def free_pages(self) -> int:
+        """Number of pages that no sequence owns."""
         return self._table.free
 
     def open(self, opening: Opening) -> None:
-        """Raises NotFound for a fork of what is not here, Overloaded."""
+        """Open a sequence. A fork shares its source's pages; a page that the fork shares in part is copied.
+
+        Raises NotFound if the source of the fork is unknown, Overloaded if there are too few pages.
+        """
         copy = open_one(
             self._table, replace(opening, window=window_of(opening), pruning=None, importance=None)
         )
@@ -69,20 +81,26 @@ class FeatureStore:
             self._features[target : target + copy.rows] = self._features[source : source + copy.rows]
 
     def close(self, sequence: int) -> None:
-        """Unknown sequences have nothing."""
+        """Free a sequence's pages. An unknown sequence is ignored."""
         self._table.close(sequence)
 
     def available_from(self, sequence: int) -> int:
-        """From this position on everything is here: a window leaves behind what is in front of it."""
+        """Return the position from which on every feature is stored. With a window, features between the
+        sinks and the window are dropped.
+        """
         policy = self._table.policy(sequence)
         if not isinstance(policy, Window) or not (dropped := -self._table.column(sequence, 0)):
             return 0
         return self._table.pages_for(policy.sinks) * self._table.page_rows + dropped
 
     def place(self, rows: FeatureRows) -> Sequence[int]:
-        """Slots for what comes next of a sequence. Raises NotFound, Overloaded."""
+        """Return slots for the next features of a sequence.
+
+        Raises NotFound if the sequence is unknown, Overloaded if there are too few pages.
+        """
         if self._table.wanted(rows.sequence, rows.stop):
-            self._write()  # before a page is another's
+            # Features must reach their slots before a page belongs to another sequence.
+            self._write()
             self._table.trim(rows.sequence, rows.start)
             self._table.reserve(rows.sequence, rows.stop)
         return self._table.slots(*rows)
@@ -90,7 +108,12 @@ class FeatureStore:
     def store(
         self, parts: Sequence[FeatureRows], slots: list[int], features: Tensor, rows: list[int] | None = None
     ) -> None:
-        """All parts, at the slots they were given: these rows of `features` [n, width], or all of them."""
+        """Store features at the slots that `place` has returned.
+
+        parts: What is stored, in the order of the slots.
+        features: [n, width].
+        rows: Which rows of `features` are stored. None: all.
+        """
         stored = features if rows is None else features[indices(rows, self._features.device)]
         self._unwritten.append((slots, stored))
         self._newest = parts, stored
@@ -98,7 +121,7 @@ class FeatureStore:
             self._write()
 
     def _write(self) -> None:
-        """What is put off: in one copy of slots to the device."""
+        """Write the features that were put off, with one copy of slots to the device."""
         unwritten = self._unwritten
         self._unwritten = []
         if unwritten:
@@ -107,7 +130,9 @@ class FeatureStore:
             self._features[index] = features[0] if len(features) == 1 else torch.cat(features)
 
     def fill(self, rows: FeatureRows, features: Tensor) -> None:
-        """Rows of a stage of another epoch. Raises NotFound, Overloaded, WireError."""
+        """Store features that were migrated from another epoch. Raises NotFound, Overloaded, and WireError
+        for another dtype or width.
+        """
         own = self._features
         if (features.dtype, features.shape[1]) != (own.dtype, own.shape[1]):
             shape = f"{features.shape[1]} numbers in {features.dtype}"
@@ -115,8 +140,9 @@ class FeatureStore:
         self.store([rows], list(self.place(rows)), features.to(own.device))
 
     def load(self, parts: Sequence[FeatureRows]) -> Tensor:
-        """[rows of all parts, width]."""
-        # whose it was may write over it soon
+        """Return the features of all parts, one after the other: [num_features, width]."""
+        # The tensor is the newest step's output, which its owner may overwrite soon, so it is returned once
+        # only.
         newest = self._newest
         self._newest = ((), self._features[:0])
         if parts == newest[0]:

@@ -1,7 +1,8 @@
-"""Features of committed tokens for the drafters: sent at once or after a rest.
+"""Sends features of committed tokens to the drafters: at once, or after a pause of drafting.
 
-Every sequence belongs to one drafter, which alone is sent its features and asked for its trees. What goes
-along with one lap is bounded, so that a drafter that must hear everything holds no lap up.
+A feature is what the draft head needs from the base model for one token: a fused hidden state. Every sequence
+belongs to one drafter, which alone is sent its features and asked for its trees. The number of features sent
+with one step is bounded, so that catching up a drafter never delays a step.
 """
 
 from __future__ import annotations
@@ -33,11 +34,14 @@ from specsot_worker.handed_rows import HandedRows
 
 @dataclass(slots=True)
 class _DraftedSequence:
-    """One sequence: what was committed, and which drafter drafts for it.
+    """One sequence: what has been committed, and which drafter drafts for it.
 
-    drafter: its name; None: no drafter is present.
-    step:    the tree that is wanted next; None in a prompt.
-    ended:   nothing more is sent but that it closed.
+    opening: What every stage knows about the sequence.
+    committed: Number of tokens whose features are final.
+    drafter: Name of the sequence's drafter. None if no drafter is present.
+    step: Number of the draft round that is wanted next. None while the prompt is being fed.
+    forced: Tokens that the grammar leaves no choice about, after the newest token.
+    ended: True if the sequence has ended. Then its drafter is sent nothing more about it but that it closed.
     """
 
     opening: Opening
@@ -50,13 +54,14 @@ class _DraftedSequence:
 
 @dataclass(slots=True)
 class _Receiver:
-    """One drafter: what it was sent.
+    """What one drafter has been sent.
 
-    sent:            by sequence that it drafts for, or from which one of these forks, how many tokens it has;
-                     None: it was not even sent that the sequence was opened.
-    unsent_closings: closed sequences of which it was not sent that they closed; by sequence, how many tokens
-    it has.
-    unsent_trees:    trees that were verified while drafting paused.
+    sent: By sequence, how many tokens the drafter has. It has the sequences that it drafts for, and those
+        from which one of them forks. None: the drafter was not even sent the opening.
+    unsent_closings: By closed sequence, how many tokens the drafter has. It was not sent that these sequences
+        closed.
+    unsent_trees: Number of trees that were verified while drafting was paused or resuming, since the last
+        message.
     """
 
     sent: dict[int, int | None] = field(default_factory=dict[int, int | None])
@@ -64,20 +69,25 @@ class _Receiver:
     unsent_trees: int = 0
 
     def lag(self, drafted: _DraftedSequence) -> int:
-        """How many tokens the sequence has and the drafter, which knows of it, has not."""
+        """Return how many tokens of the sequence the drafter lacks. 0 if the drafter does not know the
+        sequence, or if the sequence has ended.
+        """
         sent = self.sent.get(drafted.opening.sequence)
         return 0 if sent is None or drafted.ended else drafted.committed - sent
 
     def drafted_trees(self, frame: Frame) -> int:
-        """How many trees of a frame are of this drafter's sequences."""
+        """Return how many trees of a frame belong to this drafter's sequences."""
         return sum(isinstance(one, TreeSegment) and one.sequence in self.sent for one in frame.segments)
 
 
-SOLE_DRAFTER = ""  # Name of a ring's only drafter, where nobody has said another one.
+# Name of a ring's only drafter, if the configuration names none.
+SOLE_DRAFTER = ""
 
 
 class FeatureStream:
-    """Knows every drafted sequence, which drafter it belongs to, and how much of it that drafter has."""
+    """Knows every drafted sequence, which drafter it belongs to, and how much of it that drafter has been
+    sent.
+    """
 
     def __init__(
         self,
@@ -85,19 +95,26 @@ class FeatureStream:
         store: FeatureStore | None = None,
         drafters: Sequence[str] = (SOLE_DRAFTER,),
     ) -> None:
-        """tokens: those of every open sequence, those not fed yet included. store: None where a drafter
-        wants no features.
+        """Start without sequences.
+
+        tokens: Tokens of every open sequence by id, including tokens that were not fed yet.
+        store: Keeps the features. None if the drafters want none.
+        drafters: Names of the drafters that are present.
         """
         self._tokens = tokens
         self._store = store
         self._sequences: dict[int, _DraftedSequence] = {}
         self._receivers = {name: _Receiver() for name in drafters}
-        self._later: list[tuple[Frame, Mapping[int, Outcome]]] = []  # judged, and not noted yet
+        # Verified frames and their outcomes that are not recorded yet.
+        self._later: list[tuple[Frame, Mapping[int, Outcome]]] = []
         self._lap_clock = LapTimer()
-        self.handed = HandedRows()  # of an epoch before
+        # Features that were migrated from the previous epoch.
+        self.handed = HandedRows()
 
     def copies(self, asked: Sequence[RowsOf]) -> list[Tensor | None]:
-        """[last - first, width] of each, on the host; None where a sequence has none."""
+        """Return copies of features on the host, each [last - first, feature_size]. None for a sequence that
+        has no such features.
+        """
         self.catch_up()
         found = list[Tensor | None]()
         for one in asked:
@@ -108,8 +125,10 @@ class FeatureStream:
         return found
 
     def set_drafters(self, drafters: Collection[str]) -> None:
-        """Send to these drafters from now on. A new one knows nothing; sequences of one that is missing now
-        are divided over the others, which are sent all that belongs to these sequences.
+        """Send to these drafters from now on. A new drafter knows no sequence.
+
+        Sequences of a drafter that is missing now are divided among the others, which are then sent
+        everything that belongs to these sequences.
         """
         self.catch_up()
         kept = self._receivers
@@ -121,9 +140,14 @@ class FeatureStream:
     def advance(
         self, frame: Frame, outcomes: Mapping[int, Outcome], now: float
     ) -> Mapping[str, tuple[Features, ...]]:
-        """What to send to each drafter about this frame and those before it; nothing while drafting pauses.
+        """Record a verified frame, and return by drafter the messages to send now, in order. Return {} while
+        drafting is paused, or if no drafter is present; the frame is recorded later then.
 
-        Several messages to one drafter, to be learned in order, where sequences fork what is told only now.
+        outcomes: Of the frame, by sequence.
+        now: Time in seconds of the verification.
+
+        A drafter may get several messages: if it does not know the source of a fork yet, the source is sent
+        before the fork.
         """
         computed, wall = self._lap_clock.lap_seconds(frame, now)
         if frame.resting or not self._receivers:
@@ -143,10 +167,14 @@ class FeatureStream:
         return {name: told for name, told in ended.items() if told}
 
     def _fed(self, receiver: _Receiver, frame: Frame, fed: int) -> int:
-        """Rows of a frame for which one drafter decides, all of them (`fed`) where it is the only one. For
-        each of several drafters a lap takes as long as it does beside the trees of the others, which it
-        cannot change. A frame with prompts counts as a whole, so that no drafter learns from it what its own
+        """Return for how many tokens of a frame one drafter decides. The drafter estimates from it what its
         trees cost.
+
+        fed: Number of tokens of the frame. Returned if there is only one drafter, or if the frame carries
+            prompts; with prompts, no drafter learns the cost of its own trees from it.
+
+        For each of several drafters, a step takes as long as it does with the trees of the others, which it
+        cannot change.
         """
         trees = [one for one in frame.segments if isinstance(one, TreeSegment)]
         if len(self._receivers) == 1 or len(trees) < len(frame.segments):
@@ -154,7 +182,7 @@ class FeatureStream:
         return sum(rows_of(tree) for tree in trees if tree.sequence in receiver.sent)
 
     def _begin_messages(self, receiver: _Receiver, frame: Frame, fed: int) -> list[Features]:
-        """All that one drafter is sent of a frame before the frame's own sequences close."""
+        """Return what one drafter is sent about a frame, before the frame's closings are applied."""
         receiver.unsent_trees += receiver.drafted_trees(frame) if frame.waking else 0
         first_closings = self._take_unforked(receiver)
         messages = self._messages(receiver, frame, max(MAX_ROWS_PER_LAP, fed))
@@ -165,8 +193,9 @@ class FeatureStream:
     def _end_messages(
         self, receiver: _Receiver, messages: list[Features], timing: Features
     ) -> tuple[Features, ...]:
-        """The same messages with the closings, and with the lap's times in the last one. timing: a message
-        that has these times, and nothing else.
+        """Return the messages with the closings, and with the step's times in the last message.
+
+        timing: A message that has these times and nothing else.
         """
         if receiver.unsent_closings:
             messages = messages or [Features(timing.epoch, timing.number)]
@@ -186,8 +215,9 @@ class FeatureStream:
         return tuple(messages)
 
     def catch_up(self) -> None:
-        """Note what nobody was told of. Best called while a device computes: a lap that rests does not wait
-        for it.
+        """Record the verified frames that were left aside during a pause of drafting.
+
+        Call it while a device computes, so that steps during a pause do not wait for it.
         """
         later = self._later
         self._later = []
@@ -199,8 +229,12 @@ class FeatureStream:
                 receiver.unsent_trees += receiver.drafted_trees(frame)
 
     def _take_unforked(self, receiver: _Receiver) -> tuple[int, ...]:
-        """Closed sequences from which nothing is opened any more. They are told first: behind a rest there
-        may be no room for those that came since, as long as these hold theirs."""
+        """Remove and return the closed sequences whose closing the drafter was not sent, except those from
+        which an unknown sequence forks.
+
+        These closings are sent first, because after a pause the drafter may have no room for new sequences
+        before the closed ones are gone.
+        """
         if not receiver.unsent_closings:
             return ()
         forks = [one.opening.fork for one in self._unknown_to(receiver)]
@@ -211,17 +245,20 @@ class FeatureStream:
         return unforked
 
     def _unknown_to(self, receiver: _Receiver) -> list[_DraftedSequence]:
-        """Sequences of this drafter that it was not even sent the opening of."""
+        """Return the sequences of this drafter whose opening it has not been sent."""
         return [self._sequences[sequence] for sequence, sent in receiver.sent.items() if sent is None]
 
     # --- which drafter a sequence belongs to ---
 
     def _assign(self, drafted: _DraftedSequence) -> None:
-        """Give a sequence to the drafter that has the fewest; of equals to the one that has the sequence from
-        which it forks. The drafter of a fork must have the source as well: a prefix, which nobody drafts
-        for, is therefore sent to every drafter of its forks.
+        """Give a sequence to the drafter with the fewest decoding sequences. Among equals, prefer the drafter
+        of the sequence's fork source.
 
-        Sequences 1 and 2 of drafters a and b, then 3 as a fork of 2 -> a drafts 1, b drafts 2 and 3.
+        The drafter of a fork needs the source as well. A prefix, which never decodes, is therefore sent to
+        every drafter of its forks.
+
+            # drafter a drafts for sequence 1, b for 2; then 3 forks from 2
+            # -> both have one sequence, so the source decides: b drafts for 3
         """
         source = self._source_of(drafted)
         drafted.drafter = self._least_loaded(source.drafter if source else None)
@@ -233,22 +270,35 @@ class FeatureStream:
             chain.append(source)
             source = self._source_of(source)
         for one in reversed(chain):
-            sent.setdefault(one.opening.sequence, None)  # it may have a prefix of a lost drafter already
+            # The drafter may have been sent a lost drafter's prefix already.
+            sent.setdefault(one.opening.sequence, None)
 
     def _source_of(self, drafted: _DraftedSequence) -> _DraftedSequence | None:
+        """Return the sequence from which this one forks. None if it does not fork, or if the source is not
+        known.
+        """
         fork = drafted.opening.fork
         return self._sequences.get(fork.sequence) if fork else None
 
     def _least_loaded(self, preferred: str | None) -> str | None:
+        """Return the drafter with the fewest decoding sequences, among equals `preferred`. None if there is
+        no drafter.
+        """
         if len(self._receivers) < 2:
             return next(iter(self._receivers), None)
         live = (one for one in self._sequences.values() if one.opening.decodes and not one.ended)
         loads = Counter(one.drafter for one in live)
         return min(self._receivers, key=lambda name: (loads[name], name != preferred))
 
-    # --- what happened ---
+    # --- what frames committed ---
 
     def _record_frame(self, frame: Frame, outcomes: Mapping[int, Outcome]) -> None:
+        """Record what a verified frame opened and committed, and store the features of committed tokens.
+
+        For example:
+
+            # tokens [t0 t1 t2 | p0 p1], accepted nodes (0, 2) -> features of tokens [0, 2, 3, 4] are stored
+        """
         for opening in frame.openings:
             kept = self.handed.rows(opening) if opening.kept else None
             if opening.drafted:
@@ -265,9 +315,10 @@ class FeatureStream:
             self._store.store(parts, slots, frame.fused, None if len(rows) == first else rows)
 
     def _open(self, opening: Opening, kept: Tensor | None) -> None:
-        """A fork of what is not known here is never drafted, nor what has KV rows and no features.
+        """Start to draft for a sequence. Not if it forks from an unknown sequence, nor if its features cannot
+        be stored.
 
-        kept: features behind the fork's.
+        kept: Migrated features of the tokens after the forked ones.
         """
         fork = opening.fork
         if fork and fork.sequence not in self._sequences:
@@ -279,7 +330,9 @@ class FeatureStream:
         self._sequences[opening.sequence] = drafted
 
     def _stores(self, store: FeatureStore, opening: Opening, kept: Tensor | None) -> bool:
-        """Whether there is room for its features, and those are here that it begins with."""
+        """Return whether the store has opened the sequence: it has room, and the features that the sequence
+        begins with are available.
+        """
         if opening.kept and kept is None:
             return False
         try:
@@ -294,7 +347,13 @@ class FeatureStream:
     def _record_segment(
         self, segment: Segment, outcome: Outcome | None, parts: list[FeatureRows], slots: list[int]
     ) -> Sequence[int]:
-        """Which rows of a segment were committed; noted, and added to what is stored, where it is drafted."""
+        """Record what a segment committed, and return the numbers of its committed tokens within the segment.
+
+        parts, slots: Extended by what is to be stored.
+
+        Returns () if the sequence is not drafted or has ended. If the store has no room for it, the sequence
+        is closed here and not drafted any more.
+        """
         drafted = self._sequences.get(segment.sequence)
         if drafted is None or drafted.ended:
             return ()
@@ -317,6 +376,7 @@ class FeatureStream:
         return nodes
 
     def _close(self, sequence: int) -> None:
+        """Forget a sequence. The next message to each drafter that has it says that it closed."""
         self.handed.drop(sequence, features=True)
         drafted = self._sequences.pop(sequence, None)
         for receiver in self._receivers.values():
@@ -326,10 +386,15 @@ class FeatureStream:
         if drafted and self._store:
             self._store.close(sequence)
 
-    # --- what of that is told ---
+    # --- what is sent ---
 
     def _messages(self, receiver: _Receiver, frame: Frame, room: int) -> list[Features]:
-        """room: for so many rows."""
+        """Return the openings and features that a drafter lacks, in messages of at most `room` features in
+        total.
+
+        A further message is needed while the drafter still had unknown sequences: these may fork from what
+        was just sent.
+        """
         messages: list[Features] = []
         while room > 0:
             unknown = [one for one in self._unknown_to(receiver) if not one.ended]
@@ -342,13 +407,18 @@ class FeatureStream:
             lessons = tuple(self._lesson(part, not frame.waking) for part in rows_by_sequence)
             messages.append(Features(frame.epoch, frame.number, openings, lessons, (), rows))
             room -= sum(part.stop - part.start for part in rows_by_sequence)
-            if not unknown:  # nothing waits for what was told just now
+            # No sequence waits for the openings and features of this message.
+            if not unknown:
                 break
         return messages
 
     def _opening_to_send(self, receiver: _Receiver, drafted: _DraftedSequence) -> Opening | None:
-        """How the drafter, which does not know it, is to open it, if it may now: a fork behind its source, or
-        as a text of its own where the source was never told and is closed, or is another drafter's.
+        """Return how the drafter is to open a sequence that it does not know. Return None if it cannot be
+        opened yet.
+
+        A fork is opened once the drafter has the source's tokens that the fork shares. If the drafter will
+        never get them, because the source has ended, is unknown or belongs to another drafter, the fork is
+        opened as a sequence of its own.
         """
         sequence = drafted.opening.sequence
         fork = drafted.opening.fork
@@ -366,8 +436,10 @@ class FeatureStream:
         return replace(drafted.opening, fork=None)
 
     def _rows_to_send(self, receiver: _Receiver, frame: Frame, room: int) -> list[FeatureRows]:
-        """What the drafter lacks, at most `room` rows: in the frame's order, as they were stored, or, where
-        they are too many, those first who lack least.
+        """Return the features that the drafter lacks, at most `room` of them.
+
+        They are in the order of the frame, in which they were stored. If they are too many, sequences that
+        lack the fewest come first.
         """
         order = dict.fromkeys(segment.sequence for segment in frame.segments) | self._sequences
         lags = [(lag, one) for one in map(self._sequences.get, order) if one and (lag := receiver.lag(one))]
@@ -385,14 +457,25 @@ class FeatureStream:
         return parts
 
     def _still_stored(self, sequence: int, sent: int) -> bool:
-        """Whether its features are all here still; else it cannot be drafted for any more."""
+        """Return whether the features of a sequence from position `sent` on are still stored. Otherwise the
+        sequence is not drafted any more.
+        """
         if self._store is None or self._store.available_from(sequence) <= sent:
             return True
         self._close(sequence)
         return False
 
     def _lesson(self, part: FeatureRows, asking: bool) -> FeatureBatch:
-        """A tree is asked for behind the newest token alone; none unless `asking`."""
+        """Return one feature batch (the code also says *lesson*).
+
+        asking: False while drafting is resuming, when no tree is asked for.
+
+        A tree is asked for only with the newest committed token; a batch that ends before it has no `bonus`.
+
+            # tokens [a b c d], committed 3, round 5 is wanted:
+            # part [0, 2) -> tokens (a, b), bonus None, step None
+            # part [0, 3) -> tokens (a, b, c), bonus d, step 5
+        """
         course = self._sequences[part.sequence]
         text = self._tokens[part.sequence]
         told = part.sequence, part.start, tuple(text[part.start : part.stop])
@@ -402,6 +485,9 @@ class FeatureStream:
 
 
 def _committed(segment: Segment, outcome: Outcome | None) -> Sequence[int]:
+    """Return the numbers of a segment's committed tokens: all of a prompt chunk, the accepted nodes of a
+    tree.
+    """
     if isinstance(segment, PromptChunk):
         return range(len(segment.tokens))
     return outcome.accepted if outcome else (0,)

@@ -1,4 +1,4 @@
-"""What the thread that computes does with a frame: run it, send what comes of it, and judge it."""
+"""What the compute thread does with a frame: run it, pass it on or verify it, and report the result."""
 
 from __future__ import annotations
 
@@ -15,23 +15,32 @@ Verify = Callable[..., VerifiedFrame]
 
 
 def run_stage(stage: StageRunner, frame: Frame) -> Frame:
+    """Run a frame through the stage. Hidden states that arrived in 8 bits are converted when the stage reads
+    them.
+    """
     return stage.run(with_numbers(frame))
 
 
 def run_and_pass_on(stage: StageRunner, link: RingLink, frame: Frame) -> float:
-    """Seconds of this stage. The thread that computes sends: no event loop is waited for."""
+    """Run a frame, send it to the next stage, and return the seconds that this stage computed.
+
+    The compute thread sends the frame itself, so that sending does not wait for the event loop.
+    """
     passed = run_stage(stage, frame)
     link.post(passed)
     return passed.seconds[-1]
 
 
 def run_and_verify(stage: StageRunner, verify: Verify, frame: Frame) -> VerifiedFrame:
+    """Run a frame and verify it."""
     return verify(run_stage(stage, frame))
 
 
 def reporting(links: RingLinks, verify: Verify) -> Verify:
-    """The same; stage 0, whose next lap waits for the result, gets it from the thread that found it, with
-    what was drafted there, and the master next.
+    """Return a function that calls `verify` and then sends the result from the thread that has it.
+
+    Stage 0, whose next step waits for the result, receives it first, with the trees that were drafted on this
+    thread. The master is second.
     """
 
     def verify_and_report(*frame: Frame) -> VerifiedFrame:

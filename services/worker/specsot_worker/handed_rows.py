@@ -1,5 +1,7 @@
-"""KV rows that stages of the next epoch get from those of this one, while it goes on, so that texts are not
-read again.
+"""Migrates KV to the stages of the next epoch while this epoch runs, so that prompts are not computed again.
+
+The code says *handed* for migrated, and *rows* for the KV of token positions: one row is the KV of one
+position in one layer.
 """
 
 from __future__ import annotations
@@ -23,19 +25,22 @@ from specsot_model.kv import KVPages
 
 log = structlog.get_logger()
 
-MAX_BYTES = (
-    512 << 20
-)  # bytes of rows that wait for their epoch; twice as many as a master lets be handed over
-OVER_BYTES = 64  # as which the word counts that nothing comes of a sequence in one layer
-JOB_ROWS = 4096  # rows of one layer that are gathered between two frames; not measured
+# Bytes. Received KV that waits for its epoch takes at most this much: twice what a master lets be migrated.
+MAX_BYTES = 512 << 20
+# Bytes. What a message counts for that says that a sequence has no KV in one layer. Untuned.
+OVER_BYTES = 64
+# Positions. KV of at most this many positions, counted per layer, is gathered between two frames. Untuned.
+JOB_ROWS = 4096
 
-Key = tuple[str, int, int]  # sender, sequence, layer
+# Sender, sequence, layer. Features count as a layer after the last one.
+Key = tuple[str, int, int]
 
 
 class HandedRows:
-    """What came, by sender, sequence and layer. epoch: of no earlier one."""
+    """KV that has been received, by sender, sequence and layer."""
 
     def __init__(self, epoch: int = 0) -> None:
+        """Start empty. KV of epochs before `epoch` is refused."""
         self._rows: dict[Key, list[Tensor]] = {}
         self._over: set[Key] = set()
         self._order = HandOver(0, (), (), ())
@@ -43,13 +48,22 @@ class HandedRows:
         self._bytes = 0
 
     def expect(self, order: HandOver) -> None:
-        if order.epoch < self._epoch:  # of which only some sender spoke
+        """Set the master's order, which names the sequences to migrate, the senders and the receivers."""
+        # The later epoch was named by a sender only, so the master's order wins.
+        if order.epoch < self._epoch:
             self._epoch = 0
         self._enter(order.epoch)
         self._order = order
 
     def add(self, giver: str, message: KvRows) -> None:
-        """What is here already, or does not follow it, is left out; so is what is too much."""
+        """Store KV from one sender. What is present already is left out; so is what does not continue the
+        present KV, and what exceeds MAX_BYTES.
+
+        For example:
+
+            # present: positions 0..9; message with first 8 and 4 positions -> positions 10 and 11 are added
+            # present: positions 0..9; message with first 12 -> ignored, because 10 and 11 are missing
+        """
         self._enter(message.epoch)
         key = (giver, message.sequence, message.layer)
         room = MAX_BYTES - self._bytes
@@ -66,7 +80,9 @@ class HandedRows:
             self._bytes += message.rows[missing:].nbytes
 
     def complete(self, layers: Range) -> bool:
-        """Whether all is here that the order names, of these layers."""
+        """Return whether all KV of these layers is present that the order names, or was reported as not
+        existing.
+        """
         return all(
             sum(map(len, self._rows.get(key, ()))) >= wanted.last or key in self._over
             for wanted in self._order.rows
@@ -74,14 +90,22 @@ class HandedRows:
         )
 
     def over(self, layers: Range) -> tuple[int, ...]:
-        """Sequences that the order names and that are closed: one without features is not."""
+        """Return the sequences of the order that the senders have closed. A sequence that lacks only features
+        does not count.
+        """
         kv = Range(layers.first, min(layers.last, self._order.model_layers))
         named = (one.sequence for one in self._order.rows)
         return tuple(one for one in named if any(key in self._over for key in self._keys(one, kv)))
 
     def rows(self, opening: Opening, layer: int | None = None) -> Tensor | None:
-        """What an opening says was kept of this layer, or of features: [tokens, numbers of a row]; None where
-        it is not here. Whoever writes goes on as this opening, and nobody else needs what was kept for it.
+        """Return the KV with which an opening begins in one layer: [num_tokens, numbers of a position]. None
+        if it is not present.
+
+        layer: None: the features.
+
+        A decoding sequence is the only one that needs its KV, so the KV is removed. That of a prefix is kept.
+
+            # opening: fork of 6 tokens, 4 reused ones -> positions 6..9 of the received KV
         """
         assert opening.kept is not None
         layer = self._order.model_layers if layer is None else layer
@@ -92,22 +116,27 @@ class HandedRows:
         return torch.cat(held)[last - len(opening.kept.tokens) : last] if whole else None
 
     def keep(self, layers: Range) -> None:
-        """Nobody asks for others: they are of an order that another one came after."""
+        """Drop the KV of all other layers: it belongs to an order that was replaced by a later one."""
         for key in tuple(self._rows):
             if not layers.first <= key[2] < layers.last:
                 del self._rows[key]
 
     def drop(self, sequence: int, features: bool = False) -> None:
-        """It will not be opened again. features: those, which are read later than the rows of layers."""
+        """Drop the KV of a sequence that will not be opened again.
+
+        features: Drop its features instead, which are read later than the KV.
+        """
         for key in tuple(self._rows):
             if key[1] == sequence and (key[2] == self._order.model_layers) == features:
                 self._rows.pop(key, None)
 
     def _keys(self, sequence: int, layers: Range) -> list[Key]:
+        """Return the keys under which the KV of these layers is stored."""
         numbers = range(layers.first, layers.last)
         return [(self._order.giver_of(layer), sequence, layer) for layer in numbers]
 
     def _enter(self, epoch: int) -> None:
+        """Discard everything received if this epoch is later than the present one."""
         if epoch > self._epoch:
             self._rows.clear()
             self._over.clear()
@@ -115,26 +144,34 @@ class HandedRows:
             self._bytes = 0
 
 
-LayerRows = tuple[RowsOf, int]  # of one layer of the model
+# Positions of a sequence, and a layer of the model.
+LayerRows = tuple[RowsOf, int]
 
 
 class StageRows:
-    """Rows in a stage's pages: copies for whoever runs its layers next, and those that openings begin with.
+    """Migrates the KV in a stage's pages: copies it for the layers' next owners, and fills the pages of
+    openings that reuse KV.
 
-    handed: where it finds the latter.
+    handed: The KV that was received.
     """
 
     def __init__(self, table: PageTable, kv: KVPages, layers: Range) -> None:
+        """Start without openings to fill."""
         self._table = table
         self._kv = kv
         self._layers = layers
         self.handed = HandedRows()
-        self._unfilled: dict[int, Opening] = {}  # by sequence; its pages come with its first rows
-        self._over = set[int]()  # of an epoch before, and somebody is still to begin with their rows
+        # Openings that reuse KV, by sequence, until their first own tokens arrive: their pages are reserved
+        # only then.
+        self._unfilled: dict[int, Opening] = {}
+        # Closed sequences of the previous epoch whose KV an opening is still to reuse.
+        self._over = set[int]()
 
     @torch.inference_mode()
     def copies(self, asked: Sequence[LayerRows]) -> list[Tensor | None]:
-        """[last - first, numbers of a row] of each, on the host; None where the sequence is closed."""
+        """Return copies of KV on the host, each [last - first, numbers of a position]. None if the sequence
+        is closed.
+        """
         found = list[Tensor | None]()
         for one, layer in asked:
             here = one.sequence in self._table
@@ -143,7 +180,11 @@ class StageRows:
         return found
 
     def fill(self, frame: Frame) -> None:
-        """Put what was kept into pages of sequences, before their first rows read it. Raises WireError."""
+        """Write reused KV to the pages of the sequences that have their first own tokens in this frame,
+        before these tokens attend to it. Also drop received KV that no opening will need.
+
+        Raises WireError if the KV is not present.
+        """
         self._unfilled |= {one.sequence: one for one in frame.openings if one.kept}
         for segment in frame.segments if self._unfilled else ():
             if opening := self._unfilled.pop(segment.sequence, None):
@@ -161,37 +202,50 @@ class StageRows:
             self._over &= wanted
 
     def _text_of(self, closed: int) -> int:
-        """Itself, of an epoch before, or that one which would have gone on as this one, and has not begun."""
+        """Return the sequence of the previous epoch whose KV is no longer needed when `closed` closes.
+
+        This is the sequence whose KV `closed` would have reused, if `closed` had not started. Otherwise it is
+        `closed` itself.
+        """
         waited = self._unfilled.pop(closed, None)
         return waited.kept.sequence if waited and waited.kept and waited.decodes else closed
 
 
 @runtime_checkable
 class KeepsRows(Protocol):
-    """A stage that can hand its rows over, and take some."""
+    """A stage that can migrate its KV and reuse received KV."""
 
     rows: StageRows
 
 
-# Rows of these layers, or, by the number behind the last layer, features: see `StageRows.copies`.
+# Copies KV of one or more layers. The layer number after the last one asks for features. See
+# `StageRows.copies`.
 Copies = Callable[[Sequence[LayerRows]], Awaitable[Sequence[Tensor | None]]]
 
 
 class RowHandover:
-    """A worker's part: it sends rows of layers that others will run, and tells the master when it has
-    those of its own.
+    """A worker's part in a migration: it sends KV of layers that other workers will run, and tells the master
+    when it has received the KV of its own layers.
     """
 
     def __init__(self, name: str, dialer: Dialer) -> None:
+        """Start without an order."""
         self._name = name
         self._dialer = dialer
-        self.rows = self.ready = HandedRows()  # of the epoch that runs, and of the one before, which serve it
-        self._waiting: tuple[HandOver, Range, Link] | None = None  # for what, and whom to tell
-        self._own: Range | None = None  # layers that the newest order has here
+        # `rows` receives KV during the running epoch; `ready` was received during the previous one and serves
+        # the running epoch.
+        self.rows = self.ready = HandedRows()
+        # The order, this worker's layers, and the link to the master, until all KV has been received.
+        self._waiting: tuple[HandOver, Range, Link] | None = None
+        # Layers of this worker in the newest order.
+        self._own: Range | None = None
         self._giving: asyncio.Task[None] | None = None
 
     def begin(self, order: HandOver, copies: Copies | None, uplink: Link) -> None:
-        """copies: of what the running epoch has here; None where this worker only takes."""
+        """Start migrating. An order replaces the previous one.
+
+        copies: Copies KV of the running epoch. None if this worker only receives.
+        """
         self.stop()
         self.rows.expect(order)
         own = next((order.held_by(one) for one in order.takers if one.name == self._name), None)
@@ -200,7 +254,7 @@ class RowHandover:
         self._giving = start(self._give(order, copies))
 
     def turn(self, epoch: int) -> None:
-        """This one is configured, with what came in the one before."""
+        """Begin epoch `epoch` with the KV that was received during the previous epoch."""
         self.stop()
         self.ready = self.rows
         self.rows = HandedRows(epoch)
@@ -209,23 +263,28 @@ class RowHandover:
         self._own = None
 
     def stop(self) -> None:
+        """Stop sending, and stop waiting for KV."""
         if self._giving:
             self._giving.cancel()
         self._giving = self._waiting = None
 
     async def take(self, giver: str, message: KvRows) -> None:
+        """Store received KV, and tell the master if it was the last that is needed."""
         self.rows.add(giver, message)
         await self._tell()
 
     async def _tell(self) -> None:
+        """Tell the master, once, that all KV of this worker's layers has been received."""
         if self._waiting and self.rows.complete(self._waiting[1]):
             (order, layers, uplink) = self._waiting
             self._waiting = None
             told = Progress(order.epoch, 1, 1, handed=order.number, over=self.rows.over(layers))
-            with suppress(SpecsotError):  # a lost master is heard of by itself
+            # The loss of the master is detected elsewhere.
+            with suppress(SpecsotError):
                 await uplink.send(told)
 
     async def _give(self, order: HandOver, copies: Copies | None) -> None:
+        """Send every receiver the KV of the layers that it shares with this worker."""
         own = next((order.held_by(one) for one in order.givers if one.name == self._name), None)
         for taker in order.takers if own and copies else ():
             assert own
@@ -237,12 +296,15 @@ class RowHandover:
         await self._tell()
 
     async def _give_to(self, taker: Stage, order: HandOver, copies: Copies, layers: Range) -> None:
-        """One that cannot be reached never says that it has all; the master does not wait for ever."""
+        """Send KV to one receiver. If it cannot be reached, log a warning: it never reports completion, and
+        the master's wait has a limit.
+        """
         if taker.name == self._name:
             await _send(order, copies, layers, lambda one: self.take(self._name, one))
             return
         try:
-            link = await self._dialer.dial(taker.address, 0)  # its loss ends no epoch
+            # Epoch 0: the loss of this link ends no epoch.
+            link = await self._dialer.dial(taker.address, 0)
             try:
                 await _send(order, copies, layers, link.send)
             finally:
@@ -254,14 +316,21 @@ class RowHandover:
 async def _send(
     order: HandOver, copies: Copies, layers: Range, send: Callable[[KvRows], Awaitable[None]]
 ) -> None:
-    """Gathered a few at a time, between frames."""
+    """Gather and send KV, a few positions at a time, between frames."""
     for part in _parts(order.rows, layers, order.model_layers):
         for (asked, layer), rows in zip(part, await copies(part)):
             await send(KvRows(order.epoch, asked.sequence, layer, asked.first, rows))
 
 
 def _parts(asked: Sequence[RowsOf], layers: Range, model_layers: int) -> Iterator[list[LayerRows]]:
-    """At most JOB_ROWS each, or one; features by themselves."""
+    """Split what is to be sent into jobs of at most JOB_ROWS positions, or of one sequence and layer.
+    Features have jobs of their own.
+
+    For example:
+
+        # JOB_ROWS 4096, sequences of 3000 and 2000 positions, layers 0 and 1
+        # -> jobs [(3000, layer 0)], [(2000, layer 0)], [(3000, layer 1)], [(2000, layer 1)]
+    """
     part = list[LayerRows]()
     count = 0
     for layer in range(layers.first, layers.last):

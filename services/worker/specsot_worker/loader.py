@@ -45,8 +45,8 @@ log = structlog.get_logger()
 
 
 class StageLoader:
-    """Loads what is asked for and keeps the last range, so that a new epoch starts at once, and another range
-    loads only what it has besides.
+    """Loads layer ranges. The last range stays loaded, so that a new epoch starts at once; for another range,
+    only the layers that are missing are loaded.
     """
 
     def __init__(
@@ -60,11 +60,17 @@ class StageLoader:
         gpus: Callable[[str], dict[str, str]] = gpus_on,
         before_frame: Callable[[], None] | None = None,
     ) -> None:
-        """address: where peers reach it; None: by its name. layers None: the master decides.
+        """Read the model's configuration. Nothing is loaded yet. Raises ModelError if `layers` are beyond the
+        model's layers.
 
-        loaded: hears of every layer that is loaded.
-        free_memory: free bytes of a device. gpus: what a device may mean, by the ids of the GPUs.
-        before_frame: called before a stage runs each frame.
+        options: Model and device.
+        name: Name of the worker.
+        address: Where other members reach the worker. None: by its name.
+        layers: Layer range to run. None: the master decides.
+        loaded: Called for every layer that has been loaded.
+        free_memory: Returns the free bytes of a device, or None if unknown.
+        gpus: Returns the devices that a device option may stand for, by GPU id.
+        before_frame: Called before a stage runs each frame.
         """
         self._options = options = as_published(options, options.base)
         self._name = name
@@ -85,18 +91,23 @@ class StageLoader:
         self._decoder: Decoder | None = None
         self._parts = LoadedParts()
         self._absent: AbsentWeights | None = None
-        self._preload_floor: int | None = None  # bytes that loading ahead leaves free, once it has begun
-        self._taps: tuple[int, ...] = ()  # of the head whose slices stages have, perhaps of an earlier epoch
-        self.loaded = 0  # see StageProvider
+        # Bytes that loading ahead leaves free. None until loading ahead has begun.
+        self._preload_floor: int | None = None
+        # Taps of the draft head whose slices the stages have, perhaps since an earlier epoch.
+        self._taps: tuple[int, ...] = ()
+        # See `StageProvider.loaded`.
+        self.loaded = 0
         if layers and layers.last > self._config.layers:
             raise ModelError(f"layers {layers} asked for, {options.base} has {self._config.layers}")
 
     @property
     def name(self) -> str:
+        """Name of the worker."""
         return self._name
 
     @property
     def fetched(self) -> int:
+        """See `StageProvider.fetched`."""
         base = self._options.base
         borrowed = borrowed_of(base)
         snapshot = snapshot_of(base)
@@ -104,10 +115,15 @@ class StageLoader:
 
     @property
     def vocabulary(self) -> int:
+        """Number of token ids of the model."""
         return self._config.vocab
 
     def registration(self) -> Registration:
-        """Measures one layer (of the range, if fixed); a fraction of a second. Raises ModelError: no room."""
+        """Measure one layer (of the range, if it is fixed), which takes a fraction of a second, and return
+        what the master is to know.
+
+        Raises ModelError if there is no room for the fixed range.
+        """
         config = self._config
         memory = self._memory()
         if self._layers:
@@ -133,7 +149,7 @@ class StageLoader:
             number_bytes=self._dtype.itemsize,
             device=device_name(self._device),
             dtype=f"{self._dtype}".removeprefix("torch."),
-            # Of experts a lap reads those that its rows choose: nobody knows how many bytes.
+            # With experts, a step reads those that its tokens choose, so the bytes per step are unknown.
             copy_speed=0 if self._config.routing else copy_speed(self._device),
             quantization=self._counted.rounding,
             lends=borrowed_of(self._options.base) is None and self._options.model_format != "bin",
@@ -141,7 +157,7 @@ class StageLoader:
         )
 
     def _tell_published(self) -> None:
-        """One line, where weights are quantized in the files."""
+        """Log in one line how published, quantized weights are held."""
         files = self._files()
         whole = Range(0, self._config.layers)
         if isinstance(files, PublishedWeights):
@@ -156,7 +172,9 @@ class StageLoader:
             )
 
     def _measure(self) -> Curve:
-        """Of a layer that is here; of one like it, where nobody knows yet which ones to fetch."""
+        """Return seconds per number of tokens, measured on a layer that is loaded, or, while it is unknown
+        which layers to fetch, on a layer of the same shape.
+        """
         log.info("measuring", what="one layer", device=device_name(self._device))
         files = self._files()
         if self._layers is None and isinstance(files, AbsentWeights):
@@ -169,7 +187,7 @@ class StageLoader:
             return measure_rows(decoder)
 
     def make_stage(self, configuration: Configuration, layers: Range) -> DecoderStage:
-        """The stage for one epoch, with empty pages. Raises ModelError: there is no room for it."""
+        """Return the stage of an epoch, with empty pages. Raises ModelError if there is no room for it."""
         self._move_to(configuration.gpu)
         fused = configuration.head.width if configuration.head else 0
         pages = self._counted.pages(self._naming_taps(configuration), layers)
@@ -178,8 +196,8 @@ class StageLoader:
         return DecoderStage(self._load(layers), *table, configuration.layout, self._before_frame)
 
     def _naming_taps(self, configuration: Configuration) -> Configuration:
-        """With those whose slices are here from an earlier epoch: a GPU gets copies anew, a CPU reads them
-        where they are.
+        """Return the configuration with the taps of an earlier epoch, if it names none, so that their memory
+        is counted. Only a GPU copies them again; a CPU reads them where they are.
         """
         head = configuration.head
         self._taps = (head.taps if head else ()) or self._taps
@@ -188,14 +206,19 @@ class StageLoader:
         return replace(configuration, head=replace(head, taps=self._taps))
 
     def fetch(self, layers: Range) -> None:
+        """Download or borrow the files of these layers, if they are absent."""
         if isinstance(self._files(), AbsentWeights):
             files = WeightFiles(self._options.base, self._options.model_format == "bin")
             files.fetch(tensors_of(files, self._config, layers))
             self._tell_fetched(layers)
 
     def preload(self, layers: Range | None = None) -> bool:
-        """One more layer. Of those that nobody asked for: while half of the memory that was free when it
-        began, and its pages, stay free.
+        """Load one more layer. Return whether a layer was loaded.
+
+        layers: The layers to load. None: any layers of the model whose files are present, while half of the
+            memory that was free at the beginning stays free, and at least the memory of the KV pages.
+
+        Raises ModelError if there is no room for the next of `layers`.
         """
         free = self._free()
         wanted = layers or Range(0, self._config.layers)
@@ -212,6 +235,9 @@ class StageLoader:
         return True
 
     def _leaves_room(self, layer: Range, free: int | None) -> bool:
+        """Return whether enough memory stays free after loading this layer ahead. Without a known `free` it
+        does not.
+        """
         if free is None:
             return False
         if self._preload_floor is None:
@@ -219,7 +245,7 @@ class StageLoader:
         return free - self._counted.weights(layer) >= self._preload_floor
 
     def make_verifier(self, stage: StageRunner, configuration: Configuration) -> Verifier:
-        """The end of the ring; needs the range that holds the last layer."""
+        """Return the verifier of an epoch. `stage` must hold the last layer."""
         self._read_vocabulary()
         decoder = self._load(stage.layers)
         width = configuration.width_at(stage.layers)
@@ -233,24 +259,29 @@ class StageLoader:
         return Verifier(logits, self._find_grammar, store, ahead)
 
     def _read_vocabulary(self) -> None:
-        """Not within the first request, nor, where this may become the last stage, while somebody waits."""
+        """Read the vocabulary and build its grammar tables now, so that the first request, or the forming of
+        an epoch, does not wait for that.
+        """
         if self._has_text:
             prebuild(self._token_bytes)
 
     @property
     def _has_text(self) -> bool:
+        """True if the model has a tokenizer."""
         return (self._options.base / "tokenizer.json").exists()
 
     def _find_grammar(self, opening: Opening) -> Future[Grammar] | None:
+        """Return a future of the grammar that the opening asks for. None if it asks for none."""
         held = opening.plan or opening.form
         return grammar_of(self._token_bytes, opening) if held else None
 
     @cached_property
     def _token_bytes(self) -> Vocabulary:
+        """The model's vocabulary, read once."""
         return read_vocabulary(self._options.base, self._config.vocab)
 
     def _move_to(self, gpu: str | None) -> None:
-        """What is loaded elsewhere goes."""
+        """Use this GPU from now on. What is loaded on another device is dropped."""
         device = self._gpus.get(gpu or "", self._device)
         if device != self._device:
             self._decoder = None
@@ -259,13 +290,15 @@ class StageLoader:
             use_device(device)
 
     def _free(self) -> int | None:
-        """Bytes, of its device, or of the fullest that share its layers."""
+        """Return the free bytes of the device. With tensor parallelism, of the device that has the least.
+        None: unknown.
+        """
         devices = devices_of(self._device, self._options.tensor_parallel) or (self._device,)
         found = [self._free_memory(str(device)) for device in devices]
         return min((one for one in found if one is not None), default=None)
 
     def _memory(self) -> int | None:
-        """Bytes there would be for weights and pages if nothing were loaded yet; None where nobody knows."""
+        """Return the bytes there would be for weights and pages if nothing were loaded yet. None: unknown."""
         free = self._free()
         loaded = self._loaded_bytes(range(self._config.layers))
         if free is None:
@@ -273,21 +306,24 @@ class StageLoader:
         return max(free + loaded - self._graph_bytes(self._layers, room=free + loaded), 0)
 
     def _loaded_bytes(self, layers: Iterable[int]) -> int:
-        """Bytes of those of these layers that are loaded."""
+        """Return the bytes of those of these layers that are loaded."""
         counted = self._counted
         here = [one for one in layers if one in self._parts.blocks]
         return sum(counted.weights(Range(one, one + 1)) for one in here)
 
     def _graph_bytes(self, layers: Range | None, width: int = 0, room: int | None = None) -> int:
-        """Bytes; see `LayerMemory.graphs`."""
+        """Return the bytes of CUDA graphs; see `LayerMemory.graphs`."""
         return self._counted.graphs(runs_kernels(torch.device(self._device)), width, layers, room)
 
     @property
     def _counted(self) -> LayerMemory:
+        """What the layers take, counted for the present device options."""
         return LayerMemory(self._options, self._config, self._files())
 
     def _files(self) -> Weights:
-        """To count what is in them; nothing is fetched for that, unless one file holds all."""
+        """Return the weight files, to count what is in them. Nothing is fetched for that, unless one file
+        holds all weights.
+        """
         if self._absent is None:
             bin_too = self._options.model_format == "bin"
             files = open_weights(self._options.base, bin_too, self._options.quantization)
@@ -297,18 +333,28 @@ class StageLoader:
         return self._absent
 
     def _check_fit(self, layers: Range, pages: int, graphs: int) -> None:
-        """Before anything is loaded; layers that are here already take no more."""
+        """Check, before anything is loaded, that there is room for these layers. Loaded layers take no more
+        memory. Raises ModelError.
+
+        pages: Bytes of KV pages and what is kept for the drafter. graphs: Bytes of CUDA graphs.
+
+        Layers outside the range are dropped.
+        """
         if self._decoder is None or self._decoder.layers != layers:
             self._decoder = None
-            self._parts.keep(layers, self._config)  # free the others before the new ones are loaded
+            # Free the other layers before the new ones are loaded.
+            self._parts.keep(layers, self._config)
         loaded = self._loaded_bytes(range(layers.first, layers.last))
-        weights = max(self._counted.weights(layers) - loaded, 0)  # tied ends are one table, counted with both
+        # Tied embeddings are one table, but are counted with both ends of the model.
+        weights = max(self._counted.weights(layers) - loaded, 0)
         need = Need(weights, pages, graphs)
         check_fit(f"layers {layers}", need, self._device, self._free())
 
     def _load(self, layers: Range) -> Decoder:
+        """Return the decoder of these layers, loading those that are missing."""
         if self._decoder is None or self._decoder.layers != layers:
-            self._decoder = None  # as in _check
+            # As in `_check_fit`, free what is not needed before loading.
+            self._decoder = None
             self._parts.keep(layers, self._config)
             self.loaded = 0
             self._decoder = self._load_decoder(layers, self._add_layer)
@@ -317,15 +363,17 @@ class StageLoader:
         return self._decoder
 
     def _tell_fetched(self, layers: Range) -> None:
+        """Log how much of borrowed weights was fetched."""
         if borrowed := borrowed_of(self._options.base):
             borrowed.tell(f"layers {layers}")
 
     def _load_decoder(self, layers: Range, loaded: Loaded | None = None) -> Decoder:
-        """Of parts that are here, and those that are not."""
+        """Return the decoder of these layers, using the layers that are loaded."""
         here = replace(self._options, device=self._device)
         return Decoder.of(here, layers, loaded=loaded, parts=self._parts)
 
     def _add_layer(self, layers: int) -> None:
+        """Record that one more layer has been loaded, and report it."""
         self.loaded = layers
         if self._on_layer:
             self._on_layer(layers)

@@ -1,4 +1,4 @@
-"""Chances of the tokens that were written, for those who ask for them."""
+"""Log-probabilities of generated tokens, for requests that ask for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from specsot_worker.sampling import TargetQuery
 def add_logprobs(
     outcomes: Sequence[Outcome], queries: Sequence[TargetQuery], logits: torch.Tensor
 ) -> list[Outcome]:
-    """The outcomes, with a chance for each token of those that are asked for it. logits: [rows, V]."""
+    """Return the outcomes, with a log-probability for each token of the sequences that ask for it. logits:
+    [num_rows, vocab].
+    """
     asked = [question.state.opening.logprobs for question in queries]
     rows = list[int]()
     tokens = list[int]()
@@ -36,11 +38,15 @@ def add_logprobs(
     ]
 
 
-LEAST_LOGPROB: Final = -9999.0  # Of a token that cannot be chosen; JSON has no infinity. Precedent: vLLM.
+# Natural logarithm. Stands for the log-probability of a token that cannot be chosen, because JSON has no
+# infinity. Precedent: vLLM, -9999.
+LEAST_LOGPROB: Final = -9999.0
 
 
 def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], top: int) -> list[Logprob]:
-    """For each row [rows, V] the chance of its token, and of the `top` likeliest."""
+    """Return for each row of logits [num_rows, vocab] the log-probability of its token and of the `top`
+    likeliest tokens.
+    """
     logprobs = logits.float().log_softmax(-1)
     own = logprobs.gather(-1, torch.tensor(tokens, device=logits.device)[:, None]).flatten()
     own = own.clamp(min=LEAST_LOGPROB)
@@ -52,6 +58,6 @@ def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], top: int) -> lis
 
 
 def _with_logprobs(outcome: Outcome, chances: Iterator[Logprob], top: int) -> Outcome:
-    """With the next chances, each cut to what was asked for."""
+    """Return the outcome with the next of `chances`, each cut to the `top` that was asked for."""
     own = (Logprob(one.logprob, one.top[:top]) for one in islice(chances, len(outcome.tokens)))
     return replace(outcome, chances=tuple(own))

@@ -1,4 +1,4 @@
-"""Counts what layers take of a worker's memory: weights, KV rows, captured graphs; without loading any."""
+"""Counts the memory that layers take on a worker (weights, KV, CUDA graphs) without loading any of them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ from specsot_model.weights import Weights
 
 @dataclass(frozen=True)
 class LayerMemory:
-    """Of a model's layers, as a worker with these options holds them. files: their shapes are asked for.
+    """What a model's layers take on a worker with these options. All sizes are in bytes.
 
-    All sizes are bytes.
+    options: The worker's options.
+    config: The model's configuration.
+    files: The weight files, of which only the shapes are read.
     """
 
     options: ModelOptions
@@ -31,11 +33,14 @@ class LayerMemory:
 
     @cached_property
     def dtype(self) -> torch.dtype:
+        """The dtype of the computation."""
         return resolve_dtype(self.options.dtype, self.options.device, self.options.quantization)
 
     @property
     def rounding(self) -> str:
-        """`Registration.quantization`; sums that are grouped otherwise are rounded otherwise, too."""
+        """What `Registration.quantization` says: every option that changes the rounding of results, and so
+        may change tokens.
+        """
         options = self.options
         kept = self.options.kv_cache_dtype
         if kept == "auto":
@@ -46,21 +51,27 @@ class LayerMemory:
 
     @property
     def held(self) -> WeightForm:
+        """The form in which weights are held in memory."""
         form = WeightForm.on(self.options.device, self.dtype.itemsize, self.options.quantization)
         return replace(form, parts=self.devices)
 
     @property
     def devices(self) -> int:
-        """How many share each layer, each with memory of its own; what is counted is the first one's part."""
+        """Number of devices that share each layer, each with memory of its own. All sizes are those of the
+        first device's part.
+        """
         return self.options.tensor_parallel if self.options.device.startswith("cuda") else 1
 
     @cached_property
     def parts(self) -> WeightBytes:
+        """Bytes of the model's parts."""
         return bytes_of(self.files, self.config, self.held)
 
     def row_in(self, layers: Range | None = None) -> int:
-        """What pages take of one position in one of these layers, states included: all that is granted by the
-        rows that it holds. None: nobody knows yet which layers; then in the largest.
+        """Return the bytes of one KV position in one of these layers, including a share of the recurrent
+        states, which are paid from the same memory.
+
+        layers: None: the layer range is not known yet, so the largest layer counts.
         """
         every = [Range(layer, layer + 1) for layer in range(self.config.layers)]
         each = max(self._row(one) for one in ([layers] if layers else every))
@@ -69,39 +80,51 @@ class LayerMemory:
         return -(-each * granted // max(granted - least, 1))
 
     def _row(self, layers: Range) -> int:
-        """Of one position more, the mean of these layers."""
+        """Return the bytes of one more position, as the mean of these layers."""
         more, fewer = (self._pages(layers, rows) for rows in (2 * KEPT_ROWS, KEPT_ROWS))
         return -(-(more - fewer) // (KEPT_ROWS * len(layers)))
 
     def _pages(self, layers: Range, rows: int) -> int:
+        """Return the bytes of pages for `rows` positions in these layers."""
         kept = self.options.kv_cache_dtype
         return pages_of(self.config, layers, rows, self._row_itemsize, kept) // self.devices
 
     @property
     def _row_itemsize(self) -> int:
+        """Bytes of one number of the KV cache."""
         return row_itemsize(self.config, self.dtype.itemsize, self.held.packed)
 
     def weights(self, layers: Range) -> int:
+        """Return the bytes of these layers' weights."""
         return weights_of(self.files, self.config, layers, self.held)
 
     def read(self, layers: Range) -> float:
-        """What one row reads of the weights: of experts those that it chooses, of the embedding nothing."""
+        """Return the bytes of weights that one token reads: of experts those that it chooses, of the
+        embedding none.
+        """
         return read_of(self.files, self.config, layers, self.held)
 
     def pages(self, configuration: Configuration, layers: Range) -> int:
-        """KV pages and what is kept for the drafter: slices of its head, features with the last layers."""
+        """Return the bytes of the KV pages, and of what is kept for the drafter: slices of its head, and the
+        features on the last stage.
+        """
         rows = configuration.pages * configuration.page_rows
         taps = sum(len(configuration.taps_of(one)) for one in configuration.stages if one.layers == layers)
         slices = taps * self.config.hidden * (configuration.head.width if configuration.head else 0)
-        each = self.dtype.itemsize + self.held.packed  # in few bits on a CPU, layers read a copy in 8 bits
+        # On a CPU, layers with weights of few bits read a second copy of a slice, in 8 bits.
+        each = self.dtype.itemsize + self.held.packed
         features = rows * configuration.width_at(layers) * self.dtype.itemsize
         return self._pages(layers, rows) + features + slices * each
 
     def graphs(
         self, kernels: bool, width: int = 0, layers: Range | None = None, room: int | None = None
     ) -> int:
-        """Captured graphs of these layers. kernels: there are some where it runs. width: of the features they
-        sum up. None: nobody knows yet which layers; all of them, if their weights fit into `room`.
+        """Return the bytes of the CUDA graphs of these layers. 0 if nothing is captured.
+
+        kernels: True if the device has kernels that can be captured.
+        width: Numbers of a feature that the layers sum up.
+        layers: None: not known yet. Then all layers count, if their weights fit into `room`.
+        room: Bytes that are available. None: unknown.
         """
         kind = self.options.quantization
         grouped = self.options.batch_invariant
@@ -112,7 +135,9 @@ class LayerMemory:
         return laps_of(self.config, self.dtype.itemsize, width, wide, grouped) if captured else 0
 
     def _wide(self, layers: Range | None, room: int | None) -> bool:
-        """Whether frames of prompts alone have more rows than others: see `cuda_graphs.prompt_rows`."""
+        """Return whether frames of prompts only may have more tokens than others: see
+        `cuda_graphs.prompt_rows`.
+        """
         whole = Range(0, self.config.layers)
         fits = layers is not None or room is None or self.weights(whole) <= room
         return fits and layers in (None, whole) and self.options.tensor_parallel == 1

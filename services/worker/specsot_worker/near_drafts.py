@@ -1,4 +1,4 @@
-"""Drafts by a drafter in the verifier's own thread, and the lap that takes them, begun as early as can be."""
+"""Drafts on the verifier's own thread, and speculative launches of the steps that verify these drafts."""
 
 from __future__ import annotations
 
@@ -13,33 +13,52 @@ from specsot.transport.links import NearDrafter
 
 
 class RunsAhead(Protocol):
-    """A stage that can begin the next frame; see `DecoderStage`."""
+    """A stage that can launch the next step speculatively. See `DecoderStage`."""
 
-    def go_on(self, tokens: list[int]) -> bool: ...
+    def go_on(self, tokens: list[int]) -> bool:
+        """See `DecoderStage.go_on`."""
+        ...
 
-    def foresee(self, segments: Sequence[TreeSegment]) -> bool: ...
+    def foresee(self, segments: Sequence[TreeSegment]) -> bool:
+        """See `DecoderStage.foresee`."""
+        ...
 
-    def grow_on(self, trees: Sequence[Tree]) -> bool: ...
+    def grow_on(self, trees: Sequence[Tree]) -> bool:
+        """See `DecoderStage.grow_on`."""
+        ...
 
-    def go_unread(self, segments: Sequence[TreeSegment], trees: UnreadTrees) -> bool: ...
+    def go_unread(self, segments: Sequence[TreeSegment], trees: UnreadTrees) -> bool:
+        """See `DecoderStage.go_unread`."""
+        ...
 
-    def read(self, trees: Sequence[Tree]) -> bool: ...
+    def read(self, trees: Sequence[Tree]) -> bool:
+        """See `DecoderStage.read`."""
+        ...
 
 
+# Returns the place of a segment's sequence among a frame's trees, if its next tree is the drafter's.
+# Otherwise None.
 Place = Callable[[Segment], tuple[int, int] | None]
 
 
 class DraftedLap:
-    """What follows a frame that was judged, if trees come for all in it that go on, and for nobody else. Who
-    has written its first token comes behind those, with its root alone.
+    """The step after a verified frame, if it consists of trees for exactly the sequences that continue.
 
-    unread: trees that only a device knows, and with which it runs already.
+    Sequences that have just generated their first token come last. If the device chooses the trees, the tree
+    of such a sequence is its root alone.
+
+    unread: Trees that the device has chosen and the host has not read, if the step has been launched with
+        them.
     """
 
     def __init__(
         self, stage: RunsAhead, frame: Frame, outcomes: Mapping[int, Outcome], places: Sequence[object]
     ) -> None:
-        """places: of the frame's segments, see `NearDrafts`."""
+        """Predict the segments that follow `frame`.
+
+        outcomes: Of the frame, by sequence.
+        places: Of the frame's segments, see `NearDrafts`.
+        """
         self._stage = stage
         self._frame = frame
         self._outcomes = outcomes
@@ -47,8 +66,9 @@ class DraftedLap:
         self.unread: UnreadTrees | None = None
 
     def launch(self, drafter: NearDrafter) -> None:
-        """Before anything is made of the verdict, if a device chooses the trees: not where a form forces
-        tokens, which the host hangs into them.
+        """Launch the step before results are made, if the device chooses the trees.
+
+        Not if a grammar forces tokens, because the host adds those to the trees.
         """
         forced = any(one.forced for one in self._outcomes.values())
         trees = drafter.choose_early(self._segments) if self._segments and not forced else None
@@ -56,7 +76,7 @@ class DraftedLap:
             self.unread = trees
 
     def arrange(self) -> None:
-        """With the trees of that frame, while others grow."""
+        """Prepare the step while the trees grow, with the shapes of the frame's own trees."""
         if self._segments and not self.unread:
             segments = self._frame.segments
             trees = {one.sequence: one.tree for one in segments if isinstance(one, TreeSegment)}
@@ -65,7 +85,11 @@ class DraftedLap:
                 self._segments = []
 
     def begin(self, drafts: Drafts) -> bool:
-        """Whether trees came for all, and it runs."""
+        """Launch the step with these drafts, or confirm it if it was launched already. Return whether a step
+        is running with trees for all sequences.
+
+        A draft is needed for every sequence that continues, with the expected draft round and root.
+        """
         found = {draft.sequence: draft for draft in drafts.drafts}
         trees = list[Tree]()
         for segment in self._segments:
@@ -78,7 +102,13 @@ class DraftedLap:
         return bool(trees) and self._stage.grow_on(trees)
 
     def _following(self, every: Sequence[object]) -> list[TreeSegment]:
-        """Roots of what comes; none at all, where not all that go on have trees, or others go between."""
+        """Return the roots of the next frame. Return an empty list if a segment has no outcome or no new
+        token, or if the next frame would have another order.
+
+        every: Places of the frame's segments.
+
+            # tree at committed 12, accepted (0, 2), tokens (x, y) -> root y at committed 14, keep (0, 2)
+        """
         following = list[TreeSegment]()
         places = list[Any]()
         for segment, place in zip(self._frame.segments, every):
@@ -98,21 +128,34 @@ class DraftedLap:
 
 
 class NearDrafts:
-    """Asks it, and goes on with what comes of it. drafter: None where it is elsewhere, or nothing drafts.
+    """Asks the drafter on this thread for trees, and launches the next step with them.
 
-    place: of a sequence whose next tree is the drafter's, whatever it writes, among those of a frame; else
-    None. quiet: nothing has come that would change the next frame.
+    drafter: None if the drafter is elsewhere, or if there is none.
     """
 
     def __init__(self, stage: RunsAhead | None, place: Place, quiet: Callable[[], bool]) -> None:
+        """Start without a drafter.
+
+        stage: Launches steps. None if no stage can.
+        place: Returns a segment's place among a frame's trees if its sequence's next tree is the drafter's,
+            whatever tokens it generates; otherwise None.
+        quiet: Returns whether no message has arrived that would change the next frame.
+        """
         self.drafter: NearDrafter | None = None
         self._stage = stage
         self._place = place
         self._quiet = quiet
-        self._begun: tuple[int, UnreadVerdict] | None = None  # the frame that `begin` was asked for last
+        # Number and verification of the frame for which `begin` was called last.
+        self._begun: tuple[int, UnreadVerdict] | None = None
 
     def begin(self, frame: Frame, targets: Payload) -> None:
-        """Of a frame whose verdict is there on the device, before the host has it."""
+        """Let the drafter start from a verification whose results are still on the device.
+
+        targets: int32 [num_tokens] on the device, see `UnreadVerdict`.
+
+        This is done only for frames of trees followed by prompt chunks, with features, while drafting is
+        active.
+        """
         self._begun = None
         if self.drafter is None or frame.fused is None or frame.resting or frame.waking or not frame.number:
             return
@@ -123,13 +166,13 @@ class NearDrafts:
             self.drafter.begin_early(verdict)
 
     def went_astray(self, sequence: int) -> None:
-        """The verdict of `begin` is not what the host has found of it."""
+        """Record that the host has found other target tokens for this sequence than the device."""
         if self._begun:
             self._begun[1].astray.add(sequence)
 
     def follow(self, frame: Frame, outcomes: Mapping[int, Outcome]) -> DraftedLap | None:
-        """What comes behind a frame that was judged, begun if a device chooses its trees; None where other
-        things may come.
+        """Return the step that follows a verified frame, launched already if the device chooses its trees.
+        Return None if the next frame cannot be predicted.
         """
         if not (frame.number and self._stage and self.drafter):
             return None
@@ -145,8 +188,14 @@ class NearDrafts:
     def draft(
         self, features: Sequence[Features], ahead: DraftedLap | None = None
     ) -> tuple[tuple[Drafts, ...] | None, bool]:
-        """Have trees grown at once; None: the drafter is told in another way. And whether what comes behind
-        the frame runs with them.
+        """Have the drafter grow trees. Return its messages for stage 0, and whether the next step is running
+        with these trees.
+
+        features: Messages for the drafter, in order.
+        ahead: The step that follows, from `follow`. None if it cannot be predicted.
+
+        The messages are None if the drafter is elsewhere, if there is nothing to send it, or if it takes
+        nothing this way now.
         """
         if self.drafter is None or not features:
             return None, False

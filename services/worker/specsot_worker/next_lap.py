@@ -1,12 +1,20 @@
-"""A stage's next lap, begun before its frame comes.
+"""Launches a stage's next step speculatively, before its frame arrives.
 
-Of plain laps, where each sequence of a frame writes one token, all but the tokens is known while a device
-computes the lap before: the next one is arranged then, with a row for each, though some may end: what is
-computed for those is left out. With drafts it is arranged while those grow, once the lap before is judged:
-but for their tokens, if trees have the shapes that they had. Either is launched as soon as its tokens are
-there; or at once, where a device chooses trees of a known size by itself. It is a guess: a table keeps
-nothing of it, nothing is sent because of it, and what a device wrote is written over, unless exactly that
-frame comes. Only pages that a window hides from then on are given back for good.
+The code says `lap` for a step and `guess` for a predicted step. There are three ways to predict:
+
+* Without drafts, where each sequence feeds one token per step, everything but the tokens is known while the
+  device still computes the previous step. The next step is prepared then, with a token for every sequence,
+  although some sequences may end: their outputs are left out. It is launched when the tokens are known
+  (`guess`, `start`).
+* With drafts, the step is prepared while the trees grow, after the previous step was verified. Only the
+  tokens are open, if the trees have the shapes of the previous trees. It is launched when the trees are known
+  (`foresee`, `grow`).
+* If the device chooses trees of a known size by itself, the step is launched at once, and the host reads the
+  trees later (`go_unread`, `read`).
+
+A launched step has no effect unless exactly the predicted frame arrives: its page reservations are undone,
+nothing is sent because of it, and the KV that it wrote is overwritten. One thing is permanent: pages that a
+window hides from the predicted tokens on are freed.
 """
 
 from __future__ import annotations
@@ -29,27 +37,43 @@ from specsot_model.lap_rows import FilledLap, LapRows, Outputs
 
 
 class Laps(Protocol):
-    """What runs frames for a range; see `CapturedLaps`."""
+    """What runs frames for a layer range. See `CapturedLaps`."""
 
-    def run(self, rows: LapRows) -> Outputs | None: ...
+    def run(self, rows: LapRows) -> Outputs | None:
+        """Run a frame, or return None if it does not fit."""
+        ...
 
-    def fill(self, rows: LapRows) -> FilledLap | None: ...
+    def fill(self, rows: LapRows) -> FilledLap | None:
+        """Write what the frame needs, but no tokens, to the device. Return None if it does not fit."""
+        ...
 
-    def launch(self, filled: FilledLap, entry: Sequence[int] | Tensor) -> Outputs: ...
+    def launch(self, filled: FilledLap, entry: Sequence[int] | Tensor) -> Outputs:
+        """Run a frame that `fill` has prepared. entry: token ids or hidden states."""
+        ...
 
     @property
-    def takes_unread(self) -> bool: ...
+    def takes_unread(self) -> bool:
+        """True if `launch_unread` can be used."""
+        ...
 
-    def launch_unread(self, filled: FilledLap, roots: Sequence[int], trees: UnreadTrees) -> Outputs: ...
+    def launch_unread(self, filled: FilledLap, roots: Sequence[int], trees: UnreadTrees) -> Outputs:
+        """Run a prepared frame with trees that the host has not read. roots: token ids of the roots, which
+        are known.
+        """
+        ...
 
 
 @dataclass(slots=True)
 class GuessedLap:
-    """A frame to come, its trees' tokens left open until it is launched.
+    """A predicted step. The tokens of its trees are open until it is launched.
 
-    trees: of the segments, whatever those say. arranged: as far as that can be. reserved: sequences with
-    pages that they took for it. filled: None, too, where there is no room for it. outputs: of the lap, once
-    it is launched.
+    segments: The predicted tree segments.
+    trees: The trees of the segments. They replace the trees that the segments name.
+    arranged: True if preparing was tried. It fails if pages are too few or no graph has room.
+    reserved: Pairs of a sequence and the number of pages that were reserved for the step.
+    filled: What graphs read of the frame. None if the step could not be prepared.
+    tokens: Token ids of all trees, in frame order. Empty until they are known.
+    outputs: Hidden states and fused features of the launched step. None until it is launched.
     """
 
     segments: Sequence[TreeSegment]
@@ -62,15 +86,21 @@ class GuessedLap:
 
     @property
     def hidden(self) -> bool:
-        """Whether a window hides something from its rows."""
+        """True if a window hides part of the KV from some of the tokens."""
         return self.filled is not None and any(span.sight for span in self.filled.rows.spans)
 
     @property
     def rows(self) -> int:
+        """Number of tokens of the step."""
         return sum(len(tree.tokens) for tree in self.trees)
 
     def leave_out(self, closed: Sequence[int]) -> None:
-        """These are over since it was launched, with tokens that are known: nobody asks for their rows."""
+        """Remove the sequences in `closed`, which have ended since the launch, and their outputs.
+
+        For example:
+
+            # tokens [a0 a1 | b0 | c0 c1 c2], closed [b] -> outputs of tokens [0, 1, 3, 4, 5]
+        """
         assert self.outputs is not None
         firsts = accumulate(map(len, self.trees), initial=0)
         every = zip(self.segments, self.trees, firsts)
@@ -85,7 +115,11 @@ class GuessedLap:
             self.outputs = hidden[kept], None if fused is None else fused[kept]
 
     def is_for(self, frame: Frame) -> bool:
-        """Nothing else comes with this frame but closings, and no other tokens."""
+        """Return whether the step was predicted for this frame.
+
+        The frame must have no openings, and the predicted segments with the same kept nodes and tree shapes.
+        If the step was launched, its tokens must be those of the frame. Closings are allowed.
+        """
         if self.filled is None or frame.openings or not frame.segments:
             return False
         alike = map(_is_alike, frame.segments, self.segments, self.trees)
@@ -96,22 +130,35 @@ class GuessedLap:
 
 
 class NextLap:
-    """At most one guess at a time; asked by the thread that runs frames."""
+    """Predicts the next step of a stage. There is at most one predicted step. Used by the thread that runs
+    frames only.
+    """
 
     def __init__(self, table: PageTable, kv: KVPages, laps: Laps) -> None:
+        """Start without a predicted step.
+
+        table: Page table of the stage.
+        kv: KV pages of the stage.
+        laps: CUDA graphs that run the step.
+        """
         self._table = table
         self._kv = kv
         self._laps = laps
         self._guess: GuessedLap | None = None
-        self._trees = self._plain = (
-            False  # all of the newest frame have trees next; those it has: of one node
-        )
-        self._alike = True  # trees had the shapes that were foreseen
-        # By sequence: up to there its rows were brought down for a frame that never came.
+        # _trees: every segment of the newest frame is followed by a tree.
+        # _plain: the newest frame has single-node trees only, and drafting was neither paused nor resuming.
+        self._trees = self._plain = False
+        # True if the last trees had the shapes that `foresee` had prepared.
+        self._alike = True
+        # For sequences of a discarded step that had been launched: their number of committed tokens. The
+        # launch has already moved their accepted KV down to that position.
         self._brought: dict[int, int] = {}
 
     def take(self, frame: Frame) -> GuessedLap | None:
-        """What was guessed, if it is for this frame; else it has never been."""
+        """Return the predicted step if it is for this frame. Otherwise discard it and return None.
+
+        Either way, no step is predicted afterwards.
+        """
         guess = self._guess
         if guess and guess.tokens and frame.closings:
             guess.leave_out(frame.closings)
@@ -125,28 +172,40 @@ class NextLap:
         return None
 
     def settled(self, frame: Frame) -> Frame:
-        """The frame, but that no row is brought down twice."""
+        """Return the frame without the KV moves that a discarded step has applied already.
+
+        A second move would copy slots that the discarded step has overwritten.
+
+            # the last tree had its root in slot 10; accepted nodes (0, 2) were moved to slots 10 and 11
+            # segment with committed 12, keep (0, 2) -> keep (0,), which moves nothing
+        """
         self._forget(frame.closings)
         if not self._brought:
             return frame
         return replace(frame, segments=tuple(map(self._settled, frame.segments)))
 
     def guess(self, frame: Frame) -> None:
-        """Arrange what comes behind this frame, which runs, if its trees are of one node, and nobody drafts
-        behind it: a drafter rests, or those of the frame before were, too.
+        """Prepare the step after `frame`, which is running, if it will feed one token per sequence.
+
+        This is expected if all trees of the frame are single nodes and no drafter will answer: either
+        drafting is paused or resuming, or the previous frame had single-node trees as well.
         """
         plain = self._plain
         trees = [one for one in frame.segments if isinstance(one, TreeSegment)]
         self._trees = bool(trees) and all(map(self._goes_on, frame.segments))
         alone = all(len(one.tree) == 1 for one in trees)
         unasked = frame.resting or frame.waking
-        self._plain = bool(trees) and alone and not unasked  # behind a rest somebody drafts
+        # After a pause of drafting, trees may follow.
+        self._plain = bool(trees) and alone and not unasked
         if alone and (plain or unasked) and self._trees:
             self._arrange([*map(_following, frame.segments)])
 
     def foresee(self, segments: Sequence[TreeSegment]) -> bool:
-        """Arrange that, with trees of these shapes, if it follows a frame that goes on so; whether it does.
-        Where shapes change from lap to lap, that is left to `grow`.
+        """Prepare the step with these segments, if every segment of the newest frame is followed by a tree.
+        Return whether that is so.
+
+        If the shapes of trees changed in the previous step, preparing is left to `grow`, which knows the
+        trees.
         """
         self._drop()
         if self._trees and self._alike:
@@ -156,7 +215,9 @@ class NextLap:
         return self._trees
 
     def start(self, tokens: list[int]) -> bool:
-        """Launch what was guessed, with these tokens; whether there was such a guess."""
+        """Launch the predicted step with these tokens, one per predicted token. Return whether there was a
+        prepared step with as many tokens.
+        """
         guess = self._guess
         if guess is None or guess.filled is None or len(tokens) != guess.rows:
             return False
@@ -164,14 +225,23 @@ class NextLap:
         return True
 
     def go_unread(self, segments: Sequence[TreeSegment], trees: UnreadTrees) -> bool:
-        """Launch that, if it follows a frame that goes on so, with trees below these roots that only a device
-        knows, but for those of first trees, which are all of those; whether that can be: not where a window
-        would hide something from the deepest trees of so many nodes. `read` says then what they are.
+        """Launch the step with these segments and with trees that the host has not read. Return whether it
+        was launched.
+
+        segments: The next segments; each tree is the root alone, which is known. A sequence's first tree
+            (`step` 1) stays a root.
+        trees: Trees of a fixed number of nodes, which the device chooses.
+
+        Returns False if graphs cannot take such trees, or if a window would hide part of the KV from the
+        deepest trees that so many nodes can form. Call `read` when the host knows the trees.
+
+            # nodes 4, steps [3, 5, 1] -> chains of 4, 4 and 1 tokens are planned
         """
         self._drop()
         if not (self._trees and self._laps.takes_unread):
             return False
-        unknown = chain((0,) * trees.nodes)  # one for all: 64 texts wait for this
+        # One tree serves all sequences: building one for each of 64 sequences, say, would delay the launch.
+        unknown = chain((0,) * trees.nodes)
         self._arrange(
             [
                 TreeSegment(one.sequence, one.step, one.committed, one.keep, unknown) if one.step > 1 else one
@@ -184,7 +254,9 @@ class NextLap:
         return bool(guess and guess.outputs)
 
     def read(self, trees: Sequence[Tree]) -> bool:
-        """These are the trees of what was launched unread; whether they can be."""
+        """Record the trees that the device has chosen for the launched step. Return False if there is no such
+        step, or if the sizes differ from the planned ones.
+        """
         guess = self._guess
         if guess is None or any(len(own.tokens) != len(one.tokens) for own, one in zip(trees, guess.trees)):
             return False
@@ -193,7 +265,10 @@ class NextLap:
         return True
 
     def grow(self, trees: Sequence[Tree]) -> bool:
-        """The same with the trees that came: arranged once more, if they are not as foreseen."""
+        """Launch the step that `foresee` has predicted, with these trees. Return whether it was launched.
+
+        The step is prepared again if the shapes differ from the predicted ones.
+        """
         if self._guess is None:
             return False
         segments = self._guess.segments
@@ -205,12 +280,15 @@ class NextLap:
         return self.start(_tokens(trees))
 
     def launch(self, guess: GuessedLap, entry: Sequence[int] | Tensor) -> Outputs:
-        """See `CapturedLaps.launch`."""
+        """Run the prepared step. entry: token ids or hidden states. See `CapturedLaps.launch`."""
         assert guess.filled is not None
         return self._laps.launch(guess.filled, entry)
 
     def _arrange(self, segments: Sequence[TreeSegment]) -> None:
-        """As a frame of these would be; nothing, where pages are too few."""
+        """Prepare a step with these segments: reserve pages, plan the frame, and fill the graphs' inputs.
+
+        If pages are too few, the predicted step stays unprepared (`filled` is None).
+        """
         table = self._table
         trees = [one.tree for one in segments]
         self._guess = GuessedLap(segments, trees, arranged=True)
@@ -226,7 +304,10 @@ class NextLap:
         self._guess.filled = self._laps.fill(LapRows((), plan.positions, plan.slots, plan.spans, plan.moves))
 
     def _drop(self) -> None:
-        """It has never been."""
+        """Discard the predicted step, and undo its page reservations.
+
+        Freed pages are cleared if the step was launched, because it may have written to them.
+        """
         guess = self._guess
         self._guess = None
         for sequence, pages in reversed(guess.reserved) if guess else ():
@@ -235,17 +316,21 @@ class NextLap:
                     self._kv.clear_page(page)
 
     def _forget(self, closings: Sequence[int]) -> None:
+        """Drop what is remembered of discarded steps for these sequences."""
         for sequence in closings:
             self._brought.pop(sequence, None)
 
     def _settled(self, segment: Segment) -> Segment:
+        """Return the segment without moves, if a discarded step has applied them."""
         brought = self._brought.pop(segment.sequence, None)
         if isinstance(segment, TreeSegment) and segment.keep and segment.committed == brought:
             return replace(segment, keep=(0,))
         return segment
 
     def _goes_on(self, segment: Segment) -> bool:
-        """With a tree; and no policy but a window has a say in what it sees."""
+        """Return whether the segment's sequence has a tree in the next frame, and has no KV policy other than
+        a window.
+        """
         if not (isinstance(segment, TreeSegment) or segment.final):
             return False
         policy = self._table.policy(segment.sequence)
@@ -253,13 +338,20 @@ class NextLap:
 
 
 def _following(segment: Segment) -> TreeSegment:
-    """Of a text that writes one token now, which is not known."""
+    """Return the segment after this one, of a sequence that generates one token. The token is not known yet,
+    so 0 stands for it.
+
+    For example:
+
+        # tree at committed 12 -> committed 13, keep (0,); final chunk of tokens 0..8 -> step 1, committed 9
+    """
     if isinstance(segment, TreeSegment):
         return replace(segment, committed=segment.committed + 1, keep=(0,))
     return TreeSegment(segment.sequence, 1, segment.start + len(segment.tokens), (), single(0))
 
 
 def _is_alike(segment: Segment, guessed: TreeSegment, tree: Tree) -> bool:
+    """Return whether a frame's segment is the predicted one, apart from its tokens."""
     return (
         isinstance(segment, TreeSegment)
         and segment.sequence == guessed.sequence
@@ -270,4 +362,5 @@ def _is_alike(segment: Segment, guessed: TreeSegment, tree: Tree) -> bool:
 
 
 def _tokens(trees: Iterable[Tree]) -> list[int]:
+    """Return the token ids of all trees, in frame order."""
     return [token for tree in trees for token in tree.tokens]

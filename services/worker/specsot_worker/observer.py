@@ -1,4 +1,4 @@
-"""The interface of a worker's observer, called in every lap; it must be quick, as the ring waits for it."""
+"""The interface of a worker's observer. The ring waits while an observer is called, so it must be quick."""
 
 from __future__ import annotations
 
@@ -10,27 +10,29 @@ from specsot_worker.stage_provider import StageRunner
 
 
 class WorkerObserver:
-    """Looks at nothing; those who do say so for the moments they care about. Times are seconds."""
+    """An observer that does nothing. Subclasses override the moments that they observe. Times are in
+    seconds.
+    """
 
     def formed(self, configuration: Configuration, stage: StageRunner) -> None:
-        """An epoch begins; the stage's table says how many pages are free at any moment."""
+        """Called when an epoch begins. `stage.table` tells at any moment how many pages are free."""
 
     def launched(self, frame: Frame, now: float) -> Frame:
-        """Stage 0 is about to send a frame on its way; this one goes."""
+        """Called when stage 0 is about to launch a frame. Return the frame to launch."""
         return frame
 
     def dequeued(self, frame: Frame, seconds: float) -> None:
-        """A frame lay here so long before its turn came."""
+        """Called when a frame is handled after it waited here for `seconds`."""
 
     def computing(self, frame: Frame) -> AbstractContextManager[object]:
-        """Entered while this stage computes a frame."""
+        """Return a context that is entered while this stage computes a frame."""
         return nullcontext()
 
     def computed(self, frame: Frame, seconds: float) -> None:
-        """This stage has computed a frame."""
+        """Called when this stage has computed a frame in `seconds`."""
 
     def returned(self, result: Result, now: float) -> None:
-        """Stage 0 hears what came of a frame."""
+        """Called when the result of a frame reaches stage 0."""
 
     def disbanded(self) -> None:
-        """The epoch is over; frames that have not returned never will."""
+        """Called when the epoch has ended. Frames whose results have not arrived are lost."""

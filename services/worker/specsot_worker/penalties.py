@@ -1,4 +1,4 @@
-"""What changes logits before a token is chosen: rows without a token, biases, penalties on written tokens."""
+"""Changes logits before a token is chosen: excluded tokens, biases, and penalties on tokens that occurred."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from specsot.params import Sampling
 def without_tokens(
     logits: Callable[[torch.Tensor], torch.Tensor], tokens: Sequence[int]
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The same logits function, but these tokens' logits are -inf, in place: no argmax, draw or bias chooses
-    them, and no log-probability counts them.
+    """Return the same logits function with the logits of `tokens` set to -inf, in place: no argmax, draw or
+    bias chooses these tokens, and no log-probability counts them.
 
-    logits: [rows, H] -> [rows, V], a tensor of its own for each call. tokens: below V; mostly the last ones.
+    logits: Maps [num_rows, hidden_size] to [num_rows, vocab]. It must return a new tensor for each call.
+    tokens: Token ids below the size of the vocabulary.
     """
     barred: torch.Tensor | None = None
 
@@ -23,7 +24,8 @@ def without_tokens(
     def masked(hidden: torch.Tensor) -> torch.Tensor:
         nonlocal barred
         found = logits(hidden)
-        if barred is None:  # copied to the device once
+        # The ids are copied to the device once.
+        if barred is None:
             barred = torch.tensor(tokens, device=found.device)
         return found.index_fill_(-1, barred, float("-inf"))
 
@@ -31,7 +33,10 @@ def without_tokens(
 
 
 def apply_penalties(logits: torch.Tensor, sampling: Sampling, counts: Mapping[int, int]) -> None:
-    """Change one row [V] in place. times: how often each token before it was written."""
+    """Apply biases and penalties to the logits [vocab] of one node, in place.
+
+    counts: How often each token was generated. Tokens of the prompt are present with a count of 0.
+    """
     if sampling.logit_bias:
         _bias(logits, sampling.logit_bias)
     if sampling.penalises and counts:
@@ -39,14 +44,18 @@ def apply_penalties(logits: torch.Tensor, sampling: Sampling, counts: Mapping[in
 
 
 def _bias(logits: torch.Tensor, bias: tuple[tuple[int, float], ...]) -> None:
+    """Add the biases of `(token, bias)` pairs."""
     tokens, gains = zip(*bias)
     at = torch.tensor(tokens, device=logits.device)
     logits[at] += torch.tensor(gains, dtype=logits.dtype, device=logits.device)
 
 
 def _penalise(logits: torch.Tensor, sampling: Sampling, counts: Mapping[int, int]) -> None:
-    """Repetition: CTRL's (Keskar et al. 2019), away from zero or towards it, by the logit's sign.
-    Frequency and presence: OpenAI's, on tokens the sequence wrote itself.
+    """Apply the penalties to the tokens that have occurred.
+
+    The repetition penalty is that of CTRL (Keskar et al. 2019): a positive logit is divided by it, another is
+    multiplied. Frequency and presence penalties are OpenAI's and concern tokens that the sequence generated
+    itself.
     """
     at = torch.tensor(list(counts), device=logits.device)
     written = torch.tensor(list(counts.values()), dtype=logits.dtype, device=logits.device)

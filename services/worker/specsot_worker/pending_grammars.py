@@ -1,4 +1,4 @@
-"""Segments of sequences whose grammar is still being compiled, with their rows."""
+"""Holds back segments, with their hidden states, until the grammar of their sequence has been compiled."""
 
 from __future__ import annotations
 
@@ -14,26 +14,33 @@ from specsot.grammar import Grammar
 
 
 class PendingGrammars:
-    """By sequence what it waits for; and its segments with their rows, each as a frame, in order."""
+    """The grammars that are being compiled, by sequence, and the segments that wait for them: each segment is
+    a frame of its own with its hidden states, in order of arrival.
+    """
 
     def __init__(self) -> None:
         self._compiling: dict[int, Future[Grammar]] = {}
         self._held: list[Frame] = []
 
     def __len__(self) -> int:
+        """Return the number of segments that are held back."""
         return len(self._held)
 
     @property
     def ready(self) -> set[int]:
-        """Sequences that have segments here and need not wait any more."""
+        """Sequences that have segments here and whose grammar has been compiled."""
         return {one for one in map(_sequence, self._held) if self._compiling[one].done()}
 
     def add(self, sequence: int, grammar: Future[Grammar]) -> None:
-        """Its segments are kept from now on, until they are taken."""
+        """Hold back the segments of this sequence from now on, until `take_ready` returns them."""
         self._compiling[sequence] = grammar
 
     def hold_back(self, frame: Frame) -> Frame:
-        """What can be judged of a frame. How long that took nobody knows, if it is not all of it."""
+        """Hold back the segments that must wait, and return the frame with the others.
+
+        If any sequence of the frame must wait, the returned frame has no compute times, because they belong
+        to the whole frame.
+        """
         if self._compiling.keys().isdisjoint(segment.sequence for segment in frame.segments):
             return frame
         ready = list[Frame]()
@@ -42,23 +49,32 @@ class PendingGrammars:
         return _merge_frames(ready, replace(frame, seconds=()))
 
     def take_ready(self) -> tuple[dict[int, Future[Grammar]], Frame]:
-        """What those that are ready waited for, all done; and their segments as a frame that is no lap."""
+        """Return the compiled grammars by sequence, as futures that are done, and the segments that waited
+        for them, as a frame with number 0: no step belongs to it.
+        """
         grammars = {sequence: self._compiling.pop(sequence) for sequence in self.ready}
         own = [part for part in self._held if _sequence(part) in grammars]
         self._held = [part for part in self._held if _sequence(part) not in grammars]
         return grammars, _merge_frames(own, own[-1])
 
     def forget(self, sequence: int) -> None:
+        """Drop a sequence that has closed, with its segments."""
         if self._compiling.pop(sequence, None):
             self._held = [part for part in self._held if _sequence(part) != sequence]
 
 
 def _sequence(part: Frame) -> int:
+    """Return the sequence of a frame of one segment."""
     return part.segments[0].sequence
 
 
 def _split_frame(frame: Frame) -> list[Frame]:
-    """A frame for every segment, of number 0: no lap."""
+    """Return a frame for every segment, with the segment's hidden states and number 0: no step belongs to it.
+
+    For example:
+
+        # tokens [a0 a1 | b0 | c0 c1] -> frames with hidden states [0:2], [2:3] and [3:5]
+    """
     parts = list[Frame]()
     first = 0
     for segment in frame.segments:
@@ -72,7 +88,7 @@ def _split_frame(frame: Frame) -> list[Frame]:
 
 
 def _merge_frames(parts: list[Frame], frame: Frame) -> Frame:
-    """`frame` with the segments and rows of these parts."""
+    """Return `frame` with the segments and hidden states of these parts."""
     return replace(
         frame,
         segments=tuple(segment for part in parts for segment in part.segments),
@@ -82,9 +98,11 @@ def _merge_frames(parts: list[Frame], frame: Frame) -> Frame:
 
 
 def _slice_rows(rows: Any, part: slice) -> Any:
+    """Return a slice of hidden states. None stays None."""
     return None if rows is None else rows[part]
 
 
 def _stack_rows(parts: Iterable[Any]) -> torch.Tensor | None:
+    """Return the hidden states of all parts, one after the other. None if there are none."""
     present = [rows for rows in parts if rows is not None]
     return torch.cat(present) if present else None

@@ -1,4 +1,4 @@
-"""How likely the model found the tokens of prompts, where requests ask for it (`prompt_logprobs`)."""
+"""Log-probabilities of prompt tokens, for requests that ask for them (`prompt_logprobs`)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,19 @@ import torch
 from specsot.core.frames import Frame, Logprob, Opening, PromptChunk, rows_of
 from specsot_worker.logprobs import token_logprobs
 
-# Rows whose logits are made at a time: a prompt's, at a vocabulary of 128k, are 512 KiB each.
+# Positions. Logits of this many prompt tokens are made at a time; with a vocabulary of 128k, each takes 512
+# KiB in float32. Untuned.
 ROWS_AT_A_TIME = 64
 
 
 @dataclass(slots=True)
 class _Score:
-    """One prompt as far as it was read. last: the hidden row [1, H] of its newest token."""
+    """The log-probabilities of one prompt, as far as it has been fed.
+
+    top: How many likeliest tokens are asked for at each position.
+    chances: One entry for each scored token.
+    last: Hidden state [1, hidden_size] of the newest token, which scores the next chunk's first token.
+    """
 
     top: int
     chances: list[Logprob] = field(default_factory=list[Logprob])
@@ -24,18 +30,21 @@ class _Score:
 
 
 class PromptScores:
-    """Every row of a prompt says how likely the next token was; chunks of a prompt come in order."""
+    """Scores the tokens of prompts: every hidden state of a prompt tells how likely the next token was.
+    Chunks of a prompt arrive in order.
+    """
 
     def __init__(self, logits: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._logits = logits
         self._scores: dict[int, _Score] = {}
 
     def open(self, opening: Opening) -> None:
+        """Start scoring a sequence's prompt, if it asks for that."""
         if opening.prompt_logprobs is not None:
             self._scores[opening.sequence] = _Score(opening.prompt_logprobs)
 
     def read(self, frame: Frame) -> None:
-        """The frame's prompt chunks; its rows have passed every layer."""
+        """Score the prompt chunks of a frame that has passed every layer."""
         if not self._scores:
             return
         first = 0
@@ -48,15 +57,24 @@ class PromptScores:
             first += rows
 
     def take(self, sequence: int) -> tuple[Logprob, ...]:
-        """Of all tokens of its prompt but the first, once."""
+        """Return the log-probabilities of all prompt tokens but the first, and forget them. Empty if none
+        were asked for.
+        """
         score = self._scores.pop(sequence, None)
         return tuple(score.chances) if score else ()
 
     def forget(self, sequence: int) -> None:
+        """Drop a sequence that has closed."""
         self._scores.pop(sequence, None)
 
     def _extend(self, score: _Score, tokens: tuple[int, ...], hidden: torch.Tensor) -> None:
-        """tokens [n], hidden [n, H]: a row belongs to the token behind its own."""
+        """Score the tokens of one chunk.
+
+        tokens: Of length n.
+        hidden: [n, hidden_size]. A hidden state scores the token after its own.
+
+            # chunks [a b c] and [d e]: hidden a, b score b, c; then hidden c, d score d, e
+        """
         before = score.last
         score.last = hidden[-1:].clone()
         rows = hidden[:-1]

@@ -1,4 +1,4 @@
-"""A worker's links in one epoch: its receivers, permitted senders, and messages that come early."""
+"""A worker's links in one epoch: to whom it sends, who may send to it, and messages that arrive early."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ from specsot_worker.rounded_rows import RoundedRowsLink
 
 @dataclass(frozen=True, slots=True)
 class RingLinks:
-    """Where this stage sends. None: the receiver is this process itself, or does not exist.
+    """Links to the members to which this stage sends. None: the receiver is this process itself, or does not
+    exist.
 
-    next_stage: receives frames. sequencer: stage 0, for results. drafters: by name, for features.
-    master: results.
-    results: the master as well, where whoever computes can tell it by itself.
+    next_stage: Receives frames.
+    sequencer: Stage 0, which receives results.
+    drafters: By name, receive features.
+    master: Receives results, over the event loop.
+    results: Also the master, if the link allows the compute thread to send without the event loop.
     """
 
     next_stage: RingLink | None
@@ -32,16 +35,17 @@ class RingLinks:
 
     @property
     def downstream(self) -> RingLink | None:
-        """The next stage; the ring is closed: behind the last one comes stage 0."""
+        """Link to the next stage of the closed ring: after the last stage comes stage 0."""
         return self.next_stage or self.sequencer
 
     async def close(self) -> None:
+        """Close every link except the one to the master."""
         links = (self.next_stage, self.sequencer, *self.drafters.values())
         await asyncio.gather(*(link.close() for link in links if link is not None))
 
 
 def stage_index(configuration: Configuration) -> int:
-    """This worker's number among the stages. Raises Refused when it is none of them."""
+    """Return this worker's index among the stages. Raises Refused if there is no stage for it."""
     for index, stage in enumerate(configuration.stages):
         if stage.name == configuration.you:
             return index
@@ -49,9 +53,9 @@ def stage_index(configuration: Configuration) -> int:
 
 
 def may_send(configuration: Configuration, arrival: Arrival) -> bool:
-    """It comes from whoever may send such a message to this stage, by its name and by its certificate.
+    """Return whether the sender of a message may send it to this stage, by its name and its certificate.
 
-    Who has no name in the configuration drafts, or is nobody.
+    A sender whose name is neither a stage's nor the master's must be a drafter.
     """
     index = stage_index(configuration)
     names = [stage.name for stage in configuration.stages]
@@ -63,7 +67,8 @@ def may_send(configuration: Configuration, arrival: Arrival) -> bool:
             return index > 0 and sender == names[index - 1]
         case Result():
             return sender == names[-1]
-        case Drafts() | Tap():  # of the drafter; or they ride along, and the ring is closed
+        # They come from the drafter, or from the preceding stage of the closed ring, which forwards them.
+        case Drafts() | Tap():
             return sender == names[index - 1] or sender not in (*names, MASTER)
         case Lost(peer):
             return sender in (peer, names[-1])
@@ -74,7 +79,9 @@ def may_send(configuration: Configuration, arrival: Arrival) -> bool:
 
 
 async def connect(configuration: Configuration, dialer: Dialer, uplink: Link) -> RingLinks:
-    """Dial whom this stage talks to. Raises Unavailable naming who cannot be reached."""
+    """Connect to every member to which this stage sends. Raises Unavailable, which names the member that
+    cannot be reached.
+    """
     index = stage_index(configuration)
     stages = configuration.stages
     last = index == len(stages) - 1
@@ -98,22 +105,27 @@ async def connect(configuration: Configuration, dialer: Dialer, uplink: Link) ->
 
 log = structlog.get_logger()
 
-# Messages and bytes kept of epochs to come: taps, which overtake Configurations; not measured.
+# Messages. At most this many messages of later epochs are kept; taps may arrive before the epoch's
+# Configuration. Untuned.
 MAX_EARLY_ARRIVALS = 64
+# Bytes. At most this many bytes of tensors in such messages. Untuned.
 MAX_EARLY_BYTES = 1 << 30
 
 
 class EarlyArrivals:
-    """Arrivals of epochs to come, in order. What does not fit is dropped: the barrier has a deadline."""
+    """Messages of later epochs, in order of arrival. A message that does not fit is dropped; the forming of
+    an epoch has a deadline, so a dropped message cannot block the ring for ever.
+    """
 
     def __init__(self, max_arrivals: int = MAX_EARLY_ARRIVALS, max_bytes: int = MAX_EARLY_BYTES) -> None:
+        """Keep at most `max_arrivals` messages with at most `max_bytes` of tensors."""
         self._max_arrivals = max_arrivals
         self._max_bytes = max_bytes
         self._held: list[tuple[int, Arrival]] = []
         self._bytes = self._past_epoch = 0
 
     def hold(self, epoch: int, arrival: Arrival) -> None:
-        """Unless its epoch is past."""
+        """Keep a message of a later epoch. Ignore it if its epoch has already begun or passed."""
         size = tensor_bytes(arrival.message)
         if epoch <= self._past_epoch:
             return
@@ -124,7 +136,7 @@ class EarlyArrivals:
         self._held.append((epoch, arrival))
 
     def release(self, epoch: int) -> list[Arrival]:
-        """What came for this epoch, which begins now; those before it are over."""
+        """Return the messages of this epoch, which begins now. Messages of earlier epochs are dropped."""
         taken = [arrival for number, arrival in self._held if number == epoch]
         self._held = [one for one in self._held if one[0] > epoch]
         self._bytes = sum(tensor_bytes(arrival.message) for _, arrival in self._held)
@@ -133,6 +145,6 @@ class EarlyArrivals:
 
 
 def tensor_bytes(message: object) -> int:
-    """Bytes of the tensors in it."""
+    """Return the size of the tensors in a message, in bytes."""
     tensors = (getattr(message, name, None) for name in ("weight", "hidden", "fused", "rows"))
     return sum(int(getattr(tensor, "nbytes", 0)) for tensor in tensors)

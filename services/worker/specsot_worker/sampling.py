@@ -1,12 +1,15 @@
-"""Target tokens: processors, constraints and draws for the nodes of each sequence's tree.
+"""Target tokens for the nodes of each sequence's tree: logit processors, grammar masks and random draws.
 
-The target of a node is a function of (logits, seed, ordinal, position): argmax at temperature 0, otherwise
-temperature, top-k, top-p, min-p (the order of Hugging Face generate; EAGLE's own code cuts by top-p before
-top-k), then its bits, the highest first, each by a counter-based uniform number of its own: rounding shifts
-an edge for each bit, where a CDF has one for each token. Ties at an edge of a cut all stay, whatever sorts.
+The target of a node is a function of (logits, seed, ordinal, position). At temperature 0 it is the argmax.
+Otherwise temperature, top-k, top-p and min-p are applied, in the order of Hugging Face's `generate` (EAGLE's
+own code applies top-p before top-k). Then the token id is drawn bit by bit, the highest bit first, each bit
+with a counter-based random number of its own. Rounding errors can thus only move one threshold per bit, where
+the cumulative distribution has one threshold per token. All tokens that tie at the edge of a truncation stay,
+whatever the order of sorting.
 
-On a GPU one kernel judges all nodes of all trees, and the host waits for it once. On a CPU, and where masks
-or penalties differ from node to node, what costs more than an argmax is done along the accepted path alone.
+On a GPU one kernel finds the targets of all nodes of all trees, and the host waits for it once. On a CPU, and
+where masks or penalties differ from node to node, everything that costs more than an argmax is done along the
+accepted path only.
 """
 
 from __future__ import annotations
@@ -26,17 +29,26 @@ from specsot.values import value
 from specsot_worker.core.accept import DecodeState, TreeMasks, draw_key, uniform
 from specsot_worker.penalties import apply_penalties
 
-# Tokens among which a nucleus is looked for first, then eight times more; not measured.
+# Tokens. Top-p looks at this many of the likeliest tokens first, then at eight times more. Untuned.
 NUCLEUS_CANDIDATES = 512
-MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-30, 1e30  # float32 divides by these; beyond them nothing changes
+# Temperatures are clamped to this range, because float32 divides by them; values beyond it change nothing.
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-30, 1e30
+# The least weight of a token that can be drawn: the smallest normal float32.
 MIN_WEIGHT = torch.finfo(torch.float32).tiny
+# Is called with all target tokens on the device, int32 [num_tokens], before the host has them.
 Meanwhile = Callable[[torch.Tensor], None]
 HAS_KERNEL = find_spec("triton") is not None
 
 
 @value
 class DrawRequest:
-    """How one row's token is drawn; `position` is where the drawn token will stand."""
+    """How the token after one node is drawn.
+
+    sampling: Sampling parameters of the sequence.
+    seed: Seed of the request.
+    ordinal: Number of the branch within its request.
+    position: Position at which the drawn token will stand.
+    """
 
     sampling: Sampling
     seed: int
@@ -45,18 +57,22 @@ class DrawRequest:
 
     @property
     def key(self) -> int:
+        """The random bits of this draw."""
         return draw_key(self.seed, self.ordinal, self.position)
 
 
+# Asks for the argmax.
 ARGMAX = DrawRequest(Sampling(), 0, 0, 0)
 
 
 def choose_tokens(
     logits: torch.Tensor, requests: Sequence[DrawRequest], meanwhile: Meanwhile | None = None
 ) -> list[int | None]:
-    """Target token of each row of `logits` [rows, V]; None where a row's logits are not numbers.
+    """Return the target token of each row of `logits` [num_rows, vocab]. None for a row whose logits are not
+    finite.
 
-    requests: one for each row; none at all: every row's argmax. meanwhile: see `find_targets`.
+    requests: One per row. Empty: the argmax of every row.
+    meanwhile: See `find_targets`.
     """
     if logits.is_cuda and HAS_KERNEL:
         from specsot_kernels.gpu.drawing import choose
@@ -75,14 +91,14 @@ def choose_tokens(
 
 
 def compile_draws(logits: torch.Tensor) -> None:
-    """A GPU's kernels compile when they are called first; that should be no client's call. logits: [1, V]."""
+    """Compile the GPU's sampling kernels before the first request needs them. logits: [1, vocab]."""
     if logits.is_cuda:
         for sampling in (Sampling(), Sampling(1.0), Sampling(1.0, top_p=0.9)):
             choose_tokens(logits, [DrawRequest(sampling, 0, 0, 0)])
 
 
 def draw_setting(request: DrawRequest) -> tuple[float, float, float, float, float]:
-    """As the kernel has it."""
+    """Return the request as the kernel reads it: (temperature, top_k, top_p, min_p, key)."""
     asked = request.sampling
     if asked.temperature == 0:
         return 0.0, 0.0, 1.0, 0.0, 0.0
@@ -90,23 +106,30 @@ def draw_setting(request: DrawRequest) -> tuple[float, float, float, float, floa
 
 
 def _temperature(sampling: Sampling) -> float:
+    """Return the temperature, clamped to the range that float32 can divide by."""
     return min(max(float(sampling.temperature), MIN_TEMPERATURE), MAX_TEMPERATURE)
 
 
 def argmax_tokens(logits: torch.Tensor) -> list[int | None]:
-    """The argmax of each row [rows, V]; None where a row holds NaN, infinity, or nothing but -infinity."""
-    if logits.device.type == "cpu":  # NumPy's takes a sixth of the time of PyTorch's; it has no bfloat16
+    """Return the argmax of each row [num_rows, vocab]. None for a row that holds NaN or +infinity, or only
+    -infinity.
+    """
+    # NumPy's argmax takes a sixth of the time of PyTorch's, but NumPy has no bfloat16.
+    if logits.device.type == "cpu":
         held = (logits.float() if logits.dtype == torch.bfloat16 else logits).numpy()
         tokens = held.argmax(-1)
         best = held[np.arange(len(held)), tokens].tolist()
         chosen = tokens.tolist()
-    else:  # read once: each read awaits the device
+    else:
+        # Both are read at once, because every read waits for the device.
         best, chosen = torch.stack([each.double() for each in logits.max(dim=-1)]).tolist()
     return [int(token) if abs(top) < float("inf") else None for top, token in zip(best, chosen)]
 
 
 def draw_tokens(logits: torch.Tensor, sampling: Sampling, keys: Sequence[int]) -> list[int]:
-    """One token for each row [rows, V] by its key. Masked tokens carry -inf. The temperature must be > 0."""
+    """Draw one token for each row [num_rows, vocab] by its key. Masked tokens have logits of -inf. The
+    temperature must be above 0.
+    """
     tokens, weights = sampling_weights(logits, sampling)
     sums = weights.cumsum(-1, dtype=torch.float64).cpu().numpy()
     kept = [range(logits.shape[-1])] * len(keys) if tokens is None else tokens.tolist()
@@ -114,7 +137,19 @@ def draw_tokens(logits: torch.Tensor, sampling: Sampling, keys: Sequence[int]) -
 
 
 def _draw(key: int, tokens: Sequence[int], sums: np.ndarray, size: int) -> int:
-    """One of `size`, bit by bit, that weighs something. tokens: which may, ascending; sums: of weights."""
+    """Draw one token id bit by bit. Only tokens with a positive weight can be drawn.
+
+    key: From `draw_key`.
+    tokens: Ids that may be drawn, ascending.
+    sums: Cumulative weights of `tokens`.
+    size: Size of the vocabulary, which determines the number of bits.
+
+    Each bit halves the range of ids: it is set if its random number times the weight of the range reaches the
+    weight of the lower half.
+
+        # size 4, tokens 0..3 with weights .1 .2 .3 .4: bit 1 is set with probability .7,
+        # then bit 0 with probability .4 / .7
+    """
     token = 0
     first = 0
     end = len(tokens)
@@ -134,8 +169,10 @@ def _draw(key: int, tokens: Sequence[int], sums: np.ndarray, size: int) -> int:
 
 
 def sampling_weights(logits: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor | None, torch.Tensor]:
-    """Tokens that may be drawn, ascending, and their weights, both [rows, n]; the weights are what is
-    left of a softmax, so they need not sum to 1. Tokens None: the whole vocabulary.
+    """Return the tokens that may be drawn, in ascending order, and their weights, both [num_rows, n].
+
+    Weights are the softmax after truncation; they are not normalised again. The tokens are None if they are
+    the whole vocabulary.
     """
     shifted = logits.float() - logits.amax(-1, keepdim=True)
     weights = shifted.div_(_temperature(sampling)).softmax(-1)
@@ -146,7 +183,9 @@ def sampling_weights(logits: torch.Tensor, sampling: Sampling) -> tuple[torch.Te
 
 
 def _truncated_weights(weights: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
-    """Look only at the likeliest, and at more of them while tokens that stay may lie beyond."""
+    """Apply top-k, top-p and min-p to the likeliest tokens only, and to more of them as long as tokens that
+    stay may lie beyond.
+    """
     size = weights.shape[-1]
     candidates = 2 * sampling.top_k or NUCLEUS_CANDIDATES
     while True:
@@ -162,27 +201,38 @@ def _truncated_weights(weights: torch.Tensor, sampling: Sampling) -> tuple[torch
 
 
 def _weight_floors(values: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """The least weight [rows, 1] that stays, as far as these weights [rows, n], descending, can tell."""
+    """Return the least weight [num_rows, 1] that stays, as far as the given weights [num_rows, n], in
+    descending order, can tell.
+
+    For example:
+
+        # weights .5 .3 .1 .1, top_p .7 -> sums before each next token .5 .8 .9 -> floor .3
+    """
     floors = torch.full_like(values[:, :1], MIN_WEIGHT)
     if 0 < sampling.top_k < values.shape[-1]:
         floors = floors.maximum(values[:, sampling.top_k - 1 : sampling.top_k])
     if sampling.top_p < 1:
         sums = values.masked_fill(values < floors, 0).cumsum(-1, dtype=torch.float64)
         whole = sums[:, -1:] if sampling.top_k else 1.0
-        before = sums[:, :-1] < sampling.top_p * whole  # what more is wanted behind each
+        # True while the tokens up to here weigh less than top_p, so that a further token stays.
+        before = sums[:, :-1] < sampling.top_p * whole
         floors = floors.maximum(values.gather(-1, before.sum(-1, keepdim=True)))
     return floors.maximum(sampling.min_p * values[:, :1])
 
 
+# Target token at each node of a tree.
 Targets = list[int | None]
 
 
 class TargetQuery(NamedTuple):
-    """What one segment wants to know.
+    """What one segment asks for.
 
-    row:   of its root in the logits; the other nodes follow. A prompt's last row is a tree of one node.
-    position: of the token after the root.
-    masks: allowed tokens behind each node, or None where anything goes; none at all: so it does everywhere.
+    state: State of the segment's sequence.
+    row: Number of the tree's root among the logits. The other nodes follow.
+    tree: The tree. The last token of a prompt is a tree of one node.
+    position: Position of the token after the root.
+    masks: Allowed tokens after each node. An entry is None if every token is allowed; empty if that holds for
+        every node.
     """
 
     state: DecodeState
@@ -193,26 +243,28 @@ class TargetQuery(NamedTuple):
 
     @property
     def unmasked(self) -> bool:
-        """Anything goes, behind every node."""
+        """True if every token is allowed after every node."""
         if self.masks and (isinstance(self.masks, TreeMasks) or any(one is not None for one in self.masks)):
             return False
         return not self.state.must_go_on()
 
     def allows(self, node: int, token: int | None) -> bool:
-        """Whether its mask lets a token follow a node."""
+        """Return whether the node's mask allows a token. A token of None is allowed only where there is no
+        mask.
+        """
         if isinstance(self.masks, TreeMasks):
             return token is not None and self.masks.allows(node, token)
         mask = self.masks[node] if self.masks else None
         return mask is None or (token is not None and bool(mask[token]))
 
     def draw_requests(self) -> list[DrawRequest]:
-        """One for each node."""
+        """Return the request of each node. Nodes of one depth share a request."""
         far = shape_of(self.tree.parents).depths
         by_depth = [self.draw_request(depth) for depth in range(max(far) + 1)]
         return [by_depth[depth] for depth in far]
 
     def draw_request(self, depth: int) -> DrawRequest:
-        """Behind a node so far below the root."""
+        """Return the request of the nodes at this depth below the root."""
         opening = self.state.opening
         return DrawRequest(opening.sampling, opening.seed, opening.ordinal, self.position + depth)
 
@@ -224,16 +276,21 @@ def find_targets(
     meanwhile: Meanwhile | None = None,
     astray: Callable[[int], None] = lambda _: None,
 ) -> list[Targets]:
-    """For each question the target at each node. logits: [rows, V], left as they are.
+    """Return the target at each node, for each query.
 
-    None: the node's logits are not numbers, or acceptance does not come by.
-    at_once: draw behind every node, not along paths: a device is then waited for once, not node by node.
-    meanwhile: called with all targets before the device is waited for: int32 [rows], there; negative for
-    None. What masks have a say in is believed to be the argmax. astray: called with each sequence of whom
-    it was not.
+    A target is None if the node's logits are not finite, or if acceptance does not reach the node.
+
+    logits: [num_rows, vocab]. They are not changed.
+    at_once: Draw after every node in one call, not along accepted paths. Then the host waits for the device
+        once and not per node. None: on a GPU.
+    meanwhile: Called with all targets on the device, int32 [num_rows], before the host waits for them.
+        Negative values stand for None. Where a mask has a say, the argmax is given. It is called only if
+        every query that is walked node by node is greedy.
+    astray: Called with each sequence whose targets given to `meanwhile` may be wrong, because a mask excluded
+        an argmax.
     """
     at_once = logits.is_cuda if at_once is None else at_once
-    # by number in `queries`
+    # Walks by number of the query.
     requests = [ARGMAX] * len(logits)
     walks = dict[int, _PathWalk]()
     drawn = False
@@ -260,10 +317,13 @@ def find_targets(
 
 @dataclass(slots=True)
 class _PathWalk:
-    """Acceptance in one tree, step by step. node: the current one; None when it is over.
+    """Finds the targets of one tree along its accepted path, node by node.
 
-    best:  the argmax of every row of the frame, without masks; None where more than that is asked for.
-    trail: tokens of the nodes below the root it came through.
+    query: The query that is answered.
+    best: The argmax of every row of logits, without masks. None if the query needs more than an argmax.
+    node: The node whose target is wanted. None when the walk has ended.
+    trail: Tokens of the nodes below the root that the walk has passed.
+    targets: The targets found so far, by node.
     """
 
     query: TargetQuery
@@ -279,7 +339,7 @@ class _PathWalk:
         self.targets = [None] * len(tree)
 
     def follow_argmax(self) -> None:
-        """As far as the argmax of whole rows is allowed: that needs no logits."""
+        """Walk on as long as the argmax of the unmasked row is allowed, which needs no logits."""
         while self.node is not None and self.best is not None:
             target = self.best[self.query.row + self.node]
             if not self.query.allows(self.node, target) or target in self._barred():
@@ -287,12 +347,15 @@ class _PathWalk:
             self.step(target)
 
     def apply_processors(self, logits: torch.Tensor) -> None:
-        """Everything that comes before drawing, on its node's row [V], in place."""
+        """Apply mask, stop-token ban, biases and penalties to the logits [vocab] of the current node, in
+        place.
+        """
         assert self.node is not None
         state = self.query.state
         masks = self.query.masks
         if masks and (mask := masks[self.node]) is not None:
-            forbidden = torch.from_numpy(~mask[: len(logits)])  # the cached mask itself is read-only
+            # The mask is inverted into a new array, because the mask itself is cached and read-only.
+            forbidden = torch.from_numpy(~mask[: len(logits)])
             logits[forbidden.to(logits.device)] = float("-inf")
         if barred := self._barred():
             logits[torch.tensor(barred, device=logits.device)] = float("-inf")
@@ -300,12 +363,14 @@ class _PathWalk:
         apply_penalties(logits, state.opening.sampling, times)
 
     def _barred(self) -> tuple[int, ...]:
-        """Stop tokens, where it is too early for one."""
+        """Return the stop tokens if `min_tokens` forbids them at the current node."""
         state = self.query.state
         return state.opening.stop_ids if state.must_go_on(len(self.trail)) else ()
 
     def step(self, target: int | None) -> None:
-        """The target at its node is known: on to the first of its children that is it."""
+        """Record the target of the current node, and walk on to its first child with that token. The walk
+        ends if there is none.
+        """
         assert self.node is not None
         self.targets[self.node], tokens = target, self.query.tree.tokens
         self.node = next((child for child in self._children[self.node] if tokens[child] == target), None)
@@ -314,7 +379,9 @@ class _PathWalk:
 
 
 def _walk(logits: torch.Tensor, walks: Sequence[_PathWalk]) -> list[_PathWalk]:
-    """All walks side by side, one node of each at a time. Returns those whom argmaxes did not bring home."""
+    """Run all walks together, one node of each per round. Return the walks for which the argmax did not
+    suffice.
+    """
     for walk in walks:
         walk.follow_argmax()
     asked = [walk for walk in walks if walk.node is not None]

@@ -1,4 +1,4 @@
-"""A layer range with its KV pages: applies a frame's page operations and runs its rows."""
+"""A layer range with its KV pages: applies a frame's KV operations and runs its tokens through the layers."""
 
 from __future__ import annotations
 
@@ -33,13 +33,18 @@ from specsot_worker.stage_timers import make_timer
 
 log = structlog.get_logger()
 
-RowsOut = tuple[torch.Tensor | None, torch.Tensor | None]  # hidden, and fused
+# Hidden states [num_tokens, hidden_size], and the fused features [num_tokens, feature_size] so far. None:
+# there are none.
+RowsOut = tuple[torch.Tensor | None, torch.Tensor | None]
 
 
 class DecoderStage:
-    """One layer range with its pages. `run` takes frames strictly in order.
+    """One layer range with its KV pages, for one epoch. Call `run` with frames strictly in order.
 
-    uncaptured: frames that ran kernel by kernel though there are graphs.
+    The stage can launch the next step speculatively, before its frame arrives (`NextLap`; the code says `lap`
+    for a step and `guess` for a predicted step). If another frame arrives, the launched step is discarded.
+
+    uncaptured: Number of frames that ran kernel by kernel although CUDA graphs were captured.
     """
 
     def __init__(
@@ -50,7 +55,14 @@ class DecoderStage:
         layout: Layout = "batched",
         before_frame: Callable[[], None] | None = None,
     ) -> None:
-        """before_frame: called before each frame runs."""
+        """Allocate the pages.
+
+        decoder: The layers of the range.
+        pages: Number of KV pages.
+        page_rows: Number of KV slots of a page.
+        layout: How attention lays out the tokens of several sequences.
+        before_frame: Called before each frame runs.
+        """
         self._decoder = decoder
         self._before_frame = before_frame
         self._layout: Layout = layout
@@ -60,7 +72,8 @@ class DecoderStage:
         self._taps: dict[int, Tap] = {}
         self._graphs: Laps | None = None
         self._next: NextLap | None = None
-        self._held = False  # what is begun waits for its frame
+        # True while a speculatively launched step waits for its frame, which must not count as compute time.
+        self._held = False
         self.rows = StageRows(self._table, self._kv, decoder.layers)
         self.uncaptured = 0
         first, last = decoder.layers.first == 0, decoder.layers.last == decoder.config.layers
@@ -70,39 +83,53 @@ class DecoderStage:
 
     @property
     def table(self) -> PageTable:
+        """The page table, on which the stage applies every frame's operations."""
         return self._table
 
     @property
     def layers(self) -> Range:
+        """The layer range of the stage."""
         return self._decoder.layers
 
     def tap(self, layer: int, weight: torch.Tensor) -> None:
-        """Fuse the input of `layer` through `weight` [Hd, H] into every frame from now on."""
+        """Fuse the input of `layer` through `weight` [feature_size, hidden_size] into every frame from now
+        on.
+
+        Captured graphs and a predicted step become invalid.
+        """
         self._taps[layer] = self._decoder.hold_tap(weight)
         self._graphs = self._next = None
 
     def prompt_rows(self, rows: int) -> int:
-        """Rows of a frame of prompts alone, where other frames have so many."""
+        """Return the maximum number of tokens of a frame that carries prompts only, if other frames may have
+        `rows` tokens.
+        """
         return prompt_rows(self._decoder, self._kv, rows)
 
     def capture(self) -> None:
-        """Capture what can be captured, once every tap is here; takes seconds on a GPU."""
+        """Capture CUDA graphs, where the decoder can be captured. Call it once every tap has arrived; it
+        takes seconds on a GPU.
+        """
         if self._decoder.capturable:
             taps = {layer: tap for layer, tap in self._taps.items() if isinstance(tap, torch.Tensor)}
             wide = prompt_buckets(self._decoder, self._kv)
             self.run_by(CapturedLaps(self._decoder, self._kv, taps, GraphCapture(), prompts=wide))
 
     def run_by(self, graphs: Laps) -> None:
-        """Frames that fit run in these from now on."""
+        """Run frames in these graphs from now on, as far as they fit."""
         self._graphs = graphs
-        guess = self._whole and not self._decoder.config.delta  # whose states a lap for nothing would move on
+        # Speculative launches need the whole model on one device. Layers with recurrent states are excluded:
+        # a discarded step would have advanced the states.
+        guess = self._whole and not self._decoder.config.delta
         self._next = NextLap(self._table, self._kv, graphs) if guess else None
 
     @torch.inference_mode()
     def run(self, frame: Frame) -> Frame:
-        """Apply the header, run the rows; returns the frame with this stage's hidden and fused rows.
+        """Apply the frame's header and run its tokens. Return the frame with this stage's hidden states and
+        fused features.
 
-        Raises WireError when the rows that came do not match the header.
+        Raises WireError if the hidden states that arrived do not match the header, or if token ids are beyond
+        the vocabulary.
         """
         if self._before_frame:
             self._before_frame()
@@ -117,13 +144,16 @@ class DecoderStage:
             self._next.guess(frame)
         seconds = (*frame.seconds, self._timer.end(0 if hidden is None else len(hidden)))
         if self._last and isinstance(frame.hidden, PendingRows):
-            frame.hidden.check()  # here, where somebody waits for the device anyway
+            # An error in the transfer is raised on the last stage, which waits for the device anyway.
+            frame.hidden.check()
         return replace(frame, hidden=hidden, fused=fused, seconds=seconds)
 
     @torch.inference_mode()
     def go_on(self, tokens: list[int]) -> bool:
-        """Begin the next frame as soon as the last one's tokens are known, if what comes was guessed; whether
-        it was. Where another frame comes, this one has never been.
+        """Launch the predicted next step with these tokens, one per sequence, as soon as they are known.
+        Return whether it was launched.
+
+        If another frame arrives than the predicted one, the launched step is discarded.
         """
         if not self._next or max(tokens) >= self._decoder.config.vocab:
             return False
@@ -132,14 +162,16 @@ class DecoderStage:
 
     @torch.inference_mode()
     def foresee(self, segments: Sequence[TreeSegment]) -> bool:
-        """Arrange the next frame, which has these segments, but for the tokens of its trees, and their shapes
-        if they come otherwise; whether it is to be begun when they come.
+        """Prepare the next step, whose frame has these segments. The tokens of the trees are open, and so are
+        their shapes, which may differ from the given ones.
+
+        Returns whether `grow_on` is to be called when the trees arrive.
         """
         return self._next is not None and self._next.foresee(segments)
 
     @torch.inference_mode()
     def grow_on(self, trees: Sequence[Tree]) -> bool:
-        """Begin what was foreseen, with these trees; see `go_on`."""
+        """Launch the step that `foresee` has prepared, with these trees. Return whether it was launched."""
         if not self._next or max(max(tree.tokens) for tree in trees) >= self._decoder.config.vocab:
             return False
         self._timer.begin()
@@ -147,21 +179,26 @@ class DecoderStage:
 
     @torch.inference_mode()
     def go_unread(self, segments: Sequence[TreeSegment], trees: UnreadTrees) -> bool:
-        """Begin the next frame, which has these roots, with trees that a device chooses; `read` says later
-        what they are. See `go_on`.
+        """Launch the next step, whose frame has these roots, with trees that the device chooses and the host
+        has not read. Return whether it was launched.
+
+        Call `read` when the host has the trees.
         """
         return self._next is not None and self._next.go_unread(segments, trees)
 
     def read(self, trees: Sequence[Tree]) -> bool:
-        """See `go_unread`: whether these may be what was chosen. They grew until now: time begins here."""
+        """Record the trees with which `go_unread` has launched a step. Return whether they match the launched
+        step in size.
+        """
         self._timer.begin()
         return self._next is not None and self._next.read(trees)
 
     def hold(self) -> None:
-        """Nothing is sent for now: what is begun waits for its frame, and that is no computing."""
+        """Stop counting time for a launched step: it waits for its frame."""
         self._held = True
 
     def _run_planned(self, frame: Frame) -> RowsOut:
+        """Run a frame that was not launched before: plan it, change the pages, and run its tokens."""
         arrangement = plan_frame(self._table, frame)
         moves = self._change_pages(frame, arrangement)
         self.rows.fill(frame)
@@ -170,7 +207,7 @@ class DecoderStage:
         return passed
 
     def _run_guessed(self, frame: Frame, guess: GuessedLap) -> RowsOut:
-        """A frame that was foreseen, and may run already."""
+        """Run a frame that was predicted, and may have been launched."""
         assert self._next is not None
         entry, before = self._inputs(frame, guess.rows)
         hidden, fused = guess.outputs or self._next.launch(guess, entry)
@@ -179,13 +216,19 @@ class DecoderStage:
         return hidden, _sum(fused, before)
 
     def _inputs(self, frame: Frame, rows: int) -> tuple[list[int] | torch.Tensor, torch.Tensor | None]:
-        """What enters, and the stages' before sum of taps."""
+        """Return what enters the range (token ids or hidden states), and the sum of the taps of previous
+        stages.
+        """
         inputs = self._entry_rows(frame, rows), None if frame.fused is None else self._to_device(frame.fused)
         self._timer.mark_input()
         return inputs
 
     def _forward(self, frame: Frame, arrangement: KvPlan, moves: Moves) -> RowsOut:
-        """By a graph where one fits; a graph sums up this stage's own taps alone."""
+        """Run the tokens in a CUDA graph if one fits, else kernel by kernel.
+
+        A graph sums up the taps of this stage only, so the sum of previous stages is added afterwards. Graphs
+        need all layers of the range to see the same KV; it suffices to compare the first layer with the last.
+        """
         entry, before = self._inputs(frame, len(arrangement.slots))
         ends = self.layers.first, self.layers.last - 1
         spans, others = ([span.at(layer) for span in arrangement.spans] for layer in ends)
@@ -198,15 +241,18 @@ class DecoderStage:
         return passed[0], _sum(passed[1], before)
 
     def _warn_uncaptured(self, rows: int, sequences: int, alike: bool) -> None:
-        """Once, where graphs were prepared: without one a lap takes two or three times as long."""
-        missed = self._graphs is not None and rows <= BUCKETS[-1]  # more are prompts alone, see `prompt_rows`
+        """Log a warning for the first frame that runs without a graph although graphs were captured. Such a
+        step takes two or three times as long.
+        """
+        # Frames with more tokens than that carry prompts only, see `prompt_rows`.
+        missed = self._graphs is not None and rows <= BUCKETS[-1]
         self.uncaptured += missed
         if self.uncaptured == 1 and missed:
             why = "no graph has room for it" if alike else "layers that see different rows have none"
             log.warning("a frame runs without a graph", rows=rows, sequences=sequences, why=why)
 
     def _plans(self, spans: Sequence[RowSpan]) -> list[AttentionPlan]:
-        """For every layer its plan; layers in which rows see the same share one."""
+        """Return the attention plan of each layer. Layers in which tokens see the same KV share a plan."""
         if not any(isinstance(span, PolicySpan) for span in spans):
             return [self._plan(spans)] * len(self.layers)
         layers = range(self.layers.first, self.layers.last)
@@ -215,12 +261,13 @@ class DecoderStage:
         return [plans[here] for here in by_layer]
 
     def _plan(self, spans: Sequence[RowSpan]) -> AttentionPlan:
+        """Return the attention plan for tokens that see these spans."""
         return self._decoder.plan(spans, self._table.page_rows, self._layout)
 
     def _run_eager(
         self, rows: LapRows, plans: Sequence[AttentionPlan], fused: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Kernel by kernel, as any device can."""
+        """Run the tokens kernel by kernel, which every device can."""
         decoder = self._decoder
         entry = rows.entry
         self._kv.move(rows.moves)
@@ -235,11 +282,17 @@ class DecoderStage:
         )
 
     def _entry_rows(self, frame: Frame, rows: int) -> list[int] | torch.Tensor:
-        """The rows at this stage's door: tokens on the first stage, else the hidden rows that came."""
+        """Return what enters the range: token ids on the first stage, else the hidden states that arrived.
+
+        rows: Number of tokens of the frame.
+
+        Raises WireError if they do not match the frame, or if a token id is beyond the vocabulary.
+        """
         if self._decoder.layers.first == 0:
             tokens = [token for segment in frame.segments for token in tokens_of(segment)]
             vocab = self._decoder.config.vocab
-            if min(tokens) < 0 or max(tokens) >= vocab:  # on a GPU its context would be lost
+            # On a GPU, reading out of the embedding's bounds would destroy the CUDA context.
+            if min(tokens) < 0 or max(tokens) >= vocab:
                 raise WireError(f"frame {frame.number} has token ids beyond {vocab}")
             return tokens
         hidden = frame.hidden
@@ -249,11 +302,17 @@ class DecoderStage:
         return self._to_device(hidden)
 
     def _to_device(self, rows: Payload) -> torch.Tensor:
-        """On this stage's device, wherever they come from."""
+        """Return the hidden states on this stage's device, in its dtype."""
         return rows.to(self._decoder.device, self._decoder.dtype)
 
     def _rejected_slots(self, segment: TreeSegment) -> Sequence[int]:
-        """Slots of its sequence's own pages from its root on: rejected drafts lie there."""
+        """Return the KV slots of the sequence from its root to the end of its pages: rejected drafts lie
+        there.
+
+        For example:
+
+            # committed 10, pages of 8 slots, 2 pages -> slots of positions 10..15
+        """
         table = self._table
         sequence = segment.sequence
         row = segment.committed
@@ -261,10 +320,15 @@ class DecoderStage:
         return table.slots(sequence, row, row + rows)
 
     def _change_pages(self, frame: Frame, arrangement: KvPlan) -> Moves:
-        """What comes before the rows; returns the moves that are left to whatever runs them."""
+        """Apply what must precede the frame's new tokens: clear pages, copy pages, prune.
+
+        Returns the moves of accepted KV that remain for whatever runs the tokens. Before a pruning the moves
+        are applied at once, because pruning reads the moved KV.
+        """
         for page in arrangement.trimmed:
             self._kv.clear_page(page)
         for segment in frame.segments:
+            # Values that are not finite in rejected drafts must not reach the root when it is fed once more.
             if isinstance(segment, TreeSegment) and segment.once_more:
                 self._kv.clear_rows(self._rejected_slots(segment))
         for copy in arrangement.copies:
@@ -277,7 +341,7 @@ class DecoderStage:
         return ()
 
     def _prune(self, pruning: RowPruning) -> None:
-        """In those of this stage's layers that do not keep all."""
+        """Prune a sequence's KV in those layers of this stage that do not keep all of it."""
         slots = pruning.sources, pruning.targets
         sources, targets = (torch.tensor(each, device=self._decoder.device) for each in slots)
         for layer in range(max(pruning.skip - self.layers.first, 0), len(self.layers)):
@@ -288,8 +352,15 @@ class DecoderStage:
             self._kv.keep_least(layer, sources, targets, own, counts)
 
     def _head_rows(self, shares: HeadShares, layer: int, sources: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The sources that are rows of each KV head of a layer of the model, bool [sources, kv_heads], and
-        how many each head keeps.
+        """Return which of the source slots belong to each KV head, bool [sources, num_kv_heads], and how many
+        slots each head keeps.
+
+        layer: Number of the layer in the model.
+        sources: Number of source slots.
+
+            # two heads kept 2 and 3 positions, then 2 more followed:
+            # sources [c0 c1 c2 | c3 c4], shares.shared 3, shares.before (2, 3)
+            # -> first head True for c0 c1 c3 c4, second head True for all
         """
         device = self._decoder.device
         before, after = (torch.tensor(each[layer], device=device) for each in (shares.before, shares.after))
@@ -297,13 +368,13 @@ class DecoderStage:
         return (columns < before) | (columns >= shares.shared), after
 
     def _clear(self, freed: Iterable[int]) -> None:
-        """Last: the closing frame itself may still have written to these pages."""
+        """Clear freed pages. This comes last, because the closing frame itself may have written to them."""
         for page in freed:
             self._kv.clear_page(page)
 
 
 def _sum(fused: torch.Tensor | None, before: torch.Tensor | None) -> torch.Tensor | None:
-    """Of this stage's own taps and of those before it."""
+    """Return the sum of this stage's taps and those of previous stages. None if there are neither."""
     if fused is None or before is None:
         return before if fused is None else fused
     return fused.add_(before)

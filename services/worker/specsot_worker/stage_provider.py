@@ -1,4 +1,4 @@
-"""What a worker needs of a stage, and who makes stages and verifiers, epoch for epoch."""
+"""What a worker needs of a stage, and of the provider that makes the stages and verifiers of all epochs."""
 
 from __future__ import annotations
 
@@ -11,74 +11,96 @@ from specsot_worker.verifier import Verifier
 
 
 class StageRunner(Protocol):
-    """One stage of one epoch, with its pages. Frames come strictly in order.
+    """One stage of one epoch, with its KV pages. Frames must be run strictly in order. See `DecoderStage`.
 
-    uncaptured: frames that ran kernel by kernel though there are graphs.
+    uncaptured: Number of frames that ran kernel by kernel although CUDA graphs were captured.
     """
 
     @property
-    def uncaptured(self) -> int: ...
+    def uncaptured(self) -> int:
+        """See the class docstring."""
+        ...
 
     @property
-    def table(self) -> PageTable: ...
+    def table(self) -> PageTable:
+        """The stage's page table."""
+        ...
 
     @property
-    def layers(self) -> Range: ...
+    def layers(self) -> Range:
+        """The stage's layer range."""
+        ...
 
     def tap(self, layer: int, weight: Any) -> None:
-        """Fuse the input of `layer` through `weight` [Hd, H] into every frame from now on."""
+        """Fuse the input of `layer` through `weight` [feature_size, hidden_size] into every frame from now
+        on.
+        """
         ...
 
     def prompt_rows(self, rows: int) -> int:
-        """Rows of a frame of prompts alone, where other frames have so many."""
+        """Return the maximum number of tokens of a frame that carries prompts only, if other frames may have
+        `rows` tokens.
+        """
         ...
 
     def capture(self) -> None:
-        """Whatever makes later frames quicker; all taps are here."""
+        """Prepare whatever makes later frames faster. All taps have arrived."""
         ...
 
     def run(self, frame: Frame) -> Frame:
-        """Apply the header, run the rows; returns the frame as the next stage must have it."""
+        """Apply the frame's header and run its tokens. Return the frame for the next stage."""
         ...
 
     def hold(self) -> None:
-        """Nothing is sent for now."""
+        """Stop counting compute time: the launched step waits for its frame."""
         ...
 
 
 class StageProvider(Protocol):
-    """Stages of any epoch, and the end of the ring."""
+    """Makes the stage and, on the last stage, the verifier of every epoch."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Name of the worker."""
+        ...
 
     @property
     def loaded(self) -> int:
-        """Layers of the range that was asked for last which are here. Asked from another thread."""
+        """Number of layers that are loaded of the range requested last. Read from another thread."""
         ...
 
     @property
     def fetched(self) -> int:
-        """Bytes of the model's files that are here, of one that is fetched; 0 of others. Like `loaded`."""
+        """Number of bytes of the model's files that have been fetched. 0 for a model whose files are not
+        fetched. Read from another thread.
+        """
         ...
 
     @property
     def vocabulary(self) -> int | None:
-        """How many token ids the base has; None: they are not checked."""
+        """Number of token ids of the base model. None: token ids are not checked."""
         ...
 
-    def registration(self) -> Registration: ...
+    def registration(self) -> Registration:
+        """Measure the layers, and return what the master is to know of this worker."""
+        ...
 
-    def make_stage(self, configuration: Configuration, layers: Range) -> StageRunner: ...
+    def make_stage(self, configuration: Configuration, layers: Range) -> StageRunner:
+        """Return the stage of an epoch, with empty pages."""
+        ...
 
     def fetch(self, layers: Range) -> None:
-        """Have the bytes of these layers on this machine. May be called from any thread."""
+        """Make the files of these layers available on this machine. May be called from any thread."""
         ...
 
     def preload(self, layers: Range | None = None) -> bool:
-        """Load a little of these layers, or of what any later epoch may ask for; whether there is more, and
-        room for it. Raises ModelError: no room for these.
+        """Load one more part of these layers, or, without `layers`, of what a later epoch may need. Return
+        whether to call again: there is more to load, and room for it.
+
+        Raises ModelError if there is no room for `layers`.
         """
         ...
 
-    def make_verifier(self, stage: StageRunner, configuration: Configuration) -> Verifier: ...
+    def make_verifier(self, stage: StageRunner, configuration: Configuration) -> Verifier:
+        """Return the verifier of an epoch, whose last stage is `stage`."""
+        ...

@@ -1,4 +1,4 @@
-"""How long a stage takes for a frame, on a CPU or a GPU."""
+"""Measures how long a stage computes a frame, on a CPU or a GPU."""
 
 from __future__ import annotations
 
@@ -9,37 +9,51 @@ import torch
 
 
 class HostTimer:
-    """From the frame's turn to the end of what the host does for it. Asked in this order for every frame."""
+    """Measures from the frame's turn to the end of the host's work. Its methods are called in this order for
+    every frame.
+    """
 
     _begun = 0.0
 
     def begin(self) -> None:
-        """Its turn has come."""
+        """Start measuring: it is the frame's turn."""
         self._begun = time.perf_counter()
 
     def mark_input(self) -> None:
-        """Its rows are here, or the device will have them before it goes on."""
+        """Record that the frame's hidden states are present, or will be before the device continues."""
 
     def end(self, rows: int) -> float:
-        """Everything is launched. Returns the stage's seconds."""
+        """Record that everything has been launched. Return the stage's seconds.
+
+        rows: Number of tokens of the frame.
+        """
         return time.perf_counter() - self._begun
 
 
 class DeviceTimer(HostTimer):
-    """A stage on a GPU that hands its rows on while they are computed: what the device took for the last
-    frame of about as many rows that is over. Until there is one, what the host took.
+    """Measures a stage on a GPU that passes hidden states on while they are still being computed.
+
+    It returns the device time of the newest finished frame with about as many tokens (the same bit length).
+    Until there is such a frame, it returns the host's time.
     """
 
     def __init__(self, device: torch.device) -> None:
+        """Measure the current stream of this device."""
         self._stream = torch.cuda.current_stream(device)
         self._input_event = self._mark()
+        # Frames in order: bit length of their tokens, and the events before and after their computation.
         self._running: deque[tuple[int, torch.cuda.Event, torch.cuda.Event]] = deque()
+        # Device seconds of the newest finished frame, by bit length of its tokens.
         self._measured: dict[int, float] = {}
 
     def mark_input(self) -> None:
+        """Record the event from which the device's time is measured."""
         self._input_event = self._mark()
 
     def end(self, rows: int) -> float:
+        """Return the device time of an earlier frame of about this size, or the host's time; see the class
+        docstring.
+        """
         if not rows:
             return super().end(rows)
         self._poll()
@@ -47,20 +61,23 @@ class DeviceTimer(HostTimer):
         return self._measured.get(rows.bit_length()) or super().end(rows)
 
     def _poll(self) -> None:
-        """What is over by now."""
+        """Read the times of the frames that are finished by now."""
         while self._running and self._running[0][2].query():
             size, here, over = self._running.popleft()
             self._measured[size] = here.elapsed_time(over) / 1e3
 
     def _mark(self) -> torch.cuda.Event:
+        """Record an event on the stream."""
         event = torch.cuda.Event(enable_timing=True)
         event.record(self._stream)
         return event
 
 
 class LastStageTimer(HostTimer):
-    """The last stage behind others, on a GPU: it waits for its result anyway, so the host's clock will do.
-    But it starts when the rows have come: before that, others were at work.
+    """Measures a last stage on a GPU that is not also the first.
+
+    The host waits for this stage's results anyway, so the host's clock suffices. Time starts when the hidden
+    states have arrived, because before that the preceding stages were computing.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -68,16 +85,21 @@ class LastStageTimer(HostTimer):
         self._input_event = torch.cuda.Event()
 
     def mark_input(self) -> None:
+        """Record an event that completes when the hidden states have arrived."""
         self._input_event.record(self._stream)
 
     def end(self, rows: int) -> float:
-        """Waits, now that all is launched. What the device takes from then on is counted by the judge."""
+        """Wait until the hidden states have arrived, and return 0: the verifier counts what the device takes
+        from then on.
+        """
         self._input_event.synchronize()
         return 0.0
 
 
 def make_timer(device: torch.device, first: bool, last: bool) -> HostTimer:
-    """For a stage that runs the first layer, the last one, both or none."""
+    """Return the timer of a stage on this device. first, last: the stage runs the model's first or last
+    layer.
+    """
     if device.type != "cuda" or (first and last):
         return HostTimer()
     return LastStageTimer(device) if last else DeviceTimer(device)

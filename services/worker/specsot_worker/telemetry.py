@@ -1,4 +1,4 @@
-"""A worker's Prometheus metrics (frames, pages, whole laps at stage 0), and spans of traced laps."""
+"""A worker's Prometheus metrics (frames, pages, whole steps at stage 0), and spans of traced steps."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ from specsot_worker.stage_provider import StageRunner
 
 
 class WorkerTelemetry(WorkerObserver):
-    """Counts all laps, and traces those that carry a sequence whose request is traced: one of `every`, and
-    those that open one. At stage 0 a span is a whole lap, at every stage its own work.
+    """Counts all steps, and traces some of those that carry a sequence whose request is traced: one step in
+    `every`, and every step that opens such a sequence.
+
+    At stage 0 a span covers a whole step, at every stage the stage's own work. The metrics and spans say
+    *lap* for a step.
     """
 
     def __init__(self, observation: Observation, every: int) -> None:
@@ -78,7 +81,8 @@ class WorkerTelemetry(WorkerObserver):
         (began, span) = self._in_flight.pop(result.number)
         spent = sum(result.seconds)
         self._lap.observe(now - began)
-        if len(result.seconds) > 1:  # the last hop is the way back
+        # The last hop is the way back to stage 0.
+        if len(result.seconds) > 1:
             self._hop.observe(max(now - began - spent, 0.0) / len(result.seconds))
         if span:
             brought = sum(len(outcome.tokens) for outcome in result.outcomes)
@@ -93,7 +97,9 @@ class WorkerTelemetry(WorkerObserver):
         self._epoch = None
 
     def _begin_lap(self, frame: Frame) -> Span | None:
-        """As part of the first request it carries, beside the others."""
+        """Begin the span of a step as a child of the first traced request that the frame carries, with links
+        to the others. Return None if it carries none.
+        """
         carried = {segment.sequence: self._traced.get(segment.sequence) for segment in frame.segments}
         contexts = list(dict.fromkeys(context for context in carried.values() if context))
         if not contexts:
@@ -103,6 +109,7 @@ class WorkerTelemetry(WorkerObserver):
         return self._tracer.begin("lap", contexts[0], contexts[1:], about)
 
     def _collect(self) -> Iterator[Metric]:
+        """Yield the gauges of the current epoch."""
         if self._epoch is not None:
             configuration, stage = self._epoch
             yield from epoch_gauges("worker", configuration, stage.table.free)
@@ -112,6 +119,7 @@ class WorkerTelemetry(WorkerObserver):
 
 
 def _layers_gauge(configuration: Configuration) -> Metric:
+    """Return the gauge with the number of layers that this stage runs."""
     index = stage_index(configuration)
     mine = configuration.stages[index]
     labels = {"worker": mine.name, "layers": str(mine.layers), "stage": str(index)}

@@ -1,4 +1,4 @@
-"""The last stage's verifier: logits where needed, target tokens, acceptance, results and features."""
+"""The last stage's verifier: finds target tokens, accepts tree nodes, and makes results and features."""
 
 from __future__ import annotations
 
@@ -47,8 +47,12 @@ FindGrammar = Callable[[Opening], Grammar | Future[Grammar] | None]
 
 @dataclass(frozen=True, slots=True)
 class VerifiedFrame:
-    """A frame's result for master and stage 0, and by drafter what it is told now, in order; or all that the
-    only drafter said, where it was told at once: else None.
+    """What the verification of a frame has produced.
+
+    result: For the master and stage 0.
+    features: By drafter, the messages that it is to be sent now, in order.
+    drafts: The trees of a drafter on this thread, which has been given its features already. None if no such
+        drafter answered; then `features` is to be sent.
     """
 
     result: Result
@@ -57,7 +61,7 @@ class VerifiedFrame:
 
 
 class Verifier:
-    """Judges frames that have passed every layer; remembers every sequence's tokens."""
+    """Verifies frames that have passed every layer. Remembers the tokens of every sequence."""
 
     def __init__(
         self,
@@ -66,10 +70,19 @@ class Verifier:
         store: FeatureStore | None = None,
         stage: RunsAhead | None = None,
     ) -> None:
-        """store: where features are kept for the drafter, if it wants any. stage: begins frames early."""
+        """Start without sequences.
+
+        logits: Maps hidden states [n, hidden_size] to logits [n, vocab].
+        find_grammar: Returns the grammar of an opening, or a future of it, or None.
+        store: Keeps features for the drafter. None if the drafter wants none.
+        stage: The stage that can launch the next frame speculatively. None if there is none.
+        """
         self._logits = logits
         self._find_grammar = find_grammar
+        # State of the decoding sequences, by id.
         self._decoding: dict[int, DecodeState] = {}
+        # Tokens of every open sequence by id, prompt and generated ones, including tokens that were not fed
+        # yet.
         self._tokens: dict[int, list[int]] = {}
         self._habits = SpellingHabits()
         self._features = FeatureStream(self._tokens, store)
@@ -77,29 +90,35 @@ class Verifier:
         self._scores = PromptScores(logits)
         self._stage = stage
         self.near = NearDrafts(stage, self._place, lambda: self.quiet())
-        self.quiet = lambda: True  # nothing has come that would change the next frame
-        self.went_on = False  # the next frame has been begun
+        # Returns whether no message has arrived that would change the next frame.
+        self.quiet = lambda: True
+        # True if the next frame has been launched speculatively.
+        self.went_on = False
 
     @property
     def has_pending(self) -> bool:
-        """For what holds a sequence: something is not judged yet."""
+        """True if segments wait for their grammar to be compiled."""
         return len(self._pending) > 0
 
     @property
     def pending_ready(self) -> bool:
-        """Some of that can be judged now."""
+        """True if the grammar of some waiting segments has been compiled."""
         return bool(self._pending.ready)
 
     @torch.inference_mode()
     def verify(self, frame: Frame) -> VerifiedFrame:
-        """Outcomes of the decoding segments, and the true features of what was committed; but for those of
-        sequences that must wait.
+        """Verify a frame: return the outcomes of its decoding segments, and the features of what was
+        committed.
+
+        Segments of sequences whose grammar is still being compiled are held back; `verify_pending` verifies
+        them.
         """
         began = time.perf_counter()
         for opening in frame.openings:
             self._open(opening)
         verifiable = self._pending.hold_back(frame)
-        self._features.catch_up()  # a GPU is still at this frame
+        # The device is still computing this frame, so the host has time for this.
+        self._features.catch_up()
         outcomes = self._outcomes(verifiable)
         ahead = None if self._pending or self.went_on else self.near.follow(frame, outcomes)
         now = time.perf_counter()
@@ -112,21 +131,26 @@ class Verifier:
         return VerifiedFrame(result, features if drafts is None else {}, drafts)
 
     def set_drafters(self, drafters: Collection[str]) -> None:
-        """These drafters are present from now on; those that were not before know nothing."""
+        """Use these drafters from now on. Drafters that were not present before know no sequence."""
         self._features.set_drafters(drafters)
 
     def take_features_from(self, handed: HandedRows) -> None:
-        """Of sequences that were in the epoch before."""
+        """Use these migrated features for sequences that continue from the previous epoch."""
         self._features.handed = handed
 
     @torch.inference_mode()
     def feature_rows(self, asked: Sequence[RowsOf]) -> list[torch.Tensor | None]:
-        """Copies on the host, for whoever will be the last stage; None where there are none."""
+        """Return copies of features on the host, for the last stage of the next epoch. None for a sequence
+        without features.
+        """
         return self._features.copies(asked)
 
     @torch.inference_mode()
     def verify_pending(self) -> VerifiedFrame:
-        """The same of segments that need not wait any more. Its result is no lap's: number 0."""
+        """Verify the held-back segments whose grammar has been compiled.
+
+        The result has frame number 0, because no step belongs to it.
+        """
         grammars, frame = self._pending.take_ready()
         for sequence, found in grammars.items():
             self._decoding[sequence].set_grammar(IsolatedGrammar(found.result))
@@ -138,6 +162,7 @@ class Verifier:
         return VerifiedFrame(result, features if drafts is None else {}, drafts)
 
     def _open(self, opening: Opening) -> None:
+        """Open a sequence: its tokens so far, and, if it decodes, its grammar and state."""
         fork = opening.fork
         tokens = self._tokens[fork.sequence][: fork.length] if fork else []
         kept = opening.kept.tokens if opening.kept else ()
@@ -155,7 +180,10 @@ class Verifier:
             state.read_prompt(len(tokens), kept)
 
     def _start_grammar(self, opening: Opening) -> Future[Grammar] | None:
-        """What holds a sequence. That there is none, though one is asked for, is its own affair, too."""
+        """Return a future of the sequence's grammar. Return None if it has none.
+
+        An error of `find_grammar` becomes the future's error, so that it ends this sequence alone.
+        """
         compiling: Future[Grammar] = Future()
         try:
             found = self._find_grammar(opening)
@@ -168,6 +196,7 @@ class Verifier:
         return compiling
 
     def _append_prompt(self, frame: Frame) -> None:
+        """Record the prompt tokens of a frame."""
         for segment in frame.segments:
             if isinstance(segment, PromptChunk):
                 self._tokens[segment.sequence] += segment.tokens
@@ -175,11 +204,18 @@ class Verifier:
                     state.read_prompt(segment.start, segment.tokens)
 
     def _outcomes(self, frame: Frame) -> dict[int, Outcome]:
-        """What each decoding segment led to, by sequence."""
+        """Return the outcome of each decoding segment, by sequence. If possible, launch the next frame
+        meanwhile.
+
+        Logits are computed for tree nodes and for the last token of each final prompt chunk.
+
+            # a tree of 3 nodes, a final prompt chunk of 4 tokens, and one of 2 tokens that is not final:
+            # tokens of the frame [t0 t1 t2 | p0 p1 p2 p3 | q0 q1] -> logits of tokens [0, 1, 2, 6]
+        """
         self.went_on = False
         self._append_prompt(frame)
         self._scores.read(frame)
-        # whose logits matter
+        # Numbers of the tokens whose logits are needed.
         rows = list[int]()
         queries = list[tuple[Segment, TargetQuery]]()
         first = 0
@@ -204,28 +240,44 @@ class Verifier:
         return {one.sequence: one for one in add_logprobs(outcomes, questions, logits)}
 
     def _steady(self, frame: Frame, queries: list[TargetQuery]) -> bool:
-        """Whether all of a lap go on by one token, and nothing else, unless those end them; in this order."""
+        """Return whether every sequence of a frame feeds exactly its one new token in the next frame, unless
+        that token ends it, and the sequences are in the order of the next frame's trees.
+        """
         alone = frame.number and len(queries) == len(frame.segments) and not self._pending
         going = (one.state.goes_on(frame.resting or frame.waking) and len(one.tree) == 1 for one in queries)
         return bool(alone) and all(going) and are_in_order([one.state.opening for one in queries])
 
     def _begin_next(self, queries: list[TargetQuery], found: list[Targets]) -> bool:
-        """What all wait for goes first: the next frame. Results are made while a device is at it."""
+        """Launch the next frame before results are made, because every sequence waits for it. Return whether
+        it was launched.
+
+        found: Targets of each query: one token each, or [None] if the logits are not finite.
+        """
         tokens = [token for (token,) in found if token is not None]
         free = [one.state for one, token in zip(queries, tokens) if token not in one.state.opening.stop_ids]
         goes = len(tokens) == len(found) and any(state.remaining > 1 for state in free)
         return goes and self._stage is not None and self._stage.go_on(tokens)
 
     def _place(self, segment: Segment) -> tuple[int, int] | None:
+        """Return the place of a segment's sequence among a frame's trees, if its next tree is the drafter's.
+        See `DecodeState.place`.
+        """
         state = self._decoding.get(segment.sequence)
         return state.place if state else None
 
     def _decode_state(self, segment: Segment) -> DecodeState | None:
+        """Return the state of a segment's sequence. Return None for a segment that gets no target token: a
+        prompt chunk that is not final, or a sequence that does not decode.
+        """
         if isinstance(segment, PromptChunk) and not segment.final:
             return None
         return self._decoding.get(segment.sequence)
 
     def _outcome(self, segment: Segment, targets: Targets, resting: bool) -> Outcome:
+        """Accept along the targets of one segment, record the tokens and return the outcome.
+
+        If the sequence's grammar has failed, the outcome is FAILED and has no tokens.
+        """
         state = self._decoding[segment.sequence]
         if isinstance(segment, PromptChunk):
             told = self._scores.take(segment.sequence)
@@ -240,6 +292,7 @@ class Verifier:
         return outcome
 
     def _forget(self, frame: Frame, outcomes: dict[int, Outcome]) -> None:
+        """Drop the state of sequences that have ended or that the frame closes."""
         ended = [sequence for sequence, outcome in outcomes.items() if outcome.end]
         for sequence in (*frame.closings, *ended):
             self._decoding.pop(sequence, None)
@@ -250,12 +303,18 @@ class Verifier:
 
 
 def _for_sole_drafter(features: Mapping[str, tuple[Features, ...]]) -> tuple[Features, ...]:
-    """What the only drafter is told. A drafter in the verifier's own thread is always the only one."""
+    """Return the messages for the only drafter. A drafter on the verifier's own thread is always the only
+    one.
+    """
     return next(iter(features.values()), ())
 
 
 def _target_query(segment: Segment, state: DecodeState, row: int) -> TargetQuery:
-    """A prompt's last token is a tree of one node."""
+    """Return the query for a segment's target tokens. A final prompt chunk counts as a tree of one node, its
+    last token.
+
+    row: Number of the tree's root among the logits.
+    """
     masks = grammar_masks(segment, state) if state.grammar else ()
     if isinstance(segment, PromptChunk):
         tree = single(segment.tokens[-1])
@@ -267,12 +326,13 @@ def _target_query(segment: Segment, state: DecodeState, row: int) -> TargetQuery
 
 
 def _add_verify_time(frame: Frame, seconds: float) -> Frame:
-    """Judging is part of the last stage's work."""
+    """Add the seconds of verification to the last stage's compute time."""
     *before, last = frame.seconds or (0.0,)
     return replace(frame, seconds=(*before, last + seconds))
 
 
 def _result(frame: Frame, outcomes: tuple[Outcome, ...]) -> Result:
+    """Return the result message of a frame."""
     rows = sum(map(rows_of, frame.segments))
     drafted = [len(segment.tree) - 1 for segment in frame.segments if isinstance(segment, TreeSegment)]
     drafts = sum(nodes > 0 for nodes in drafted)

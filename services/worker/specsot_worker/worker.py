@@ -1,4 +1,4 @@
-"""A worker in the ring: takes messages, runs its stage, announces results."""
+"""A worker of the ring: receives frames, runs its stage, and sends frames or results."""
 
 from __future__ import annotations
 
@@ -54,12 +54,28 @@ from specsot_worker.verifier import VerifiedFrame, Verifier
 
 log = structlog.get_logger()
 
-POLL_SECONDS = 0.01  # seconds between looks at a computation that is still running; not measured
+# Seconds. Time between two looks at a computation that is still running. Untuned.
+POLL_SECONDS = 0.01
 
 
 @dataclass(slots=True)
 class _WorkerEpoch:
-    """Everything that lives exactly as long as one epoch."""
+    """Everything that lives exactly as long as one epoch.
+
+    configuration: The epoch as the master has configured it.
+    stage: The layer range with its KV pages.
+    links: Links to the other members.
+    missing_taps: Layers whose slice of the draft head's weights has not arrived yet. Ready is sent once there
+        are none.
+    sequencer: The scheduler, on stage 0 only.
+    verifier: The verifier, on the last stage only.
+    deadline: How long the computation of a frame may take.
+    lost_drafters: Names of drafters whose loss is known to this worker.
+    leaving_drafters: Names of drafters that the master has lost. They are removed between two verifications.
+    joining_drafters: Links by name to drafters that join the running epoch. They are added between two
+        verifications.
+    async_verifier: Verifies on a thread of its own. None if frames are verified on the compute thread.
+    """
 
     configuration: Configuration
     stage: StageRunner
@@ -68,20 +84,15 @@ class _WorkerEpoch:
     sequencer: Sequencer | None
     verifier: Verifier | None
     deadline: Deadline
-    # Names of drafters whose loss is known here.
     lost_drafters: set[str] = field(default_factory=set[str])
-    # Names of drafters that the master has lost, and links by name to drafters that join the running epoch:
-    # what both change waits until no frame is being verified.
     leaving_drafters: set[str] = field(default_factory=set[str])
     joining_drafters: dict[str, RingLink] = field(default_factory=dict[str, RingLink])
-    async_verifier: AsyncVerifier | None = None  # who awaits verdicts, where that is not who computes
+    async_verifier: AsyncVerifier | None = None
 
 
 class Worker:
-    """One worker. `compute` runs tensor work, one job at a time, off the event loop; `observer` follows it.
-
-    reading: another thread, in which the last stage behind others awaits verdicts. For GPUs: they compute
-             what is launched meanwhile.
+    """One worker process. It receives messages, runs tensor work on `compute`, one job at a time and off the
+    event loop, and reports to `observer`.
     """
 
     def __init__(
@@ -93,6 +104,17 @@ class Worker:
         observer: WorkerObserver | None = None,
         verify_thread: Executor | None = None,
     ) -> None:
+        """Start outside any epoch.
+
+        loader: Makes the stage and the verifier of every epoch.
+        dialer: Opens links to other members.
+        compute: Executor that runs tensor work.
+        clock: Returns the time in seconds.
+        observer: Is called at the moments of a frame's life. None: nothing is observed.
+        verify_thread: Executor of another thread, on which a last stage that is not also the first awaits
+            verification results. Used on GPUs, which meanwhile compute frames that have been launched
+            already. None: frames are verified on the compute thread.
+        """
         self._loader = loader
         self._dialer = dialer
         self._verify_thread = verify_thread
@@ -102,28 +124,39 @@ class Worker:
         self._active: _WorkerEpoch | None = None
         self._early_arrivals = EarlyArrivals()
         self._handover = RowHandover(loader.name, dialer)
-        self._background = set[asyncio.Task[Any]]()  # nobody waits for these
-        self._preloading: asyncio.Task[Any] | None = None  # loads what it may be asked for
-        self._taps = dict[int, object]()  # slices of a head, of this epoch or one before
-        self._arrived: Callable[[], bool] = lambda: True  # nobody knows: something may have
+        # Tasks that are not awaited.
+        self._background = set[asyncio.Task[Any]]()
+        # Loads layers ahead of an assignment.
+        self._preloading: asyncio.Task[Any] | None = None
+        # Slices of a draft head's weights by layer, of this epoch or a previous one.
+        self._taps = dict[int, object]()
+        # Returns whether a message is waiting. Without `watch` the answer is always yes.
+        self._arrived: Callable[[], bool] = lambda: True
 
     @property
     def epoch(self) -> int:
+        """Number of the current epoch; 0 outside an epoch."""
         return self._active.configuration.epoch if self._active else 0
 
     @property
     def free_pages(self) -> int | None:
-        """KV pages that no sequence owns, by this stage's own table; None outside an epoch."""
+        """Number of KV pages that no sequence owns, by this stage's own table. None outside an epoch."""
         return self._active.stage.table.free if self._active else None
 
     def watch(self, arrived: Callable[[], bool]) -> None:
+        """Set the function that returns whether a message is waiting to be handled."""
         self._arrived = arrived
 
     async def registration(self) -> Registration:
+        """Measure the layers, and return what the master is to know of this worker."""
         return await self._compute.run(self._loader.registration)
 
     async def configure(self, configuration: Configuration, uplink: Link) -> None:
-        """Load the range, make pages, dial; Ready goes out once every tap is here too."""
+        """Enter an epoch: load the layer range, allocate pages and dial the other members.
+
+        Ready is sent to the master once every tap has arrived, too. Messages of this epoch that arrived
+        before it are handled at the end.
+        """
         if self._preloading:
             self._preloading.cancel()
         self._handover.turn(configuration.epoch)
@@ -140,7 +173,9 @@ class Worker:
             await self.handle(arrival)
 
     async def _form(self, configuration: Configuration, index: int, own: Stage, uplink: Link) -> None:
-        if self._verify_thread:  # what is still read of the epoch before holds its memory
+        """Make the stage, the links, and the verifier or sequencer of a new epoch."""
+        # Verification of the previous epoch holds memory of that epoch, so wait until it is done.
+        if self._verify_thread:
             await Compute(self._loader.name, self._verify_thread).run(lambda: None)
         stage: StageRunner = await self._compute.run(self._loader.make_stage, configuration, own.layers)
         if isinstance(stage, KeepsRows):
@@ -162,6 +197,7 @@ class Worker:
             Deadline(configuration.curve),
         )
         if verifier and (sequencer := self._active.sequencer):
+            # The verifier launches the next frame by itself only if no message or prompt would change it.
             verifier.quiet = lambda: not (self._arrived() or sequencer.prompt_rows_due)
         if verifier and index and self._verify_thread:
             name = self._loader.name
@@ -171,10 +207,13 @@ class Worker:
         self._observer.formed(configuration, stage)
 
     def _believes(self, configuration: Configuration, arrival: Arrival) -> bool:
+        """Return whether the sender of a message may send it to this stage."""
         return may_send(configuration, arrival)
 
     async def _reuse_taps(self, active: _WorkerEpoch) -> None:
-        """Those of an earlier epoch, if the master says that they are still right."""
+        """Use the taps of a previous epoch again, if the master says that they are still valid by sending
+        none.
+        """
         told = active.configuration
         if told.head and told.head.taps:
             self._taps.clear()
@@ -183,7 +222,7 @@ class Worker:
                 await self._compute.run(active.stage.tap, layer, weight)
 
     async def prepare(self, order: StandBy | HandOver, uplink: Link) -> None:
-        """Load ahead, or hand rows over, in the background."""
+        """Load layers ahead, or migrate KV to other workers, in the background."""
         if isinstance(order, HandOver):
             copies = self._copies_of(self._active) if self._active else None
             self._handover.begin(order, copies, uplink)
@@ -193,7 +232,11 @@ class Worker:
         self._preloading = self._in_background(self._preload(order, uplink))
 
     def _copies_of(self, active: _WorkerEpoch) -> Copies | None:
-        """Rows that this epoch has here. Features are asked for where they are kept: by whoever verifies."""
+        """Return a function that copies KV and features of the running epoch. Return None if the stage cannot
+        migrate its KV.
+
+        Features are copied on the thread that verifies, because that thread also writes them.
+        """
         stage = active.stage
         verifier = active.verifier
         if not isinstance(stage, KeepsRows):
@@ -209,7 +252,12 @@ class Worker:
         return copies
 
     async def handle(self, arrival: Arrival) -> None:
-        """Take one message; frames run at once, everything else waits for `settle`."""
+        """Handle one message. A frame runs at once. Other messages change the state on which the next
+        `settle` acts.
+
+        Messages of later epochs are kept until that epoch begins. Messages of earlier epochs, and messages
+        that the sender may not send, are dropped.
+        """
         active = self._active
         message = arrival.message
         if isinstance(message, KvRows):
@@ -234,7 +282,9 @@ class Worker:
             case Drafts() if active.sequencer:
                 active.sequencer.add_drafts(message, self._clock())
             case Drafts() if active.links.sequencer:
-                await active.links.sequencer.send(message)  # the drafter speaks to its neighbour alone
+                # Over a closed ring the drafter is connected to the last stage only, so its drafts are
+                # forwarded to stage 0.
+                await active.links.sequencer.send(message)
             case Open() | Close() | Lease() if active.sequencer:
                 active.sequencer.apply_order(message)
             case Tap():
@@ -250,7 +300,12 @@ class Worker:
                 pass
 
     async def settle(self) -> float | None:
-        """One turn: compose, run, verify and announce what is due; first what had to wait."""
+        """Run one turn of the main loop: first what had to wait for the end of a verification, then every
+        frame that is due.
+
+        Returns after how many seconds `settle` must be called again, even if no message arrives. None: not
+        before the next message.
+        """
         active = self._active
         if active is None:
             return None
@@ -262,7 +317,9 @@ class Worker:
         return min(waits, default=None)
 
     async def _between_verdicts(self, active: _WorkerEpoch) -> None:
-        """What happens between two verifications: a drafter is back, grammars are compiled."""
+        """Apply what may only change between two verifications: drafters that have left or joined, and
+        grammars that are now compiled.
+        """
         for name in tuple(active.leaving_drafters):
             active.leaving_drafters.discard(name)
             await self._lose_drafter(active, name, "the master lost it")
@@ -273,8 +330,12 @@ class Worker:
             await self._announce(active, await (active.async_verifier or self._compute).run(verify))
 
     async def _launch_next(self, active: _WorkerEpoch) -> float | None:
-        """Compose and run the next frame, if this is stage 0 and one is due; and those that the verifier has
-        begun by then, before anything that arrives makes other ones of them.
+        """Compose and run the next frame, if this is stage 0 and a frame is due.
+
+        If the verifier has already launched the frame after it, that frame is composed at once, before an
+        arriving message can change it.
+
+        Returns the seconds until the next draft timeout, or None if no sequence waits for a draft.
         """
         if active.sequencer is None or active.missing_taps:
             return None
@@ -285,12 +346,14 @@ class Worker:
                 return 0.0
             await self._between_verdicts(active)
         if active.verifier and active.verifier.went_on:
+            # The launched step waits for its frame, which is no compute time.
             active.stage.hold()
         await self._report_rejections(active)
         deadline = active.sequencer.deadline()
         return None if deadline is None else max(0.0, deadline - self._clock())
 
     async def disband(self) -> None:
+        """Leave the epoch and close its links."""
         active = self._active
         self._active = None
         if active is not None:
@@ -300,7 +363,9 @@ class Worker:
             await close_in_background(active.links.close())
 
     async def _run_frame(self, active: _WorkerEpoch, frame: Frame) -> None:
-        """Run a frame and send what comes of it: to the next stage, or to all who learn from it."""
+        """Run a frame and send what comes of it: hidden states to the next stage, or results to every
+        receiver.
+        """
         if active.verifier is None:
             assert active.links.next_stage is not None
             seconds = await self._compute_frame(
@@ -319,7 +384,7 @@ class Worker:
         await self._announce(active, verified)
 
     async def _verify_launched(self, launched: LaunchedFrame) -> None:
-        """Verify and announce one frame, while later ones are launched."""
+        """Verify and announce one frame, while later frames are being launched."""
         active = self._active
         assert active is not None
         assert active.async_verifier is not None
@@ -334,16 +399,19 @@ class Worker:
     async def _compute_frame(
         self, active: _WorkerEpoch, frame: Frame, work: Callable[..., Any], *arguments: Any
     ) -> Any:
-        """Compute a frame, in the time that its rows may take. Raises Hung."""
+        """Compute a frame within its time limit. Raises Hung if it takes longer."""
         with self._observer.computing(frame):
             return await self._compute.run(work, *arguments, within=_time_limit(active, frame))
 
     def _record_compute(self, active: _WorkerEpoch, frame: Frame, seconds: float) -> None:
+        """Record the compute seconds of a frame, for the time limits of later frames and for the observer."""
         active.deadline.took(sum(map(rows_of, frame.segments)), seconds)
         self._observer.computed(frame, seconds)
 
     async def _announce(self, active: _WorkerEpoch, verified: VerifiedFrame) -> None:
-        """To the drafter, then to the master, if it does not know; stage 0 knows, or is this one."""
+        """Send the result of a frame to its receivers: to the sequencer if it runs in this worker, then the
+        features to the drafters, then the result to the master unless the compute thread has sent it already.
+        """
         if active.sequencer:
             self._apply_result(active.sequencer, verified.result, awaits=verified.drafts is None)
             for drafts in verified.drafts or ():
@@ -353,12 +421,15 @@ class Worker:
             await active.links.master.send(verified.result)
 
     def _apply_result(self, sequencer: Sequencer, result: Result, awaits: bool = True) -> None:
+        """Apply a result to the sequencer, and tell the observer."""
         now = self._clock()
         sequencer.apply_result(result, now, awaits)
         self._observer.returned(result, now)
 
     async def _send_features(self, active: _WorkerEpoch, verified: VerifiedFrame) -> None:
-        """Send features to the drafters. A lost drafter stops nobody: its sequences move to another."""
+        """Send features to the drafters. The loss of a drafter fails no sequence: its sequences move to
+        another drafter.
+        """
         links = active.links.drafters
         for drafter, messages in verified.features.items():
             try:
@@ -368,14 +439,18 @@ class Worker:
                 await self._lose_drafter(active, drafter, str(error))
 
     async def _lose_drafter(self, active: _WorkerEpoch, drafter: str, reason: str) -> None:
-        """Send nothing more to this drafter, and tell stage 0, unless it was lost before."""
+        """Send nothing more to this drafter, and tell stage 0 of its loss, unless the drafter had been
+        removed before.
+        """
         present = active.links.drafters
         if drafter in present:
             self._set_drafters(active, {name: link for name, link in present.items() if name != drafter})
             await self._handle_loss(active, Lost(drafter, reason, self.epoch))
 
     async def _dial_drafter(self, active: _WorkerEpoch, joining: Rejoined) -> None:
-        """While the ring goes on."""
+        """Connect to a drafter that joins the running epoch. If it cannot be reached, the ring continues
+        without it.
+        """
         try:
             link = await self._dialer.dial(joining.address, active.configuration.epoch, "drafter")
         except SpecsotError as error:
@@ -387,7 +462,12 @@ class Worker:
             await link.close()
 
     def _admit_drafters(self, active: _WorkerEpoch) -> None:
-        """From now on they are sent what belongs to their sequences, bit by bit with every lap."""
+        """Start sending to the drafters that have joined. Each is sent what belongs to its sequences, a part
+        with every step.
+
+        A drafter that was present under the same name is removed first, so that it counts as one that knows
+        nothing.
+        """
         joining = active.joining_drafters
         active.joining_drafters = {}
         active.lost_drafters -= joining.keys()
@@ -396,7 +476,9 @@ class Worker:
         self._set_drafters(active, {**active.links.drafters, **joining})
 
     def _set_drafters(self, active: _WorkerEpoch, drafters: Mapping[str, RingLink]) -> None:
-        """Send features by these links alone; the others are closed."""
+        """Use these links to drafters and no others. Links that are no longer used are closed in the
+        background.
+        """
         assert active.verifier is not None
         for name, link in active.links.drafters.items():
             if drafters.get(name) is not link:
@@ -406,8 +488,10 @@ class Worker:
         active.verifier.set_drafters(drafters)
 
     async def _preload(self, order: StandBy, uplink: Link) -> None:
-        """Files are fetched beside the compute thread, which then loads layer by layer: frames, and a
-        configuration, find it free in between.
+        """Load layers ahead of an assignment.
+
+        Files are fetched on another thread. The compute thread then loads one layer at a time, so that
+        frames, or a configuration, find it free in between.
         """
         layers = order.layers
         try:
@@ -424,13 +508,16 @@ class Worker:
                 await _tell(uplink, Progress(order.epoch, 0, len(layers), layers=layers))
 
     def _in_background(self, work: Coroutine[Any, Any, object]) -> asyncio.Task[Any]:
+        """Start a task that is not awaited, and keep a reference to it until it is done."""
         task = start(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
 
     async def _take_tap(self, active: _WorkerEpoch, tap: Tap) -> None:
-        """Another stage's rides on to it."""
+        """Use a slice of the draft head's weights. A slice that belongs to another stage is forwarded along
+        the ring.
+        """
         if active.configuration.tapping(tap.layer).name != active.configuration.you:
             if active.links.downstream:
                 await active.links.downstream.send(tap)
@@ -442,13 +529,19 @@ class Worker:
             await self._ready_if_complete()
 
     async def _ready_if_complete(self) -> None:
+        """Send Ready to the master if every tap has arrived. The stage captures its graphs first."""
         active = self._active
         if active and not active.missing_taps:
             await self._compute.run(active.stage.capture)
             await active.links.master.send(Ready(active.configuration.epoch))
 
     async def _handle_loss(self, active: _WorkerEpoch, lost: Lost) -> None:
-        """A lost drafter is done without, and stage 0 is told; a lost stage ends the epoch."""
+        """Handle a lost link. The ring continues without a lost drafter, of which stage 0 is informed. A lost
+        stage ends the epoch.
+
+        Raises Unavailable if the epoch cannot continue: a stage was lost, or the drafter before its taps
+        arrived.
+        """
         if lost.peer in {stage.name for stage in active.configuration.stages}:
             raise Unavailable(f"lost {lost.peer}: {lost.reason}")
         if active.missing_taps:
@@ -461,29 +554,37 @@ class Worker:
             await active.links.sequencer.send(lost)
 
     async def _report_rejections(self, active: _WorkerEpoch) -> None:
+        """Send the master an outcome for every sequence that could not be opened."""
         assert active.sequencer is not None
         if rejected := active.sequencer.rejections():
             await active.links.master.send(Result(self.epoch, 0, rejected))
 
 
 def near_drafter(told: Configuration, links: Mapping[str, RingLink]) -> NearDrafter | None:
-    """The only drafter, if it drafts on the thread that computes here, unless other frames than the next may
-    wait for that.
+    """Return the drafter if it is the only one and runs on this worker's compute thread. Otherwise return
+    None.
+
+    It is also None if several stages may have several frames in flight: while such a drafter drafts, frames
+    of other sequences would wait.
     """
     link = next(iter(links.values())) if len(links) == 1 else None
     return link.drafter if isinstance(link, LocalLink) and 1 in (len(told.stages), told.flight) else None
 
 
 async def _tell(uplink: Link, progress: Progress) -> None:
-    with suppress(SpecsotError):  # a lost master is heard of by itself
+    """Send progress to the master. The loss of the master is handled elsewhere."""
+    # The loss of the master is detected elsewhere.
+    with suppress(SpecsotError):
         await uplink.send(progress)
 
 
 def _time_limit(active: _WorkerEpoch, frame: Frame) -> float:
+    """Return for how many seconds the computation of a frame may run."""
     return active.deadline.seconds(sum(map(rows_of, frame.segments)))
 
 
 def _make_sequencer(told: Configuration, vocabulary: int | None, stage: StageRunner) -> Sequencer:
+    """Make the sequencer of stage 0 from the epoch's configuration."""
     budget = FrameBudget(told.rows, told.flight, told.slots, stage.prompt_rows(told.rows))
     table = PageTable(told.pages, told.page_rows)
     draft_timeout = DraftTimeout(told.draft_timeout, told.drafter is not None)

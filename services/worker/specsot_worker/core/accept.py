@@ -1,6 +1,7 @@
-"""Verification of one sequence: accepts nodes along the target tokens, writes tokens, finds what ends it.
+"""Verification of one sequence: accepts tree nodes along the target tokens and detects the sequence's end.
 
-Holds what the last stage remembers of a decoding sequence, and the grammar's masks for the nodes of a tree.
+Also holds what the last stage remembers of a decoding sequence, the grammar masks for the nodes of a tree,
+and the counter-based random numbers of sampling.
 """
 
 from __future__ import annotations
@@ -24,15 +25,25 @@ _RULE = b"specsot-draw-v1"
 _WORD = 2**64 - 1
 
 
-@lru_cache(4096)  # nodes of one depth are drawn by the same key; the number is not measured
+# Nodes of one depth share a key, so it is cached. The size of the cache is untuned.
+@lru_cache(4096)
 def draw_key(seed: int, ordinal: int, position: int) -> int:
-    """53 random bits, which a float64 holds, for the token at `position` of branch `ordinal`."""
+    """Return 53 random bits, as many as a float64 holds, for the token at `position` of branch `ordinal`.
+
+    The bits depend on these three numbers alone, so the drawn token depends neither on the batch nor on the
+    tree.
+    """
     digest = hashlib.blake2b(_DRAW.pack(seed & _WORD, ordinal, position), digest_size=8, person=_RULE)
     return int.from_bytes(digest.digest(), "little") >> 11
 
 
 def uniform(key: int, half: int) -> float:
-    """A number in [0, 1) with 53 random bits, for a token's bit of this value: splitmix64's (Steele 2014)."""
+    """Return a number in [0, 1) with 53 random bits, by splitmix64 (Steele 2014).
+
+    key: From `draw_key`.
+    half: Value of the bit of the token id that is being drawn, such as 4 for bit 2. Each bit has its own
+        number.
+    """
     word = key + half * 0x9E3779B97F4A7C15 & _WORD
     word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 & _WORD
     word = (word ^ word >> 27) * 0x94D049BB133111EB & _WORD
@@ -40,21 +51,28 @@ def uniform(key: int, half: int) -> float:
 
 
 class TokenCounts:
-    """One sequence's past. Tokens of the prompt count as standing there, not as written."""
+    """How often each token occurs in one sequence. Tokens of the prompt are present with a count of 0.
+
+    For example:
+
+        # TokenCounts([7, 8]), then add(8) twice: counts() -> {7: 0, 8: 2}
+    """
 
     def __init__(self, prompt: Iterable[int] = ()) -> None:
+        """Start with the tokens of the prompt, each with a count of 0."""
         self._counts = dict.fromkeys(prompt, 0)
 
     def add_prompt(self, tokens: Iterable[int]) -> None:
-        """More of the prompt."""
+        """Add tokens of the prompt, with a count of 0 unless they are present."""
         for token in tokens:
             self._counts.setdefault(token, 0)
 
     def add(self, token: int) -> None:
+        """Count one generated token."""
         self._counts[token] = self._counts.get(token, 0) + 1
 
     def counts(self, trail: Iterable[int] = ()) -> dict[int, int]:
-        """How often each token there was written, as if `trail` had been written too."""
+        """Return a copy of the counts, as if the tokens of `trail` had been generated as well."""
         counts = self._counts.copy()
         for token in trail:
             counts[token] = counts.get(token, 0) + 1
@@ -65,13 +83,18 @@ class TokenCounts:
 class DecodeState:
     """What the last stage remembers of a decoding sequence.
 
-    tokens: everything it wrote, the newest (not fed yet) included.
-    state:  the grammar's state behind those tokens; None without a grammar.
-    habits: how the base spells what grammars force, shared by all it writes.
-    history: what penalties look at; None where none is asked for.
-    retried: its newest token had no target, and is fed once more.
-    processed: logits change before a token is chosen. greedy: an argmax is all that it wants.
-    place:  among those of a frame, if its next tree is the drafter's, whatever it writes.
+    opening: What every stage knows about the sequence.
+    grammar: The grammar that constrains the sequence, or None.
+    habits: How the base model usually spells what grammars force. All sequences of the verifier share it.
+    history: Counts of the sequence's tokens, for penalties. None if no penalty is asked for.
+    tokens: Every token that the sequence has generated, including the newest, which has not been fed yet.
+    state: State of the grammar after those tokens. None without a grammar, and if the grammar does not allow
+        them.
+    retried: True if the logits of the newest token were not finite and the token is being fed once more.
+    processed: True if penalties or biases change the logits before a token is chosen.
+    greedy: True if the target tokens are the argmax of unchanged logits.
+    place: The sequence's place among the trees of a frame, if its next tree is always the drafter's tree for
+        its newest token. None if it has no drafter, or if it has a grammar and is not greedy.
     """
 
     opening: Opening
@@ -94,7 +117,9 @@ class DecodeState:
             self.set_grammar(self.grammar)
 
     def set_grammar(self, grammar: Grammar) -> None:
-        """To this grammar, also what it wrote already, in an epoch before."""
+        """Constrain the sequence by this grammar, which also reads the tokens generated so far (in a previous
+        epoch, for example).
+        """
         self.grammar = grammar
         self.state = grammar.start()
         self.place = self.place if self.greedy else None
@@ -103,29 +128,42 @@ class DecodeState:
 
     @property
     def failure(self) -> str | None:
-        """Why it cannot go on, whatever the logits say."""
+        """Why the grammar has failed, so that the sequence must end whatever its logits are. None if it has
+        not failed.
+        """
         return self.grammar.failure if isinstance(self.grammar, IsolatedGrammar) else None
 
     @property
     def remaining(self) -> int:
-        """How many tokens it may still write."""
+        """How many tokens the sequence may still generate."""
         return self.opening.limit - len(self.tokens)
 
     def must_go_on(self, ahead: int = 0) -> bool:
-        """No stop token may be written yet, `ahead` tokens further on."""
+        """Return whether `min_tokens` forbids a stop token after `ahead` more tokens."""
         return len(self.tokens) + ahead < self.opening.min_tokens
 
     def goes_on(self, resting: bool) -> bool:
-        """Whether it is fed the one token that it writes now, whichever, unless that ends it.
+        """Return whether the next step feeds exactly the one token that this step generates, unless that
+        token ends the sequence.
 
-        resting: its drafter does, or is only told of it.
+        This does not hold for drafted sequences with a grammar, because forced tokens may be fed with the
+        token; for sequences that ask for log-probabilities; and for drafted sequences while drafting is
+        active.
+
+        resting: True while drafting is paused or resuming.
         """
         asked = self.opening
-        forced = self.grammar is not None and asked.drafted  # stretches of its form may come with it
+        # Tokens that the grammar forces may be fed together with the new token.
+        forced = self.grammar is not None and asked.drafted
         return not forced and asked.logprobs is None and (resting or not asked.drafted)
 
     def write(self, tokens: tuple[int, ...]) -> End | None:
-        """Append tokens up to the first that ends the sequence; returns why, or None."""
+        """Append generated tokens up to the first that ends the sequence. Return why it ends, or None.
+
+        For example:
+
+            # stop_ids (2,), write((5, 2, 9)) -> tokens grow by [5, 2], returns End.STOP
+        """
         watched = self.grammar or self.history or len(tokens) >= self.remaining
         if not watched and set(tokens).isdisjoint(self.opening.stop_ids):
             self.tokens += tokens
@@ -139,19 +177,29 @@ class DecodeState:
         return None
 
     def forced(self) -> tuple[int, ...]:
-        """What must follow, as far as it is worth drafting: up to the last token that may be written."""
+        """Return the tokens that the grammar leaves no choice about, as far as drafting them pays off: at
+        most LONGEST_STRETCH, and none after the last token that may be generated. Empty without a grammar or
+        a drafter.
+        """
         if self.grammar is None or not self.opening.drafted:
             return ()
         return self.habits.forced(self.grammar, self.state, min(self.remaining - 1, LONGEST_STRETCH))
 
     def read_prompt(self, start: int, tokens: tuple[int, ...]) -> None:
-        """Take prompt tokens fed at `start`; the last of a prompt it may have written before a repair."""
+        """Read prompt tokens that were fed at position `start`.
+
+        After a repair, the last `opening.generated` tokens of the prompt were generated by this sequence
+        itself. They count as generated.
+
+            # prompt 10, generated 3: read_prompt(5, 5 tokens) -> 2 belong to the prompt, 3 were generated
+        """
         given = max(self.opening.prompt - self.opening.generated - start, 0)
         if self.history:
             self.history.add_prompt(tokens[:given])
         self.write(tokens[given:])
 
     def _end_at(self, token: int) -> End | None:
+        """Return why the sequence ends with `token`, or None. Advances the grammar."""
         if token in self.opening.stop_ids:
             return End.STOP
         if self.grammar:
@@ -165,7 +213,10 @@ class DecodeState:
 
 
 def accept_prompt(state: DecodeState, target: int | None) -> Outcome:
-    """The first token behind a prompt."""
+    """Record the first token after a prompt and return its outcome.
+
+    target: None if the logits are not finite; the outcome is then FAILED.
+    """
     if target is None:
         return Outcome(state.opening.sequence, 0, (), (), End.FAILED)
     end = state.write((target,))
@@ -175,10 +226,22 @@ def accept_prompt(state: DecodeState, target: int | None) -> Outcome:
 def accept_tree(
     state: DecodeState, step: int, tree: Tree, targets: list[int | None], rested: bool = False
 ) -> Outcome:
-    """Accept along the targets, write the accepted tokens and the bonus, cut at an end.
+    """Accept the nodes along the target tokens, append their tokens and the bonus token, and return the
+    outcome.
 
-    A draft whose own logits are not numbers is not accepted: its token is the bonus, and decides as a root.
-    It may have spoilt the root's logits too: then nothing is accepted, and the root is fed once more, alone.
+    step: Number of the draft round.
+    targets: Target token at each node. None: the node's logits are not finite, or acceptance does not reach
+        the node.
+    rested: True if the sequence is drafted, but drafting was paused or resuming for this frame.
+
+        # tokens [a b c d], parents [0 0 1 0], targets [b c x -] -> accepted (0, 1, 2), tokens (b, c, x)
+
+    If a token ends the sequence, the tokens after it are cut off, and as many accepted nodes remain as
+    tokens.
+
+    If the logits of the last accepted draft are not finite, that draft is not accepted: its token becomes the
+    bonus token and is fed as the next root. If the logits of the root are not finite, a draft may have spoilt
+    them: nothing is accepted, and the root is fed once more, alone. If that fails too, the outcome is FAILED.
     """
     sequence = state.opening.sequence
     accepted = accept(tree, targets)
@@ -202,7 +265,12 @@ Masks = Sequence[np.ndarray | None]
 
 
 def grammar_masks(segment: PromptChunk | TreeSegment, state: DecodeState) -> Masks:
-    """Allowed tokens behind each judged row, or None where anything goes; none at all where all is free."""
+    """Return the allowed tokens after each node of the segment's tree, by node. A mask is None if every token
+    is allowed.
+
+    A prompt chunk counts as a tree of one node, its last token. Returns () without a grammar, or if the
+    grammar does not allow the tokens so far.
+    """
     if state.grammar is None or state.state is None:
         return ()
     tree = single(segment.tokens[-1]) if isinstance(segment, PromptChunk) else segment.tree
@@ -210,19 +278,27 @@ def grammar_masks(segment: PromptChunk | TreeSegment, state: DecodeState) -> Mas
 
 
 class TreeMasks(Masks):
-    """Made when they are looked at: acceptance comes by few of a tree's nodes.
+    """The grammar masks of a tree, made when a node is looked at, because acceptance reaches only few nodes.
 
-    root: the state behind the root, which is written; other nodes advance from their parent.
+    The grammar's state after the root is given, because the root has been generated. The states of other
+    nodes follow from their parents' states.
     """
 
     def __init__(self, grammar: Grammar, root: object, remaining: int, tree: Tree) -> None:
+        """Start without masks.
+
+        root: The grammar's state after the root.
+        remaining: Number of tokens that may follow the root.
+        """
         self._grammar = grammar
         self._tree = tree
+        # How many tokens may follow each node.
         self._left = [remaining - depth for depth in shape_of(tree.parents).depths]
         self._states: dict[int, object | None] = {0: root}
         self._masks: dict[int, np.ndarray | None] = {}
 
     def __len__(self) -> int:
+        """Return the number of nodes."""
         return len(self._tree)
 
     @overload
@@ -230,6 +306,7 @@ class TreeMasks(Masks):
     @overload
     def __getitem__(self, index: slice) -> Masks: ...
     def __getitem__(self, index: int | slice) -> np.ndarray | Masks | None:
+        """Return the mask of a node, or the masks of a slice of nodes."""
         if isinstance(index, slice):
             return [self[node] for node in range(*index.indices(len(self)))]
         node = range(len(self))[index]
@@ -238,21 +315,25 @@ class TreeMasks(Masks):
         return self._masks[node]
 
     def allows(self, node: int, token: int) -> bool:
-        """Whether `token` may follow a node; asked of one token, which takes no mask."""
+        """Return whether `token` may follow a node. It does not build the node's mask."""
         state = self._held(node)
         return state is None or self._grammar.allows(state, token, self._left[node])
 
     def _make(self, node: int) -> np.ndarray | None:
+        """Return the mask of a node, [vocab], or None if every token is allowed."""
         state = self._held(node)
         return None if state is None else self._grammar.mask(state, self._left[node])
 
     def _held(self, node: int) -> object | None:
-        """The state behind a node; None where anything goes."""
+        """Return the grammar's state after a node. Return None if every token is allowed: the grammar is
+        finished or does not allow the node, or no token may follow it.
+        """
         state = self._state(node)
         over = state is None or self._left[node] < 1 or self._grammar.finished(state)
         return None if over else state
 
     def _state(self, node: int) -> object | None:
+        """Return the grammar's state after a node, or None if the grammar does not allow the node."""
         if node not in self._states:
             above = self._state(self._tree.parents[node])
             token = self._tree.tokens[node]

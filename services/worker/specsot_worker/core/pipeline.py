@@ -1,12 +1,17 @@
 """How deep stage 0 keeps the pipeline, and how long it waits for drafts.
 
-PipelineDepth: frames in flight, frames per family, rows of prompts, from measured lap times. A lap of
-n rows takes the stages' time for n rows one after the other, and the hops. While a stage takes the same
-time for many rows as for few, one frame for all is best; past the knee, or where rows take long to travel,
-frames of fewer rows follow each other through the stages. No answer depends on it.
+`PipelineDepth` decides from measured step times how many frames are in flight, over how many frames a family
+is spread, and how many prompt tokens a frame carries. A step of n tokens takes every stage's time for n
+tokens, one stage after the other, and the hops between them. While a stage takes the same time for many
+tokens as for few, one frame for all sequences is best. Beyond that, or if hidden states take long to travel,
+frames of fewer tokens follow each other through the stages. The generated tokens do not depend on these
+decisions.
 
-DraftTimeout: a drafter that misses is not waited for again for a while, so that one slow drafter costs one
-timeout and not one per lap; a drafter that rests is not even told of frames.
+`DraftTimeout` decides how long a sequence waits for its tree. After a miss, a drafter is not waited for
+during a number of trees, so that a slow drafter costs one timeout and not one per step. While drafting is
+paused, the drafter is not even sent the frames' features.
+
+`LapTimer` measures the seconds of steps. The code says `lap` for a step.
 """
 
 from __future__ import annotations
@@ -22,40 +27,59 @@ from specsot.core.draft_pause import DraftPause, PauseEvent, PauseState
 from specsot.core.frames import Frame, Opening, TreeSegment
 from specsot.members import Curve
 
-LAP_WEIGHT = 0.2  # of one lap in the exponential mean of stage shares and gaps; not measured
-# Laps of about as many rows; their median counts, so one slow lap changes nothing; not measured.
+# Fraction. Weight of the newest step in the exponential means of stage shares and gaps. Untuned.
+LAP_WEIGHT = 0.2
+# Steps. How many recent steps of about as many tokens the median is taken of, so that one slow step changes
+# nothing. Untuned.
 RECENT_LAPS = 9
-# Share of a lap that another spread must bring. At less, times that waver by noise change the spread: on a
-# simulated ring families were spread for nothing (commit e4c2ef9). 0.2 itself is not measured.
+# Fraction of a step. What spreading a family over another number of frames must save. With a smaller gain,
+# noise in the measured times changed the spread: on a simulated ring, families were spread without any
+# benefit. The value 0.2 itself is untuned.
 MIN_GAIN = 0.2
-# How many times as long as without prompts a frame may take: those who write pause for no longer. A clock in
-# place of stages (tests/worker/test_many_clients.py) has the 99th percentile between texts at 1.2 to 2.9
-# times the median with this, at 3.1 with 2.5; with 2 fewer write.
+# Factor. With prompt tokens a frame may take at most this many times as long as without, so that decoding
+# sequences do not stall for longer. Chosen by tests/worker/test_many_clients.py, where a clock stands in for
+# stages: the 99th percentile of the time between outputs is 1.2 to 2.9 times the median with 2.25, and 3.1
+# times with 2.5; with 2, fewer sequences decode.
 MAX_PROMPT_STALL = 2.25
-LEAST_PROMPT_ROWS = 8  # of a frame, however long they take; not measured
-CHUNK_DIVISORS = (1, 2, 4, 8)  # a prompt's chunk is the row budget divided by one of these; not measured
+# Tokens. A frame carries at least this many prompt tokens if prompts wait, however long they take. Untuned.
+LEAST_PROMPT_ROWS = 8
+# Divisors. A prompt chunk has the token budget divided by one of these. Untuned.
+CHUNK_DIVISORS = (1, 2, 4, 8)
 
-# trees not waited for after a miss; doubles; not measured
+# Trees. A drafter is not waited for during this many trees after its first miss; every further miss doubles
+# the number. Untuned.
 FIRST_BACKOFF_TREES = 32
+# Trees. Upper bound of the doubled number. Untuned.
 MAX_BACKOFF_TREES = 1024
-MAX_UNSENT_ROWS = 8192  # rows of features that the last stage may have to keep through one rest; not measured
-# Rows of features sent with one lap at most, unless that has more itself: as many as a frame has by default
-# (--rows). What a drafter lacks beyond that, behind a rest, follows with later laps.
+# Hidden states. The last stage keeps at most about this many features unsent during one pause of drafting;
+# then the pause ends. Untuned.
+MAX_UNSENT_ROWS = 8192
+# Hidden states. At most this many features are sent to a drafter with one step, unless the step's own frame
+# has more tokens. The default of `--rows`. What a drafter still lacks after a pause follows with later steps.
 MAX_ROWS_PER_LAP = 512
-PLAIN_LAPS = 15  # laps without trees of which the median counts; not measured
-MAX_CATCH_UP_STEPS = 32  # steps after a pause in which trees are not waited for; not measured
-SLOW_TREE_FACTOR = 4.0  # times the usual wait, after which the rest of a family goes on; not measured
-WAIT_WEIGHT = 0.2  # of one wait in the exponential mean of waits; not measured
+# Steps. How many recent steps without trees the median is taken of. Untuned.
+PLAIN_LAPS = 15
+# Steps. For at most this many steps after a pause, trees are not waited for. Untuned.
+MAX_CATCH_UP_STEPS = 32
+# Factor. A family waits for the tree of one of its sequences for this many times the usual wait. Untuned.
+SLOW_TREE_FACTOR = 4.0
+# Fraction. Weight of the newest wait in the exponential mean of waits. Untuned.
+WAIT_WEIGHT = 0.2
 
 
 def place_of(opening: Opening) -> tuple[int, int]:
-    """A sequence's family and its own id: trees of a frame are in this order."""
+    """Return the family of a sequence and its own id. Trees of a frame are sorted by this pair.
+
+    The family is `opening.family` if set, else the source of the fork, else the sequence itself.
+
+        # sequences 8 and 9 fork prefix 3, sequence 5 does not fork -> (3, 8), (3, 9), (5, 5)
+    """
     source = opening.fork.sequence if opening.fork else opening.sequence
     return source if opening.family is None else opening.family, opening.sequence
 
 
 def are_in_order(openings: Iterable[Opening]) -> bool:
-    """Whether a frame's trees would be in this order."""
+    """Return whether these sequences are listed in the order that a frame's trees have."""
     places = [place_of(one) for one in openings]
     return places == sorted(places)
 
@@ -64,8 +88,11 @@ def are_in_order(openings: Iterable[Opening]) -> bool:
 class FrameBudget:
     """What a frame and the ring may hold.
 
-    rows: of one frame. flight: frames under way at most. slots: KV rows kept free per live sequence.
-    prompts: rows of a frame while nobody writes; fewer than `rows` mean as many as those.
+    rows: Maximum number of tokens of one frame.
+    flight: Maximum number of frames in flight.
+    slots: Number of KV slots that are kept free for every live sequence, for the nodes of its tree.
+    prompts: Maximum number of tokens of a frame while no sequence decodes. Numbers below `rows` count as
+        `rows`.
     """
 
     rows: int = 512
@@ -75,13 +102,18 @@ class FrameBudget:
 
     @property
     def alone(self) -> int:
-        """Rows of a frame while nobody writes."""
+        """Maximum number of tokens of a frame while no sequence decodes."""
         return max(self.rows, self.prompts)
 
 
 @dataclass(slots=True)
 class InFlightFrame:
-    """A frame under way. families: whose trees it carries. alone: with no other so far."""
+    """A frame whose result has not arrived.
+
+    since: Time in seconds at which the frame was composed.
+    families: Families whose trees the frame carries.
+    alone: True if no other frame has been in flight together with this one.
+    """
 
     since: float
     families: frozenset[int]
@@ -89,21 +121,28 @@ class InFlightFrame:
 
 
 class RecentMedians:
-    """Medians of the newest seconds of steps, one for every doubling of their rows."""
+    """Medians of the most recent step times, one for every power of two of the steps' tokens.
+
+    For example:
+
+        # steps of 5, 6 and 7 tokens share the bin of bit length 3, a step of 8 tokens has bit length 4
+    """
 
     def __init__(self) -> None:
         self._bins: dict[int, deque[tuple[int, float]]] = {}
 
     def __bool__(self) -> bool:
+        """Return whether any step has been recorded."""
         return bool(self._bins)
 
     def record(self, rows: int, seconds: float) -> None:
+        """Add one step of `rows` tokens."""
         self._bins.setdefault(rows.bit_length(), deque(maxlen=RECENT_LAPS)).append((rows, seconds))
 
     @property
     def points(self) -> list[tuple[float, float]]:
-        """(median rows, median seconds) of every bin: a slow step or two, as when a process begins, say
-        nothing about the next.
+        """(median tokens, median seconds) of every bin. The median ignores single slow steps, such as those
+        of a process that has just started.
         """
         return [
             (median(rows for rows, _ in seen), median(seconds for _, seconds in seen))
@@ -112,26 +151,44 @@ class RecentMedians:
 
 
 class PipelineDepth:
-    """Feed it every lap that returns; ask it before frames are composed."""
+    """Decides how many tokens and frames pay off. Call `record_lap` for every returned step, and ask before
+    frames are composed.
+    """
 
     def __init__(self, stages: int = 1, curve: Curve = (), overlap: bool = True) -> None:
-        """curve: seconds per rows of all stages together, measured beforehand; corrected by every lap.
-        overlap: several frames may fly."""
+        """Start with equal shares of the stages.
+
+        stages: Number of stages of the ring.
+        curve: Measured beforehand: seconds of all stages together by number of tokens. Every recorded step
+            corrects it. If it has fewer than two points, only ratios of estimates mean anything.
+        overlap: True if several frames may be in flight.
+        """
         self._measured = CostCurve(curve) if len(curve) > 1 else UNIT_CURVE
         self._stages = stages
         self._overlap = overlap and stages > 1
+        # Each stage's share of the compute time of a step.
         self._shares = [1 / stages] * stages
-        # Seconds of all stages, and of all hops between them.
+        # Seconds that all stages compute for a step.
         self._computed = RecentMedians()
+        # Seconds that all hops of a step take together.
         self._hop_times = RecentMedians()
-        # Curves of both; None: they are made anew, because a step came back.
+        # Curves of the two above. None: the curve is rebuilt on its next use, because a step was recorded.
         self._compute_curve: CostCurve | None = None
         self._hop_curve: CostCurve | None = None
+        # Seconds from the result of a family to its next frame, as an exponential mean.
         self._gap = 0.0
+        # Over how many frames the family asked about last was spread.
         self.parts = 1
 
     def record_lap(self, rows: int, seconds: Sequence[float], elapsed: float, alone: bool) -> None:
-        """A lap is over. seconds: of every stage; elapsed: of the whole. alone: nothing else flew then."""
+        """Record a returned step.
+
+        rows: Number of tokens of the step.
+        seconds: Compute time of every stage.
+        elapsed: Seconds from launch to result. Whatever the stages did not compute counts as time of the
+            hops.
+        alone: True if no other frame was in flight meanwhile. Only such steps tell the time of hops.
+        """
         spent = sum(seconds)
         if not rows or spent <= 0 or len(seconds) != self._stages:
             return
@@ -143,12 +200,18 @@ class PipelineDepth:
             self._hop_curve = None
 
     def record_gap(self, seconds: float) -> None:
-        """So long a family stayed with stage 0 between two of its laps: its trees were on their way."""
+        """Record how many seconds a family stayed at stage 0 between a result and its next frame, while its
+        trees were on their way.
+        """
         self._gap += LAP_WEIGHT * (seconds - self._gap)
 
     def max_frames(self, least: int, limit: int) -> int:
-        """Frames that may fly: as many as fit into a lap without waiting for each other, up to `limit`.
-        least: as long as nothing is known.
+        """Return how many frames may be in flight, at least 1 and at most `limit`: the time of a step divided
+        by that of its slowest stage. With as many frames, the slowest stage is always busy.
+
+        least: Returned, up to `limit`, until the time of hops has been measured.
+
+            # a step takes 12 ms, its slowest stage 4 ms -> 3 frames
         """
         if not self._hop_times:
             return min(least, limit)
@@ -157,8 +220,17 @@ class PipelineDepth:
         return min(max(round(lap / slowest), 1), limit) if slowest else limit
 
     def frames_per_family(self, rows: int, branches: int, most: int) -> int:
-        """Over how many frames (at most `most`) a family of so many rows goes: the fewest that are not worse
-        than the best by MIN_GAIN; as many as now while they are better than those by half of that.
+        """Return over how many frames, at most `most`, a family is spread.
+
+        rows: Number of tokens of the whole family.
+        branches: Number of its sequences, which bounds the number of frames.
+
+        The result is the smallest number of frames whose cycle time is at most 1 / (1 - MIN_GAIN) times the
+        shortest cycle time. If the family is spread over more frames now, that number is kept while its cycle
+        is shorter than the smallest number's by at least the fraction MIN_GAIN / 2.
+
+            # cycles of 1, 2 and 4 frames: 10, 7 and 6.5 ms -> 2 frames, because 7 <= 6.5 / 0.8 < 10;
+            # if 4 frames are used now: 6.5 > 0.9 * 7, so 2 frames all the same
         """
         choices = range(1, max(min(branches, most), 1) + 1)
         cycles = {parts: self._cycle_seconds(rows, parts) for parts in choices}
@@ -169,16 +241,27 @@ class PipelineDepth:
         return self.parts
 
     def chunk_rows(self, rows: int, budget: int) -> int:
-        """Rows of a prompt's chunk, such that so many rows are through all stages soonest."""
+        """Return the size of a prompt's chunks with which `rows` tokens pass all stages soonest: `budget`, or
+        a fraction of it.
+        """
         if not self._overlap:
             return budget
         sizes = [max(budget // part, 1) for part in CHUNK_DIVISORS]
         return min(sizes, key=lambda size: (self._prefill_seconds(rows, size), -size))
 
     def prompt_rows(self, writing: int, waiting: int, room: int) -> int:
-        """Rows of prompts, at most `room`, that go with a frame while so many rows are written and so many
-        texts wait for theirs. Those will write, too, and count as if they did: else few writers let few
-        prompts in, and stay few. Of rows that stages compute side by side a frame has its share.
+        """Return how many prompt tokens, at most `room`, a frame carries: as many as let the frame take at
+        most MAX_PROMPT_STALL times as long as without prompts, but at least LEAST_PROMPT_ROWS.
+
+        writing: Number of tokens of the frame that belong to decoding sequences.
+        waiting: Number of sequences that wait for their prompts. They count as if they decoded already:
+            otherwise few decoding sequences would let few prompts in, and would remain few.
+
+        If several frames overlap, each carries only a part of the decoding sequences. The part is estimated
+        as the slowest stage's share of the compute time.
+
+            # one stage, 1 ms per token, writing 4, waiting 0, room 100 -> limit 2.25 * 4 = 9 ms,
+            # 4 + 5 tokens take 9 ms, but LEAST_PROMPT_ROWS applies -> 8 prompt tokens
         """
         share = max(self._shares) if self._overlap else 1.0
         limit = MAX_PROMPT_STALL * self._compute_seconds((writing + waiting) * share)
@@ -188,37 +271,48 @@ class PipelineDepth:
         return least + bisect_right(more, limit, key=lambda rows: self._compute_seconds(beside + rows))
 
     def _prefill_seconds(self, rows: int, size: int) -> float:
-        """Chunks follow each other: the last one passes all stages behind the others."""
+        """Return the seconds of a prompt of `rows` tokens in chunks of `size`: the first chunk passes all
+        stages, and every further one takes the slowest stage's time longer.
+        """
         return self._compute_seconds(min(rows, size)) + (-(-rows // size) - 1) * self._slowest_stage_seconds(
             min(rows, size)
         )
 
     def _cycle_seconds(self, rows: int, parts: int) -> float:
-        """Seconds from a family's frame to its next: a whole lap, or as long as its frames keep a stage or a
-        hop busy."""
+        """Return the seconds from one frame of a family to its next, if the family has `rows` tokens in
+        `parts` frames.
+
+        This is the longest of three times: one whole step with its gap at stage 0, the time that the family's
+        frames keep the slowest stage busy, and the time that they keep a hop busy.
+        """
         each = -(-rows // parts)
         sending = (self._hop_seconds(each) - self._hop_seconds(1)) / self._stages
         more = self._hop_seconds(rows) - self._hop_seconds(1)
-        bound = more > self._compute_seconds(rows)  # else it is but noise
+        # Sending time counts only if it exceeds the compute time; smaller differences are noise.
+        bound = more > self._compute_seconds(rows)
         lap = self._compute_seconds(each) + self._hop_seconds(each if bound else rows) + self._gap
         return max(lap, parts * self._slowest_stage_seconds(each), parts * sending if bound else 0.0)
 
     def _lap_seconds(self, rows: int) -> float:
+        """Return the seconds of a step: compute and hops."""
         return self._compute_seconds(rows) + self._hop_seconds(rows)
 
     def _compute_seconds(self, rows: float) -> float:
-        """All stages, one after the other."""
+        """Return the seconds that all stages compute, one after the other."""
         if self._compute_curve is None:
             self._compute_curve = self._measured.corrected(self._computed.points)
         return self._compute_curve.at(rows)
 
     def _slowest_stage_seconds(self, rows: int) -> float:
+        """Return the seconds that the slowest stage computes."""
         return self._compute_seconds(rows) * max(self._shares)
 
     def _hop_seconds(self, rows: int) -> float:
+        """Return the seconds that all hops of a step take together."""
         if self._hop_curve is None:
-            # Hops of more rows than were ever seen count as those of the most, because a slope of two noisy
-            # points says nothing about far more rows: the last point is repeated at twice its rows.
+            # Beyond the largest number of tokens that was measured, hops count as taking no longer, because
+            # the slope of two noisy points says nothing about far more tokens. Repeating the last point at
+            # twice its tokens makes the curve level.
             rows_seen, seconds = max(self._hop_times.points, default=(1.0, 0.0))
             self._hop_curve = CostCurve([*self._hop_times.points, (2 * rows_seen, seconds)])
         return self._hop_curve.at(rows)
@@ -226,9 +320,10 @@ class PipelineDepth:
 
 @dataclass(slots=True)
 class _Backoff:
-    """How long one drafter is not waited for.
+    """For how many trees one drafter is not waited for.
 
-    trees: not to be waited for after its next miss. left: of those after its last miss.
+    trees: Number of trees after its next miss.
+    left: Remaining number of trees after its last miss.
     """
 
     trees: int = FIRST_BACKOFF_TREES
@@ -236,61 +331,80 @@ class _Backoff:
 
 
 class DraftTimeout:
-    """How long a sequence waits for a tree: `timeout` seconds while its drafter is timely, no time for a
-    doubling number of trees after a miss, and no time while drafting is paused (`specsot.core.draft_pause`).
+    """How long a sequence waits for a tree.
 
-    Each of several drafters has its own misses: a slow one costs the sequences of the others nothing. A
-    sequence that has not received a tree from any drafter yet has the drafter "".
+    A sequence waits `timeout` seconds while its drafter answers in time. After a miss it does not wait for a
+    number of trees, which doubles with every miss. It does not wait at all while drafting is paused
+    (`specsot.core.draft_pause`).
+
+    Each of several drafters has its own misses, so a slow drafter does not delay the sequences of the others.
+    A sequence that has not received a tree from any drafter yet has the drafter "".
     """
 
     def __init__(self, timeout: float, present: bool = True) -> None:
+        """Start without misses.
+
+        timeout: Seconds to wait for a tree.
+        present: True if the ring has a drafter from the beginning.
+        """
         self._timeout = timeout
         self._pause = DraftPause(PauseState.DRAFTING if present else PauseState.ABSENT)
-        # Names of drafters that have sent something, and are not known to be lost.
+        # Names of drafters that have sent something and are not known to be lost.
         self._speaking = set[str]()
+        # Misses by drafter.
         self._backoffs = dict[str, _Backoff]()
-        # Rows of features that were not sent during the pause, and rows of sequences that the drafter never
-        # saw: both are sent later, MAX_ROWS_PER_LAP with every step.
+        # Number of features that were held back during the pause, and of features of sequences that the
+        # drafter never saw. Both are sent later, at most MAX_ROWS_PER_LAP with every step.
         self._unsent_rows = 0
         self._missed_rows = 0
-        # Steps for which the drafter may still catch up before its trees are asked for all the same.
+        # Number of steps for which the drafter may still catch up before its trees are waited for regardless.
         self._catch_up_steps = 0
-        # True while part of what a pause kept back may not have been sent.
+        # True while part of the features that a pause held back may not have been sent.
         self.sends_backlog = False
+        # Seconds that sequences usually wait for a tree, as an exponential mean.
         self._usual_wait: float | None = None
 
     @property
     def resting(self) -> bool:
-        """Whether drafting is paused: the drafter is sent nothing of the next frame, and will not answer."""
+        """True while drafting is paused: the drafter is sent no features of the next frame, and sends no
+        trees.
+        """
         return self._pause.paused
 
     @property
     def waking(self) -> bool:
-        """Whether the drafter catches up: it is sent the next frame's features with all that it missed, and
-        its trees are not waited for.
+        """True while drafting is resuming: the drafter is sent the next frame's features and those it missed,
+        and its trees are not waited for.
         """
         return self._pause.state is PauseState.CATCHING_UP
 
     def _backoff_of(self, drafter: str) -> _Backoff:
-        """The misses of this drafter; a drafter that is the only one has the name ""."""
+        """Return the misses of this drafter. If it is the only drafter, they are stored under the name ""."""
         return self._backoffs.setdefault(drafter if len(self._speaking) > 1 else "", _Backoff())
 
     def deadline(self, since: float, drafter: str | None = "") -> float:
-        """Until when a sequence that has waited for `drafter` since `since` waits on.
+        """Return the time until which a sequence that has waited for `drafter` since `since` keeps waiting,
+        in seconds.
 
-        drafter: None for a drafter that is lost; its sequences do not wait.
+        drafter: None if the sequence's drafter is lost. Such a sequence does not wait: its deadline is
+            `since`.
         """
         present = self._pause.state is not PauseState.ABSENT and drafter is not None
         waits = present and not (self.resting or self._backoff_of(drafter or "").left)
         return since + self._timeout if waits else since
 
     def family_deadline(self, since: float, drafter: str | None = "") -> float:
-        """Until when the rest of its family shall wait for a sequence that waits since `since`."""
+        """Return the time until which the other sequences of a family wait for a sequence that has waited
+        since `since`, in seconds.
+        """
         usual = self._timeout if self._usual_wait is None else SLOW_TREE_FACTOR * self._usual_wait
         return min(self.deadline(since, drafter), since + usual)
 
     def record_tree(self, waited: float | None = None, drafter: str = "") -> None:
-        """A tree of this drafter came in time, after so many seconds."""
+        """Record that a tree of this drafter arrived in time. It clears the drafter's misses.
+
+        waited: Seconds that the sequence had waited. None: unknown.
+        """
         backoff = self._backoff_of(drafter)
         backoff.trees = FIRST_BACKOFF_TREES
         backoff.left = 0
@@ -299,7 +413,11 @@ class DraftTimeout:
             self._usual_wait = usual + WAIT_WEIGHT * (waited - usual)
 
     def record_miss(self, drafter: str | None = "") -> None:
-        """A sequence ran without the tree of this drafter."""
+        """Record that a sequence ran without the tree of this drafter. Nothing is recorded during a pause, or
+        if the drafter is lost (None).
+
+            # timeouts at trees 1 and 34 -> no waiting for trees 2..33, then none for 64 trees
+        """
         if self.resting or drafter is None:
             return
         backoff = self._backoff_of(drafter)
@@ -310,19 +428,32 @@ class DraftTimeout:
         backoff.trees = min(backoff.trees * 2, MAX_BACKOFF_TREES)
 
     def start_rest(self, trees: int, live: int = 1) -> None:
-        """The drafter says that it will draft nothing for so many trees. live: sequences it drafts for."""
+        """Pause drafting, because the drafter has announced that it will draft nothing for `trees` trees.
+
+        live: Number of sequences that it drafts for.
+        """
         self._pause = self._pause.begin(trees, live)
         self._unsent_rows = 0
         self.sends_backlog = False
 
     def tell_first(self, rows: int) -> None:
-        """A sequence continues of which the drafter is sent so many rows first, some with every step."""
+        """Record that a sequence continues of which the drafter must first be sent `rows` features, some with
+        every step. Trees are not waited for until it has caught up.
+        """
         self._missed_rows += rows
         self._catch_up_steps = MAX_CATCH_UP_STEPS
         self._pause = self._pause.on(PauseEvent.MISSED)
 
     def record_launch(self, trees: int, rows: int, live: int = 1) -> None:
-        """A frame with so many rows, and so many trees of `live` drafted sequences, was launched."""
+        """Record the launch of a frame.
+
+        trees: Number of its trees that belong to drafted sequences.
+        rows: Number of its tokens.
+        live: Number of drafted sequences.
+
+        During a pause, the trees count towards its end, and the tokens towards MAX_UNSENT_ROWS, which also
+        ends it. Otherwise the backlog shrinks by what can be sent with the frame.
+        """
         if self.resting:
             self._unsent_rows += rows
             self._pause = self._pause.passed(trees, live)
@@ -333,20 +464,25 @@ class DraftTimeout:
         self._catch_up_steps = max(self._catch_up_steps - 1, 0)
         if not self._catch_up_steps:
             self._pause = self._pause.on(PauseEvent.CAUGHT_UP)
-        sent = MAX_ROWS_PER_LAP - rows  # of the backlog, beside this frame's own rows
+        # Number of features of the backlog that are sent in addition to the frame's own.
+        sent = MAX_ROWS_PER_LAP - rows
         self._missed_rows = max(self._missed_rows - max(sent, 0), 0)
         self.sends_backlog = self._unsent_rows > 0
         self._unsent_rows = max(self._unsent_rows - max(sent, 0), 0)
 
     def drafter_left(self, drafter: str = "") -> None:
-        """This drafter is lost. Drafting ends if no other drafter has sent anything."""
+        """Record that this drafter is lost. Drafting ends if no other drafter has sent anything."""
         self._speaking.discard(drafter)
         self._backoffs.pop(drafter, None)
         if not self._speaking:
             self._pause = self._pause.on(PauseEvent.LEFT)
 
     def drafter_spoke(self, drafter: str = "") -> None:
-        """This drafter has caught up with all that it was sent, and owes nothing if there was none before."""
+        """Record a message of this drafter, which says that it has processed everything that it was sent.
+
+        The drafter counts as caught up, unless features of sequences that it never saw remain to be sent. If
+        there was no drafter before, drafting begins without misses or backlog.
+        """
         self._speaking.add(drafter)
         if self._pause.state is PauseState.ABSENT:
             self._pause = DraftPause().on(PauseEvent.JOINED)
@@ -357,18 +493,25 @@ class DraftTimeout:
 
 
 class LapTimer:
-    """Seconds per lap: of one with trees its own; of one without, what such laps take when nobody drafts.
+    """Measures the seconds of each step, for the drafter's decision whether drafting pays off.
 
-    A lap is from a sequence's verdict to its next, however many other frames are judged between.
+    The time of a step runs from the verification of a sequence to its next verification, whatever other
+    frames are verified in between. For a step without trees, the median over such steps during pauses of
+    drafting is reported, so that the drafter can compare steps with trees to steps without a drafter.
     """
 
     def __init__(self) -> None:
+        # Compute seconds and wall-clock seconds of steps without trees, by their number of sequences.
         self._plain: dict[int, deque[tuple[float, float]]] = {}
-        self._verified: dict[int, tuple[float, bool]] = {}  # by sequence: when, and whether in a rest
+        # By sequence, when its last frame was verified, and whether drafting was paused for that frame.
+        self._verified: dict[int, tuple[float, bool]] = {}
 
     def lap_seconds(self, frame: Frame, now: float) -> tuple[float, float]:
-        """Note that `frame` was judged at `now` (seconds). Returns what the stages computed, and what it took
-        by the clock; 0 for that where nothing is known of such laps.
+        """Record that `frame` was verified at `now` (seconds).
+
+        Returns (compute seconds of the stages, wall-clock seconds of the step). The wall-clock time is 0 if
+        it is unknown, which is the case for frames with prompts, for sequences that were never verified
+        before, during a pause, and for steps without trees of whose kind none was measured.
         """
         before = [self._verified.get(one.sequence) for one in frame.segments]
         self._note(frame, now)
@@ -379,7 +522,8 @@ class LapTimer:
             return computed, 0.0
         seconds = now - max(at for at, _ in known)
         if sum(sizes) > len(sizes):
-            self._plain.clear()  # the machine may be another one by the next rest
+            # The machine may be loaded differently at the next pause, so older measurements are discarded.
+            self._plain.clear()
             return computed, seconds
         laps = self._plain.setdefault(len(sizes), deque(maxlen=PLAIN_LAPS))
         if all(rested for _, rested in known):
@@ -389,6 +533,7 @@ class LapTimer:
         return median(one for one, _ in laps), median(one for _, one in laps)
 
     def _note(self, frame: Frame, now: float) -> None:
+        """Record when each sequence of the frame was verified, and drop closed sequences."""
         self._verified |= dict.fromkeys((one.sequence for one in frame.segments), (now, frame.resting))
         for sequence in frame.closings:
             self._verified.pop(sequence, None)

@@ -1,4 +1,4 @@
-"""One sequence as stage 0 knows it: what of it is fed, committed, in flight and awaited."""
+"""The state of one sequence at stage 0: what has been fed, committed, launched and awaited."""
 
 from __future__ import annotations
 
@@ -13,22 +13,42 @@ from specsot_worker.core.pipeline import place_of
 
 @dataclass(slots=True)
 class SequenceState:
-    """A sequence's place in its own life.
+    """One sequence as the sequencer of stage 0 knows it.
 
-    fed:       prompt tokens composed into frames so far, the forked part included.
-    committed: KV rows that will be final once every composed frame has passed.
-    root:      the newest token, not fed yet; None until the prompt has been answered.
-    step:      the tree that comes next (or is in flight); 0 while in the prompt.
-    tree:      the one that is fed next; None: none has come.
-    early_tree: the tree behind the next result, where it came before that result did.
-    waiting_since: seconds; None when it waits for no tree.
-    forced:    what the constraint wants behind the root: the tree where no better one comes.
-    drafter_informed: the drafter hears of what is in flight, so that a tree will come.
-    drafter:   name of the one that sent its last tree; empty: none has sent any; None: that one is lost.
-    returned_at: when (seconds) its last result came; None before the first.
-    root_only: its root is fed without drafts next, whatever comes.
-    place:     its family, and itself.
-    turn:      those of lower turns are fed first where rows run short.
+    Words of the code: `step` is the number of the sequence's draft round, which is one tree and its
+    verification. The *root* of a tree is the newest token of the sequence, which has no KV before that tree
+    is fed.
+
+    opening: What every stage must know about the sequence.
+    prompt: Prompt token ids, without the tokens that the sequence shares with the source of its fork.
+    lease: Position up to which the sequence may decode; the master moves it forward.
+    opened: True once a composed frame has carried the opening.
+    fed: Number of prompt tokens that have been composed into frames, including forked and reused ones.
+    committed: Number of KV slots that will be final once every composed prompt chunk has passed. The tree in
+        flight does not count.
+    root: The newest token: the root of the tree that is in flight or comes next. None until the prompt has
+        produced its first token.
+    step: Number of the draft round that is in flight or comes next. It is 0 while the prompt is being fed.
+    keep: Accepted node numbers of the last verified tree, root first. The next tree frame carries them, so
+        that every stage moves the KV of these nodes down to the committed end.
+    in_flight: True while a tree of the sequence is in a frame whose result has not arrived.
+    tree: The tree that the next frame carries. None if no usable tree has arrived.
+    early_tree: A tree for the draft round after the current one, if it arrived before the result that it
+        builds on.
+    waiting_since: Time in seconds since which the sequence waits for a tree. None if it does not wait.
+    forced: Tokens that the grammar leaves no choice about, after the root. They are drafted as a chain if no
+        tree arrives.
+    drafter_informed: False if drafting was paused or resuming when the newest segment was launched. The
+        drafter is not asked for a tree then, so the sequence does not wait for one.
+    drafter: Name of the drafter that sent the sequence's last tree. Empty if no drafter has sent one yet,
+        None if that drafter is lost.
+    returned_at: Time in seconds at which the last result arrived. None before the first result.
+    root_only: True if the next frame feeds the root without drafts, because the last verification accepted
+        nothing.
+    place: (family, sequence id). Trees of a frame are sorted by it.
+    policy: Which KV the sequence keeps: a window, pruning, or None for all of it.
+    turn: Sequences with a lower turn get their tree nodes first when a frame has too few tokens for all
+        trees.
     """
 
     opening: Opening
@@ -60,20 +80,29 @@ class SequenceState:
 
     @property
     def prefilled(self) -> bool:
+        """True once every prompt token has been composed into a frame."""
         return self.fed == self.opening.prompt
 
     @property
     def can_decode(self) -> bool:
-        """It has a root, its last result is in, and its lease reaches that far."""
+        """True if the sequence has a root, no tree in flight, and a lease that reaches past its committed
+        tokens.
+        """
         return self.root is not None and not self.in_flight and self.committed < self.lease
 
     @property
     def wanted_rows(self) -> int:
-        """Nodes of the tree that it would feed now."""
+        """Number of nodes of the tree that the sequence would feed now."""
         return 1 + len(self.forced) if self.tree is None else len(self.tree.tokens)
 
     def next_chunk(self, rows: int) -> PromptChunk:
-        """Up to `rows` more prompt tokens, but none beyond the next pruning; they count as fed."""
+        """Return the next prompt chunk of at most `rows` tokens, and count its tokens as fed and committed.
+
+        With pruning, a chunk ends at the next position at which pruning is due.
+
+            # prompt of 10 tokens, 6 of them forked: self.prompt holds tokens 6..9.
+            # fed = 8, rows = 512 -> offset 8 - (10 - 4) = 2 -> tokens 8 and 9, final
+        """
         start = self.fed
         if self.opening.pruning:
             rows = min(rows, tree_depth_limit(self.policy, start) or rows)
@@ -83,8 +112,12 @@ class SequenceState:
         return PromptChunk(self.opening.sequence, start, tokens, self.prefilled)
 
     def next_growth(self, rows: int) -> TreeSegment:
-        """The tree that came, or the bonus token and what is forced, cut to `rows` nodes and to where its
-        policy ends it; now in flight."""
+        """Return the next tree segment, and mark it as in flight. The sequence must have a root.
+
+        The tree is the first of these that exists: the drafter's tree, the root followed by the forced
+        tokens, the root alone. It is cut to its first `rows` nodes and to the depth that the KV policy
+        allows.
+        """
         assert self.root is not None
         tree = self.tree or (chain((self.root, *self.forced)) if self.forced else single(self.root))
         levels = tree_depth_limit(self.policy, self.committed) if self.policy else None
@@ -97,12 +130,25 @@ class SequenceState:
         return growth
 
     def mark_sent(self, unasked: bool) -> bool:
-        """It goes out now; unasked: no tree is asked for. Returns whether that uses up a tree of a rest."""
+        """Record that the newest segment is being launched.
+
+        unasked: True while drafting is paused or resuming, so that no tree is asked for.
+
+        Returns True if the segment is a tree of a drafted sequence. Such trees are what a pause of drafting
+        counts.
+        """
         self.drafter_informed = not unasked
         return self.opening.drafted and self.in_flight
 
     def apply_outcome(self, outcome: Outcome, now: float, awaits: bool = True) -> None:
-        """Take the result of the final prompt chunk or of the tree in flight. awaits: a tree may come."""
+        """Apply the result of the final prompt chunk or of the tree in flight.
+
+        now: Time in seconds.
+        awaits: False if the drafter has already answered this result, so that no tree is awaited.
+
+        An outcome without tokens accepted nothing: its root is fed once more, alone. A tree that arrived
+        before this result is offered now.
+        """
         self.committed += len(outcome.accepted)
         self.keep = outcome.accepted
         if outcome.tokens:
@@ -120,16 +166,20 @@ class SequenceState:
             self.offer_tree(self.step, early)
 
     def contradicts(self, draft: Draft) -> bool:
-        """It is for the tree that comes next, but grows from another token than was written."""
+        """True if the draft is for the next draft round, but its root is not the token that was written."""
         return draft.step == self.step and not self.in_flight and draft.tree.tokens[0] != self.root
 
     def offer_tree(self, step: int, tree: Tree) -> bool:
-        """Take a draft if it is for the tree that comes next, where the first one wins, or behind that.
+        """Store a tree for draft round `step`, and return whether it was stored.
 
-        Drafts and results come from different members: a draft may overtake the result that it builds on.
+        Drafts and results are sent by different members, so a draft may arrive before the result that it
+        builds on: a tree for round `self.step + 1` is stored as `early_tree`. A tree for the current round is
+        stored only if its round is not in flight, no tree is stored yet (the first one wins), the root is not
+        to be fed alone, and its root is the sequence's root.
         """
         if step == self.step + 1:
-            self.early_tree = tree  # its root is not known yet: it is checked when it is used
+            # The root of this round is not known yet; `apply_outcome` offers the tree again, which checks it.
+            self.early_tree = tree
             return True
         timely = not (self.in_flight or self.root_only) and step == self.step and self.tree is None
         if not timely or tree.tokens[0] != self.root:

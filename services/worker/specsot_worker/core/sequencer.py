@@ -1,6 +1,7 @@
-"""The sequencer and batcher of stage 0: joins results and drafts, and composes the next frame.
+"""The scheduler of stage 0: joins results with drafts and composes the next frame.
 
-Every change of KV leaves here as part of a frame header, in order. Time is passed in, in seconds.
+Every change of the KV cache leaves this module as part of a frame header, so that all stages apply the same
+changes in the same order. Callers pass in the time, in seconds.
 """
 
 from __future__ import annotations
@@ -30,16 +31,28 @@ from specsot_model.core.kv_plan import open_one, policy_of
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget, InFlightFrame, PipelineDepth
 from specsot_worker.core.sequence_state import SequenceState
 
-PREFILL_SHARE = 4  # one row of a frame in so many is for prompts while any waits; not measured
+# Divisor. While prompts wait, trees leave 1 / PREFILL_SHARE of a frame's tokens to prompts. Untuned.
+PREFILL_SHARE = 4
 
 
 class Sequencer:
-    """State of every sequence of one epoch. Feed it what arrives, then ask it to `compose`.
+    """Schedules all sequences of one epoch. Apply orders, results and drafts as they arrive, then call
+    `compose`.
 
-    Nobody starves. While prompts wait, trees leave them a share of a frame's rows: whoever is opened writes
-    its first token within as many frames as all prompt rows in front of it, and its own, make shares. A frame
-    may take fewer of those where rows take long, so that whoever writes does not stand still for a prompt.
-    Where trees do not all fit, each takes its turn, and who was cut short goes first in the next frame.
+    There is no prefill or decode phase: a frame carries the trees of sequences that can decode and prompt
+    chunks of other sequences, up to a token budget (`FrameBudget.rows`).
+
+    Fairness between prompts and decoding sequences: while prompts wait, trees leave 1 / PREFILL_SHARE of a
+    frame's tokens to prompts, so that a new sequence produces its first token after a bounded number of
+    frames. A frame may carry fewer prompt tokens than that if they would take long
+    (`PipelineDepth.prompt_rows`), so that decoding sequences do not stall.
+
+    Fairness between trees: if not all trees fit into a frame, a sequence whose tree was truncated is
+    scheduled first in the next frame.
+
+        # room for 8 tokens, trees of 5, 2 and 2 nodes in the order of their turns:
+        # first: share 8 - 2 = 6 -> all 5 nodes; second: share 3 - 1 = 2 -> both nodes;
+        # third: share 1 -> its root alone; it keeps its turn, so it comes first in the next frame
     """
 
     def __init__(
@@ -51,33 +64,51 @@ class Sequencer:
         depth: PipelineDepth | None = None,
         vocabulary: int | None = None,
     ) -> None:
-        """depth: says how many frames and rows of prompts pay; None: all that `budget` grants, and families
-        stay whole. vocabulary: how many token ids the base has; None: they are not checked."""
+        """Start an epoch without sequences.
+
+        epoch: Messages of any other epoch are dropped.
+        budget: What a frame and the ring may hold.
+        table: The page table, on which this object applies the same operations as every stage does.
+        draft_timeout: Decides how long sequences wait for trees.
+        depth: Decides how many frames are in flight and how many prompt tokens a frame carries. None: all
+            that `budget` allows, and a family of sequences always shares a frame.
+        vocabulary: Number of token ids of the base model. None: token ids are not checked.
+        """
         self._epoch = epoch
         self._budget = budget
         self._table = table
         self._draft_timeout = draft_timeout
         self._depth = depth
         self._vocabulary = vocabulary
+        # Sequences that are open or wait to be opened, by id, in order of arrival.
         self._sequences: dict[int, SequenceState] = {}
+        # Ids that the next frame closes on every stage.
         self._closings = list[int]()
+        # Outcomes of sequences that could not be opened, until the master is sent them.
         self._rejected = list[Outcome]()
+        # Frames whose results have not arrived, by frame number.
         self._in_flight: dict[int, InFlightFrame] = {}
-        self._number = self._turns = 0  # frames launched, and trees fed whole, so far
-        self._composed = float("-inf")  # when `compose` was asked last
+        # Number of the newest frame, and number of trees that were scheduled without being truncated.
+        self._number = self._turns = 0
+        # Time in seconds of the newest call of `compose`.
+        self._composed = float("-inf")
 
     @property
     def idle(self) -> bool:
-        """Nothing lives, nothing flies."""
+        """True if there is no sequence, no closing to send and no frame in flight."""
         return not (self._sequences or self._closings or self._in_flight)
 
     @property
     def prompt_rows_due(self) -> int:
-        """Rows of prompts that could go with the next frame."""
+        """Number of prompt tokens that the next frame could carry."""
         return sum(self._feedable_rows(one) for one in self._sequences.values() if not one.prefilled)
 
     def apply_order(self, order: Order) -> None:
-        """Take an order of the master. Orders for sequences that are over are ignored."""
+        """Apply an order of the master: open a sequence, close one, or extend a lease.
+
+        A sequence whose prompt has token ids beyond the vocabulary is rejected. Orders for sequences that
+        have ended are ignored.
+        """
         match order:
             case Open(opening, tokens, lease):
                 self._sequences.setdefault(opening.sequence, SequenceState(opening, tokens, lease))
@@ -91,8 +122,12 @@ class Sequencer:
                     live.lease = max(live.lease, position)
 
     def apply_result(self, result: Result, now: float, awaits: bool = True) -> None:
-        """Take a result: it returns a credit and moves its sequences on. Stale epochs are dropped. awaits:
-        the drafter has not answered yet."""
+        """Apply a result: its frame is no longer in flight, and its outcomes advance their sequences. Results
+        of other epochs are dropped.
+
+        now: Time in seconds.
+        awaits: False if the drafter has already answered this result, so that its sequences wait for no tree.
+        """
         if result.epoch != self._epoch:
             return
         flown = self._in_flight.pop(result.number, None)
@@ -108,15 +143,20 @@ class Sequencer:
                 live.apply_outcome(outcome, now, awaits)
 
     def add_drafts(self, drafts: Drafts, now: float | None = None) -> None:
-        """Take trees; late ones and those of a stale epoch are dropped. now: teaches how long trees take.
+        """Store trees for their sequences. Trees that come too late, and trees of other epochs, are dropped.
 
-        A drafter may be wrong in any way: a tree that no base could have asked for counts as missed. Behind
-        a rest it answers at once for all that it was told of, and the others of a result wait no longer.
+        now: Time in seconds, from which the usual wait for a tree is estimated. None: nothing is estimated.
+
+        A tree with invalid token ids or with the wrong root counts as a miss of its drafter. While the
+        drafter still receives features that a pause held back, it answers all results that it was sent at
+        once: if it answers one sequence of a result, the other sequences that wait since that result stop
+        waiting. If the drafter pauses (`drafts.rest`), no tree is asked for until the pause is over.
         """
         if drafts.epoch != self._epoch:
             return
         self._draft_timeout.drafter_spoke(drafts.drafter)
-        answered = set[float | None]()  # when their results came
+        # Arrival times of the results for which a tree has come.
+        answered = set[float | None]()
         for draft in drafts.drafts:
             if (live := self._sequences.get(draft.sequence)) is None:
                 continue
@@ -134,19 +174,24 @@ class Sequencer:
             self._draft_timeout.start_rest(drafts.rest, self._drafted())
 
     def _valid_ids(self, tokens: Sequence[int]) -> bool:
-        """Whether the base has all these ids: its embedding reads past its end otherwise."""
+        """Return whether the base model has all these token ids. Its embedding would read out of bounds for
+        others.
+        """
         most = self._vocabulary
         return most is None or not tokens or (min(tokens) >= 0 and max(tokens) < most)
 
     def _stop_waiting(self, live: SequenceState, step: int) -> None:
-        """Its drafter has spoken; waiting longer brings nothing."""
+        """Stop waiting for the tree of draft round `step`, because the drafter has sent an unusable one, and
+        record a miss.
+        """
         if step == live.step and live.waiting_since is not None:
             live.waiting_since = None
             self._draft_timeout.record_miss(live.drafter)
 
     def lose_drafter(self, drafter: str) -> None:
-        """A drafter is lost: its sequences, and those that nobody has drafted for yet, wait for no tree
-        until one comes. Without any other drafter nothing waits.
+        """Handle the loss of a drafter: its sequences, and the sequences that no drafter has drafted for yet,
+        stop waiting for trees until one arrives. If no other drafter has sent anything, no sequence waits at
+        all.
         """
         self._draft_timeout.drafter_left(drafter)
         for live in self._sequences.values():
@@ -154,13 +199,18 @@ class Sequencer:
                 live.drafter = None
 
     def rejections(self) -> tuple[Outcome, ...]:
-        """Sequences that could not be opened since the last call; for the master."""
+        """Return the sequences that could not be opened since the last call, as outcomes for the master."""
         rejected = tuple(self._rejected)
         self._rejected = []
         return rejected
 
     def compose(self, now: float) -> Frame | None:
-        """The next frame, or None when nothing is ready or every credit is out."""
+        """Return the next frame. Return None if nothing is ready, or if the maximum number of frames is in
+        flight.
+
+        With one frame at a time, also return None while a sequence waits for its tree within its family
+        deadline: a frame that left without that sequence would delay it by a whole step.
+        """
         self._composed = now
         credits = self._max_in_flight()
         if len(self._in_flight) >= credits or (credits == 1 and self._waiting_families(now)):
@@ -172,8 +222,12 @@ class Sequencer:
         return self._launch(frame, now) if frame.openings or frame.segments or closings else None
 
     def deadline(self) -> float | None:
-        """When the next waiting sequence loses patience; None when nobody waits, or no credit is left: then
-        the next result is what to wait for. So it is for those who had lost it when `compose` was asked."""
+        """Return the earliest draft-timeout deadline among waiting sequences, in seconds.
+
+        Return None if no sequence waits for a draft, or if no frame may be launched before the next result
+        arrives. Deadlines that had passed when `compose` was called last are left out, because that call
+        already took them into account.
+        """
         if len(self._in_flight) >= self._max_in_flight():
             return None
         able = [(live.waiting_since, live.drafter) for live in self._sequences.values() if live.can_decode]
@@ -182,12 +236,16 @@ class Sequencer:
         return min((one for one in due if one > self._composed), default=None)
 
     def _max_in_flight(self) -> int:
-        """Frames that may fly now."""
+        """Return how many frames may be in flight now."""
         limit = self._budget.flight
         return self._depth.max_frames(limit - 1, limit) if self._depth and limit > 1 else limit
 
     def _take_closings(self) -> tuple[int, ...]:
-        """But for texts of an epoch before with whose rows somebody begins who waits to be opened."""
+        """Return the sequences to close, and forget them.
+
+        Closed sequences of the previous epoch are kept back while a queued sequence is still to reuse their
+        KV.
+        """
         waiting = (one.opening.kept for one in self._sequences.values() if not one.opened)
         wanted = {kept.sequence for kept in waiting if kept}
         due = self._closings
@@ -195,6 +253,9 @@ class Sequencer:
         return tuple(one for one in due if one not in wanted)
 
     def _launch(self, frame: Frame, now: float) -> Frame:
+        """Apply the closings to the page table, record the frame as in flight, and return it with the state
+        of the drafting pause.
+        """
         for sequence in frame.closings:
             self._table.close(sequence)
         self._number = frame.number
@@ -207,10 +268,13 @@ class Sequencer:
         return replace(frame, resting=resting, waking=waking)
 
     def _drafted(self) -> int:
-        """How many sequences write, and are drafted for."""
+        """Return the number of sequences that decode and have a drafter."""
         return sum(live.opening.drafted and live.root is not None for live in self._sequences.values())
 
     def _record_launch(self, segments: tuple[Segment, ...], now: float) -> None:
+        """Record the frame as in flight, and, for `PipelineDepth`, how long its sequences stayed at stage 0
+        before it.
+        """
         grown = [self._sequences[one.sequence] for one in segments if isinstance(one, TreeSegment)]
         for other in self._in_flight.values():
             other.alone = False
@@ -221,7 +285,10 @@ class Sequencer:
             self._depth.record_gap(now - max(returned))
 
     def _waiting_families(self, now: float) -> set[int]:
-        """Families (of one request, or of one prefix) that wait for the tree of one of theirs."""
+        """Return the families in which a sequence waits for its tree and its family is still to wait for it.
+
+        A family consists of the sequences of one request, or of the forks of one prefix.
+        """
         return {
             live.place[0]
             for live in self._sequences.values()
@@ -231,12 +298,20 @@ class Sequencer:
         }
 
     def _ready(self, now: float) -> list[SequenceState]:
-        """Who goes with the next frame: of every family its share, or all who are able if none is waited for.
+        """Return the sequences whose trees the next frame carries, sorted by `place`.
 
-        A lap costs nearly the same for one sequence as for all of a family, so one frame usually is for all
-        of it; where it is not, `PipelineDepth` spreads a family, and each of its frames laps for itself.
+        With one frame at a time: every sequence that can decode and does not wait for its tree. With several
+        frames in flight: a share of each family, or all its runnable sequences if the family no longer waits
+        for a tree.
+
+        One step costs nearly the same for one sequence as for a whole family, so a family usually shares one
+        frame. Where that is not so, `PipelineDepth` spreads a family over several frames, which then follow
+        each other through the stages.
+
+            # 8 sequences over 2 frames -> share 4: a frame leaves as soon as 4 of them can decode
         """
-        if self._budget.flight == 1:  # nothing flies, and nobody is waited for: `compose` has looked
+        # Nothing is in flight and no family waits: `compose` has checked both.
+        if self._budget.flight == 1:
             able = [one for one in self._sequences.values() if one.can_decode and not self._waits(one, now)]
             return sorted(able, key=lambda live: live.place)
         held = self._waiting_families(now)
@@ -252,7 +327,7 @@ class Sequencer:
         return sorted(ready, key=lambda live: live.place)
 
     def _families(self) -> dict[int, list[SequenceState]]:
-        """All who write, by family; those first who have been here longest."""
+        """Return the decoding sequences by family, those whose last result arrived first at the front."""
         families: dict[int, list[SequenceState]] = {}
         writing = (live for live in self._sequences.values() if live.root is not None)
         for live in sorted(writing, key=lambda live: live.returned_at or 0.0):
@@ -260,11 +335,15 @@ class Sequencer:
         return families
 
     def _waits(self, live: SequenceState, now: float) -> bool:
+        """Return whether the sequence still waits for its tree at time `now`."""
         since = live.waiting_since
         return since is not None and now < self._draft_timeout.deadline(since, live.drafter)
 
     def _spread(self, members: list[SequenceState], others: int) -> int:
-        """Over how many frames a family goes; other requests' frames come first."""
+        """Return over how many frames a family of `members` is spread.
+
+        others: Number of other families. Their frames take precedence over splitting this family further.
+        """
         if self._depth is None or len(members) < 2:
             return 1
         sizes = [len(live.tree) for live in members if live.tree]
@@ -272,7 +351,13 @@ class Sequencer:
         return self._depth.frames_per_family(rows, len(members), max(self._budget.flight - 1 - others, 1))
 
     def _compose_trees(self, now: float, room: int) -> list[TreeSegment]:
-        """Trees of all who go now, in at most `room` rows; whoever is cut short keeps its turn."""
+        """Return the tree segments of the next frame, with at most `room` tokens in total.
+
+        Sequences get their tokens in the order of their turns. Each may take what the sequences after it
+        leave, of which every one keeps one token for its root. If pages are short, a tree is also cut to the
+        pages that its sequence can have. A sequence whose tree was not truncated moves to the end of the
+        order; see the example in the class docstring.
+        """
         ready = self._ready(now)
         grown = dict[int, TreeSegment]()
         table = self._table
@@ -281,14 +366,20 @@ class Sequencer:
         for place, live in enumerate(queue):
             others = len(queue) - place - 1
             sequence = live.opening.sequence
+            # Every later sequence keeps one token for its root. With fewer tokens than sequences, the first
+            # sequences get one token each.
             share = max(room - others, min(room, 1))
+            # The table is asked only if the free pages might not hold a whole tree.
             plenty = table.free * table.page_rows >= slots
             most = slots if plenty else min(table.room(sequence, live.committed), slots)
             if (rows := min(share, most)) < 1:
                 continue
+            # The sequence's draft timeout has passed.
             if live.waiting_since is not None and live.tree is None:
                 self._draft_timeout.record_miss(live.drafter)
             self._free_behind(sequence, live.committed)
+            # The tree was not truncated for lack of room in the frame, so the sequence moves to the end of
+            # the order.
             if min(live.wanted_rows, most) <= share:
                 self._turns += 1
                 live.turn = self._turns
@@ -298,13 +389,18 @@ class Sequencer:
         return [grown[live.opening.sequence] for live in ready if live.opening.sequence in grown]
 
     def _reserved_for_prompts(self) -> int:
-        """Rows of the next frame that trees leave to prompts, if any can be fed."""
+        """Return how many tokens of the next frame the trees leave to prompts.
+
+        With a budget of one token per frame, prompts may have that token in every second frame.
+        """
         rows = self._budget.rows
         share = max(rows // PREFILL_SHARE, 1) if rows > 1 else self._number % 2
         return min(self.prompt_rows_due, share)
 
     def _feedable_rows(self, live: SequenceState) -> int:
-        """Rows of its prompt that could go with the next frame."""
+        """Return how many tokens of the sequence's prompt the next frame could carry, given its source and
+        the free pages.
+        """
         rows = live.opening.prompt - live.fed
         if not rows:
             return 0
@@ -316,13 +412,20 @@ class Sequencer:
         return rows if there and self._fits(live.opening) else 0
 
     def _compose_prompts(self, beside: int) -> tuple[list[Opening], list[PromptChunk]]:
-        """Open what can be opened, and feed prompts in order of arrival. beside: the frame's other rows."""
+        """Open the sequences that can be opened, and feed prompts in order of arrival.
+
+        beside: Number of tree tokens in the frame.
+
+        Returns the frame's openings and prompt chunks. A sequence may be opened and fed in the same frame.
+        """
         openings = list[Opening]()
         chunks = list[PromptChunk]()
         unfed = [live for live in self._sequences.values() if not (live.opened and live.prefilled)]
         room = self._prompt_room(beside, unfed) if unfed else 0
         every = self._sequences.items() if unfed else ()
-        # where rows are kept, pages come with the first that are not
+        # How far each sequence was fed by earlier frames: a fork's source must be fed that far before this
+        # frame, because stages apply openings before new tokens. A sequence with reused KV is left out until
+        # it was fed a token of its own, because its pages are filled in only then.
         fed = {id: one.fed for id, one in every if one.fed > one.opening.begun or not one.opening.kept}
         for live in unfed:
             there = live.opened
@@ -339,7 +442,14 @@ class Sequencer:
         return openings, chunks
 
     def _prompt_room(self, beside: int, unfed: Sequence[SequenceState]) -> int:
-        """Rows that prompts may take of a frame: all that are left, unless who writes would wait too long."""
+        """Return how many prompt tokens the frame may carry.
+
+        beside: Number of tree tokens in the frame.
+        unfed: Sequences that are not open, or whose prompts are not fed completely.
+
+        If no sequence decodes, this is the larger budget `FrameBudget.alone`. Otherwise it is what the trees
+        leave, or less if decoding sequences would stall for too long.
+        """
         writing = max(beside, sum(live.root is not None for live in self._sequences.values()))
         room = self._budget.rows - beside if writing else self._budget.alone
         if self._depth is None or not writing:
@@ -348,22 +458,34 @@ class Sequencer:
         return self._depth.prompt_rows(writing, waiting, room)
 
     def _free_behind(self, sequence: int, row: int) -> None:
-        """What every stage does with a sequence's pages before its next rows, from this one on."""
+        """Free or prune the pages before position `row`, as every stage does before the sequence's next
+        tokens.
+        """
         if self._table.policy(sequence):
             self._table.trim(sequence, row)
             self._table.prune(sequence, row)
 
     def _chunk_rows(self, live: SequenceState) -> int:
-        """Rows of its prompt that go with one frame: all that fit, where there is one stage."""
+        """Return the maximum number of tokens of one prompt chunk: all that fit, if there is one stage."""
         rows = self._budget.rows if live.policy else self._budget.alone
         return self._depth.chunk_rows(live.opening.prompt - live.fed, rows) if self._depth else rows
 
     def _open(self, live: SequenceState, fed: dict[int, int], openings: list[Opening]) -> bool:
-        """Open one sequence if its source is fed that far and its pages are there."""
+        """Open one sequence if its source is fed far enough and there are pages. Return whether it was
+        opened.
+
+        fed: By sequence, how many tokens earlier frames have fed.
+        openings: The opening is appended to this list.
+
+        A fork of a sequence that has ended, or of a sequence with a grammar, is rejected. So is an opening
+        that the page table refuses.
+        """
         opening = live.opening
         fork = live.opening.fork
         source = self._sequences.get(fork.sequence) if fork else None
-        held = source is None or source.opening.plan or source.opening.form  # or its tokens may be
+        # The last stage may hold back the segments of a sequence with a grammar until that is compiled
+        # (`PendingGrammars`), and then does not know the tokens of the source yet.
+        held = source is None or source.opening.plan or source.opening.form
         if fork and held:
             self._reject(opening.sequence)
             return False
@@ -375,6 +497,8 @@ class Sequencer:
         except SpecsotError:
             self._reject(opening.sequence)
             return False
+        # Without a bound on its pages, a sequence gets the pages of its whole prompt at once, so that its
+        # chunks cannot run out of pages halfway.
         if self._max_pages_held(opening) is None:
             self._table.reserve(opening.sequence, opening.prompt)
         openings.append(opening)
@@ -384,6 +508,9 @@ class Sequencer:
         return True
 
     def _fits(self, opening: Opening) -> bool:
+        """Return whether there are pages for the whole prompt and for one tree, less the pages shared with
+        the source.
+        """
         shared = opening.forked // self._table.page_rows
         slots = self._budget.slots if opening.decodes else 0
         pages = self._table.pages_for(opening.prompt + slots) - shared
@@ -391,15 +518,25 @@ class Sequencer:
         return (pages if most is None else min(pages, most)) <= self._table.free
 
     def _max_pages_held(self, opening: Opening) -> int | None:
+        """Return how many pages the sequence holds at most, if a KV policy such as a window bounds that;
+        otherwise None.
+        """
         return most_held(policy_of(opening), self._budget.rows, self._table.page_rows)
 
     def _reject(self, sequence: int) -> None:
+        """End a sequence that could not be opened, and keep an outcome for the master."""
         self._close(sequence)
         self._rejected.append(Outcome(sequence, 0, (), (), End.FAILED))
 
     def _close(self, sequence: int) -> None:
+        """Remove a sequence, and have the next frame close it if it was opened.
+
+        If it was not opened, and was to decode from reused KV of the previous epoch, the next frame closes
+        that KV instead.
+        """
         live = self._sequences.pop(sequence, None)
         if live and live.opened:
             self._closings.append(sequence)
-        elif live and live.opening.kept and live.opening.decodes:  # its rows wait for it in vain
+        # No other sequence will reuse this KV.
+        elif live and live.opening.kept and live.opening.decodes:
             self._closings.append(live.opening.kept.sequence)

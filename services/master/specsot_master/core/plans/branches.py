@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from typing import Final
 
 from specsot.core.skeleton import Point
 from specsot.events import Reason, TokenLogprobs
@@ -16,6 +17,11 @@ from specsot_master.core.plans.text_pieces import TextPiece, TokenSpans
 from specsot_master.core.plans.time_limit import ends_sentence
 
 CUT_MARK = "…"  # Ends the text of a branch that a limit cut within a sentence.
+# Fraction of a branch's budget. Text after it is shown in whole sentences and lines, so that a sentence which
+# the limit interrupts can be left out. Untuned: few sentences of a branch are longer than half of its budget.
+SENTENCES_FROM: Final = 0.5
+# Characters. The end of a text that tells whether the text ends a sentence.
+TAIL_CHARACTERS: Final = 16
 # Reasons after which the text of a branch can be used by the branches that need it.
 _COMPLETE = (Reason.STOP, Reason.LENGTH)
 
@@ -60,6 +66,9 @@ class PlanBranch:
     ended: True if an end token ended the branch. That token is one more than `spans` counts.
     reason: why the branch is over; None before.
     least: how many first tokens are not searched for stop strings.
+    holds_sentences: True if the later part of the text is shown in whole sentences and lines only; see
+        `hold`.
+    left_out: the tokens of the sentence that the limit interrupted, which is not shown.
     """
 
     point: Point
@@ -70,6 +79,48 @@ class PlanBranch:
     ended: bool = False
     reason: Reason | None = None
     least: int = 0
+    holds_sentences: bool = False
+    left_out: int = 0
+    # Tokens that arrived so far, shown or held.
+    _received: int = 0
+    # Pieces of the unfinished sentence.
+    _held: list[TextPiece] = field(default_factory=list[TextPiece])
+    # The last TAIL_CHARACTERS characters that arrived.
+    _tail: str = ""
+    # True while the shown text ends with a whole sentence or line.
+    _whole: bool = False
+
+    def hold(self, pieces: Iterable[TextPiece]) -> list[TextPiece]:
+        """Return the pieces that may be shown now, in order. A sentence that continues in the later part of
+        the budget is held back until it is complete.
+
+        The result depends on the tokens alone, not on how many arrive at once:
+
+            budget 8, tokens "A b . C d . E f" -> "A b . C" one by one, "d ." together, "E f" held
+        """
+        shown: list[TextPiece] = []
+        for piece in pieces:
+            self._received += 1
+            self._held.append(piece)
+            self._tail = (self._tail + piece.text)[-TAIL_CHARACTERS:]
+            late = self.holds_sentences and self._received > SENTENCES_FROM * self.budget
+            whole = ends_sentence(self._tail)
+            if not late or whole:
+                shown += self._held
+                self._held.clear()
+                self._whole = whole
+        return shown
+
+    def release(self, reason: Reason) -> list[TextPiece]:
+        """Return the pieces that are still held when the branch ends. If the token limit interrupts a
+        sentence that follows a complete one, return none: that sentence is left out.
+        """
+        held = self._held.copy()
+        self._held.clear()
+        if reason is Reason.LENGTH and held and self._whole:
+            self.left_out = len(held)
+            return []
+        return held
 
     @property
     def live(self) -> bool:
@@ -85,11 +136,12 @@ class PlanBranch:
 
     @property
     def mark(self) -> str:
-        """The mark that follows the text in the merged answer if a limit ended the branch within a sentence,
-        else "".
+        """The mark that follows the text in the merged answer if a limit ended the branch within a shown
+        sentence, else "".
         """
         text = self.answer.text
-        return CUT_MARK if self.reason is Reason.LENGTH and text and not ends_sentence(text) else ""
+        interrupted = self.reason is Reason.LENGTH and not self.left_out
+        return CUT_MARK if interrupted and text and not ends_sentence(text) else ""
 
     def take_logprobs(self, over: bool) -> tuple[TokenLogprobs, ...]:
         """Return the logprobs of tokens whose text has been released, each token once. With `over`, also
@@ -121,6 +173,7 @@ class PlanBranches:
         loops: LoopRule | None,
         least: Callable[[int], int] = lambda _: 0,
         shown: Collection[str] = (),
+        holds_sentences: bool = False,
     ) -> None:
         """Create the branches of a plan, none of them opened.
 
@@ -131,6 +184,7 @@ class PlanBranches:
         loops: the rule that ends repetitive text, or None.
         least: returns, for a branch's budget, how many first tokens are not searched for stop strings.
         shown: the stop strings that stay in the text.
+        holds_sentences: True if the later part of each branch is shown in whole sentences and lines only.
         """
         stops = (*stops, END)
         points = shares.points
@@ -142,7 +196,11 @@ class PlanBranches:
         self._max_parallel = max_parallel
         self._branches = {
             p.id: PlanBranch(
-                p, budgets[p.id], AnswerText(stops, True, loops, shown), least=least(budgets[p.id])
+                p,
+                budgets[p.id],
+                AnswerText(stops, True, loops, shown),
+                least=least(budgets[p.id]),
+                holds_sentences=holds_sentences,
             )
             for p in points
         }
@@ -195,7 +253,7 @@ class PlanBranches:
         """Tokens that all branches decoded, including end tokens and tokens that are not part of the
         answer.
         """
-        return sum(len(branch.spans) + branch.ended for branch in self._branches.values())
+        return sum(len(branch.spans) + branch.left_out + branch.ended for branch in self._branches.values())
 
     @property
     def heading_tokens(self) -> int:
@@ -227,6 +285,19 @@ class PlanBranches:
         dropped.
         """
         branch = self._branches[id]
+        return self._feed(branch, branch.hold(pieces))
+
+    def flush(self, id: int, reason: Reason) -> str:
+        """Add the pieces that a branch still holds when it ends for this reason. Return the remaining text
+        that may be shown.
+        """
+        branch = self._branches[id]
+        return self._feed(branch, branch.release(reason)) + branch.answer.flush()
+
+    def _feed(self, branch: PlanBranch, pieces: Iterable[TextPiece]) -> str:
+        """Add pieces to a branch and return the part of their text that may be shown. Text after a stop
+        string is dropped.
+        """
         shown: list[str] = []
         for piece in pieces:
             if branch.answer.stopped:

@@ -379,6 +379,8 @@ class RequestPlan:
             *(self._ask.stop, limits.max_parallel, cut, self._branch_loops),
             least=partial(least_of, self._ask),
             shown=self._shown_stops,
+            # A stop string within a held sentence would be found late; plans in markers end by one.
+            holds_sentences=self._listed and not self._ask.stop,
         )
         self._tally.enter("branches", now)
         since = now - self._tally.began
@@ -442,7 +444,7 @@ class RequestPlan:
         branches = self._branches
         if branches is None or not branches[id].live:
             return []
-        told = self._tell_branch(id, branches[id].answer.flush(), 0, over=True)
+        told = self._tell_branch(id, branches.flush(id, reason), 0, over=True)
         for one in (id, *branches.end(id, reason)):
             delta = branches.merge.finish(one, branches[one].mark)
             told += [self._tell_finished_branch(one), *self._tell_merged(delta)]

@@ -147,7 +147,7 @@ class JsonRewriter:
         self._at += 1
         if one not in _JSON_WHITE:
             return
-        if self._pending:
+        if self._pending or self._expected == "key":
             self._pending += one
         elif self._stack:
             self._out.append(one)
@@ -160,6 +160,8 @@ class JsonRewriter:
         elif self._expected == "colon":
             self._out.append(": ")
             self._expected = "value"
+        elif self._expected == "key":
+            self._out.append(self._pending)
         self._pending = ""
 
     def _end_item(self) -> None:
@@ -195,7 +197,8 @@ class JsonRewriter:
             self._out.append(": null")
         elif self._expected == "value" and self._stack[-1] == "{":
             self._out.append("null")
-        self._out.append(self._pending.lstrip(","))
+        if self._expected != "key":  # An empty object has no white space.
+            self._out.append(self._pending.lstrip(","))
         self._pending = ""
         opener = self._stack.pop()
         self._out.append(_CLOSERS[opener])

@@ -1,0 +1,79 @@
+"""A limit leaves out the sentence of a branch that it interrupts, however many tokens arrive at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specsot.core.skeleton import Point
+from specsot.events import Reason
+from specsot_master.core.limits import BudgetShares
+from specsot_master.core.plans.branches import PlanBranches
+from specsot_master.core.plans.text_pieces import TextPiece
+
+POINT = Point(1, 100, "Light")
+
+
+def branches(budget: int, holds_sentences: bool = True) -> PlanBranches:
+    shares = BudgetShares((POINT,), {1: 3}, {1: budget})
+    made = PlanBranches(shares, (), 8, False, None, holds_sentences=holds_sentences)
+    made.open(1)
+    return made
+
+
+def pieces(words: Sequence[str]) -> list[TextPiece]:
+    return [TextPiece(number, word) for number, word in enumerate(words)]
+
+
+def write(made: PlanBranches, words: Sequence[str], reason: Reason, together: int = 1) -> str:
+    """The text of a branch that ends for `reason` after these tokens, which arrive so many at once."""
+    tokens = pieces(words)
+    groups = [tokens[at : at + together] for at in range(0, len(tokens), together)]
+    shown = "".join(made.write(1, group) for group in groups) + made.flush(1, reason)
+    made.end(1, reason)
+    assert shown == made[1].answer.text
+    return shown
+
+
+WORDS = ["Light", " is", " fast", ".", " It", " has", " many", " colours", "."]
+
+
+def test_a_limit_leaves_out_the_sentence_that_it_interrupts() -> None:
+    made = branches(8)
+    assert write(made, WORDS[:8], Reason.LENGTH) == "Light is fast."
+    assert made[1].mark == ""
+    assert made.written == 8, "tokens that are left out were written, too"
+
+
+def test_a_branch_that_ends_by_itself_shows_all_of_its_text() -> None:
+    assert write(branches(20), WORDS[:8], Reason.STOP) == "Light is fast. It has many colours"
+
+
+def test_a_sentence_that_began_before_anything_whole_is_shown_and_marked() -> None:
+    made = branches(4)
+    assert write(made, ["Light", " is", " very", " fast"], Reason.LENGTH) == "Light is very fast"
+    assert made[1].mark == "…"
+
+
+def test_a_line_ends_as_a_sentence_does() -> None:
+    made = branches(6)
+    assert write(made, ["- red", "\n", "- green", "\n", "- bl", "ue-"], Reason.LENGTH) == "- red\n- green"
+    assert made[1].mark == ""
+
+
+def test_without_it_every_token_is_shown_at_once() -> None:
+    made = branches(8, holds_sentences=False)
+    assert [made.write(1, [piece]) for piece in pieces(WORDS[4:8])] == ["It", " has", " many", " colours"]
+
+
+@pytest.mark.parametrize("reason", [Reason.LENGTH, Reason.STOP])
+@given(
+    words=st.lists(st.sampled_from([" a", " bee", ".", "!", "\n", " 3", " c。"]), min_size=1, max_size=24),
+    together=st.integers(2, 9),
+)
+def test_the_text_depends_on_the_tokens_alone(reason: Reason, words: list[str], together: int) -> None:
+    one_by_one = write(branches(len(words)), words, reason)
+    assert write(branches(len(words)), words, reason, together) == one_by_one
