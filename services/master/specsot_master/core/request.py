@@ -103,6 +103,7 @@ class EventBuffer:
 
     @property
     def has_reader(self) -> bool:
+        """True if a reader is attached."""
         return self._reader is not None
 
     def is_full(self, limit: int) -> bool:
@@ -193,6 +194,7 @@ class EventBuffer:
             self._first += 1
 
     def _wake(self) -> None:
+        """Wake the attached reader, if there is one."""
         if self._reader is not None:
             self._reader.wake()
 
@@ -310,9 +312,10 @@ class RequestState:
     def wording(self) -> tuple[int, ...]:
         """Tokens that identify how this master words the request's prompts, for a fingerprint in the journal.
 
-        They are the first prompt, the router's threshold in millionths, and the suffix of an empty polish
-        turn. The prompts of branches have fingerprints of their own. A master that restarts with another
-        template or plan file computes other tokens, and so refuses to continue the request.
+        They are the first prompt, the router's threshold in millionths if there is one, and the suffix of an
+        empty polish turn if the client wants a polished answer. The prompts of branches have fingerprints of
+        their own. A master that restarts with another template or plan file computes other tokens, and so
+        refuses to continue the request.
         """
         threshold = self.prompt.decision.threshold
         turns = self.prompt.conversation

@@ -290,10 +290,12 @@ class ActiveSequence:
 
     @property
     def id(self) -> int:
+        """The id of the sequence in the ring; it changes when the sequence is opened again."""
         return self.log.opening.sequence
 
     @property
     def ordinal(self) -> int:
+        """0 for the skeleton or the answer, else the id of the point that the sequence writes."""
         return self.log.opening.ordinal
 
     @property

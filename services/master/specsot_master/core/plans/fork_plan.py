@@ -317,6 +317,7 @@ class ForkPlan:
         return [*commands, *self._merge(), *self._finish(Reason.CANCELLED, now)]
 
     def _stretch(self, budget: int, head: tuple[int, ...] = (), point: Point | None = None) -> Stretch:
+        """Return an empty segment; `head` and `point` are those of a thread."""
         return Stretch(AnswerText(self._ask.stop), budget, head, point)
 
     def _find(self, ordinal: int) -> Stretch | None:

@@ -274,6 +274,13 @@ class RequestPlan:
         plan: int = 0,
         loops: LoopRule | None = None,
     ) -> FirstSequence:
+        """Return a reader for the text of a sequence with ordinal 0.
+
+        limit: the most tokens of a direct answer.
+        reader: parses the plan language; None for a direct answer or a polish turn.
+        plan: the number of tokens after which an unfinished plan is used as it is.
+        loops: the rule that ends repetitive text, or None.
+        """
         ask = self._ask
         self._stop_token = None
         return FirstSequence(ask.stop, limit, reader, plan, loops, ask.min_tokens, self._shown_stops)
@@ -473,6 +480,7 @@ class RequestPlan:
         return [OpenPolish(branches.bodies, limit)]
 
     def _tell_finished_branch(self, id: int) -> events.Numbered:
+        """Return the BranchFinished event of a branch that is over."""
         assert self._branches is not None
         branch = self._branches[id]
         assert branch.reason is not None

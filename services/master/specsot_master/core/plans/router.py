@@ -237,7 +237,7 @@ def _bare(part: str) -> str:
 
 
 def compares(question: str) -> bool:
-    """Return whether a question sets things beside each other, as "Compare renting and buying." does."""
+    """Return True if the question compares things, as "Compare renting and buying." does."""
     anywhere, first = router_words.COMPARING
     parts = (_bare(part) for part in re.split(router_words.SPLIT, question.strip()) if part.strip())
     return _holds(anywhere, question) or any(_starts(first, part) for part in parts)
@@ -309,13 +309,16 @@ def _wants_one_cause(part: str) -> bool:
 
 
 def _holds(pattern: str, text: str) -> bool:
+    """Return True if the text contains the pattern, in any case."""
     return _compiled(pattern).search(text) is not None
 
 
 def _starts(pattern: str, text: str) -> bool:
+    """Return True if the text begins with the pattern, in any case."""
     return _compiled(pattern).match(text) is not None
 
 
 @cache
 def _compiled(pattern: str) -> re.Pattern[str]:
+    """Return the compiled pattern, which ignores case."""
     return re.compile(pattern, re.IGNORECASE)

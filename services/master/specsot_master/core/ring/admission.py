@@ -183,9 +183,10 @@ def admission_options(
 ) -> list[AdmissionOption]:
     """Return the ways in which a request may enter the ring, the best first.
 
-    A beginning that the request needs is opened as far as the prefix cache lacks it. A beginning that only
-    later requests may use is opened if it adds at least MIN_KEPT_TOKENS, and only while an eighth of the
-    ring's pages stays free.
+    A beginning that the request needs is opened as far as the prefix cache lacks it. If such a beginning and
+    the request together need all pages of the ring, no cached prefix is forked, as its pages would have to
+    stay. A beginning that only later requests may use is opened if it adds at least MIN_KEPT_TOKENS, and only
+    while an eighth of the ring's pages stays free.
 
     route: the longest cached prefix of the request's prompt.
     keeps: True if prefixes may be kept for later requests.

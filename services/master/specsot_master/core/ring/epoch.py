@@ -49,7 +49,8 @@ class EpochNumbers:
 def check_joining(joining: Registration, members: Sequence[Registration], config: RingConfig) -> None:
     """Raise Refused if `joining` cannot belong to this ring. The message names both conflicting values.
 
-    A registered member that `joining` replaces (the same process, connecting again) is ignored.
+    A registered member that `joining` replaces is ignored: it has the same kind, name and address, and is the
+    same process or an earlier one in its place.
     """
     members = [member for member in members if not joining.follows(member)]
     _check_identity(joining, members, config)
@@ -493,6 +494,7 @@ class Epoch:
 
 
 def _in_words(progress: Progress | None) -> str:
+    """Return a member's progress in words, such as "12 of 24 (1.2 GiB fetched)"."""
     if progress is None:
         return "not begun"
     fetched = f" ({memory_in_words(progress.fetched)} fetched)" if progress.fetched else ""

@@ -144,6 +144,9 @@ class JsonRewriter:
     # Between strings.
 
     def _read_white(self, one: str) -> None:
+        """Read one character of white space. Characters that JSON does not count as white space are
+        dropped.
+        """
         self._at += 1
         if one not in _JSON_WHITE:
             return
@@ -174,6 +177,7 @@ class JsonRewriter:
             self.done = True
 
     def _open(self, one: str) -> None:
+        """Open an object or a list. A bracket where a key is due, and one beyond MAX_DEPTH, is dropped."""
         self._at += 1
         if self._expected == "key" or len(self._stack) >= MAX_DEPTH:
             return  # A brace too many.
@@ -185,6 +189,9 @@ class JsonRewriter:
         self._expected = "key" if one == "{" else "value"
 
     def _close(self, one: str) -> None:
+        """Close the innermost container of this kind and everything open inside it. A bracket that closes
+        nothing is dropped.
+        """
         self._at += 1
         opener = "{" if one == "}" else "["
         if opener not in self._stack:
@@ -193,6 +200,9 @@ class JsonRewriter:
             pass
 
     def _close_one(self) -> str:
+        """Close the innermost container, add a missing value, and return the bracket that opened the
+        container.
+        """
         if self._expected == "colon":
             self._out.append(": null")
         elif self._expected == "value" and self._stack[-1] == "{":
@@ -207,6 +217,9 @@ class JsonRewriter:
         return opener
 
     def _read_comma(self) -> None:
+        """Read a comma, and add a missing value before it. The comma is only written if another item
+        follows.
+        """
         self._at += 1
         if self._expected in ("colon", "value") and self._stack and self._stack[-1] == "{":
             self._out.append(": null" if self._expected == "colon" else "null")
@@ -215,6 +228,7 @@ class JsonRewriter:
             self._pending = self._pending or ","
 
     def _read_colon(self) -> None:
+        """Read a colon. A colon where none is due is dropped."""
         self._at += 1
         if self._expected == "colon":
             self._out.append(":")
@@ -236,11 +250,13 @@ class JsonRewriter:
         return True
 
     def _is_in_word(self, one: str) -> bool:
+        """Return True if a word without quotes can contain this character."""
         return _is_token(one) and one not in "{}[]:,\"'" and not any(one == stop[0] for stop in self._stops)
 
     # Strings.
 
     def _read_string(self) -> bool:
+        """Read a part of the open string. Return False if that takes more text."""
         if self._at >= len(self._text):
             return False
         plain = self._plain.match(self._text, self._at)
@@ -275,6 +291,7 @@ class JsonRewriter:
         self._tail = ""
 
     def _write_escape(self, escape: str) -> None:
+        """Add an escape sequence to the open string."""
         self._string = (self._string + self._tail + "\\")[:4]
         self._out.append(_escaped(self._tail) + escape)
         self._tail = ""
@@ -354,6 +371,7 @@ class JsonRewriter:
         return True
 
     def _end_string(self, after: int) -> bool:
+        """Close the open string; the text continues at `after`."""
         self._out.append(_escaped(self._tail) + '"')
         self._tail = self._quote = ""
         self._at = after
@@ -400,6 +418,7 @@ def _plain_text(special: frozenset[str]) -> re.Pattern[str]:
 
 
 def _is_token(one: str) -> bool:
+    """Return True if the character is neither white space nor a control character."""
     return not one.isspace() and one > "\x1f"
 
 
@@ -409,10 +428,14 @@ def _escaped(text: str) -> str:
 
 
 def _string(text: str) -> str:
+    """Return text as a JSON string."""
     return f'"{_escaped(text)}"'
 
 
 def _scalar(word: str) -> str:
+    """Return a word without quotes as JSON: a constant, a finite number of at most MAX_NUMBER characters, or
+    a string.
+    """
     if word in _WORDS:
         return _WORDS[word]
     number = word if _NUMBER.fullmatch(word) and len(word) <= MAX_NUMBER else ""
@@ -505,8 +528,10 @@ def read_arguments(text: str) -> Json:
 
 
 def _without_surrogates(text: str) -> str:
+    """Return the text with lone surrogates escaped, as they cannot be encoded in UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def as_json(arguments: Json) -> str:
+    """Return arguments as JSON text."""
     return json.dumps(arguments, ensure_ascii=False)

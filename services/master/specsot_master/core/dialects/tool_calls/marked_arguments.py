@@ -86,6 +86,7 @@ class ParameterStream(MemberStream):
         self._schema = schema
 
     def _step(self) -> bool:
+        """Read one argument, or the end of the arguments."""
         form = self._parameter
         begin = match(form.begin, self._held, 0, self._last)
         found = None if begin is None else self._key_at(begin, form)
@@ -198,6 +199,7 @@ class PythonStream(MemberStream):
         self._written = ""  # Its value so far.
 
     def _step(self) -> bool:
+        """Read the parenthesis, the key or the value of an argument, or the end of the arguments."""
         if self._key is not None:
             return self._read_value(self._key)
         at = skip_white(self._held, 0)
