@@ -85,8 +85,11 @@ def mode_of(ask: Ask) -> Mode:
 
 
 def check_plan(ask: Ask, listed: bool = False) -> None:
-    """Raise InvalidRequest if a forced plan cannot be written: the token limit has no room for a point (or
-    for the polish turn), or tools are offered to a model that plans in lists.
+    """Check that a plan can be written. Raises InvalidRequest in three cases:
+
+    mode sot offers tools to a model that plans in lists, whose points cannot name a tool;
+    mode sot has a token limit below POINT_TOKENS, so that not even one point fits;
+    polish is set, in any mode, with a token limit below POLISHED_TOKENS.
     """
     if ask.tools and listed and ask.mode == "sot":
         raise InvalidRequest(
@@ -148,6 +151,8 @@ def least_of(ask: Ask, budget: int) -> int:
 
     The share is proportional to the budget. The plan and the headings count toward `min_tokens` with their
     own shares.
+
+        min_tokens 100, max_new_tokens 400, budget 90 -> ceil(100 * 90 / 400) = 23
     """
     return -(-ask.min_tokens * budget // ask.limits.new_tokens)
 

@@ -35,13 +35,17 @@ class Home(Protocol):
 class Timer(Protocol):
     """A pending call of `Clock.later`."""
 
-    def cancel(self) -> None: ...
+    def cancel(self) -> None:
+        """Do not make the call. Has no effect if the call was already made."""
+        ...
 
 
 class Clock(Protocol):
     """A monotonic clock, in seconds, that can also schedule calls."""
 
-    def now(self) -> float: ...
+    def now(self) -> float:
+        """Return the current time in seconds."""
+        ...
 
     def later(self, seconds: float, act: Callable[[], object], /) -> Timer:
         """Call `act` on the event loop after `seconds` seconds, unless the returned timer is cancelled

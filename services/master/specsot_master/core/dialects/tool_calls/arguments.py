@@ -72,7 +72,9 @@ class JsonRewriter:
         self._begun_at_drive = (
             False  # The first backslash of the open string follows a drive, as in "C:\\users".
         )
-        self._is_path = False  # An escape after it was none, so that no backslash of the string is an escape.
+        # True if the open string begins at a drive and has had a backslash that is no escape. Then its other
+        # backslashes are taken for parts of a path, too.
+        self._is_path = False
         self._string = ""  # The first characters of the open string.
 
     @property
@@ -180,7 +182,7 @@ class JsonRewriter:
         """Open an object or a list. A bracket where a key is due, and one beyond MAX_DEPTH, is dropped."""
         self._at += 1
         if self._expected == "key" or len(self._stack) >= MAX_DEPTH:
-            return  # A brace too many.
+            return  # This bracket cannot begin a key, or is nested too deeply, so it is dropped.
         if self._expected == "next" and self._stack[-1] == "{":
             return  # No container is a key.
         self._begin_item()
@@ -195,7 +197,7 @@ class JsonRewriter:
         self._at += 1
         opener = "{" if one == "}" else "["
         if opener not in self._stack:
-            return  # A bracket too many.
+            return  # This bracket closes no open container, so it is dropped.
         while self._close_one() != opener:
             pass
 

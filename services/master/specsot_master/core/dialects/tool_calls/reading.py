@@ -108,10 +108,10 @@ class ToolReader:
         self._code = CodeTracker()
         self._spoke = False  # Some content came.
         self._white = ""  # White space that is content only if more content follows.
-        self._after_call = False  # That white space touches a call.
-        self._muted = False  # Nothing of this answer is content.
+        self._after_call = False  # The white space in `_white` touches a call.
+        self._muted = False  # No part of this answer is content.
         self._tail: CallTail | None = None
-        self._read_twice = 0  # Characters that seemed to be calls, and were not.
+        self._read_twice = 0  # Characters that were read as possible calls and turned out to be content.
         self._raw = ""  # The marks before the object that is read, which are content if it is no call.
         self._object = ""  # That object's text so far.
         self._rewriter = JsonRewriter()

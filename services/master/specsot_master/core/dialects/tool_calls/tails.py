@@ -56,8 +56,9 @@ class CallTail:
         self.alive = True
         self._functions = functions
         self._state: Literal["between", "fence", "object"] = "between"
-        self._begun = 0  # Where the object begins that is read.
-        self._decided = False  # Whether that object is known to call a function that is offered.
+        self._begun = 0  # The position in `text` at which the current object begins.
+        # True once it is known whether the current object may call an offered function.
+        self._decided = False
         self._depth = 0
         self._quoted = self._escaped = False
         self._ticks = 0  # Backticks read in a row.
