@@ -40,7 +40,7 @@ ALIKE = 4
 # Deviation of the logarithm. The assumed error of a forecast before any has ended. Chosen by
 # docs/results/forecast.md; the figures of plans, which add up many lengths, are untuned.
 MISSES = {"direct": 0.8, "planned": 0.5, "branches": 0.5}
-# Forecasts. The weight of MISSES beside the errors of past forecasts. Chosen by docs/results/forecast.md.
+# Forecasts. The weight of MISSES against the errors of past forecasts. Chosen by docs/results/forecast.md.
 PRIOR = 4
 # Fraction. The share of answers that should end within the forecast's range.
 COVERED = 0.8

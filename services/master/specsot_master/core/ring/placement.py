@@ -143,8 +143,8 @@ class WorkerCost:
         return self.layer * (layers + self.tail * last)
 
     def most(self, first: bool = False, last: bool = False) -> float:
-        """Return how many layers fit, beside the embedding if the worker is the first stage and the lm_head
-        if it is the last one.
+        """Return how many layers fit, in addition to the embedding on the first stage and to the lm_head on
+        the last one.
         """
         weights = self.worker.weights or NO_WEIGHTS
         room = self.room - weights.first * first - weights.last * last
