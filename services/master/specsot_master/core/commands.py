@@ -1,4 +1,4 @@
-"""What is to be done for a request: sequences to open, to renew and to close, events to send, its end."""
+"""Commands: what the engine must do for a request, such as opening sequences and sending events."""
 
 from __future__ import annotations
 
@@ -12,19 +12,27 @@ from specsot.events import Numbered, Reason
 
 @dataclass(frozen=True, slots=True)
 class OpenAnswer:
-    """Open a sequence with the chat prompt, ordinal 0, that may write `limit` tokens."""
+    """Open a sequence with the chat prompt and ordinal 0.
+
+    limit: the most tokens that the sequence may decode.
+    """
 
     limit: int
 
 
 @dataclass(frozen=True, slots=True)
 class OpenScore:
-    """Open the router's prompt, ordinal 0, that writes one token."""
+    """Open the router's score prompt with ordinal 0. The sequence decodes one token."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenSkeleton:
-    """Open the skeleton, ordinal 0. `constrained`: the last stage holds it to `rules`."""
+    """Open the skeleton with ordinal 0.
+
+    limit: the most tokens that the sequence may decode.
+    rules: what the plan may contain, such as its number of points.
+    constrained: True if the last stage masks tokens so that the plan follows `rules`.
+    """
 
     limit: int
     rules: PlanRules
@@ -33,9 +41,12 @@ class OpenSkeleton:
 
 @dataclass(frozen=True, slots=True)
 class OpenBranch:
-    """Open the branch that writes `point`; its ordinal is the point's id.
+    """Open the branch that writes `point`. The branch's ordinal is the point's id.
 
-    parents: the points it needs, with their texts.
+    point: the point to write.
+    points: all points of the plan.
+    parents: the points that `point` needs, each with the text of its branch.
+    budget: the most tokens that the branch may decode.
     """
 
     point: Point
@@ -46,7 +57,11 @@ class OpenBranch:
 
 @dataclass(frozen=True, slots=True)
 class OpenPolish:
-    """Open the turn that writes `text` anew, ordinal 0, that may write `limit` tokens."""
+    """Open the turn that rewrites the merged text, with ordinal 0.
+
+    text: the merged text of all branches, without headings.
+    limit: the most tokens that the sequence may decode.
+    """
 
     text: str
     limit: int
@@ -54,21 +69,26 @@ class OpenPolish:
 
 @dataclass(frozen=True, slots=True)
 class ReopenSequence:
-    """Open the sequence of this ordinal again: the ring in which it wrote is gone."""
+    """Open the sequence with this ordinal again, because the ring that it ran in is gone."""
 
     ordinal: int
 
 
 @dataclass(frozen=True, slots=True)
 class CloseSequence:
-    """End the sequence of this ordinal, if it has not ended by itself."""
+    """End the sequence with this ordinal. The command has no effect if the sequence has already ended."""
 
     ordinal: int
 
 
 @dataclass(frozen=True, slots=True)
 class FailRequest:
-    """The request ends with this error; nothing follows. final: in a master that reads the journal, too."""
+    """End the request with this error. No event follows.
+
+    error: the error that the client receives.
+    final: True if the journal records the error. If False, a later master that reads the journal continues
+        the request.
+    """
 
     error: SpecsotError
     final: bool = True
@@ -76,31 +96,31 @@ class FailRequest:
 
 @dataclass(frozen=True, slots=True)
 class PlainCommand:
-    """One of which nothing else is to be said."""
+    """Base class of commands without fields."""
 
 
 class RenewLeases(PlainCommand):
-    """Longer leases where they are needed, unless its client has stopped reading."""
+    """Renew the leases that need it, unless the request's client has stopped reading."""
 
 
 class ForgetRequest(PlainCommand):
-    """The request is over: nothing of it stays in the ring."""
+    """Remove everything that the request holds in the ring, because the request is over."""
 
 
 class KeepRequest(PlainCommand):
-    """Nobody reads it: whoever wants it has a while to come back."""
+    """Keep a request that lost its reader for a limited time, in which a client may resume it."""
 
 
 class ReleaseRequest(PlainCommand):
-    """Nobody can come back to it, and its id may be another's."""
+    """Forget a request that can no longer be resumed. Another request may use its id from now on."""
 
 
 class WatchReader(PlainCommand):
-    """Look again, a while from now, whether anything was read."""
+    """Schedule another check of whether the client has read anything."""
 
 
 class CutReader(PlainCommand):
-    """Its client does not read: it is cut off."""
+    """Disconnect the client, because it has stopped reading."""
 
 
 Open = OpenScore | OpenAnswer | OpenSkeleton | OpenBranch | OpenPolish
@@ -108,7 +128,7 @@ ForReader = KeepRequest | ReleaseRequest | WatchReader | CutReader
 InRing = Open | ReopenSequence | CloseSequence | RenewLeases
 Command = InRing | Numbered | FailRequest | ForgetRequest | ForReader
 
-# Why what a sequence wrote is over, as a client hears it.
+# The reason that clients receive for each way in which a sequence ends.
 REASON_OF_END = {
     End.STOP: Reason.STOP,
     End.GRAMMAR: Reason.STOP,

@@ -1,4 +1,4 @@
-"""What comes into the engine, of its requests and its ring, and what follows from it: commands."""
+"""The inputs of the engine, from clients, alarms and the ring, and the commands that follow from them."""
 
 from __future__ import annotations
 
@@ -14,59 +14,73 @@ from specsot_master.core.request import RequestState
 
 @dataclass(frozen=True, slots=True)
 class RequestEvent:
-    """Of one request, told to the engine that runs it."""
+    """An input that concerns one request. It is handled by the engine that runs the request."""
 
     request: RequestState
 
 
 @dataclass(frozen=True, slots=True)
 class RequestArrived(RequestEvent):
-    """It may wait for its turn. lacking: why there is no ring, where there is none."""
+    """The request enters this engine's queue.
+
+    lacking: why there is no ring, if there is none.
+    """
 
     lacking: str = ""
 
 
 class RequestMoved(RequestEvent):
-    """Another ring goes on with it."""
+    """Another ring has taken the request over."""
 
 
 class RequestCancelled(RequestEvent):
-    """Its client wants no more than is there."""
+    """The client cancelled the request. The text so far becomes its answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptMade(RequestEvent):
-    """A branch's prompt was made in a thread. error: why it could not be."""
+    """A thread has finished building a branch's prompt.
+
+    error: why the prompt could not be built, or None.
+    """
 
     error: Exception | None
 
 
 class EventsRead(RequestEvent):
-    """Its client reads, perhaps after a pause."""
+    """The client has read events, perhaps after a pause."""
 
 
 class ReaderLeft(RequestEvent):
-    """Its client reads no more."""
+    """The client has disconnected."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadingOverdue(RequestEvent):
-    """An alarm: long ago there was something to read, and the next event was that of this offset."""
+    """Alarm: the time in which a client must read something has passed.
+
+    position: offset of the next unread event when the alarm was set. If the offset has not changed, the
+        client has read nothing since.
+    """
 
     position: int
 
 
 class KeepingOver(RequestEvent):
-    """An alarm: nobody came back to read it for as long as it is kept."""
+    """Alarm: the time in which a client could resume the request has passed."""
 
 
 class DeadlinePassed(RequestEvent):
-    """An alarm: its client's time is over."""
+    """Alarm: the client's timeout has passed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RingOverdue(RequestEvent):
-    """An alarm: it has waited for a ring as long as requests do. lacking: why there was none."""
+    """Alarm: the request has waited for a ring for as long as requests may.
+
+    lacking: why there was no ring.
+    seconds: how long the request has waited.
+    """
 
     lacking: str
     seconds: float
@@ -74,12 +88,16 @@ class RingOverdue(RequestEvent):
 
 @dataclass(frozen=True, slots=True)
 class RingReady:
-    """It is complete, or drafts again: who waits for that goes on."""
+    """The ring is complete, or has a drafter again. Requests that waited for the ring continue."""
 
 
 @dataclass(frozen=True, slots=True)
 class RingLost:
-    """It broke, and everything in it is gone. planned: for a better one, which takes moments."""
+    """The ring broke. All KV in it is lost.
+
+    reason: why the ring broke.
+    planned: True if the master ended the epoch to form a better ring, which takes moments.
+    """
 
     reason: str
     planned: bool = False
@@ -87,27 +105,31 @@ class RingLost:
 
 @dataclass(frozen=True, slots=True)
 class OrderUnsent:
-    """This one never came to the ring, which goes on."""
+    """The link could not deliver this order to stage 0. The ring itself still runs."""
 
     order: Order
 
 
 @dataclass(frozen=True, slots=True)
 class MasterLeaving:
-    """Nobody is served from now on; a master that reads the journal goes on with what is resumable."""
+    """The master shuts down. All requests end; a later master that reads the journal continues those that are
+    resumable.
+    """
 
     reason: str
 
 
-Opening = RingReady | RequestArrived | RequestMoved | PromptMade  # after these somebody may go on
+# Inputs after which a waiting request, sequence or branch may be able to start.
+Opening = RingReady | RequestArrived | RequestMoved | PromptMade
 RingEvent = Result | RingReady | RingLost
 Input = RequestEvent | RingEvent | OrderUnsent | MasterLeaving
 
 
 def react(event: RequestEvent) -> Sequence[Command]:
-    """What else happened to it, as far as its ring and the queue have nothing to do with it.
+    """Return the commands that follow from an event which touches neither the ring nor the queue. Other
+    events return no command.
 
-    Raises what a prompt could not be made for.
+    Raises the error of a `PromptMade` event that has one.
     """
     request = event.request
     unread = event.request.events
@@ -132,11 +154,16 @@ def react(event: RequestEvent) -> Sequence[Command]:
 
 
 def failure_of(error: Exception, otherwise: SpecsotError) -> SpecsotError:
-    """What a request ends with that met this error. otherwise: where a client should hear nothing of it."""
-    if isinstance(error, WireError):  # of a member, never of the client
+    """Return the error that ends a request in which `error` was raised.
+
+    A WireError becomes Unavailable, because a member caused it and never the client. Other SpecsotErrors are
+    returned unchanged. For any other exception the client must not see details, so `otherwise` is returned.
+    """
+    if isinstance(error, WireError):
         return Unavailable(f"the ring lost its place in this answer: {error}")
     return error if isinstance(error, SpecsotError) else otherwise
 
 
 def internal_error() -> SpecsotError:
+    """Return the error that clients receive for a fault of the master."""
     return SpecsotError("internal error; the master's log has the details")

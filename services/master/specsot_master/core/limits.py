@@ -1,4 +1,4 @@
-"""What may be asked, and what a plan may be: its points, its tokens, and their shares."""
+"""Bounds of what a client may ask for, and how a plan's tokens are divided between its points."""
 
 from __future__ import annotations
 
@@ -12,26 +12,35 @@ from specsot_master.core.plans.guards import question_of
 from specsot_master.core.plans.router import MIN_PLANNED_TOKENS, points_asked
 
 ROLES = ("system", "user", "assistant", "tool")
-# Characters of a stop string and of a request id; bounds a request.
+# Characters. Bounds each stop string of a request. Untuned.
 MAX_STOP_CHARACTERS = 256
+# Characters. Bounds the request id that a client may choose. Untuned.
 MAX_ID_CHARACTERS = 128
 
-# What a point takes before it is worth a heading: about 12 tokens for its line of the plan, 8 for the
-# heading, and two sentences.
+# Tokens. The fewest for which a point is worth a heading: about 12 tokens for the point's line of the plan, 8
+# for its heading, and two sentences.
 POINT_TOKENS = 64
-# The same for a point of a list, which asks for two or three sentences.
+# Tokens. The same for a point of a list plan, whose prompt asks for two or three sentences.
 LIST_POINT_TOKENS = 75
-POLISHED_TOKENS = 4 * POINT_TOKENS  # two points, and as much again
-# Tokens of a branch's text, a sentence; points that would get less are left out; not measured.
+# Tokens. The fewest for which an answer can be polished: two points, and as many tokens again for the turn
+# that rewrites them.
+POLISHED_TOKENS = 4 * POINT_TOKENS
+# Tokens. The fewest for the text of a branch, about one sentence. Points that would get less are left out.
+# Untuned.
 MIN_BRANCH_TOKENS = 24
 
 
 def prompt_characters(ask: Ask) -> int:
+    """Return the number of characters of the prompt and all messages."""
     return len(ask.prompt or "") + sum(len(message.content) for message in ask.messages)
 
 
 def check_sizes(ask: Ask, id: str | None, max_positions: int) -> None:
-    """Raises InvalidRequest for what is too long to even look at, and for roles no template knows."""
+    """Check everything that can be refused without tokenising the prompt: sizes, and the roles of messages.
+
+    Raises InvalidRequest. `id` is the request id that the client chose, `max_positions` the context in
+    tokens.
+    """
     size = prompt_characters(ask)
     tokens = len(ask.tokens)
     stops = all(len(one) <= MAX_STOP_CHARACTERS for one in ask.stop)
@@ -48,7 +57,9 @@ def check_sizes(ask: Ask, id: str | None, max_positions: int) -> None:
 
 
 def check_drafter(ask: Ask, drafters: Sequence[str]) -> None:
-    """Raises InvalidRequest, naming whom the fleet has, for one that it has not."""
+    """Raise InvalidRequest if the client named a drafter that the fleet does not have. The message lists
+    those it has.
+    """
     here = (*drafters, "none")
     if ask.drafter is not None and ask.drafter not in here:
         raise InvalidRequest(
@@ -57,7 +68,7 @@ def check_drafter(ask: Ask, drafters: Sequence[str]) -> None:
 
 
 def check_tokens(ask: Ask, vocabulary: int) -> None:
-    """Raises InvalidRequest for a token the model does not have."""
+    """Raise InvalidRequest if the request names a token id outside the vocabulary."""
     biased = [token for token, _ in ask.sampling.logit_bias]
     named = {"logit_bias": biased, "tokens": ask.tokens, "stop_token_ids": ask.stop_token_ids}
     for field, tokens in named.items():
@@ -68,13 +79,18 @@ def check_tokens(ask: Ask, vocabulary: int) -> None:
 
 
 def mode_of(ask: Ask) -> Mode:
-    """What is done: `auto` does not ask for a plan where two points cannot be afforded."""
+    """Return the request's mode. `auto` becomes `direct` if the token limit is too small for two points."""
     small = ask.mode == "auto" and ask.limits.new_tokens < MIN_PLANNED_TOKENS
     return "direct" if small else ask.mode
 
 
 def check_plan(ask: Ask, listed: bool = False) -> None:
-    """Raises InvalidRequest for a forced plan without room for a point, or for tools' labels."""
+    """Check that a plan can be written. Raises InvalidRequest in three cases:
+
+    mode sot offers tools to a model that plans in lists, whose points cannot name a tool;
+    mode sot has a token limit below POINT_TOKENS, so that not even one point fits;
+    polish is set, in any mode, with a token limit below POLISHED_TOKENS.
+    """
     if ask.tools and listed and ask.mode == "sot":
         raise InvalidRequest(
             "tools: this model plans in lists, whose points carry none; leave them out, or choose direct",
@@ -96,15 +112,20 @@ def check_plan(ask: Ask, listed: bool = False) -> None:
 
 
 def plan_limit(ask: Ask) -> int:
-    """Tokens a plan may take: half of all, so that what is planned can be written."""
+    """Return the most tokens that the plan itself may take: at most half of the request's tokens, so that the
+    rest can be written.
+    """
     return min(ask.limits.max_skeleton_tokens, max(ask.limits.new_tokens // 2, 1))
 
 
 def rules_of(ask: Ask, listed: bool = False, points: int | None = None) -> PlanRules:
-    """What this request's skeleton may be. A plan never has more points than there are tokens for them.
+    """Return what this request's skeleton may contain. A plan has no more points than the token limit can pay
+    for.
 
-    listed: it is a numbered list; its budget is its sequence's, so that few kinds of rules are compiled.
-    points: of a list, for which there is time. So many as are asked for may be shorter.
+    listed: True if the model plans in a numbered list. The rules of a list then carry no token budget (the
+        limit of the sequence bounds the plan), so that few different grammars are compiled.
+    points: the most points of a list that the client's time limit allows, or None. If the client asked for a
+        number of points, each may be shorter than usual.
     """
     tokens = ask.limits.new_tokens // (2 if ask.polish else 1)
     if listed:
@@ -121,26 +142,36 @@ def rules_of(ask: Ask, listed: bool = False, points: int | None = None) -> PlanR
 
 
 def limited(ask: Ask, tokens: int) -> Ask:
+    """Return the request with another `max_new_tokens`."""
     return replace(ask, limits=replace(ask.limits, max_new_tokens=tokens))
 
 
 def least_of(ask: Ask, budget: int) -> int:
-    """What of `min_tokens` a branch of this budget must write; plan and headings, which count like it, have
-    their share too.
+    """Return the share of `min_tokens` that a branch with this budget must write, rounded up.
+
+    The share is proportional to the budget. The plan and the headings count toward `min_tokens` with their
+    own shares.
+
+        min_tokens 100, max_new_tokens 400, budget 90 -> ceil(100 * 90 / 400) = 23
     """
     return -(-ask.min_tokens * budget // ask.limits.new_tokens)
 
 
 def skeleton_limit(ask: Ask, listed: bool = False) -> int:
-    """Tokens a skeleton's sequence may write; where it may become the answer, all there are."""
+    """Return the most tokens that the skeleton's sequence may decode. If the skeleton may turn out to be the
+    answer itself, that is all of the request's tokens.
+    """
     plans = listed or (ask.mode == "sot" and ask.constraint)
     return plan_limit(ask) if plans else ask.limits.new_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetShares:
-    """points: those that are written, the plan's first ones. headings: the tokens of each; a point that is
-    not named has none. budgets: tokens of each branch.
+    """How the tokens of a plan are divided.
+
+    points: the points that are written, the first ones of the plan.
+    headings: tokens of each point's heading, by point id; a point without an entry has no heading.
+    budgets: the most tokens that each branch may decode, by point id.
     """
 
     points: tuple[Point, ...]
@@ -151,13 +182,19 @@ class BudgetShares:
 def share_out(
     points: Sequence[Point], headings: Mapping[int, int], total: int, least: int, cap: int | None = None
 ) -> BudgetShares:
-    """As many points as get `least` tokens of text beside their headings, at least one.
+    """Divide `total` tokens between the points of a plan.
 
-    headings: tokens of each point's heading. Headings and budgets together are at most `total`, which is > 0.
+    Keeps as many first points as get at least `least` tokens of text in addition to their headings, but at
+    least one point. If one point is left and its heading leaves less than `least`, the heading is dropped.
+
+    headings: tokens of each point's heading.
+    total: tokens for all headings and budgets together; greater than 0.
+    cap: the most tokens of one branch, or None.
     """
     kept = tuple(points[: max(_affordable(points, headings, total, least), 1)])
     spent = sum(headings[point.id] for point in kept)
-    if total - spent < min(least, total):  # one point, and a title too long for what is left
+    # Only one point is left, and its title is too long for the remaining tokens.
+    if total - spent < min(least, total):
         return BudgetShares(kept, {}, split_budget(kept, total, cap))
     told = {point.id: headings[point.id] for point in kept}
     return BudgetShares(kept, told, split_budget(kept, total - spent, cap, least))
@@ -166,8 +203,14 @@ def share_out(
 def split_budget(
     points: Sequence[Point], total: int, cap: int | None = None, least: int = 1
 ) -> dict[int, int]:
-    """Tokens for each point id: pro rata wished length by largest remainders, at least `least` where there
-    is as much for everybody, at most `cap`. The sum is at most `total`; it needs total >= len(points).
+    """Return the tokens of each branch, by point id.
+
+    Tokens are divided in proportion to the wished lengths; tokens left by rounding go to the largest
+    remainders. A share is at least `least`, or at least an equal part if there are too few tokens for that,
+    and at most `cap`. The sum is at most `total`, which must be at least len(points).
+
+        lengths {1: 10, 2: 30}, total 9          -> {1: 2, 2: 7}  (2.25 and 6.75, the larger remainder gets 1)
+        lengths {1: 10, 2: 30}, total 9, least 4 -> {1: 4, 2: 5}  (point 1 is raised, point 2 gets the rest)
     """
     least = min(least, total // len(points))
     weights = {point.id: max(point.length, 1) for point in points}
@@ -185,7 +228,7 @@ def split_budget(
 
 
 def _affordable(points: Sequence[Point], headings: Mapping[int, int], total: int, least: int) -> int:
-    """How many of the first points have room for their headings and `least` tokens each."""
+    """Return how many of the first points have room for their headings and `least` tokens of text each."""
     count = 0
     for point in points:
         total -= headings[point.id] + least

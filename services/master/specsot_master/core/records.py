@@ -1,4 +1,4 @@
-"""What the journal keeps of a request: it happens again in a master that reads it."""
+"""Records: what the journal stores of a request, so that a later master can replay it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from specsot.errors import PlanError, SpecsotError, Unavailable
 
 @dataclass(frozen=True, slots=True)
 class AdmittedRecord:
-    """It entered the ring, which had `found` tokens of its prompt already."""
+    """The request entered the ring.
+
+    at: seconds after the request's arrival.
+    found: how many first tokens of its prompt the ring's prefix cache had.
+    """
 
     at: float
     found: int
@@ -22,7 +26,11 @@ class AdmittedRecord:
 
 @dataclass(frozen=True, slots=True)
 class BranchRecord:
-    """The branch of this point was opened. wording: a fingerprint of its prompt, "" for unknown."""
+    """The branch of this point was opened.
+
+    point: the point's id.
+    wording: a fingerprint of the branch's prompt; "" if it is unknown.
+    """
 
     point: int
     wording: str = ""
@@ -30,7 +38,11 @@ class BranchRecord:
 
 @dataclass(frozen=True, slots=True)
 class LapRecord:
-    """One lap: (ordinal of the sequence, what came of it)."""
+    """One step of the ring advanced the request.
+
+    at: seconds after the request's arrival.
+    said: the outcome of each sequence that the step advanced, as (ordinal, outcome).
+    """
 
     at: float
     said: tuple[tuple[int, Outcome], ...]
@@ -38,21 +50,28 @@ class LapRecord:
 
 @dataclass(frozen=True, slots=True)
 class ReopenedRecord:
-    """The sequence of this ordinal was opened anew; its steps count from 0."""
+    """The sequence with this ordinal was opened again. Its draft rounds count from 0."""
 
     ordinal: int
 
 
 @dataclass(frozen=True, slots=True)
 class CancelledRecord:
-    """Its client cancelled it."""
+    """The client cancelled the request.
+
+    at: seconds after the request's arrival.
+    """
 
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class FailedRecord:
-    """It ended with this error, by the name of its class."""
+    """The request ended with an error.
+
+    error: the name of the error's class.
+    message: the error's message.
+    """
 
     error: str
     message: str
@@ -62,16 +81,23 @@ Record = AdmittedRecord | BranchRecord | LapRecord | ReopenedRecord | CancelledR
 
 
 def fingerprint_of(tokens: Sequence[int]) -> str:
-    """Of a prompt: another template, plan file or tokenizer gives another one."""
+    """Return a fingerprint of a prompt's tokens. Another template, plan file or tokenizer changes it."""
     return blake2b(array("q", tokens).tobytes(), digest_size=8).hexdigest()
 
 
 def check_prompt_unchanged(before: str, tokens: Sequence[int]) -> None:
-    """Raises Unavailable: what was written then answered another prompt. before: "" for unknown."""
+    """Raise Unavailable if `tokens` do not have the fingerprint `before`: the journal's text answers another
+    prompt.
+
+    `before` is "" if the fingerprint is unknown; then nothing is checked.
+    """
     if before and before != fingerprint_of(tokens):
         raise Unavailable("the master was restarted, and words its prompts differently now; ask again")
 
 
 def error_of(name: str, message: str) -> SpecsotError:
+    """Return the error with this class name and message; a SpecsotError if no class in `specsot.errors` has
+    the name.
+    """
     kind = getattr(errors, name, SpecsotError)
     return PlanError(message, "") if kind is PlanError else kind(message)

@@ -1,4 +1,4 @@
-"""A request from arrival to end, as it stands: its plan and sequences, unread events, alarms, prompts."""
+"""One request from its arrival to its end: plan, sequences, event buffer, alarms and prompts."""
 
 from __future__ import annotations
 
@@ -25,40 +25,66 @@ from specsot_master.core.sequence import ActiveSequence
 
 
 class Home(Protocol):
+    """The engine that runs a request, as far as the request needs to know it."""
+
     def handle(self, event: Any, /) -> None:
-        """Take one of `core.inputs`."""
+        """Handle one input of the engine. `event` is one of the classes in `core.inputs`."""
         ...
 
 
 class Timer(Protocol):
-    def cancel(self) -> None: ...
+    """A pending call of `Clock.later`."""
 
-
-class Clock(Protocol):
-    """Seconds that only go forward."""
-
-    def now(self) -> float: ...
-
-    def later(self, seconds: float, act: Callable[[], object], /) -> Timer:
-        """Call `act` on the event loop after so many seconds, unless cancelled."""
+    def cancel(self) -> None:
+        """Do not make the call. Has no effect if the call was already made."""
         ...
 
 
-MAX_KEPT_EVENTS = 16_384  # of a resumable request: more than 5,000 tokens of text, some megabytes
+class Clock(Protocol):
+    """A monotonic clock, in seconds, that can also schedule calls."""
+
+    def now(self) -> float:
+        """Return the current time in seconds."""
+        ...
+
+    def later(self, seconds: float, act: Callable[[], object], /) -> Timer:
+        """Call `act` on the event loop after `seconds` seconds, unless the returned timer is cancelled
+        before.
+        """
+        ...
+
+
+# Events. Bounds how many events of a resumable request stay buffered after they were read: enough for more
+# than 5,000 tokens of text, which take some megabytes. Untuned.
+MAX_KEPT_EVENTS = 16_384
 
 
 class Reader:
-    """Who reads a request's events. error: what it gets instead of the next one."""
+    """The receiver of a request's events, for example one HTTP response that streams them.
 
-    error: SpecsotError | None = None
+    `error` is None while the reader is attached. Once the buffer has cut the reader off, `error` is the
+    exception that the reader's next `EventBuffer.take` raises.
+    """
+
+    error: SpecsotError | None = None  # Set when the buffer cut this reader off.
 
     def wake(self) -> None:
-        """There is something new."""
+        """Called when `EventBuffer.take` has a new event, or an error, for this reader."""
 
 
 class EventBuffer:
-    """Many pushes, one reader at a time. keeps: so many events that were read stay, so that another may read
-    them again. over: nothing follows; error: what it was ended with.
+    """A numbered buffer of events with any number of pushes and at most one attached reader at a time.
+
+    `keeps` is the number of events that stay in the buffer although they were read, so that a reader which
+    reconnects can read them again. `over` is True once the buffer was ended: no event follows. `error` is the
+    error that the buffer was ended with, or None.
+
+    Offsets count from the first event of the request. Example with keeps=2, four pushed events and three of
+    them taken:
+
+        buffered [e2 e3], _first = 2 (oldest event kept), _next = 3 (next to take), _end = 4 (next to push)
+
+    Offset 2 can still be attached to, offset 1 is refused.
     """
 
     def __init__(self, keeps: int = 0) -> None:
@@ -71,40 +97,49 @@ class EventBuffer:
 
     @property
     def unread(self) -> int:
+        """Number of events that were pushed and that no reader has taken yet."""
         return self._end - self._next
 
     @property
     def position(self) -> int:
+        """Offset of the event that the next `take` returns."""
         return self._next
 
     @property
     def has_reader(self) -> bool:
+        """True if a reader is attached."""
         return self._reader is not None
 
     def is_full(self, limit: int) -> bool:
-        """More than `limit` events are unread. What a client that is away misses is kept, as far as it can
-        be.
+        """Return True if the request should pause because at least this many events are unread.
+
+        With a reader attached the bound is `limit`. Without a reader the bound is `keeps` (at least 1): a
+        client that is disconnected misses nothing, as far as the buffer may grow.
         """
         return self.unread >= (limit if self._reader else max(self.keeps, 1))
 
     def push(self, event: Numbered) -> None:
+        """Append one event and wake the reader."""
         self._events[self._end] = event
         self._end += 1
         self._trim()
         self._wake()
 
     def end(self, error: SpecsotError | None = None) -> None:
-        """Nothing follows; the reader gets what is unread first, then `error` if there is one."""
+        """Mark the buffer as over. The reader still takes the unread events, and then raises `error` if there
+        is one. A second call has no effect.
+        """
         if not self.over:
             self.over = True
             self.error = error
             self._wake()
 
     def attach(self, reader: Reader, offset: int) -> None:
-        """This one reads on from `offset`, instead of whoever reads now.
+        """Let `reader` read from `offset` on. A reader that was attached before is cut off with Cancelled.
 
-        Raises InvalidRequest (not that far yet, or no longer kept), and what it was ended with before it came
-        that far.
+        Raises InvalidRequest if the event at `offset` is no longer buffered, or if `offset` is larger than
+        the number of events so far. If the buffer was ended with an error, an offset that is too large raises
+        that error instead.
         """
         if self.error is not None and offset > self._end:
             raise self.error
@@ -122,22 +157,28 @@ class EventBuffer:
         self._next = offset
 
     def detach(self, reader: Reader) -> bool:
-        """This one reads no more; whether it was the one who read."""
+        """Detach `reader`. Return True if it was the attached reader; else change nothing and return
+        False.
+        """
         if self._reader is not reader:
             return False
         self._reader = None
         return True
 
     def disconnect(self, error: SpecsotError) -> None:
-        """Whoever reads gets `error` instead of the next event; what nobody can read any more is gone."""
+        """Cut the attached reader off: its next `take` raises `error`. If the buffer keeps no events for a
+        later reader (`keeps` is 0), all buffered events are dropped too.
+        """
         self._cut_off(error)
         if not self.keeps:
             self._events.clear()
             self._first = self._next = self._end
 
     def take(self, reader: Reader) -> Numbered | None:
-        """The next event, None where there is none. Raises the error it was ended with, or the reader was cut
-        off with.
+        """Return the next event for `reader` and advance, or return None if no event is unread.
+
+        Raises the error that this reader was cut off with. Raises the error that the buffer was ended with
+        once all events before it were taken.
         """
         if reader.error is not None:
             raise reader.error
@@ -151,16 +192,18 @@ class EventBuffer:
         return event
 
     def _trim(self) -> None:
-        """What was read goes, the oldest first, as far as it is more than is kept."""
+        """Drop events that were read, the oldest first, until at most `keeps` events are buffered."""
         while self._first < self._next and len(self._events) > self.keeps:
             del self._events[self._first]
             self._first += 1
 
     def _wake(self) -> None:
+        """Wake the attached reader, if there is one."""
         if self._reader is not None:
             self._reader.wake()
 
     def _cut_off(self, error: SpecsotError) -> None:
+        """Detach the current reader, if there is one; its next `take` raises `error`."""
         if self._reader is not None:
             self._reader.error = error
             self._wake()
@@ -169,10 +212,17 @@ class EventBuffer:
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """A request's prompts in tokens: of a direct answer, or the turns of a planned one and their sizes.
+    """The prompts of a request in tokens: the prompt of a direct answer, or the turns of a planned one.
 
-    decision: which of the two, and why; score: what the model is asked where it decides. kind: of question.
-    points: for which there is time. tags: by which its model forks, where it may.
+    decision: whether the request is answered directly or by a plan, and why.
+    answer: the prompt of a direct answer, and of a model that forks by itself; empty for a planned request.
+    conversation: the turns of a planned request, or None for a direct answer.
+    sizes: the prompt lengths of a planned request, or None for a direct answer.
+    score: the prompt of the router's score if the model's score decides between both ways, else None.
+    kind: the kind of question, by which the forecast keeps its averages.
+    points: the most points that a list plan may have within the client's time limit, or None for no such
+        limit.
+    tags: the token ids of the fork and join tags, for a model that was trained to fork its answer; else None.
     """
 
     decision: Decision
@@ -187,19 +237,34 @@ class EncodedPrompt:
 
 @dataclass(slots=True, eq=False)
 class RequestState:
-    """A request from arrival to end.
+    """Everything the master knows of one request, from its arrival until it is forgotten.
 
-    client: who asks, for fairness. owner: who alone may resume and cancel it; "": whoever knows its id.
-    since: when it came, in seconds. trace: its context, as spans and log lines name it.
-    beginning: what its prompts begin with, and the pages it must have to enter the ring.
-    node: what its sequences are forked from; `shared` tokens of a direct prompt are. found: tokens of its
-          prompt that were in the ring before it.
-    family: its sequences ride in the same frames.
-    deadline: by the engine's clock.
-    home: who runs it, or ran it last.
-    forgotten: nobody can come back to it, and its id may be another's.
-    begun: it has been in the ring. breaks: of the rings that broke while it was in them.
-    misfit: why the ring cannot hold it, which has become smaller; None: it can.
+    id: the request's id, unique among the requests that wait, run, or can still be read.
+    client: the client's name; the queue shares places fairly between clients.
+    arrival: a counter of arrivals in this engine, by which the queue breaks ties.
+    ask: what the client asked for.
+    seed: the sampling seed, the client's own or a drawn one.
+    plan: the state machine that decides what is opened and what the client is sent.
+    prompt: the request's prompts in tokens.
+    home: the engine that runs the request, or that ran it last.
+    owner: the only caller that may resume or cancel the request; "" if anybody who knows the id may.
+    since: when the request arrived, in seconds of the engine's clock.
+    trace: the request's tracing context, which spans and log lines carry; None without tracing.
+    beginning: the common beginning of the request's prompts, and the KV pages that the request needs to enter
+        the ring.
+    node: the prefix that the request's sequences are forked from, or None if they fork nothing.
+    shared: how many first tokens of a direct prompt are forked from `node`.
+    found: how many tokens of the request's first prompt were in the ring's prefix cache when it was admitted.
+    family: the family of the request's sequences, which the frame scheduler treats as one group; None before
+        the first sequence is placed.
+    deadline: when the request times out, in seconds of the engine's clock; None for never.
+    begun: True once the request has entered a ring.
+    forgotten: True once the request cannot be resumed any more, so that another request may have its id.
+    misfit: why the current ring, which is smaller than an earlier one, cannot hold the request; None if it
+        can.
+    breaks: which rings broke while this request was in them.
+    events: the events for the client.
+    sequences: the request's live sequences by ordinal: 0 for the skeleton or the answer, else the point's id.
     """
 
     id: str
@@ -233,20 +298,28 @@ class RequestState:
 
     @property
     def log_fields(self) -> dict[str, str | None]:
-        """What every log line about it carries, in whoever's task; never its words."""
+        """Fields that every log line about this request carries, in whichever task it is written. They never
+        contain the client's text.
+        """
         return {"request_id": self.id, "trace_id": trace_of(self.trace)}
 
     @property
     def over(self) -> bool:
+        """True if the plan has finished, or the event buffer was ended with an error."""
         return self.plan.finished or self.events.error is not None
 
     def belongs_to(self, owner: str) -> bool:
+        """Return True if this caller may resume or cancel the request."""
         return self.owner in ("", owner)
 
     @property
     def wording(self) -> tuple[int, ...]:
-        """What it depends on beside its branches' prompts: the first prompt, the threshold of its score in
-        millionths, what asks for a polished text.
+        """Tokens that identify how this master words the request's prompts, for a fingerprint in the journal.
+
+        They are the first prompt, the router's threshold in millionths if there is one, and the suffix of an
+        empty polish turn if the client wants a polished answer. The prompts of branches have fingerprints of
+        their own. A master that restarts with another template or plan file computes other tokens, and so
+        refuses to continue the request.
         """
         threshold = self.prompt.decision.threshold
         turns = self.prompt.conversation
@@ -255,17 +328,19 @@ class RequestState:
 
     @property
     def prompt_tokens(self) -> int:
-        """Of its first prompt, what it is told to plan included."""
+        """Length of the request's first prompt in tokens, including the instruction to plan."""
         return len(self.first_turn.tokens)
 
     @property
     def asked_tokens(self) -> int:
-        """Of the prompt that a direct answer to the same messages has."""
+        """Length in tokens of the prompt that a direct answer to the same messages would have."""
         turns = self.prompt.conversation
         return turns.asked if turns else len(self.prompt.answer)
 
     def workload(self, others: int) -> Workload:
-        """What a forecast depends on. others: sequences beside it."""
+        """Return the inputs of this request's forecast. `others` is the number of sequences that already run
+        in the ring.
+        """
         sizes = self.prompt.sizes
         suffix = sizes.turn if sizes else None
         rows = self.prompt_tokens - self.found
@@ -273,6 +348,7 @@ class RequestState:
 
     @property
     def first_turn(self) -> PromptTurn:
+        """The prompt of the sequence that is opened first: the score, the skeleton, or the direct answer."""
         turns = self.prompt.conversation
         score = self.prompt.score
         if turns and score:
@@ -280,7 +356,9 @@ class RequestState:
         return turns.skeleton if turns else PromptTurn(self.prompt.answer, self.shared)
 
     def branch_turn(self, order: commands.OpenBranch) -> PromptTurn:
-        """A branch's prompt, made once though it may wait for pages many times. Raises InvalidRequest."""
+        """Return the prompt of a branch. It is built on the first call and cached, as a branch may wait for
+        pages many times. Raises InvalidRequest.
+        """
         turns = self.prompt.conversation
         id = order.point.id
         if id not in self._turns and isinstance(self.plan, ForkPlan):
@@ -293,13 +371,18 @@ class RequestState:
         return self._turns[id]
 
     def unmade(self, order: commands.OpenBranch) -> int:
-        """Characters that are to be tokenised for a branch's prompt; 0: it is there."""
+        """Return how many characters must be tokenised to build a branch's prompt; 0 if the prompt is cached
+        already, or if the request has no conversation.
+        """
         if order.point.id in self._turns or self.prompt.conversation is None:
             return 0
         return self.prompt.conversation.behind + sum(len(text) for _, text in order.parents)
 
     def take_turn(self, order: commands.Open) -> PromptTurn:
-        """The prompt of what is opened, from now on that of its ordinal. Raises InvalidRequest."""
+        """Return the prompt of the sequence that `order` opens, and remember it as the prompt of that
+        ordinal, so that `turn` returns it when the sequence is opened again after a repair. Raises
+        InvalidRequest.
+        """
         turns = self.prompt.conversation
         match order:
             case commands.OpenBranch():
@@ -318,11 +401,18 @@ class RequestState:
 
     @property
     def forked(self) -> tuple[int, ...]:
-        """What threads fork: its prompt and all that is written behind it so far."""
+        """The tokens that the branches of a forking model fork: the prompt, and everything the model has
+        written after it.
+        """
         return self.prompt.answer + (self.plan.context if isinstance(self.plan, ForkPlan) else ())
 
     def asks(self, order: commands.Open) -> Ask:
-        """What the ring is asked: tags end what a model that forks writes; a plan has no least length."""
+        """Return the request's parameters, adapted to the sequence that `order` opens.
+
+        A score writes one token with default sampling and logprobs. A skeleton has no `min_tokens`. For a
+        model that forks by tags, the only stop token of a branch is the tag that ends a thread, and the only
+        stop token of any other sequence is the tag that ends the outlines.
+        """
         if isinstance(order, commands.OpenScore):
             return scoring(self.ask)
         if isinstance(order, commands.OpenSkeleton):
@@ -334,19 +424,24 @@ class RequestState:
         return replace(self.ask, stop_token_ids=(tag,))
 
     def shares(self, turn: PromptTurn) -> int:
-        """Tokens of a turn that are in the ring."""
+        """Return how many first tokens of `turn` are forked from the request's prefix; 0 if it has none."""
         return min(turn.shared, self.shared) if self.node else 0
 
     def turn(self, ordinal: int) -> PromptTurn:
+        """Return the prompt of the sequence with this ordinal; the first prompt if none was remembered."""
         return self._turns.get(ordinal) or self.first_turn
 
-    # --- what happens to it ---
+    # --- records ---
 
     def play(self, record: records.Record) -> Iterator[commands.Command]:
-        """It takes effect in plan and text, now or when a later master reads the journal. Every command is to
-        be carried out before the next one is asked for.
+        """Apply a record to the plan and to the text, and yield the commands that follow.
 
-        Raises WireError (a result is missing), Unavailable (prompts are worded differently now).
+        The engine plays a record when it happens, and a later master plays it again from the journal. The
+        caller must execute each command before it asks for the next one, because later commands depend on the
+        effects of earlier ones.
+
+        Raises WireError if a result is missing, and Unavailable if this master words a branch's prompt
+        differently than the master that wrote the record.
         """
         plan = self.plan
         match record:
@@ -354,7 +449,8 @@ class RequestState:
                 plan.on_lap([outcome for _, outcome in said], self.since + at)
                 for ordinal, outcome in said:
                     sequence = self.sequences.get(ordinal)
-                    if sequence and outcome.sequence in (0, sequence.id):  # 0: of one before a restart
+                    # The journal stores sequence id 0: the sequences of a master before a restart are gone.
+                    if sequence and outcome.sequence in (0, sequence.id):
                         yield from self._read(sequence, outcome, self.since + at)
                 yield commands.RenewLeases()
             case records.AdmittedRecord(at, found):
@@ -374,50 +470,69 @@ class RequestState:
                 yield commands.FailRequest(records.error_of(name, message))
 
     def _read(self, sequence: ActiveSequence, outcome: Outcome, now: float) -> Iterator[commands.Command]:
+        """Apply one sequence's outcome of a step: log its tokens, detokenize them, and yield the commands
+        that follow.
+        """
         plan = self.plan
         ordinal = sequence.ordinal
         pieces = sequence.read(sequence.log.append(outcome), outcome.chances, outcome.prompt_chances)
         if outcome.end:
             yield commands.CloseSequence(ordinal)
         yield from plan.on_text(ordinal, pieces, now)
-        if outcome.end and ordinal not in self.sequences:  # else another was opened in its place
+        # If the ordinal is occupied again, the plan has already opened another sequence in its place.
+        if outcome.end and ordinal not in self.sequences:
             yield from plan.on_end(ordinal, outcome.end, now)
 
     # --- in the ring ---
 
     @property
     def lineage(self) -> list[PrefixNode]:
+        """The prefix that the request forks and all ancestors of that prefix; empty if it forks nothing."""
         return list(ancestors(self.node)) if self.node else []
 
     @property
     def inside(self) -> bool:
+        """True if at least one sequence of the request is in the ring."""
         return any(not sequence.lost for sequence in self.sequences.values())
 
     @property
     def lost(self) -> list[ActiveSequence]:
-        """Those that wait to be opened again, in the plan's order."""
+        """Sequences that wait to be opened again in the next ring, by ordinal."""
         return [self.sequences[ordinal] for ordinal in sorted(self.sequences) if self.sequences[ordinal].lost]
 
     def mark_lost(self) -> None:
+        """Record that the ring is gone: every sequence has to be opened again, and the prefix no longer
+        exists.
+        """
         self.node = None
         self.family = None
         for sequence in self.sequences.values():
             sequence.lost = True
 
     def overdue(self, lacking: str, seconds: float, waiting_for: str) -> SpecsotError:
-        """What it ends with where it has waited so long for a ring, or for a larger one."""
+        """Return the error that ends the request after it waited `seconds` for a ring, or for a larger ring.
+
+        lacking: why there was no ring.
+        waiting_for: what the ring lacks now, in words; "" if the ring is complete. If the ring is complete
+            but too small for the request, the error is TooLarge, else Unavailable.
+        """
         if self.misfit and not waiting_for:
             told = f"{self.misfit}; no larger ring came within {seconds:g} s"
             return TooLarge(told, field=self.misfit.field)
         return Unavailable(f"{lacking}; after {seconds:g} s the ring is still waiting for {waiting_for}")
 
     def fork(self, turn: PromptTurn) -> Fork | None:
+        """Return the fork that a sequence with this prompt begins with, or None if it shares no token with
+        the prefix.
+        """
         return Fork(self.node.sequence, shared) if self.node and (shared := self.shares(turn)) else None
 
     # --- alarms ---
 
     def set_alarm(self, event: object, clock: Clock, seconds: float) -> None:
-        """After so many seconds this comes in at home; it replaces the alarm of its kind."""
+        """Pass `event` to the request's engine after `seconds`. A pending alarm with an event of the same
+        class is replaced.
+        """
         kind = type(event)
         self.clear_alarms(kind)
 
@@ -428,13 +543,18 @@ class RequestState:
         self._alarms[kind] = clock.later(seconds, ring)
 
     def has_alarm(self, kind: type[object]) -> bool:
+        """Return True if an alarm with an event of this class is pending."""
         return kind in self._alarms
 
     def clear_alarms(self, *kinds: type[object]) -> None:
+        """Cancel the pending alarms of these classes, or all alarms if no class is given."""
         for kind in kinds or tuple(self._alarms):
             if timer := self._alarms.pop(kind, None):
                 timer.cancel()
 
 
 def is_drafted(request: RequestState, state: RingState) -> bool:
+    """Return True if the ring drafts for this request: the ring has a drafter, and the client named either no
+    drafter or one that the ring has.
+    """
     return state.has_drafter and request.ask.drafter in (None, *state.drafters)

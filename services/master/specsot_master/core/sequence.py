@@ -1,4 +1,4 @@
-"""One sequence: its opening at stage 0, its lease, its token log, its text."""
+"""One sequence: the opening that stage 0 receives, its lease, its token log, and its detokenizer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specsot_master.core.plans.text_pieces import TextPiece
 
 
 class SequenceFactory:
-    """Makes every opening of a master's life, so that no sequence id comes twice."""
+    """Creates all openings of one engine. Sequence ids count up from 1 and are never reused."""
 
     def __init__(
         self,
@@ -24,7 +24,12 @@ class SequenceFactory:
         heads: HeadWindows | None = None,
         importance: HeadImportance | None = None,
     ) -> None:
-        """heads, importance: what was measured for the model's heads, if it was."""
+        """Create a factory.
+
+        end_ids: the model's end-of-text tokens.
+        heads: the measured attention window of every head, or None if it was not measured.
+        importance: the measured importance of every KV head, or None if it was not measured.
+        """
         self._end_ids = end_ids
         self._heads = heads
         self._importance = importance
@@ -33,7 +38,12 @@ class SequenceFactory:
     def prefix(
         self, length: int, drafted: bool, fork: Fork | None = None, window: Window | None = None
     ) -> Opening:
-        """Prefilled, kept and forked; it never writes."""
+        """Return the opening of a prefix: a sequence that is prefilled, kept and forked, and that never
+        decodes.
+
+        length: tokens of the prefix, including those it forks from `fork`.
+        drafted: whether the drafter keeps KV of the prefix too.
+        """
         return Opening(next(self._ids), length, fork, decodes=False, drafted=drafted, window=window)
 
     def writer(
@@ -47,8 +57,14 @@ class SequenceFactory:
         rules: PlanRules | None = None,
         trace: str | None = None,
     ) -> Opening:
-        """A sequence that writes up to `limit` tokens. With rules the grammar ends it, else an end token;
-        with a form both may.
+        """Return the opening of a sequence that decodes up to `limit` tokens.
+
+        With `rules` the sequence ends where the plan's grammar ends, and no token stops it. Without rules a
+        stop token ends it; if the client gave a form (a grammar of its own), either of the two may.
+
+        prompt: length of the prompt in tokens.
+        ordinal: 0 for the skeleton or the answer, else the point's id. A branch gets its share of
+            `min_tokens`.
         """
         ends = ask.stop_token_ids if ask.ignore_eos else (*self._end_ids, *ask.stop_token_ids)
         least = least_of(ask, limit) if ordinal else ask.min_tokens
@@ -74,7 +90,17 @@ class SequenceFactory:
         )
 
     def again(self, opening: Opening, written: int) -> Opening:
-        """The same, for a ring that knows nothing of it. written: how many tokens it has to its name."""
+        """Return the opening of the same sequence under a new id, for a ring that does not have its KV.
+
+        `written` is the number of tokens that the sequence has decoded over all its openings. Those tokens
+        become part of the prompt, so that prefill rebuilds their KV:
+
+            prompt 10, 5 tokens decoded, reopened -> prompt 15, generated 5
+            3 more tokens decoded, reopened       -> prompt 15 - 5 + 8 = 18, generated 8
+
+        Prompt logprobs are requested again only if no token was decoded, as they are reported with the first
+        token.
+        """
         prompt = opening.prompt - opening.generated + written
         scores = opening.prompt_logprobs
         return replace(
@@ -87,14 +113,21 @@ class SequenceFactory:
 
 
 def first_lease(prompt: int, grant: int) -> int:
-    """The position up to which a new sequence may be fed."""
+    """Return the first lease of a sequence: the position up to which stage 0 may decode, `grant` after its
+    prompt.
+    """
     return prompt + grant
 
 
 def renewed_lease(position: int, lease: int, last: int, grant: int) -> int | None:
-    """The next lease, or None while there is no need: less than half is used, or it reaches the end.
+    """Return the next lease, or None if no renewal is needed yet.
 
-    position: tokens there are, prompt included. last: the position no token can lie behind.
+    A lease is renewed when at most half a grant is left, unless it already reaches the end. With grant 256,
+    lease 256 and last 1000: position 100 leaves 156 positions -> None; position 180 leaves 76 -> 512.
+
+    position: tokens that the sequence has, prompt included.
+    last: the largest number of tokens that the sequence can ever have.
+    grant: positions added per renewal.
     """
     if lease >= last or lease - position > grant // 2:
         return None
@@ -103,8 +136,13 @@ def renewed_lease(position: int, lease: int, last: int, grant: int) -> int | Non
 
 @dataclass(slots=True)
 class TokenLog:
-    """prompt: every token it was asked with, the forked part included. written: since then, over all its
-    openings. next_step: of the outcome that comes next.
+    """Every token of a sequence. After a failure the KV cache is rebuilt from this log.
+
+    opening: the opening under which the sequence runs now, or ran last.
+    prompt: the tokens that the sequence was first opened with, those that it forks included.
+    written: the tokens decoded since, over all openings of the sequence.
+    next_step: the draft round of the outcome that must come next; 0 is the round that ends the prompt.
+    end: why the sequence ended, or None while it runs.
     """
 
     opening: Opening
@@ -115,31 +153,42 @@ class TokenLog:
 
     @property
     def tokens(self) -> tuple[int, ...]:
+        """All tokens in order: the prompt, then the decoded ones."""
         return (*self.prompt, *self.written)
 
     @property
     def position(self) -> int:
-        """Tokens there are, prompt included."""
+        """Number of tokens that the sequence has, prompt included."""
         return len(self.prompt) + len(self.written)
 
     @property
     def max_position(self) -> int:
-        """Tokens there can ever be."""
+        """The largest number of tokens that the sequence can ever have, prompt included."""
         return len(self.prompt) + self.opening.limit
 
     @property
     def has_output(self) -> bool:
-        """It has an outcome, so its prompt is in the ring and its source is no longer needed."""
+        """True if an outcome has arrived since the sequence was opened. Then its prompt is in the ring, and
+        the prefix that it was forked from is no longer needed for it.
+        """
         return self.next_step > 0 or self.end is not None
 
     def reopen(self, opening: Opening) -> None:
-        """It goes on as another sequence; what was under way is not known of."""
+        """Continue the log under a new opening. Draft rounds count from 0 again; outcomes that were in flight
+        are not expected any more.
+        """
         self.opening = opening
         self.next_step = 0
 
     def append(self, outcome: Outcome) -> tuple[int, ...]:
-        """The new tokens; none for an outcome that was here before. Raises WireError if one is missing."""
-        failed = outcome.end is End.FAILED  # may come at any step
+        """Append the tokens of an outcome and return them.
+
+        Draft rounds must arrive without a gap. With next_step = 3: round 2 is a repeat and returns (), round
+        3 is appended, round 4 raises WireError. After the end of the sequence every outcome returns (). An
+        outcome that ends the sequence with FAILED is accepted at any round.
+        """
+        # A sequence may fail in any draft round, so the round of such an outcome is not checked.
+        failed = outcome.end is End.FAILED
         if self.end is not None or (outcome.step < self.next_step and not failed):
             return ()
         if outcome.step > self.next_step and not failed:
@@ -153,23 +202,40 @@ class TokenLog:
 
 Decode = Callable[[Sequence[int]], str]
 
-BROKEN = "\ufffd"  # how decoders write bytes that are no character (yet)
-MAX_PENDING_TOKENS = 16  # tokens; a character has at most 4 bytes, so what is broken by then stays broken
+BROKEN = "\ufffd"  # The replacement character: decoders write it for bytes that are not a whole character.
+# Tokens. Bounds how long text is held back for an incomplete character. A character has at most 4 bytes, so
+# bytes that are still broken after this many tokens stay broken.
+MAX_PENDING_TOKENS = 16
 
 
 class Detokenizer:
-    """One sequence's text. Each feed decodes the tokens since the last whole character, behind a few before
-    them (a first token's space is often left out); `before`: those of a text that goes on.
+    """Incremental detokenizer of one sequence.
+
+    Each `feed` decodes the tokens since the last whole character together with a few tokens before them, and
+    returns only the text that is new: many tokenizers drop the leading space of the first token that they
+    decode.
+
+        feed [" caf"]  -> " caf"     context [" caf"], pending []
+        feed [0xC3]    -> ""         pending [0xC3]: half of a character, held back
+        feed [0xA9]    -> "é"        context [0xC3 0xA9], pending []
     """
 
     def __init__(self, decode: Decode, before: Sequence[int] = ()) -> None:
+        """Create a detokenizer.
+
+        decode: returns the text of token ids.
+        before: the preceding tokens of a text that continues; their text is not returned again.
+        """
         self._decode = decode
         self._context = list(before)
         self._pending: list[int] = []
-        self._shown = len(decode(self._context).rstrip(BROKEN)) if before else 0  # characters that are out
+        # Characters of the decoded context and pending tokens that were already returned.
+        self._shown = len(decode(self._context).rstrip(BROKEN)) if before else 0
 
     def feed(self, tokens: Sequence[int]) -> str:
-        """The text these tokens complete; a character whose bytes are not all here is held back."""
+        """Return the text that these tokens complete. A character whose bytes have not all arrived is held
+        back, for at most MAX_PENDING_TOKENS tokens.
+        """
         self._pending.extend(tokens)
         text = self._decode(self._context + self._pending)
         whole = text.rstrip(BROKEN) if len(self._pending) <= MAX_PENDING_TOKENS else text
@@ -181,14 +247,18 @@ class Detokenizer:
         return delta
 
     def flush(self) -> str:
-        """What is left when no more tokens come. Bytes of an unfinished character are dropped."""
+        """Return the text that was held back, as no more tokens come. Trailing bytes of an incomplete
+        character are dropped.
+        """
         text = self._decode(self._context + self._pending).rstrip(BROKEN)
         delta = text[self._shown :]
         self._pending = []
         return delta
 
     def _slide(self) -> None:
-        """What is pending becomes the context, unless it writes nothing (special tokens)."""
+        """Make the pending tokens the context of the next `feed`. If they decode to no text (special tokens),
+        the old context stays.
+        """
         shown = self._decode(self._pending)
         if shown:
             self._context = self._pending
@@ -198,10 +268,16 @@ class Detokenizer:
 
 @dataclass(slots=True)
 class ActiveSequence:
-    """A sequence that writes. `pages`: charged for it. `spell`: a token's bytes.
+    """A sequence that decodes, as the master tracks it.
 
-    lost: it is in no ring; where its epoch is over, it waits to be opened again. ends: its
-    end token is part of its text.
+    log: the sequence's opening and tokens.
+    detokenizer: turns the sequence's tokens into text.
+    spell: returns the bytes of a token id, for logprobs.
+    pages: KV pages that the request is charged for this sequence.
+    lease: the position up to which stage 0 may decode the sequence before the master renews.
+    lost: True while the sequence is in no ring: before it is first placed, and after its epoch ended until it
+        is opened again.
+    ends: True if the text of the token that stops the sequence is part of the sequence's text.
     """
 
     log: TokenLog
@@ -214,24 +290,34 @@ class ActiveSequence:
 
     @property
     def id(self) -> int:
+        """The id of the sequence in the ring; it changes when the sequence is opened again."""
         return self.log.opening.sequence
 
     @property
     def ordinal(self) -> int:
+        """0 for the skeleton or the answer, else the id of the point that the sequence writes."""
         return self.log.opening.ordinal
 
     @property
     def has_work(self) -> bool:
-        """The next lap may bring it on: it is not paused by its lease, and more than a prefix."""
+        """True if the ring's next step may advance the sequence: it decodes, and it is in its prompt or
+        within its lease.
+        """
         log = self.log
         return log.opening.decodes and (not log.has_output or log.position <= self.lease)
 
     def read(
         self, tokens: Sequence[int], chances: Sequence[Logprob] = (), prompt: Sequence[Logprob] = ()
     ) -> list[TextPiece]:
-        """New tokens as pieces of text; at the end, with what was held back, and which token it ended with.
+        """Turn the newly appended tokens into pieces of text, one per token.
 
-        chances: of the tokens, or none. prompt: of the prompt's tokens but the first.
+        After the sequence's end, a last piece without a token carries the text that was held back and the
+        token that stopped the sequence. If the sequence ended by a stop token, that token yields no piece of
+        its own unless `ends` is set. Prompt logprobs come in a piece of their own before all others.
+
+        tokens: the tokens that `TokenLog.append` returned.
+        chances: the logprobs of `tokens`, or empty if the client asked for none.
+        prompt: the logprobs of all prompt tokens except the first, or empty.
         """
         over = self.log.end
         stop = None
@@ -247,10 +333,14 @@ class ActiveSequence:
         return [*pieces, TextPiece(None, rest, stop=stop)] if rest or stop is not None else pieces
 
     def _tell(self, token: int, chance: Logprob) -> TokenLogprobs:
+        """Return the logprobs of one token in the form that clients receive."""
         top = (Candidate(other, self.spell(other), logprob) for other, logprob in chance.top)
         return TokenLogprobs(Candidate(token, self.spell(token), chance.logprob), tuple(top))
 
     def order(self) -> Open:
+        """Return the order that opens the sequence at stage 0. The tokens of the forked part are not sent:
+        stage 0 has them.
+        """
         opening = self.log.opening
         shared = opening.fork.length if opening.fork else 0
         return Open(opening, self.log.tokens[shared:], self.lease)

@@ -1,4 +1,4 @@
-"""Counters: costs of a request, how requests ended, recent laps, a stalled ring, when to try again."""
+"""Counters: the costs of one request, how requests ended, recent steps, stalled rings, and retry hints."""
 
 from __future__ import annotations
 
@@ -11,16 +11,22 @@ from specsot.core.info import LapsInfo, RequestsInfo
 from specsot.errors import SpecsotError
 from specsot.events import Statistics
 
-# Digits behind the point of figures that clients read: seconds to a microsecond, ratios, rates.
+# Decimal digits of the figures that clients receive: seconds are rounded to microseconds, ratios and rates to
+# 4 digits.
 SECONDS_DIGITS = 6
 RATIO_DIGITS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class OutputTokens:
-    """Tokens of a request's output. written: by the model, up to where each sequence was over; what drafts
-    brought behind that is not counted, so the count does not depend on them. plan: those of them that no
-    answer holds. merged: of the answer. headings: what its headings take. polish: of the turn that wrote it.
+    """Tokens of one request's output.
+
+    written: tokens that the model wrote, up to the end of each sequence. Accepted drafts after the end are
+        not counted, so that the count does not depend on the drafter.
+    plan: the written tokens that are not part of the answer's text, such as the plan.
+    merged: tokens of the answer.
+    headings: tokens of the headings in the answer, which the model did not write.
+    polish: tokens of the turn that rewrote the answer; 0 if there was none.
     """
 
     written: int
@@ -32,7 +38,20 @@ class OutputTokens:
 
 @dataclass(slots=True)
 class RequestTally:
-    """Running figures of one request that arrived at `began`."""
+    """Running figures of one request.
+
+    began: when the request arrived, in seconds; all times are on the same clock.
+    prompt_tokens: tokens of the prompt.
+    cached_tokens: tokens of the prompt whose KV the ring had already.
+    laps: steps of the ring that returned at least one outcome of the request.
+    trees: draft rounds, over all sequences.
+    tree_tokens: tokens that the draft rounds added.
+    rested_trees: draft rounds without drafts, because the drafter was paused as unprofitable.
+    first_token: when the first token arrived that was not part of the router's score; None before.
+    phase: the phase that runs now, or None.
+    phase_began: when that phase began.
+    phases: seconds of each phase that has ended. The first step of a phase adds "<phase>_prefill".
+    """
 
     began: float
     prompt_tokens: int = 0
@@ -47,7 +66,9 @@ class RequestTally:
     phases: dict[str, float] = field(default_factory=dict)
 
     def enter(self, phase: str | None, now: float) -> None:
-        """The phase before ends here. None: no phase follows. Before the first one it waited."""
+        """End the running phase and begin `phase`; None ends the last phase. The time before the first phase
+        counts as "queue".
+        """
         before = self.phase or "queue"
         if self.phase or not self.phases:
             since = self.phase_began if self.phase else self.began
@@ -56,11 +77,11 @@ class RequestTally:
         self.phase_began = now
 
     def rename(self, phase: str) -> None:
-        """The running phase turned out to be another one."""
+        """Give the running phase another name, for a skeleton that turns out to be a direct answer."""
         self.phase = phase
 
     def lap(self, outcomes: Iterable[Outcome], now: float) -> None:
-        """One lap of the ring that brought these outcomes for this request."""
+        """Count one step of the ring that returned these outcomes for the request."""
         self.laps += 1
         if self.phase is not None:
             self.phases.setdefault(f"{self.phase}_prefill", now - self.phase_began)
@@ -73,6 +94,7 @@ class RequestTally:
                 self.first_token = now
 
     def close(self, mode: str, decision: str, counts: OutputTokens, branches: int, now: float) -> Statistics:
+        """Return the statistics of the finished request. `now` ends its last phase."""
         self.enter(None, now)
         seconds = now - self.began
         first = self.first_token
@@ -98,8 +120,10 @@ class RequestTally:
 
 
 class RequestCounts:
-    """refused: for lack of room. asked, found: prompt tokens of requests that entered the ring, and those
-    of them that it had already.
+    """Counts of requests since the engine started.
+
+    `refused` counts requests that found the queue full. `asked` counts prompt tokens of all requests that
+    entered the ring, and `found` those of them whose KV the ring had already.
     """
 
     def __init__(self) -> None:
@@ -108,41 +132,56 @@ class RequestCounts:
 
     @property
     def ended(self) -> tuple[tuple[str, int], ...]:
-        """(why, how many), by name."""
+        """How many requests ended for each reason, as (reason, count), sorted by reason."""
         return tuple(sorted(self._ended.items()))
 
     def enter(self, prompt: int, found: int) -> None:
+        """Count a request that entered the ring, with the tokens of its prompt and those found in the prefix
+        cache.
+        """
         self.asked += prompt
         self.found += found
 
     def end(self, why: str | SpecsotError) -> None:
-        """A request is over: by a reason of its own, or by an error."""
+        """Count a request that ended, with a reason of its own or with an error."""
         self._ended[why if isinstance(why, str) else error_label(why)] += 1
 
     def info(self, waiting: int, running: int, writing: int, kept: int) -> RequestsInfo:
+        """Return the counts together with the current numbers of waiting, running, decoding and kept
+        requests.
+        """
         counted = {"refused": self.refused, "prompt_tokens": self.asked, "cached_tokens": self.found}
         return RequestsInfo(waiting, running, writing, kept=kept, ended=self.ended, **counted)
 
 
 def error_label(error: SpecsotError) -> str:
-    """TimedOut -> timed_out."""
+    """Return the name of an error's class as a label: TimedOut -> timed_out."""
     name = type(error).__name__
     return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).removeprefix("_")
 
 
-WINDOW_SECONDS = 2.0  # seconds over which rates are taken; not measured
-MAX_LAPS = 4096  # laps remembered: 2,000 a second for that window
+# Seconds. The window over which rates are averaged. Untuned.
+WINDOW_SECONDS = 2.0
+# Steps. Bounds the remembered steps: enough for 2,000 steps a second within the window.
+MAX_LAPS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class _Lap:
+    """One step of the ring.
+
+    when: when its result arrived, in seconds.
+    tokens: tokens that it added to all sequences.
+    rows: tokens in its batch.
+    """
+
     when: float
     tokens: int
     rows: int
 
 
 class LapMeter:
-    """Hears every result. `clock`: seconds that only go forward."""
+    """Measures the steps of a ring from its results. `clock` returns monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -152,11 +191,11 @@ class LapMeter:
         self._listeners: list[Callable[[Result], None]] = []
 
     def follow(self, listener: Callable[[Result], None]) -> None:
-        """From now on `listener` hears of every lap too; what it does must be quick."""
+        """Call `listener` with the result of every later step. The listener must return quickly."""
         self._listeners.append(listener)
 
     def on_result(self, result: Result) -> None:
-        """One more lap; or what belongs to none, which has the number 0."""
+        """Count one result. A result with number 0 belongs to no step; only its tokens are counted."""
         tokens = sum(len(outcome.tokens) for outcome in result.outcomes)
         if not result.number:
             self._tokens += tokens
@@ -169,7 +208,9 @@ class LapMeter:
             listener(result)
 
     def info(self) -> LapsInfo:
-        """As of now. May be asked from another thread, while laps are heard: that looks at a copy."""
+        """Return the current figures. Another thread may call this while results arrive, as the method reads
+        a copy.
+        """
         since = self._clock() - WINDOW_SECONDS
         recent = [lap for lap in tuple(self._newest) if lap.when >= since]
         return LapsInfo(
@@ -183,19 +224,24 @@ class LapMeter:
 
 
 def _smoothed(before: tuple[float, ...], now: tuple[float, ...]) -> tuple[float, ...]:
-    """So that a figure on a screen can be read; another number of stages begins anew."""
+    """Return the stages' seconds smoothed over steps, so that a figure on a screen stays readable. If the
+    number of stages has changed, smoothing starts again.
+    """
     if len(before) != len(now):
         return now
     return tuple(0.8 * old + 0.2 * new for old, new in zip(before, now))
 
 
 def _mean(values: Iterable[int]) -> float:
+    """Return the rounded mean, or 0.0 for no values."""
     listed = list(values)
     return round(sum(listed) / len(listed), RATIO_DIGITS) if listed else 0.0
 
 
 class StallDetector:
-    """Look at it now and then. `patience`: seconds without a lap, while one is owed."""
+    """Detects a ring that has stopped. `patience` is the number of seconds without a step after which a ring
+    with work counts as stalled.
+    """
 
     def __init__(self, patience: float) -> None:
         self._patience = patience
@@ -203,22 +249,28 @@ class StallDetector:
         self._since = float("inf")
 
     def is_moving(self, laps: int, owed: bool, now: float) -> bool:
-        """laps: how many there have been. owed: something in the ring may go on. Idle is healthy."""
+        """Return False if the ring has stalled. Call this regularly.
+
+        laps: how many steps there have been so far.
+        owed: True if the ring has work, so that a step must come. An idle ring never counts as stalled.
+        """
         if self._since > now or not owed or laps != self._laps:
             self._laps = laps
             self._since = now
         return now - self._since < self._patience
 
 
-# Seconds that a refused client is told to wait, least and most; not measured.
+# Seconds. Bound the hint after which a refused client may try again. Untuned.
 MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.1, 60.0
-MAX_DEPARTURES = 32  # departures of which the rate is taken; not measured
+# Requests. The rate of departures is averaged over this many. Untuned.
+MAX_DEPARTURES = 32
 
 
 class RetryHints:
-    """The n-th caller refused since a request left is sent to the n-th place that will become free.
+    """Computes when a refused client should try again.
 
-    usual: seconds to hint before anything is known.
+    The n-th client that is refused since a request left is sent to the n-th place that will become free.
+    `usual` is the interval in seconds that is used until two requests have left.
     """
 
     def __init__(self, usual: float) -> None:
@@ -227,16 +279,17 @@ class RetryHints:
         self._refused = 0
 
     def on_departure(self, now: float) -> None:
+        """Record that a request has left, which frees a place."""
         self._left.append(now)
         self._refused = 0
 
     def refuse(self, now: float) -> float:
-        """Seconds after which this caller may try again."""
+        """Count a refused client and return the seconds after which it may try again."""
         self._refused += 1
         return min(max(self._interval(now) * self._refused, MIN_RETRY_SECONDS), MAX_RETRY_SECONDS)
 
     def _interval(self, now: float) -> float:
-        """Seconds between departures; what has passed since the last one counts too, once it is longer."""
+        """Return the mean seconds between departures, or the time since the last one if that is longer."""
         if len(self._left) < 2:
             return self._usual
         mean = (self._left[-1] - self._left[0]) / (len(self._left) - 1)

@@ -1,4 +1,4 @@
-"""A chat answer's chunks as a message of Anthropic's: its events in order, and the object in the end."""
+"""The chunks of a chat answer as Anthropic's message API: streamed events, and the whole message."""
 
 from __future__ import annotations
 
@@ -10,27 +10,36 @@ from specsot_master.core.dialects.response_items import as_chunk
 from specsot_master.core.dialects.tool_calls.arguments import read_arguments
 
 Json = dict[str, Any]
-CALL_ID = "toolu_"  # what ids of calls begin with
+CALL_ID = "toolu_"  # The prefix of the ids of tool calls.
 
 
 @dataclass(slots=True)
 class MessageWriter:
-    """Feed it the choices of chunks; it tells events. head: of the object, what does not change.
+    """Converts the choices of chat chunks to events of Anthropic's message API.
 
-    One block of `content` is written at a time: a thought, text, or the use of a tool.
+    One block of `content` is written at a time: a thought, a text, or a tool call.
+
+    head: the fields of the message object that do not change.
+    content: the blocks so far.
     """
 
     head: Mapping[str, Any]
     content: list[Json] = field(default_factory=list[Json])
-    _open: bool = False  # the last block is being written
-    _call: int | None = None  # which call that is
-    _input: str = ""  # of that call, as JSON
+    # True while the last block of `content` is unfinished.
+    _open: bool = False
+    # The index of the call that the unfinished block holds, or None.
+    _call: int | None = None
+    # The arguments of that call so far, as JSON text.
+    _input: str = ""
+    # Why the message ended (stop_reason), and the stop sequence that ended it.
     _stop: tuple[str | None, str | None] = (None, None)
 
     def begin(self, usage: Json) -> Iterator[Json]:
+        """Yield the events before the first block."""
         yield {"type": "message_start", "message": self.told(usage)}
 
     def take(self, choice: Json) -> Iterator[Json]:
+        """Yield the events for one choice of a chunk."""
         delta = choice["delta"]
         if thought := delta.get("reasoning_content"):
             yield from self._write("thinking", "thinking", thought, signature="")
@@ -43,6 +52,9 @@ class MessageWriter:
             self._stop = self._reason_of(choice["finish_reason"], hit), hit if isinstance(hit, str) else None
 
     def end(self, usage: Json) -> Iterator[Json]:
+        """Finish the last block and yield the events at the end of the message. `usage` is that of chat
+        completions.
+        """
         yield from self._close()
         reason, hit = self._stop
         stopped = {"stop_reason": reason, "stop_sequence": hit}
@@ -50,27 +62,36 @@ class MessageWriter:
         yield {"type": "message_stop"}
 
     def whole(self, choice: Json, usage: Json) -> Json:
+        """Return the whole message for one choice of an answer that is not streamed."""
         for _ in (*self.take(as_chunk(choice)), *self.end(usage)):
             pass
         return self.told(usage)
 
     def told(self, usage: Json) -> Json:
+        """Return the message object as far as it is written."""
         reason, hit = self._stop
         told = {**self.head, "content": list(self.content), "stop_reason": reason, "stop_sequence": hit}
         return told | {"usage": usage_of(usage)}
 
     def _reason_of(self, reason: str, hit: str | int | None) -> str:
+        """Return Anthropic's stop_reason for a finish_reason and the stop that was hit (a string or a
+        token).
+        """
         if any(block["type"] == "tool_use" for block in self.content) and reason != "length":
             return "tool_use"
         return "stop_sequence" if isinstance(hit, str) else _REASONS.get(reason, "end_turn")
 
     def _write(self, kind: str, part: str, text: str, **more: Any) -> Iterator[Json]:
+        """Yield the events that add text to a block of this kind; a new block is begun if the last one is of
+        another kind.
+        """
         if not self._open or self.content[-1]["type"] != kind:
             yield from self._begin({"type": kind, part: "", **more})
         self.content[-1][part] += text
         yield self._delta({"type": f"{kind}_delta", part: text})
 
     def _take_call(self, call: Json) -> Iterator[Json]:
+        """Yield the events for a new part of a tool call."""
         function = call["function"]
         if call["index"] != self._call:
             yield from self._begin(
@@ -82,19 +103,22 @@ class MessageWriter:
             yield self._delta({"type": "input_json_delta", "partial_json": arguments})
 
     def _begin(self, block: Json) -> Iterator[Json]:
+        """Finish the last block, and yield the event that begins another one."""
         yield from self._close()
         self.content.append(block)
         self._open = True
         yield {"type": "content_block_start", "index": len(self.content) - 1, "content_block": dict(block)}
 
     def _close(self) -> Iterator[Json]:
-        """The block that is written is complete, if there is one."""
+        """Finish the unfinished block, if there is one, and yield its last events."""
         if not self._open:
             return
         block = self.content[-1]
         if block["type"] == "tool_use":
             block["input"] = read_arguments(self._input)
-        if block["type"] == "thinking":  # nobody signs here; clients want to hear of one
+        # Clients expect a signature on every thought. Nothing is signed here, so the message's id stands for
+        # it.
+        if block["type"] == "thinking":
             block["signature"] = self.head["id"]
             yield self._delta({"type": "signature_delta", "signature": block["signature"]})
         yield {"type": "content_block_stop", "index": len(self.content) - 1}
@@ -103,6 +127,7 @@ class MessageWriter:
         self._input = ""
 
     def _delta(self, delta: Json) -> Json:
+        """Return the event that adds to the last block."""
         return {"type": "content_block_delta", "index": len(self.content) - 1, "delta": delta}
 
 
@@ -110,7 +135,10 @@ _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"
 
 
 def usage_of(usage: Json) -> Json:
-    """Chat completions' figures under Anthropic's names, which count what was cached apart."""
+    """Return the usage of chat completions under Anthropic's names, which count cached tokens separately.
+
+    prompt_tokens 100 with cached_tokens 60 -> input_tokens 40, cache_read_input_tokens 60
+    """
     cached = usage["prompt_tokens_details"]["cached_tokens"]
     return {
         "input_tokens": usage["prompt_tokens"] - cached,

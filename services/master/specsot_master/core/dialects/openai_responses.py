@@ -1,4 +1,4 @@
-"""Events as OpenAI's response objects: chunks and whole choices of chat and text completions."""
+"""Client events as OpenAI's response objects: chunks and whole choices of chat and text completions."""
 
 from __future__ import annotations
 
@@ -13,12 +13,17 @@ from specsot.core.event_json import fields_of
 from specsot.core.view import Panel, View
 from specsot.errors import SpecsotError
 
-MIN_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot hold; the value OpenAI's API uses
+# Logprob. Stands for minus infinity, which JSON cannot hold. Precedent: OpenAI's API, -9999.0.
+MIN_LOGPROB = -9999.0
 
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """What a model thinks before it answers. tokens: that it took, told at its end."""
+    """A part of what the model thinks before it answers.
+
+    text: the new text.
+    tokens: all tokens of the thought, with its last part; else 0.
+    """
 
     text: str
     tokens: int = 0
@@ -26,10 +31,16 @@ class Thought:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceDelta:
-    """What one event adds to a choice. thought: before all.
+    """What one event adds to a choice.
 
-    logprobs: None where nobody asked. calls: what is new of functions that are called. extra:
-    the event itself, for those who want to see branches.
+    text: new text of the answer.
+    thought: new text of the thought before the answer.
+    logprobs: logprobs of the new tokens; None if the client asked for none.
+    reason: the finish_reason, at the end only.
+    stop: the stop string or stop token that ended the answer.
+    calls: new parts of tool calls.
+    begins: True for the first delta of a choice.
+    extra: the event itself, for clients that asked to see branches.
     """
 
     text: str = ""
@@ -43,15 +54,22 @@ class ChoiceDelta:
 
     @property
     def says_something(self) -> bool:
-        """Not so where a call has begun whose name is not known yet."""
+        """True if the client must receive this delta. It is False, for example, if a tool call has begun
+        whose name is incomplete.
+        """
         told = self.begins or self.text or self.thought or self.calls or self.logprobs or self.extra
         return bool(told) or self.reason is not None
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceOptions:
-    """What of a request is told. logprobs: asked for. planning: SpecSoT's own field was there at all.
-    plan: the plan is told as a thought. special: tokens that texts may leave out.
+    """What the client asked to receive.
+
+    logprobs: True to send logprobs.
+    planning: True if the request has the `specsot` field.
+    branches: True to send the events of plans and branches.
+    plan: True to send the plan as a thought.
+    special: special tokens, which texts may leave out.
     """
 
     logprobs: bool = False
@@ -62,7 +80,9 @@ class ChoiceOptions:
 
 
 def delta_of(numbered: events.Numbered | Thought, telling: ChoiceOptions) -> ChoiceDelta | None:
-    """None for an event that says nothing to this caller. Raises SpecsotError, as `reason_of`."""
+    """Return what an event adds to a choice, or None if the client receives nothing for it. Raises
+    SpecsotError, as `finish_reason` does.
+    """
     if isinstance(numbered, Thought):
         return ChoiceDelta(thought=numbered.text) if numbered.text else None
     event = numbered.event
@@ -85,7 +105,9 @@ def delta_of(numbered: events.Numbered | Thought, telling: ChoiceOptions) -> Cho
 
 
 def unwritten(event: events.Event) -> events.Event | None:
-    """An event of an answer of which nothing is told but that it is there: None for its text."""
+    """Return the event for an answer of which no text is sent; None for an event that only carries text. A
+    Finished event counts no tokens, and ends with LENGTH instead of STOP.
+    """
     if not isinstance(event, events.Finished):
         return None if isinstance(event, events.MergedText) else event
     figures = dataclasses.replace(event.statistics, completion_tokens=0, merged_tokens=0)
@@ -95,7 +117,15 @@ def unwritten(event: events.Event) -> events.Event | None:
 
 @dataclass(slots=True)
 class UsageCount:
-    """Tokens of one call: each prompt once, and everything that was written for every answer."""
+    """Counts the tokens of one API call: each prompt once, and everything that was written for all answers.
+
+    prompts: prompt tokens by the number of the prompt in the call.
+    completion: written tokens, thoughts included.
+    thoughts: tokens of thoughts.
+    plans: tokens of plans.
+    headings: tokens of headings.
+    cached: cached prompt tokens by the number of the prompt.
+    """
 
     prompts: dict[int, int] = field(default_factory=dict[int, int])
     completion: int = 0
@@ -105,7 +135,7 @@ class UsageCount:
     cached: dict[int, int] = field(default_factory=dict[int, int])
 
     def count(self, prompt: int, event: events.Event | Thought) -> None:
-        """`prompt`: which of the call's prompts the event belongs to."""
+        """Count one event of the call's prompt with number `prompt`."""
         if isinstance(event, Thought):
             self.completion += event.tokens
             self.thoughts += event.tokens
@@ -119,6 +149,7 @@ class UsageCount:
             self.cached[prompt] = max(self.cached.get(prompt, 0), figures.cached_tokens)
 
     def as_json(self) -> dict[str, Any]:
+        """Return the `usage` object of chat completions."""
         prompt = sum(self.prompts.values())
         return {
             "prompt_tokens": prompt,
@@ -126,7 +157,8 @@ class UsageCount:
             "total_tokens": prompt + self.completion,
             "prompt_tokens_details": {"cached_tokens": sum(self.cached.values())},
             "completion_tokens_details": {
-                "reasoning_tokens": self.thoughts + self.plans,  # OpenAI's word for what no content shows
+                # OpenAI's name for tokens that the content does not show.
+                "reasoning_tokens": self.thoughts + self.plans,
                 "plan_tokens": self.plans,
                 "heading_tokens": self.headings,
             },
@@ -134,8 +166,9 @@ class UsageCount:
 
 
 def finish_reason(finished: events.Finished) -> str:
-    """OpenAI's finish_reason; `abort` is vLLM's word, `error` ours. Raises SpecsotError where a failure
-    left no text at all.
+    """Return OpenAI's finish_reason. `abort` is vLLM's value, `error` is this project's own.
+
+    Raises SpecsotError if the request failed without any text.
     """
     match finished.reason:
         case events.Reason.STOP | events.Reason.LENGTH:
@@ -149,7 +182,7 @@ def finish_reason(finished: events.Finished) -> str:
 
 
 def planning_of(view: View, telling: ChoiceOptions) -> dict[str, Any]:
-    """The `specsot` field of a whole choice."""
+    """Return the `specsot` field of a whole choice."""
     assert view.started is not None
     assert view.finished is not None
     figures = view.finished.statistics
@@ -167,13 +200,17 @@ def planning_of(view: View, telling: ChoiceOptions) -> dict[str, Any]:
 
 
 def _branch_of(panel: Panel) -> dict[str, Any]:
+    """Return one branch of a plan for the `specsot` field."""
     point = dataclasses.asdict(panel.point)
     written = {"text": panel.text, "tokens": panel.tokens, "reason": panel.reason and panel.reason.value}
     return point | written
 
 
 def _extra_of(numbered: events.Numbered, telling: ChoiceOptions) -> dict[str, Any] | None:
-    """The event for those who asked for branches; without the text that the chunk carries anyway."""
+    """Return the event for a client that asked for branches, without the text that the chunk carries anyway;
+    None if the client does not receive it. Clients with the `specsot` field always receive the end and a
+    forecast.
+    """
     event = numbered.event
     always = isinstance(event, events.Finished) or (isinstance(event, events.Started) and event.forecast)
     if not (telling.branches or (telling.planning and always)):
@@ -186,7 +223,12 @@ def _extra_of(numbered: events.Numbered, telling: ChoiceOptions) -> dict[str, An
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One endpoint's words: what its ids begin with, and the names of a whole answer and of a chunk."""
+    """The names of one endpoint's objects.
+
+    prefix: the prefix of ids.
+    whole: the `object` of a whole answer.
+    chunk: the `object` of a chunk.
+    """
 
     prefix: str
     whole: str
@@ -198,7 +240,9 @@ TEXT = Dialect("cmpl-", "text_completion", "text_completion")
 
 
 def chunk_of(dialect: Dialect, index: int, piece: ChoiceDelta, offsets: TextOffsets) -> dict[str, Any]:
-    """offsets: of what the chunks before this told."""
+    """Return one choice of a chunk. `offsets` is the position in the text after all chunks before this one;
+    it is advanced.
+    """
     if dialect is CHAT:
         begun = {"role": "assistant", "content": ""} if piece.begins else {}
         delta = begun | ({"reasoning_content": piece.thought} if piece.thought else {})
@@ -217,7 +261,7 @@ def chunk_of(dialect: Dialect, index: int, piece: ChoiceDelta, offsets: TextOffs
 def choice_of(
     dialect: Dialect, index: int, view: View, telling: ChoiceOptions, thought: str = ""
 ) -> dict[str, Any]:
-    """One choice of a whole answer. Raises SpecsotError where there is none."""
+    """Return one choice of a whole answer. Raises SpecsotError if there is no answer."""
     finished = view.finished
     assert finished is not None
     thought += view.skeleton if telling.plan else ""
@@ -239,10 +283,12 @@ def choice_of(
 def _logprobs_of(
     dialect: Dialect, text: str, tokens: tuple[events.TokenLogprobs, ...], offsets: TextOffsets
 ) -> dict[str, Any]:
+    """Return the `logprobs` object in the endpoint's form."""
     return chat_logprobs(tokens) if dialect is CHAT else text_logprobs(tokens, offsets.add(text, tokens))
 
 
 def chat_logprobs(tokens: tuple[events.TokenLogprobs, ...]) -> dict[str, Any]:
+    """Return the `logprobs` object of chat completions."""
     told = [
         _chat_candidate(one.chosen) | {"top_logprobs": [_chat_candidate(top) for top in one.top]}
         for one in tokens
@@ -251,13 +297,16 @@ def chat_logprobs(tokens: tuple[events.TokenLogprobs, ...]) -> dict[str, Any]:
 
 
 def _chat_candidate(candidate: events.Candidate) -> dict[str, Any]:
+    """Return one candidate token in the form of chat completions."""
     raw = candidate.raw
     shown = raw.decode(errors="replace")
     return {"token": shown, "logprob": max(candidate.logprob, MIN_LOGPROB), "bytes": list(raw)}
 
 
 def text_logprobs(tokens: tuple[events.TokenLogprobs, ...], offsets: list[int]) -> dict[str, Any]:
-    """Four lists, one entry a token. offsets: characters of the choice before each."""
+    """Return the `logprobs` object of text completions: four lists with one entry per token. `offsets` are
+    the characters of the choice before each token.
+    """
     return {
         "tokens": [_shown_token(one.chosen) for one in tokens],
         "token_logprobs": [_told_logprob(one) for one in tokens],
@@ -272,28 +321,39 @@ def text_logprobs(tokens: tuple[events.TokenLogprobs, ...], offsets: list[int]) 
 
 
 def first_of(token: int, raw: bytes) -> events.TokenLogprobs:
-    """A prompt's first token, behind nothing."""
+    """Return the entry of a prompt's first token. No token precedes it, so its logprob is NaN, which is sent
+    as null.
+    """
     return events.TokenLogprobs(events.Candidate(token, raw, math.nan))
 
 
 def _told_logprob(one: events.TokenLogprobs) -> float | None:
+    """Return the logprob that is sent for a token; None if there is none."""
     return None if math.isnan(one.chosen.logprob) else max(one.chosen.logprob, MIN_LOGPROB)
 
 
 class TextOffsets:
-    """Where in the text of a choice its tokens begin, as both come; one that only goes on with a character
-    begins where that does. special: tokens that the text may leave out; then they take no place, nor does a
-    space with which a vocabulary begins its texts.
+    """Computes where in the text of a choice its tokens begin, while both arrive. A token that continues an
+    unfinished character begins where the character does.
+
+        tokens "He", 0xC3, 0xA9, "!" with text "Heé!" -> offsets [0, 2, 2, 3]
     """
 
     def __init__(self, special: frozenset[int]) -> None:
+        """Start at the beginning of a choice.
+
+        special: tokens that the text may leave out. If the text has no room for one, the token takes no
+            characters. The same holds for a leading space that the vocabulary adds to the first token.
+        """
         self._special = special
         self._text = ""
         self._place = 0
         self._read = getincrementaldecoder("utf-8")(errors="replace")
 
     def add(self, text: str, tokens: tuple[events.TokenLogprobs, ...]) -> list[int]:
-        """Of the next tokens. Their text may be held back until later."""
+        """Return the offsets of the next tokens. Their text may still be held back, so `text` may be shorter
+        than they are.
+        """
         self._text = self._text + text
         places = list[int]()
         for one in tokens:
@@ -308,7 +368,9 @@ class TextOffsets:
 
 
 def _shown_token(candidate: events.Candidate) -> str:
-    """A token as text; as OpenAI has it, where it is only a part of a character."""
+    """Return a token as text. A token that is only a part of a character is written as OpenAI does:
+    "bytes:\\xe2\\x82".
+    """
     try:
         return candidate.raw.decode()
     except UnicodeDecodeError:

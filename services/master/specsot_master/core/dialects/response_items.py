@@ -1,4 +1,4 @@
-"""A chat answer's chunks as a Response of OpenAI's: its events in their order, and the object in the end."""
+"""The chunks of a chat answer as OpenAI's Responses API: streamed events, and the whole response."""
 
 from __future__ import annotations
 
@@ -11,25 +11,31 @@ Json = dict[str, Any]
 
 @dataclass(slots=True)
 class ResponseWriter:
-    """Feed it the choices of chunks; it tells events. head: of the object, what does not change. spaces: of
-    functions that have a namespace, it and their name there, by what the model calls them.
+    """Converts the choices of chat chunks to events of OpenAI's Responses API.
 
-    One item of `output` is written at a time: a thought, a message, or the call of a function.
+    One item of `output` is written at a time: a thought, a message, or a function call.
+
+    head: the fields of the response object that do not change.
+    spaces: for functions that have a namespace, the namespace and the function's name in it, by the name that
+        the model uses.
+    output: the finished items.
     """
 
     head: Mapping[str, Any]
     spaces: Mapping[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
     output: list[Json] = field(default_factory=list[Json])
     _number: int = 0
-    _item: Json | None = None  # that is being written
-    _call: int | None = None  # which call that is
+    _item: Json | None = None  # The unfinished item.
+    _call: int | None = None  # The index of the call that the unfinished item holds.
     _reason: str | None = None
 
     def begin(self, usage: Json) -> Iterator[Json]:
+        """Yield the events before the first item."""
         for kind in ("created", "in_progress"):
             yield self._event(f"response.{kind}", response=self.told("in_progress"))
 
     def take(self, choice: Json) -> Iterator[Json]:
+        """Yield the events for one choice of a chunk."""
         delta = choice["delta"]
         if thought := delta.get("reasoning_content"):
             yield from self._write("reasoning", "reasoning_text", thought)
@@ -40,23 +46,25 @@ class ResponseWriter:
         self._reason = choice["finish_reason"] or self._reason
 
     def end(self, usage: Json) -> Iterator[Json]:
-        """No more chunks come. usage: of chat completions."""
+        """Finish the last item and yield the last event. `usage` is that of chat completions."""
         status = _STATUS.get(self._reason or "", "failed")
         yield from self._close("incomplete" if status == "incomplete" else "completed")
         yield self._event(f"response.{status}", response=self.told(status, usage))
 
     def whole(self, choice: Json, usage: Json) -> Json:
+        """Return the whole response for one choice of an answer that is not streamed."""
         for _ in self.take(as_chunk(choice)):
             pass
         *_, last = self.end(usage)
         return last["response"]
 
     def fail(self, error: Json) -> Json:
-        """An error instead. error: in OpenAI's shape."""
+        """Return the event that ends the response with an error. `error` has OpenAI's form."""
         told = {"code": error["code"] or "server_error", "message": error["message"]}
         return self._event("response.failed", response=self.told("failed") | {"error": told})
 
     def told(self, status: str, usage: Json | None = None) -> Json:
+        """Return the response object as far as it is written."""
         return {
             **self.head,
             "status": status,
@@ -67,10 +75,14 @@ class ResponseWriter:
         }
 
     def _event(self, kind: str, **more: Any) -> Json:
+        """Return an event with the next sequence number."""
         self._number += 1
         return {"type": kind, "sequence_number": self._number - 1, **more}
 
     def _write(self, kind: str, part: str, text: str) -> Iterator[Json]:
+        """Yield the events that add text to an item of this kind; a new item is begun if the last one is of
+        another kind.
+        """
         if self._item is None or self._item["type"] != kind:
             yield from self._close()
             head: Json = {"summary": []} if kind == "reasoning" else {"role": "assistant"}
@@ -82,6 +94,7 @@ class ResponseWriter:
         yield self._event(f"response.{part}.delta", **self._place(delta=text), **more)
 
     def _take_call(self, call: Json) -> Iterator[Json]:
+        """Yield the events for a new part of a function call."""
         function = call["function"]
         if call["index"] != self._call:
             yield from self._close()
@@ -96,13 +109,14 @@ class ResponseWriter:
             )
 
     def _open(self, kind: str, **more: Any) -> Iterator[Json]:
+        """Begin another item, and yield its first event."""
         id = f"{_PREFIXES[kind]}_{self.head['id'].partition('_')[2]}{len(self.output)}"
         self._item = {"id": id, "type": kind, "status": "in_progress", **more}
         told = {**self._item, "content": []} if "content" in self._item else dict(self._item)
         yield self._event("response.output_item.added", output_index=len(self.output), item=told)
 
     def _close(self, status: str = "completed") -> Iterator[Json]:
-        """Nothing more comes of the item that is written, if there is one."""
+        """Finish the unfinished item, if there is one, and yield its last events."""
         item = self._item
         if item is None:
             return
@@ -121,10 +135,12 @@ class ResponseWriter:
 
     @property
     def _written(self) -> Json:
+        """The unfinished item."""
         assert self._item is not None
         return self._item
 
     def _place(self, content: bool = True, **more: Any) -> Json:
+        """Return the fields that say which item, and which part of its content, an event belongs to."""
         place = {"item_id": self._written["id"], "output_index": len(self.output)}
         return place | ({"content_index": 0} if content else {}) | more
 
@@ -134,13 +150,13 @@ _PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
 
 
 def _part(kind: str) -> Json:
-    """An empty one."""
+    """Return an empty part of an item's content."""
     told: Json = {"type": kind, "text": ""}
     return told | ({"annotations": [], "logprobs": []} if kind == "output_text" else {})
 
 
 def usage_of(usage: Json) -> Json:
-    """Chat completions' figures under the names of Responses."""
+    """Return the usage of chat completions under the names of the Responses API."""
     return {
         "input_tokens": usage["prompt_tokens"],
         "input_tokens_details": usage["prompt_tokens_details"],
@@ -151,7 +167,7 @@ def usage_of(usage: Json) -> Json:
 
 
 def as_chunk(choice: Json) -> Json:
-    """A whole answer's choice as one chunk's."""
+    """Return a choice of a whole answer in the form of a chunk's choice."""
     message = choice["message"]
     calls = [{"index": n, **call} for n, call in enumerate(message.get("tool_calls") or ())]
     return {**choice, "delta": message | {"tool_calls": calls}}

@@ -1,4 +1,4 @@
-"""What a model writes around its thoughts, as its chat template shows."""
+"""The markers that a model writes around its thoughts, as its chat template shows them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ThinkingStyle:
-    """begin, end: around what is thought. behind: what then leads to an answer.
-    header: of an answer that calls no tools, whether anything was thought or not.
+    """The markers around a thought.
+
+    begin: the text before a thought.
+    end: the text after a thought.
+    behind: the text after `end` that leads to the answer.
+    header: the text before an answer without tool calls, with or without a thought.
     """
 
     begin: str
@@ -17,16 +21,20 @@ class ThinkingStyle:
     header: str = ""
 
     def begun(self, rendering: str) -> bool:
-        """Whether a prompt leaves thinking begun."""
+        """Return True if a rendered prompt ends with the beginning of a thought."""
         return rendering.rstrip().endswith(self.begin.rstrip())
 
     def closing(self, thought: str) -> str:
-        """From a thought to the answer's header."""
+        """Return the text that leads from the end of this thought to the answer's header."""
         apart = "\n" if self.begin.endswith("\n") and not thought.endswith("\n") else ""
         return f"{apart}{self.end}{self.behind}"
 
     def skipped(self, rendering: str) -> str:
-        """A prompt that the answer's header follows: templates without a switch leave thinking begun."""
+        """Return the rendered prompt without a begun thought, so that the answer's header can follow it. A
+        thought that a template without a switch has begun is closed at once.
+
+            "...<think>\\n" -> "...<think>\\n\\n</think>\\n\\n"
+        """
         return f"{rendering.rstrip()}\n\n{self.end}{self.behind}" if self.begun(rendering) else rendering
 
 
@@ -37,7 +45,7 @@ CHANNELS = ThinkingStyle(  # Harmony: gpt-oss
 
 
 def style_of(template: str) -> ThinkingStyle | None:
-    """None: nothing in it is about thinking."""
+    """Return the style of a chat template, or None if the template has no markers of thoughts."""
     if "<|channel|>" in template:
         return CHANNELS
     return TAGS if "<think>" in template or TAGS.end in template else None

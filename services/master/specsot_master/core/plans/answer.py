@@ -1,4 +1,4 @@
-"""Text of one answer as tokens arrive: stop strings, markers, and what a client may see so far."""
+"""The text of one answer as tokens arrive: stop strings, markers, and what a client may see so far."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ END = "[END]"
 
 
 class AnswerText:
-    """Cuts at stop strings. `trim`: a branch's body, without a leading [ANSWER] and white space around it.
-    loops: when it ends because it repeats itself; None: never. shown: stop strings that are part of it.
+    """Removes stop strings, loops and markers from one sequence's text while the text grows.
 
-    marked:   it began with [ANSWER].
-    skipped:  raw characters left out at the beginning.
-    released: raw characters behind those that are let through, or held only as trailing white space.
+    `marked` is True if the text began with [ANSWER]. `skipped` counts the raw characters that were left out
+    at the beginning. `released` counts the raw characters after those that were released, or that are held
+    back only because they are trailing white space. `length` counts the characters of `text`.
+
+        trim=True, feed("  [ANSWER] Hi ") -> "Hi"   skipped 11, released 3, one space held back
     """
 
     def __init__(
@@ -30,6 +31,12 @@ class AnswerText:
         loops: LoopRule | None = None,
         shown: Collection[str] = (),
     ) -> None:
+        """Create an empty text.
+
+        trim: True for the text of a branch: a leading [ANSWER] and white space around the text are left out.
+        loops: the rule that ends repetitive text, or None to never end it.
+        shown: the stop strings that stay in the text.
+        """
         self._watch = StopStrings(stops, shown)
         self._loops = None if loops is None else LoopWatch(loops)
         self._trim = trim
@@ -41,30 +48,37 @@ class AnswerText:
 
     @property
     def text(self) -> str:
-        """Everything let through so far; `length` characters."""
+        """Everything that was released so far."""
         return "".join(self._shown)
 
     @property
     def stopped(self) -> bool:
+        """True once a stop string or the loop rule has ended the text."""
         return self._watch.hit is not None or (self._loops is not None and self._loops.repeats)
 
     @property
     def hit(self) -> str | None:
+        """The stop string that ended the text, or None."""
         return self._watch.hit
 
     def feed(self, text: str, early: bool = False) -> str:
-        """What may be shown now. early: no stop string ends it yet."""
+        """Add raw text and return the part that may be shown now. With `early`, stop strings are not looked
+        for yet.
+        """
         text = text if self._begun else self._begin(text, last=False)
         text = text if early else self._watch.feed(text)
         return self._show(self._loops.feed(text) if self._loops else text)
 
     def flush(self) -> str:
+        """Return the text that was held back, as no more text comes."""
         held = "" if self._begun else self._begin("", last=True)
         text = self._watch.feed(held) + self._watch.flush()
         return self._show(self._loops.feed(text) + self._loops.flush() if self._loops else text)
 
     def _begin(self, text: str, last: bool) -> str:
-        """Skip white space and one [ANSWER]; wait as long as the latter may still be coming."""
+        """Return the text without leading white space and one [ANSWER]. Return "" as long as an [ANSWER] may
+        still be incomplete.
+        """
         self._head += text
         body = self._head.lstrip()
         if not last and ANSWER.startswith(body):
@@ -79,6 +93,7 @@ class AnswerText:
         return body
 
     def _show(self, text: str) -> str:
+        """Release text; with `trim`, hold back trailing white space until more text follows."""
         self.released += len(text)
         if self._trim:
             text = self._tail + text
@@ -92,13 +107,10 @@ class AnswerText:
 
 
 class FirstSequence:
-    """Feed it pieces. `over` is set when the master, not the model's own end, must end it.
+    """Reads the text of ordinal 0: a direct answer, or a skeleton that may turn out to be one.
 
-    reader:      None for a plain answer.
-    least:       tokens of a plain answer in which stop strings are not looked for; shown: see AnswerText.
-    limit:       tokens of a direct answer, the markers around it included.
-    plan_tokens: tokens after which an unfinished plan is taken as it is.
-    loops:       as for AnswerText.
+    `over` is set to a reason when the master, and not the model's own end token, must end the sequence.
+    `ended` is True if an end token ended it.
     """
 
     def __init__(
@@ -111,6 +123,16 @@ class FirstSequence:
         least: int = 0,
         shown: Collection[str] = (),
     ) -> None:
+        """Create a reader.
+
+        stops: the client's stop strings.
+        limit: the most tokens of a direct answer, including the markers around it.
+        reader: parses the plan language; None for a sequence that can only be a direct answer.
+        plan_tokens: the number of tokens after which an unfinished plan is used as it is.
+        loops: the rule that ends repetitive text, or None.
+        least: how many first tokens of a direct answer are not searched for stop strings.
+        shown: the stop strings that stay in the text.
+        """
         stops = (*stops, END) if reader else tuple(stops)
         self._least = 0 if reader else least
         self._answer = AnswerText(stops, loops=loops, shown=shown)
@@ -123,55 +145,64 @@ class FirstSequence:
         self._delta = ""
         self._raw_logprobs: list[TokenLogprobs] = []
         self._marked_end = self._concluded = False
-        self.ended = False  # by an end token
+        self.ended = False
         self.over: Reason | None = None
 
     @property
     def direct(self) -> bool:
-        """This is the answer, as far as one can tell by now."""
+        """True if the text so far is a direct answer."""
         return self._reader is None or self._reader.kind == "direct"
 
     @property
     def planned(self) -> bool:
-        """This is a plan, and it is complete."""
+        """True if the text is a complete plan."""
         return self._reader is not None and self._reader.kind == "plan" and self._reader.finished
 
     @property
     def points(self) -> tuple[Point, ...]:
+        """The points of the plan so far."""
         return self._reader.points if self._reader else ()
 
     @property
     def text(self) -> str:
+        """The direct answer so far."""
         return self._answer.text
 
     @property
     def stop(self) -> str | None:
+        """The stop string that ended the answer, or None."""
         return self._answer.hit
 
     @property
     def length(self) -> int:
+        """Characters of the direct answer so far."""
         return self._answer.length
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Tokens of the direct answer, markers left out."""
+        """Tokens of the direct answer, without markers."""
         if self._start is None:
             return ()
         return self._spans.within(self._start, self._reach if self._is_cut else None)
 
     @property
     def written(self) -> int:
+        """Tokens that the sequence decoded, including an end token."""
         return len(self._spans) + self.ended
 
     @property
     def plan_tokens(self) -> int:
-        """Those that are not of the answer: the plan, or the markers that say that there is none."""
+        """Tokens that are not part of a direct answer: the plan, or the markers that announce a direct
+        answer.
+        """
         if self._reader is None:
             return 0
         return self.written if self._start is None else len(self._spans) - len(self.tokens)
 
     def write(self, piece: TextPiece) -> None:
-        """Take a token's text; ignored once it is over. Raises PlanError."""
+        """Add one piece of text; it is ignored once the sequence is over. Raises PlanError if the text breaks
+        the plan language.
+        """
         if self.over:
             return
         self._spans.add(piece)
@@ -183,45 +214,51 @@ class FirstSequence:
             self._conclude()
 
     def finish(self) -> None:
-        """No more text comes. Raises PlanError."""
+        """Conclude the text, as no more text comes. Raises PlanError."""
         if not self.over:
             self._conclude()
 
     def take_raw(self) -> str:
+        """Return the skeleton text since the last call."""
         raw = self._raw
         self._raw = ""
         return raw
 
     def take_raw_logprobs(self) -> tuple[TokenLogprobs, ...]:
-        """Of the tokens that wrote skeleton text since the last call."""
+        """Return the logprobs of tokens that wrote skeleton text since the last call."""
         taken = self._raw_logprobs
         self._raw_logprobs = []
         return tuple(taken)
 
     def take_logprobs(self) -> tuple[TokenLogprobs, ...]:
-        """Of the answer's tokens whose text is out, each once; at the end of all that are left."""
+        """Return the logprobs of the answer's tokens whose text was released, each token once; at the end,
+        those of all remaining tokens.
+        """
         if self._start is None:
             return ()
         whole = self._concluded and not self._is_cut
         return self._spans.take_logprobs(self._start, None if whole else self._reach)
 
     def take_delta(self) -> str:
+        """Return the text of the direct answer since the last call."""
         delta = self._delta
         self._delta = ""
         return delta
 
     @property
     def _is_cut(self) -> bool:
-        """The answer ended before the sequence did."""
+        """True if the answer ended before the sequence's last token, at a stop string or a marker."""
         return self._answer.stopped or self._marked_end
 
     @property
     def _reach(self) -> int:
-        """Raw characters up to the end of what was let through."""
+        """The number of raw characters up to the end of the released text."""
         return (self._start or 0) + self._answer.released
 
     def _read(self, text: str) -> str:
-        """Raw text in, what it adds to a direct answer out."""
+        """Return what raw text adds to a direct answer. Text that is not known to be a direct answer is added
+        to the skeleton text.
+        """
         if self._reader is None:
             return text
         if self._reader.kind != "direct":
@@ -229,6 +266,7 @@ class FirstSequence:
         return self._grown(lambda reader: reader.feed(text))
 
     def _grown(self, move: Callable[[PlanReader | ListReader], object]) -> str:
+        """Apply `move` to the reader and return what it added to the direct answer."""
         assert self._reader is not None
         before = len(self._reader.direct_text)
         move(self._reader)
@@ -237,17 +275,20 @@ class FirstSequence:
         return self._reader.direct_text[before:]
 
     def _judge(self) -> Reason | None:
+        """Return why the master must end the sequence now, or None."""
         reader = self._reader
         if self._answer.stopped:
             return Reason.STOP
         planning = reader is not None and self._start is None and reader.kind != "direct"
         full = len(self._spans) >= (self._plan_tokens if planning else self._limit)
-        if reader and reader.finished:  # when full, the grammar had to end it
+        # At the token limit the grammar forced the end of the text, so the reason is LENGTH.
+        if reader and reader.finished:
             self._marked_end = True
             return Reason.LENGTH if full else Reason.STOP
         return Reason.LENGTH if full else None
 
     def _conclude(self) -> None:
+        """Release all text that was held back."""
         if self._reader and not self._reader.finished:
             self._delta += self._answer.feed(self._grown(lambda reader: reader.finish()))
         self._delta += self._answer.flush()
@@ -255,7 +296,9 @@ class FirstSequence:
 
 
 def _find_start(reader: PlanReader | ListReader) -> int:
-    """Where in the raw text the direct answer begins, found when its first characters are certain."""
+    """Return the raw character at which the direct answer begins, as soon as the answer's first characters
+    are certain.
+    """
     raw = reader.text
     direct = reader.direct_text
     if len(direct) == len(raw):

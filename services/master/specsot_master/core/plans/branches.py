@@ -1,4 +1,4 @@
-"""The branches of a plan: which may start, what each has written, the merged answer."""
+"""The branches of a plan: which branches may start, what each has written, and the merged answer."""
 
 from __future__ import annotations
 
@@ -16,18 +16,25 @@ from specsot_master.core.plans.merged_answer import GAP, MergedAnswer
 from specsot_master.core.plans.text_pieces import TextPiece, TokenSpans
 from specsot_master.core.plans.time_limit import ends_sentence
 
-CUT_MARK = "…"
-# Share of a branch's budget. Text after that is shown by whole sentences and lines, so that the limit leaves
-# out the sentence that it interrupts. Untuned: few sentences of a branch are longer than half of its budget.
+CUT_MARK = "…"  # Ends the text of a branch that a limit cut within a sentence.
+# Fraction of a branch's budget. Text after it is shown in whole sentences and lines, so that a sentence which
+# the limit interrupts can be left out. Untuned: few sentences of a branch are longer than half of its budget.
 SENTENCES_FROM: Final = 0.5
-TAIL_CHARACTERS: Final = 16  # Characters of a text's end that tell whether it ends a sentence.
-_COMPLETE = (Reason.STOP, Reason.LENGTH)  # ends after which a branch's text can be built on
+# Characters. The end of a text that tells whether the text ends a sentence.
+TAIL_CHARACTERS: Final = 16
+# Reasons after which the text of a branch can be used by the branches that need it.
+_COMPLETE = (Reason.STOP, Reason.LENGTH)
 
 
 def critical_paths(points: Sequence[Point]) -> dict[int, int]:
-    """For each point the longest chain of wished lengths from it through the points that need it."""
+    """Return, for each point, the wished length of the longest chain of points from this point through those
+    that need it.
+
+        lengths 1: 30, 2: 20 (needs 1), 3: 40 -> {1: 50, 2: 20, 3: 40}
+    """
     paths: dict[int, int] = {}
-    for point in reversed(points):  # needs are smaller ids, so whoever needs a point is already done
+    # A point only needs points with smaller ids, so in reverse order all points that need it come before it.
+    for point in reversed(points):
         behind = (paths[other.id] for other in points if point.id in other.needs)
         paths[point.id] = point.length + max(behind, default=0)
     return paths
@@ -36,9 +43,10 @@ def critical_paths(points: Sequence[Point]) -> dict[int, int]:
 def pick_ready(
     points: Sequence[Point], done: AbstractSet[int], taken: Collection[int], places: int
 ) -> tuple[Point, ...]:
-    """At most `places` points to start now, longest critical path first, then in id order.
+    """Return at most `places` points to start now, those with the longest critical path first, then by id.
 
-    done: points whose text is there. taken: points that are running or over, however they ended.
+    done: ids of points whose text is complete.
+    taken: ids of points that have been started, or that are over for any reason.
     """
     paths = critical_paths(points)
     free = [point for point in points if point.id not in taken and done >= set(point.needs)]
@@ -48,11 +56,19 @@ def pick_ready(
 
 @dataclass(slots=True)
 class PlanBranch:
-    """One point being written. `reason` None: not over yet. ended: by an end token, which is one more.
-    least: tokens in which stop strings are not looked for.
+    """One branch: the text of one point.
 
-    holds_sentences: the later part of the text is shown by whole sentences; see `hold`.
-    left_out: tokens of the sentence that the limit interrupted, which is not shown.
+    point: the point that the branch writes.
+    budget: the most tokens that the branch may decode.
+    answer: the branch's text, with stop strings and markers removed.
+    spans: which token wrote which characters of the raw text.
+    opened: True once the branch's sequence was opened.
+    ended: True if an end token ended the branch. That token is one more than `spans` counts.
+    reason: why the branch is over; None before.
+    least: how many first tokens are not searched for stop strings.
+    holds_sentences: True if the later part of the text is shown in whole sentences and lines only; see
+        `hold`.
+    left_out: the tokens of the sentence that the limit interrupted, which is not shown.
     """
 
     point: Point
@@ -65,17 +81,22 @@ class PlanBranch:
     least: int = 0
     holds_sentences: bool = False
     left_out: int = 0
+    # Tokens that arrived so far, shown or held.
     _received: int = 0
+    # Pieces of the unfinished sentence.
     _held: list[TextPiece] = field(default_factory=list[TextPiece])
+    # The last TAIL_CHARACTERS characters that arrived.
     _tail: str = ""
     # True while the shown text ends with a whole sentence or line.
     _whole: bool = False
 
     def hold(self, pieces: Iterable[TextPiece]) -> list[TextPiece]:
-        """Return the pieces that may be shown now, in order; a sentence that has begun late is held back.
+        """Return the pieces that may be shown now, in order. A sentence that continues in the later part of
+        the budget is held back until it is complete.
 
         The result depends on the tokens alone, not on how many arrive at once:
-        # budget 8, tokens "A b . C d . E f" -> "A b . C" one by one, "d ." together, "E f" held
+
+            budget 8, tokens "A b . C d . E f" -> "A b . C" one by one, "d ." together, "E f" held
         """
         shown: list[TextPiece] = []
         for piece in pieces:
@@ -91,8 +112,8 @@ class PlanBranch:
         return shown
 
     def release(self, reason: Reason) -> list[TextPiece]:
-        """Return the pieces still held when the branch ends: none if its limit interrupts a sentence after a
-        whole one.
+        """Return the pieces that are still held when the branch ends. If the token limit interrupts a
+        sentence that follows a complete one, return none: that sentence is left out.
         """
         held = self._held.copy()
         self._held.clear()
@@ -103,37 +124,45 @@ class PlanBranch:
 
     @property
     def live(self) -> bool:
+        """True while the branch's sequence runs."""
         return self.opened and self.reason is None
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Tokens of its body, white space included; markers and what follows a stop string left out."""
+        """Tokens of the branch's text, white space around it included. Markers, and text after a stop string,
+        are left out.
+        """
         return self.spans.within(self._begin, self._reach if self.answer.stopped else None)
 
     @property
     def mark(self) -> str:
-        """What shows in the merged answer that a limit ended it within a sentence, often within a word."""
+        """The mark that follows the text in the merged answer if a limit ended the branch within a shown
+        sentence, else "".
+        """
         text = self.answer.text
         interrupted = self.reason is Reason.LENGTH and not self.left_out
         return CUT_MARK if interrupted and text and not ends_sentence(text) else ""
 
     def take_logprobs(self, over: bool) -> tuple[TokenLogprobs, ...]:
-        """Those of the tokens whose text is out, each once; `over`: of all that are left."""
+        """Return the logprobs of tokens whose text has been released, each token once. With `over`, also
+        those of all remaining tokens, unless a stop string ended the branch.
+        """
         whole = over and not self.answer.stopped
         return self.spans.take_logprobs(self._begin, None if whole else self._reach)
 
     @property
     def _begin(self) -> int:
+        """The first raw character that belongs to the text, after a leading [ANSWER]."""
         return self.answer.skipped if self.answer.marked else 0
 
     @property
     def _reach(self) -> int:
-        """Raw characters up to the end of what was let through."""
+        """The number of raw characters up to the end of the released text."""
         return self.answer.skipped + self.answer.released
 
 
 class PlanBranches:
-    """All branches of a plan. cut: a limit has taken something of the plan itself. loops: see AnswerText."""
+    """All branches of a plan."""
 
     def __init__(
         self,
@@ -146,7 +175,17 @@ class PlanBranches:
         shown: Collection[str] = (),
         holds_sentences: bool = False,
     ) -> None:
-        """least: by a branch's budget. shown: see AnswerText. holds_sentences: see PlanBranch."""
+        """Create the branches of a plan, none of them opened.
+
+        shares: the points that are written, and how the tokens are divided.
+        stops: the client's stop strings.
+        max_parallel: the most branches that may run at the same time.
+        cut: True if a limit has cut the plan itself, so that the answer is incomplete in any case.
+        loops: the rule that ends repetitive text, or None.
+        least: returns, for a branch's budget, how many first tokens are not searched for stop strings.
+        shown: the stop strings that stay in the text.
+        holds_sentences: True if the later part of each branch is shown in whole sentences and lines only.
+        """
         stops = (*stops, END)
         points = shares.points
         budgets = shares.budgets
@@ -171,32 +210,39 @@ class PlanBranches:
 
     @property
     def all_opened(self) -> bool:
+        """True if every branch was opened or is over."""
         return all(branch.opened or branch.reason for branch in self._branches.values())
 
     @property
     def over(self) -> bool:
+        """True if every branch is over."""
         return all(branch.reason for branch in self._branches.values())
 
     @property
     def unopened(self) -> tuple[int, ...]:
+        """Ids of branches that were neither opened nor ended."""
         return tuple(id for id, branch in self._branches.items() if not (branch.opened or branch.reason))
 
     @property
     def live(self) -> tuple[int, ...]:
+        """Ids of branches whose sequences run."""
         return tuple(id for id, branch in self._branches.items() if branch.live)
 
     @property
     def tokens(self) -> tuple[int, ...]:
+        """Tokens of all branches' texts, in the plan's order."""
         return tuple(token for branch in self._branches.values() for token in branch.tokens)
 
     @property
     def bodies(self) -> str:
-        """The texts without headings, a paragraph or more of each branch."""
+        """The texts of all branches without headings, separated by blank lines. Empty texts are left out."""
         return GAP.join(text for branch in self._branches.values() if (text := branch.answer.text))
 
     @property
     def reason(self) -> Reason:
-        """How the whole answer ended, by its worst branch."""
+        """Why the whole answer ended: FAILED if a branch failed, else LENGTH if a limit cut the plan or a
+        branch, else STOP.
+        """
         reasons = {branch.reason for branch in self._branches.values()}
         if reasons & {Reason.FAILED, Reason.PARENT_FAILED}:
             return Reason.FAILED
@@ -204,16 +250,20 @@ class PlanBranches:
 
     @property
     def written(self) -> int:
-        """Tokens of all branches, those that are left out of the answer and end tokens too."""
+        """Tokens that all branches decoded, including end tokens and tokens that are not part of the
+        answer.
+        """
         return sum(len(branch.spans) + branch.left_out + branch.ended for branch in self._branches.values())
 
     @property
     def heading_tokens(self) -> int:
-        """Of the headings that are in the answer."""
+        """Tokens of the headings that are in the merged answer."""
         return sum(self._headings[id] for id in self.merge.headed)
 
     def ready(self) -> tuple[Point, ...]:
-        """Points that may start now, the most urgent first, never more than may run beside each other."""
+        """Return the points whose branches may start now, the most urgent first, and at most as many as may
+        still run in parallel.
+        """
         places = self._max_parallel - len(self.live)
         if places <= 0 or self.all_opened:
             return ()
@@ -222,24 +272,32 @@ class PlanBranches:
         return pick_ready(self.points, done, taken, places)
 
     def open(self, id: int) -> PlanBranch:
+        """Mark the branch as opened and return it."""
         self._branches[id].opened = True
         return self._branches[id]
 
     def parents(self, point: Point) -> tuple[tuple[Point, str], ...]:
-        """The points it needs with their texts."""
+        """Return the points that `point` needs, each with its branch's text."""
         return tuple((self._branches[id].point, self._branches[id].answer.text) for id in point.needs)
 
     def write(self, id: int, pieces: Iterable[TextPiece]) -> str:
-        """Take a live branch's text; returns what of it may be shown. Nothing follows a stop string."""
+        """Add text to a running branch and return the part that may be shown. Text after a stop string is
+        dropped.
+        """
         branch = self._branches[id]
         return self._feed(branch, branch.hold(pieces))
 
     def flush(self, id: int, reason: Reason) -> str:
-        """Take what is left of a branch that ends for this reason; returns what of it may be shown."""
+        """Add the pieces that a branch still holds when it ends for this reason. Return the remaining text
+        that may be shown.
+        """
         branch = self._branches[id]
         return self._feed(branch, branch.release(reason)) + branch.answer.flush()
 
     def _feed(self, branch: PlanBranch, pieces: Iterable[TextPiece]) -> str:
+        """Add pieces to a branch and return the part of their text that may be shown. Text after a stop
+        string is dropped.
+        """
         shown: list[str] = []
         for piece in pieces:
             if branch.answer.stopped:
@@ -249,7 +307,9 @@ class PlanBranches:
         return "".join(shown)
 
     def end(self, id: int, reason: Reason) -> tuple[int, ...]:
-        """Branch `id` is over; returns the branches that end with it because they need it."""
+        """End a branch. If its text is not complete, branches that need it end with PARENT_FAILED; return
+        their ids.
+        """
         self._branches[id].reason = reason
         if reason in _COMPLETE:
             return ()
@@ -259,7 +319,9 @@ class PlanBranches:
         return orphans
 
     def _orphans(self, id: int) -> tuple[int, ...]:
-        """Branches that need `id`, directly or not; needs are smaller ids, so one pass finds them."""
+        """Return the ids of branches that need `id`, directly or through others. One pass in id order is
+        enough, because a point only needs points with smaller ids.
+        """
         lost = {id}
         for point in self.points:
             if lost.intersection(point.needs):

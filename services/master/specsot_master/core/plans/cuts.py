@@ -1,8 +1,8 @@
 """Where a text is cut off: at a stop string, and where it begins to repeat itself.
 
 Small models fall into loops: a sentence again, a clause or a line again and again, the same under new
-numbers. Other branches are not looked at: which of two has written a sentence first depends on the
-machines, and a text must not.
+numbers. Only the text itself is examined, never other branches: which of two branches writes a sentence first
+depends on the machines, and a text must not depend on them.
 """
 
 from __future__ import annotations
@@ -11,16 +11,19 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-# Letters and digits from which on the like of them is a loop, and not a turn of speech: of a sentence that
-# comes again, or of all that comes a third time. One that fills a line may be a refrain, or a step of a
-# list, unless it is long. Set before they were tried: docs/results/real-model.md, "Loops".
+# Letters and digits. A repeated sentence, or all repeated clauses together, must have so many to be a loop
+# and not a turn of speech. Set before it was tried: docs/results/real-model.md, "Loops".
 _LEAST = 24
+# Letters and digits. The same for a sentence that fills a line, which may be a refrain or a step of a list.
 _LEAST_LINE = 60
-_LONGEST_PERIOD = 32  # clauses of a loop; bounds the search, not measured
-# Letters of a word or phrase that a clause says again and again, and how often at least; not measured.
+# Clauses. Bounds the length of a loop that is searched for. Untuned.
+_LONGEST_PERIOD = 32
+# Letters. Bounds the word or phrase that a clause repeats. Untuned.
 _LONGEST_WORD = 16
+# Times. A clause must repeat a word or phrase so often. Untuned.
 _TIMES = 4
-_ENDS = frozenset("。！？，；：、")  # behind which a clause ends without white space
+# Characters that end a clause without white space after them.
+_ENDS = frozenset("。！？，；：、")
 _STOP = re.compile(r"(?:[.!?…][\"')\]*”’]*\s|[。！？])\Z")
 _PAUSE = re.compile(r"(?:[,;:][\"')\]*”’]*\s|[，；：、])\Z")
 # Quotes, bullets and the number of a list's item.
@@ -33,9 +36,9 @@ _FENCES = ("```", "~~~")
 class LoopRule:
     """When a text repeats itself so much that it is ended.
 
-    sentences: times that a sentence comes, wherever, until it is a loop.
-    cycles: times that anything comes in a row until it is a loop: a line, or several in one order.
-    words: whether a clause that says one word or phrase again and again is a loop, too.
+    sentences: how often a sentence may come anywhere in the text until it is a loop.
+    cycles: how often a line, or a series of clauses, may come in a row until it is a loop.
+    words: True if a clause that repeats one word or phrase is a loop, too.
     """
 
     sentences: int
@@ -52,10 +55,14 @@ DIRECT_LOOPS = LoopRule(sentences=5, cycles=4, words=False)
 
 
 class StopStrings:
-    """Feed text in pieces of any size; what comes out never holds a stop string, nor what follows one.
+    """Cuts text at stop strings. Text may be fed in pieces of any size; the output never contains a stop
+    string, nor text after it.
 
-    The stop string that is complete first wins, so that pieces of any size give the same text; of two
-    that are complete at once, the longer. shown: those of them that come out, too.
+    The stop string that is complete first ends the text, so that the result does not depend on the pieces.
+    Among stop strings that are complete at the same character, the longest wins. Stop strings in `shown` stay
+    in the output.
+
+        stops ["END"]: feed("the E") -> "the ", "E" is held back; feed("ND x") -> "" and hit = "END"
     """
 
     def __init__(self, stops: Iterable[str] = (), shown: Collection[str] = ()) -> None:
@@ -67,7 +74,7 @@ class StopStrings:
         self.hit: str | None = None
 
     def feed(self, text: str) -> str:
-        """The text that is now safe to show. Empty for ever once a stop string was hit."""
+        """Return the text that is now safe to show. Once a stop string was hit, return ""."""
         if not self._stops:
             return text
         if self.hit is not None:
@@ -83,13 +90,13 @@ class StopStrings:
         return text[:safe]
 
     def flush(self) -> str:
-        """What was held back, when no more text comes."""
+        """Return the text that was held back, as no more text comes."""
         held = self._held
         self._held = ""
         return held
 
     def _suspicious(self, text: str) -> int:
-        """Length of the longest end of `text` with which a stop string begins."""
+        """Return the length of the longest end of `text` that is the beginning of a stop string."""
         for start in range(max(len(text) - self._longest + 1, 0), len(text)):
             if text[start] in self._firsts and any(stop.startswith(text[start:]) for stop in self._stops):
                 return len(text) - start
@@ -97,37 +104,44 @@ class StopStrings:
 
 
 class LoopWatch:
-    """Feed it an answer's text; what comes out holds no loop, nor what follows it.
+    """Cuts text where it begins to repeat itself. Text may be fed in pieces of any size; the output contains
+    no loop, nor text after it, and does not depend on the pieces.
 
-    What is compared is letters, without bullet, number, case and punctuation. It is a loop when a sentence
-    of some length comes as often as the rule says; when anything comes in a row as often as it says; or,
-    where the rule says so, when a clause says a word or phrase again and again. So refrains, rows of tables
-    and short phrases may come again; code between fences is not looked at. What was said before is held
-    back until something new follows it. All this goes by characters, so pieces of any size give the same
-    text.
+    Texts are compared by letters, without bullets, numbers, case and punctuation. A loop is a long enough
+    sentence that comes as often as the rule says; clauses that come in a row as often as it says; or, if the
+    rule says so, a clause that repeats a word or phrase. So refrains, rows of tables and short phrases may
+    come again. Code between fences is not examined.
+
+    Text that was said before is held back until something new follows it.
     """
 
     def __init__(self, rule: LoopRule = BRANCH_LOOPS) -> None:
         self._rule = rule
-        self._clauses: list[str] = []  # letters of each, as they came
-        self._matches = [0] * (_LONGEST_PERIOD + 1)  # by period: how many of the last ones came one before
-        self._sentences: dict[str, int] = {}  # the long ones, and how often each has come
-        # the one that is being written; characters of it that are out
+        # The letters of every finished clause, in order.
+        self._clauses: list[str] = []
+        # By period p: how many of the last clauses in a row equal the clause p places before them.
+        # Clauses [a b a b a] -> _matches[2] = 3.
+        self._matches = [0] * (_LONGEST_PERIOD + 1)
+        # The letters of every long sentence, and how often the sentence has come.
+        self._sentences: dict[str, int] = {}
+        # The unfinished clause, and how many of its characters were released.
         self._clause = ""
         self._out = 0
-        self._tail = ""  # the last letters of the clause, its bullet and number included
-        # letters and clauses of the one that is being written
+        # The last letters of the unfinished clause, including its bullet and number.
+        self._tail = ""
+        # The letters of the unfinished sentence's clauses, and their number.
         self._sentence = ""
         self._parts = 0
-        self._pending: list[tuple[str, str]] = []  # clauses that were said before: letters and text
-        # the clause begins a line; so did the sentence
+        # Finished clauses that are held back, as (letters, text).
+        self._pending: list[tuple[str, str]] = []
+        # True if the unfinished clause begins a line, and if the unfinished sentence does.
         self._begins = True
         self._fills = True
         self._fenced = False
         self.repeats = False
 
     def feed(self, text: str) -> str:
-        """The text that is now safe to show. Empty for ever once it repeats itself."""
+        """Return the text that is now safe to show. Once the text repeats itself, return ""."""
         shown: list[str] = []
         for character in text:
             if self.repeats:
@@ -144,7 +158,9 @@ class LoopWatch:
         return "".join(shown) + ("" if self.repeats or self._may_repeat() else self._release())
 
     def flush(self) -> str:
-        """What was held back, when no more text comes; the beginning of a loop is left out, too."""
+        """Return the text that was held back, as no more text comes. The beginning of a further repetition is
+        left out.
+        """
         if self.repeats:
             return ""
         begun = self._sentence + self._letters()
@@ -152,12 +168,15 @@ class LoopWatch:
         return self._cut(self._parts) if looped else self._release()
 
     def _is_ended(self) -> bool:
+        """Return True if the unfinished clause ends here."""
         end = max(len(self._clause) - 6, 0)
         found = _STOP.search(self._clause, end) or _PAUSE.search(self._clause, end)
         return bool(found and self._letters())
 
     def _stutters(self) -> bool:
-        """The clause goes on and on with one word or phrase; a figure and a row of one letter may."""
+        """Return True if the clause repeats one word or phrase. Digits, and a row of one letter, may
+        repeat.
+        """
         said = self._tail
         for size in range(1, min(_LONGEST_WORD, len(said) - 1) + 1):
             if said[-1] != said[-1 - size]:
@@ -169,10 +188,16 @@ class LoopWatch:
         return False
 
     def _letters(self) -> str:
+        """Return the letters of the unfinished clause, without a bullet or number at the beginning of a
+        line.
+        """
         said = _LEAD.sub("", self._clause, count=1) if self._begins else self._clause
         return _SIGN.sub("", said.casefold())
 
     def _may_repeat(self) -> bool:
+        """Return True if the unfinished clause may become one that was said before, so that it must be held
+        back.
+        """
         letters = self._letters()
         if self._fenced:
             return False
@@ -183,10 +208,11 @@ class LoopWatch:
         )
 
     def _is_begun(self, sentence: str, times: int = 1) -> bool:
-        """Whether a sentence that has come so often begins with these letters."""
+        """Return True if a sentence that has come at least `times` times begins with these letters."""
         return any(count >= times and one.startswith(sentence) for one, count in self._sentences.items())
 
     def _end(self) -> str:
+        """Finish the clause. Return the text that can be released."""
         letters = self._letters()
         clause = self._clause
         began = self._begins
@@ -209,7 +235,11 @@ class LoopWatch:
         return "" if said else self._release()
 
     def _count_looped(self, letters: str) -> int:
-        """Clauses up to here that come in a row too often: all but those of the first time."""
+        """Record the finished clause. Return the number of last clauses that are a loop, which are all but
+        the first occurrence; 0 if there is none.
+
+            cycles 3, clauses [a b a b a b] (long enough) -> 4
+        """
         self._clauses.append(letters)
         for period in range(1, min(len(self._clauses), _LONGEST_PERIOD + 1)):
             same = self._clauses[-1 - period] == letters
@@ -219,7 +249,9 @@ class LoopWatch:
         return 0
 
     def _count_said(self, clause: str) -> int:
-        """Clauses of a sentence that ends here and was said before."""
+        """Return the number of clauses of the sentence that ends here, if the sentence has come too often;
+        else 0.
+        """
         fills = self._fills and self._begins
         if not (self._begins or _STOP.search(clause)):
             return 0
@@ -234,13 +266,16 @@ class LoopWatch:
         return parts if looped else 0
 
     def _cut(self, clauses: int) -> str:
-        """It repeats itself: what is shown of what was held back, without the last so many clauses."""
+        """End the text. Return the part of the held-back text that is shown: all but the last `clauses`
+        clauses.
+        """
         self.repeats = True
         while clauses:
             clauses -= bool(self._pending.pop()[0])
         return "".join(text for _, text in self._pending)
 
     def _release(self) -> str:
+        """Return all held-back text and the unfinished clause."""
         text = "".join(text for _, text in self._pending) + self._clause[self._out :]
         self._pending = []
         self._out = len(self._clause)

@@ -1,4 +1,4 @@
-"""How long an answer will take: turns as laps have shown them, lengths as past answers had them."""
+"""Forecasts of how long an answer takes, from measured step times and the lengths of past answers."""
 
 from __future__ import annotations
 
@@ -19,28 +19,43 @@ from specsot.params import Limits
 from specsot_master.core.plans.router import SEVERAL_POINTS
 from specsot_master.core.stats import SECONDS_DIGITS
 
-# Share of what is known that a lap leaves: the last 500 count, some answers, for what drafts bring depends on
-# the text (1.3 to 5.6 tokens a lap over eight answers of SmolLM2-135M).
+# Fraction. The weight of all earlier turns after each new one, so that about the last 500 turns (several
+# answers) count. Drafts help by a different amount in each text: 1.3 to 5.6 tokens a step over eight answers
+# of SmolLM2-135M.
 KEPT = 0.998
-MAX_OUTLIER = 5.0  # times the mean, beyond which a lap counts as that long; not measured
-REMEMBERED = 64  # past answers, and branches, whose lengths are known; not measured
-RESTORED = 100.0  # turns that an earlier ring counts for: this one's own soon outweigh it; not measured
-PLANNED_TOKENS = 12.0  # of a point in a plan, before any was seen; not measured
-OTHERS = 3  # answers to other kinds of questions that together tell of one of a new kind; not measured
-ALIKE = 4  # past forecasts of a kind from which on they alone make its range; 3 to 6 cover the same
-# What forecasts miss by before any has ended, as a deviation of logarithms, and how many past ones that is
-# worth: docs/results/forecast.md. A plan adds up many lengths; its figure is not measured.
+# Ratio. A turn that takes longer than so many times the mean counts as that long. Untuned.
+MAX_OUTLIER = 5.0
+# Answers, and branches. Bounds the remembered lengths. Untuned.
+REMEMBERED = 64
+# Turns. Bounds the weight of an earlier ring's measurements, so that new ones soon outweigh them. Untuned.
+RESTORED = 100.0
+# Tokens. The length of a point's line in a plan before any plan was seen. Untuned.
+PLANNED_TOKENS = 12.0
+# Answers. From so many answers to questions of other kinds on, their lengths stand in for a kind that has
+# none of its own. Untuned.
+OTHERS = 3
+# Forecasts. From so many past forecasts of a kind on, only they determine its range. Chosen by measurement: 3
+# to 6 cover the same share of answers.
+ALIKE = 4
+# Deviation of the logarithm. The assumed error of a forecast before any has ended. Chosen by
+# docs/results/forecast.md; the figures of plans, which add up many lengths, are untuned.
 MISSES = {"direct": 0.8, "planned": 0.5, "branches": 0.5}
+# Forecasts. The weight of MISSES against the errors of past forecasts. Chosen by docs/results/forecast.md.
 PRIOR = 4
-COVERED = 0.8  # share of the answers that end within a range
-NEAR = 0.2  # share by which a forecast may miss and still be called right
+# Fraction. The share of answers that should end within the forecast's range.
+COVERED = 0.8
+# Fraction. Lengths that differ by at most this share count as near one another.
+NEAR = 0.2
 
 
 @dataclass(slots=True)
 class TurnSums:
-    """Past turns, the newest counting most; their seconds, and tokens of each sequence in them.
+    """Sums over past turns, in which the newest turns have the largest weight.
 
-    computing: seconds that the stages' curve gives one.
+    turns: the sum of the weights.
+    seconds: the weighted seconds of the turns.
+    tokens: the weighted number of tokens that a turn added to each sequence.
+    computing: the seconds of compute that the stages' curve gives for one turn.
     """
 
     turns: float = 0.0
@@ -49,6 +64,7 @@ class TurnSums:
     computing: float = 0.0
 
     def add(self, seconds: float, tokens: float) -> None:
+        """Add one turn. An outlier counts as MAX_OUTLIER times the mean."""
         if self.turns:
             seconds = min(seconds, MAX_OUTLIER * self.seconds / self.turns)
         self.turns = self.turns * KEPT + 1
@@ -57,35 +73,55 @@ class TurnSums:
 
 
 class LapCosts:
-    """A turn is a sequence's way from one result to the next: the seconds it takes and the tokens it brings,
-    by how many sequences take turns. Laps that carry prompts are told apart.
+    """Measured turns by the number of sequences that take part in them.
 
-    curve: compute seconds by rows, as the stages measured it; the shape of what no lap has shown yet.
+    A turn is the time from one result of a sequence to its next one, with the tokens that the sequence gains.
+    Steps that also carry prompts are measured separately. `curve` gives seconds of compute by tokens in the
+    batch, as the stages measured it; it predicts turns with numbers of sequences that no step has had yet.
+
+        results at 0.0 s {a, b}, 0.1 s {a}, 0.12 s {b}  -> turns of 2 sequences take 0.1 s and 0.12 s
     """
 
     def __init__(self, curve: Curve = (), kept: Mapping[str, Sequence[float]] | None = None) -> None:
-        """kept: what another ring of the same model had measured; slower or faster as the curves are."""
+        """Create the measurements of a ring.
+
+        kept: the measurements of another ring of the same model. They are scaled by the ratio of both rings'
+            curves.
+        """
         self._curve = CostCurve(curve)
         self._sums = {int(count): self._restored(int(count), *told) for count, told in (kept or {}).items()}
-        self._prompts = TurnSums()  # their seconds, and in the place of tokens those of the curve
-        self._turns: dict[int, float] = {}  # when each sequence had its last one
+        # Steps that carried prompts. The field `tokens` holds the seconds that the curve predicts for them.
+        self._prompts = TurnSums()
+        # When the last result of each sequence arrived.
+        self._turns: dict[int, float] = {}
+        # When the last step that carried a prompt ended.
         self._prompted = float("-inf")
 
     def _restored(
         self, count: int, turns: float, seconds: float, tokens: float, computing: float
     ) -> TurnSums:
+        """Return another ring's sums for this ring: with at most the weight RESTORED, and scaled by the
+        curves.
+        """
         here = self._curve.at(count)
         share = min(1.0, RESTORED / turns)
         slower = here / computing if here and computing else 1.0
         return TurnSums(turns * share, seconds * share * slower, tokens * share, here or computing)
 
     def kept(self) -> dict[str, list[float]]:
+        """Return the measurements for `__init__` of a later ring."""
         return {
             str(count): [one.turns, one.seconds, one.tokens, one.computing]
             for count, one in self._sums.items()
         }
 
     def on_result(self, result: Result, now: float) -> None:
+        """Measure one result that arrived at `now`.
+
+        The result ends a turn unless a prompt was computed since the sequences' last result, which would have
+        made the turn longer. Sequences whose last result is older than the first one's last result take no
+        turns any more.
+        """
         turns = [outcome for outcome in result.outcomes if outcome.step]
         if result.rows > result.drafted + len(turns) and result.number:
             self._prompted = now
@@ -104,7 +140,9 @@ class LapCosts:
                 del self._turns[one.sequence]
 
     def turn(self, count: int) -> float | None:
-        """Seconds, where so many sequences take turns; None before any lap was seen."""
+        """Return the seconds of a turn in which `count` sequences take part; None before any turn was
+        measured.
+        """
         known = self._nearest(count)
         if known is None:
             return None
@@ -113,23 +151,32 @@ class LapCosts:
         return sums.seconds / sums.turns * (self._curve.at(count) / shown if shown else 1.0)
 
     def tokens(self, count: int) -> float:
-        """That a turn brings each of so many sequences."""
+        """Return the tokens that a turn adds to each of `count` sequences; 1.0 before any turn was
+        measured.
+        """
         known = self._nearest(count)
         return 1.0 if known is None else max(self._sums[known].tokens / self._sums[known].turns, 1.0)
 
     def prompt(self, rows: int) -> float:
-        """Seconds for so many tokens of prompts."""
+        """Return the seconds of prefilling `rows` tokens."""
         slower = self._prompts.seconds / self._prompts.tokens if self._prompts.tokens else 1.0
         return self._curve.at(rows) * slower if rows > 0 else 0.0
 
     def _nearest(self, count: int) -> int | None:
+        """Return the measured number of sequences that is nearest to `count`, or None."""
         return (
             count if count in self._sums else min(self._sums, key=lambda one: abs(one - count), default=None)
         )
 
 
 class Ended(NamedTuple):
-    """A text. cut: by a limit, so that it would have been longer."""
+    """A past direct answer.
+
+    kind: the kind of its question.
+    laps: the steps that it took.
+    tokens: its tokens.
+    cut: True if a limit ended it, so that it would have been longer.
+    """
 
     kind: str
     laps: int
@@ -141,10 +188,14 @@ LENGTHS = ("direct", "plan", "points", "branch")
 
 
 class AnswerLengths:
-    """Of one model: past direct answers; tokens of past plans and branches, points of plans. A branch that a
-    limit cut has 0 tokens: how many there would have been is not known.
+    """Lengths of one model's past answers.
 
-    A text that repeats itself is drafted well, so laps differ less than tokens do.
+    `direct` holds direct answers, `plan` tokens of plans, `points` the numbers of points of plans, and
+    `branch` tokens of branches. A branch that a limit cut is stored as 0 tokens, because its full length is
+    unknown.
+
+    Direct answers are compared by their steps rather than tokens: text that repeats itself is long, but
+    drafts predict it well, so steps vary less than tokens do.
     """
 
     def __init__(self, kept: Mapping[str, Iterable[Any]] | None = None) -> None:
@@ -159,10 +210,13 @@ class AnswerLengths:
         )
 
     def kept(self) -> dict[str, list[Any]]:
+        """Return the lengths for `__init__` of a later process, for JSON."""
         return {name: list(getattr(self, name)) for name in LENGTHS}
 
     def on_event(self, event: Event) -> None:
-        """What somebody cut short tells nothing."""
+        """Learn from one client event. Text that was cancelled or failed says nothing about lengths and is
+        ignored.
+        """
         match event:
             case Planned(points) if points:
                 self.points.append(len(points))
@@ -174,9 +228,11 @@ class AnswerLengths:
                 pass
 
     def laps(self, kind: str, limit: int) -> list[float]:
-        """Of direct answers like one of at most so many tokens: those to questions of its kind, for small
-        talk is shorter than most; of all kinds where they are enough, and no plan is usual. What a limit cut
-        is taken to run into the next limit, too.
+        """Return how many steps past direct answers took, as samples for an answer of at most `limit` tokens.
+
+        Answers to the same kind of question are used if there are any. Otherwise all answers are used, if
+        there are at least OTHERS, unless the question's kind is usually answered by a plan. An answer that a
+        limit cut is assumed to run into the new limit too, so its steps are scaled by limit / tokens.
         """
         alike = [one for one in self.direct if one.kind == kind]
         others = [] if kind == SEVERAL_POINTS or len(self.direct) < OTHERS else self.direct
@@ -184,16 +240,24 @@ class AnswerLengths:
         return [laps * (share if cut else min(share, 1.0)) for laps, share, cut in known]
 
     def branches(self, count: int) -> list[float]:
-        """Lengths that so many branches will have between them, the longest first; no end to what was cut."""
+        """Return the expected lengths of `count` branches, the longest first, as quantiles of past branches.
+        A branch that a limit cut counts as infinitely long. Return [] if there is no past branch.
+
+            past branches 30, 60, 90: count 1 -> [60]; count 3 -> [90, 60, 30]
+        """
         known = sorted((tokens or inf for tokens in self.branch), reverse=True)
         return [known[(2 * place + 1) * len(known) // (2 * count)] for place in range(count)] if known else []
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What a forecast depends on. prompt: tokens to be computed before the first one. suffix: the same for
-    each branch; None where it is not known yet. others: sequences that take turns beside it.
-    kind: of question, as the router's rules know it.
+    """What a forecast depends on.
+
+    prompt: tokens that must be prefilled before the first token.
+    limits: the request's limits.
+    suffix: tokens that must be prefilled for each branch; None if that is not known yet.
+    others: sequences of other requests that take turns at the same time.
+    kind: the kind of the question, as the router's rules name it.
     """
 
     prompt: int
@@ -204,13 +268,16 @@ class Workload:
 
 
 class Forecaster:
-    """Of one ring. Everything it tells is seconds from now on; None where nothing was measured yet.
+    """Forecasts of one ring, in seconds from now. A forecast is None as long as nothing was measured.
 
-    misses: of past forecasts, what the answer took as a share of what was told, by what was told.
+    `misses` holds the errors of past forecasts, as the ratio of the real to the forecast time, by the kind of
+    forecast and by "kind of forecast: kind of question".
     """
 
     def __init__(self, kept: Mapping[str, Any] | None = None) -> None:
-        """kept: see there. Raises ValueError, TypeError, KeyError for what is no such thing."""
+        """Create a forecaster. `kept` is the result of `Forecaster.kept` in an earlier process. Raises
+        ValueError, TypeError or KeyError if `kept` has another form.
+        """
         known = kept or {"laps": {}, "lengths": {}, "misses": {}, "suffix": 0}
         self.laps = LapCosts((), known["laps"])
         self.lengths = AnswerLengths(known["lengths"])
@@ -220,17 +287,17 @@ class Forecaster:
         self._suffix = int(known["suffix"])
 
     def kept(self) -> dict[str, Any]:
-        """What a later process may begin with, for JSON."""
+        """Return what a later process can start with, for JSON."""
         misses = {way: list(shares) for way, shares in self.misses.items()}
         known = {"laps": self.laps.kept(), "lengths": self.lengths.kept()}
         return known | {"misses": misses, "suffix": self._suffix}
 
     def begin(self, curve: Curve) -> None:
-        """Another ring: the lengths stay."""
+        """Start measuring another ring with this curve. The lengths of past answers stay valid."""
         self.laps = LapCosts(curve, self.laps.kept())
 
     def forecast(self, workload: Workload) -> Forecast:
-        """Both ways, before anything of it was computed."""
+        """Return the seconds of a direct and of a planned answer, before either was started."""
         if workload.suffix is not None:
             self._suffix = workload.suffix
         known = self.lengths
@@ -245,7 +312,7 @@ class Forecaster:
         return Forecast(direct, planned)
 
     def planned(self, workload: Workload, count: int) -> float | None:
-        """A plan of so many points, and their branches."""
+        """Return the seconds of a plan with `count` points and all of its branches."""
         points = tuple(Point(id, 0, "") for id in range(1, count + 1))
         written = self.plan_tokens(count)
         plan = self.direct(workload, written)
@@ -253,19 +320,22 @@ class Forecaster:
         return plan + branches if plan is not None and branches is not None else None
 
     def plan_tokens(self, count: int) -> float:
-        """Of a plan of so many points, by past ones."""
+        """Return the expected tokens of a plan with `count` points."""
         known = self.lengths
         each = median(known.plan) / median(known.points) if known.plan and known.points else PLANNED_TOKENS
         return each * count
 
     def direct(self, workload: Workload, tokens: float) -> float | None:
-        """One sequence of so many tokens, its prompt included."""
+        """Return the seconds of one sequence that decodes `tokens` tokens, its prompt included."""
         writing = self.writing(1 + workload.others, min(tokens, workload.limits.new_tokens))
         return None if writing is None else self.laps.prompt(workload.prompt) + writing
 
     def branches(self, workload: Workload, points: Sequence[Point], plan: float = 0.0) -> float | None:
-        """All of a plan of so many tokens, each as long as past ones or as its share allows, as many side by
-        side as may be. None where nothing is known, or where the plan leaves no tokens.
+        """Return the seconds of all branches of a plan that took `plan` tokens.
+
+        Each branch is as long as past branches, or as its share of the tokens allows. As many branches run in
+        parallel as the request allows. Return None if no branch was measured, or if the plan leaves no
+        tokens.
         """
         limits = workload.limits
         lengths = self.lengths.branches(len(points))
@@ -287,8 +357,14 @@ class Forecaster:
         return seconds
 
     def spread(self, about: str, workload: Workload, seconds: float) -> tuple[float, float]:
-        """Between which eight of ten answers end of which so much is told: as past ones missed theirs, to
-        questions of this kind if they were enough; wider where few are known. Nothing outlasts its limit.
+        """Return the seconds between which a share of COVERED of the answers end for which `seconds` is the
+        forecast.
+
+        The range follows from the errors of past forecasts: of those for this kind of question if there are
+        at least ALIKE, else of all. The range is wider if few are known. The upper end of a direct answer is
+        at most the time in which the answer reaches its token limit.
+
+        about: "direct", "planned" or "branches".
         """
         alike = self.misses.get(f"{about}: {workload.kind}", ())
         misses = [log(miss) for miss in (alike if len(alike) >= ALIKE else self.misses.get(about, ()))]
@@ -302,21 +378,28 @@ class Forecaster:
         return least, max(min(most, self.longest(workload)), least, seconds) if about == "direct" else most
 
     def longest(self, workload: Workload) -> float:
-        """Seconds of a direct answer that runs into its limit, at the slowest pace that was seen."""
+        """Return the seconds of a direct answer that reaches its token limit, at the slowest pace of tokens
+        per step seen so far; infinity if no turn was measured.
+        """
         turn = self.laps.turn(1 + workload.others)
         limit = workload.limits.new_tokens
         pace = min((one.tokens / one.laps for one in self.lengths.direct if one.laps), default=1.0)
         return inf if turn is None else self.laps.prompt(workload.prompt) + turn * limit / pace
 
     def writing(self, count: int, tokens: float) -> float | None:
-        """So many sequences write so many tokens each."""
+        """Return the seconds in which `count` sequences decode `tokens` tokens each."""
         turn = self.laps.turn(count)
         return None if turn is None else turn * tokens / self.laps.tokens(count)
 
 
 def likeliest(lengths: Sequence[float]) -> float:
-    """The one that is near most of them: answers are short, or run into their limit, and few are as long as
-    the median. Of several, the nearest to that; the median itself where no two are near one another.
+    """Return the length that most other lengths are near to, within NEAR. The median would be wrong: many
+    answers are short, others reach their limit, and few are in between.
+
+    Among several such lengths the one nearest to the median is returned, and the median itself if no two
+    lengths are near one another.
+
+        [10, 11, 12, 100, 300] -> 12 (10, 11 and 12 are near one another, and 12 is the median)
     """
     known = sorted(lengths)
     middle = median(lengths)
@@ -332,16 +415,19 @@ def likeliest(lengths: Sequence[float]) -> float:
 
 
 def student(share: float, freedom: int) -> float:
-    """Quantile of Student's t, by Cornish and Fisher's series; within 1 % from 3 degrees of freedom on."""
+    """Return a quantile of Student's t distribution, by the Cornish-Fisher series. It is within 1 % from 3
+    degrees of freedom on.
+    """
     z = NormalDist().inv_cdf(share)
     return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
 
 
 @dataclass(slots=True)
 class Outlook:
-    """What one request may expect, and what it was told.
+    """The forecasts of one request. The argument `passed` is the number of seconds since the request arrived.
 
-    The argument `passed` of its methods is the number of seconds since the request arrived.
+    costs: the ring's forecaster.
+    workload: what the request's forecasts depend on.
     """
 
     costs: Forecaster
@@ -349,6 +435,9 @@ class Outlook:
     _told: dict[str, float] = field(default_factory=dict[str, float])
 
     def of_both(self, passed: float) -> Forecast | None:
+        """Return the forecast of both ways to answer, before the request starts; None if nothing is known of
+        either.
+        """
         told = self.costs.forecast(self.workload)
         direct, planned = (
             self._tell("direct", told.direct, passed),
@@ -359,12 +448,16 @@ class Outlook:
         return Forecast(direct[0], planned[0], *direct[1:], *planned[1:])
 
     def of_plan(self, points: Sequence[Point], passed: float, plan: float = 0.0) -> Forecast | None:
-        """Its points are known now. plan: tokens it took."""
+        """Return the forecast of a plan whose points are known and which took `plan` tokens; None if nothing
+        is known.
+        """
         told = self._tell("branches", self.costs.branches(self.workload, points, plan), passed)
         return None if told[0] is None else Forecast(None, told[0], None, None, *told[1:])
 
     def on_end(self, planned: bool, seconds: float, laps: int, tokens: int, cut: bool) -> None:
-        """It ended so many seconds after it came. cut: by its limit of tokens."""
+        """Learn from the end of the request, `seconds` after its arrival. `cut` is True if its token limit
+        ended it.
+        """
         kind = self.workload.kind
         if not planned and tokens:
             self.costs.lengths.direct.append(Ended(kind, laps, tokens, cut))
@@ -376,6 +469,9 @@ class Outlook:
     def _tell(
         self, about: str, seconds: float | None, passed: float
     ) -> tuple[float | None, float | None, float | None]:
+        """Remember a forecast, and return its seconds since the arrival with the lower and upper ends of its
+        range.
+        """
         if seconds is None:
             return None, None, None
         whole = self._told[about] = seconds + passed

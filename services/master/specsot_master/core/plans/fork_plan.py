@@ -1,14 +1,14 @@
-"""The state machine of a request to a model that forks by tags: a sequence, its threads, a sequence again.
+"""The state machine of a request to a model that was trained to fork its answer by tags.
 
     start -> text -> [threads -> text ->]* finished
 
-What came of a block's threads is put into the text, which is then read again: the sequence that goes on has
-all of it as its prompt. So each sequence is plain decoding of its prompt. Where the outlines cannot be forked
-(fewer than two, too many, too few tokens left) the model writes on behind them by itself.
-`max_new_tokens` bounds all of it, with the tags that are put around threads.
+The texts of a block's threads are put into the answer, and the next sequence has the whole answer so far as
+its prompt. So each sequence is ordinary decoding of its prompt. If the outlines cannot be forked (fewer than
+two, too many, or too few tokens left) the same text is continued by a single sequence. `max_new_tokens`
+bounds everything together, including the tags around threads.
 
 The tags are ThreadWeaver's: github.com/facebookresearch/threadweaver at 2662232, README.md ("Inference State
-Machine"); the white space is that of `AsyncBranchingController` without conclusions in
+Machine"). The white space is that of `AsyncBranchingController` without conclusions in
 threadweaver_rl/verl/experimental/agent_loop/single_turn_agent_loop.py, as threadweaver_sft/src/simple_eval.py
 has it. Blocks are not nested there: the first `</Thread>` ends a thread.
 """
@@ -54,7 +54,11 @@ _BLOCK_END = "\n"
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """A thread that is to be written. number: as the model wrote it."""
+    """The outline of one thread.
+
+    number: the number as the model wrote it, such as "1" or "2.1".
+    title: the rest of the outline on one line, cut to the length of a title.
+    """
 
     number: str
     title: str
@@ -62,8 +66,12 @@ class Outline:
 
 @dataclass(frozen=True, slots=True)
 class ForkTags:
-    """The dialect in one model's tokens. encode: text with tags to tokens. decode: tokens to text, without
-    special ones if so told.
+    """The fork and join tags as tokens of one model.
+
+    outlines_end: the token of the tag that ends the outlines.
+    thread_end: the token of the tag that ends a thread.
+    encode: returns the tokens of a text with tags.
+    decode: returns the text of tokens; its second argument is True to leave special tokens out.
     """
 
     outlines_end: int
@@ -73,16 +81,20 @@ class ForkTags:
 
     @property
     def block_end(self) -> tuple[int, ...]:
+        """The tokens that follow a block in the answer."""
         return self.encode(_BLOCK_END)
 
     def head(self, outline: Outline, first: bool = True) -> tuple[int, ...]:
-        """What a thread's prompt ends with, and what stands before it in the answer; there only the first one
-        begins a line.
+        """Return the tokens that a thread's prompt ends with, and that precede the thread in the answer. Only
+        the head of a block's first thread begins a new line in the answer.
         """
         return self.encode(f"{_BLOCK_END if first else ''}{THREAD}\n{outline.number}:")
 
     def outlines(self, written: Sequence[int]) -> tuple[Outline, ...]:
-        """Those of the last block, each number once; none where they cannot be threads of one block."""
+        """Return the outlines of the last block in these tokens. A number that occurs more than once is one
+        outline, with the first title, at the place of the last occurrence. Return () if there are fewer than
+        two outlines or more than MAX_POINTS, so that they cannot be threads.
+        """
         _, begun, block = self.decode(written, False).rpartition(OUTLINES)
         named = reversed(_OUTLINE.findall(block)) if begun else ()
         found = {number: _title(words) for number, words in named}
@@ -93,7 +105,9 @@ class ForkTags:
 def find_tags(
     encode: Callable[[str], tuple[int, ...]], decode: Callable[[Sequence[int], bool], str]
 ) -> ForkTags | None:
-    """None: a tag is not one token, so the model was not taught this dialect."""
+    """Return the model's tags, or None if some tag is not a single token, so that the model was not trained
+    on them.
+    """
     tokens = {tag: encode(tag) for tag in TAGS}
     if any(len(one) != 1 for one in tokens.values()):
         return None
@@ -101,7 +115,9 @@ def find_tags(
 
 
 def may_fork(ask: Ask) -> bool:
-    """Whether this request's answer may be written in threads; otherwise it is one sequence."""
+    """Return True if this request's answer may be written in threads. It may not if an option of the request
+    needs one sequence, such as a form, a window or `min_tokens`.
+    """
     alone = (
         *(ask.form, ask.tools, ask.min_tokens, ask.polish, ask.finish_within_s is not None),
         *(ask.window, ask.pruning, ask.head_aware, ask.prompt_logprobs is not None),
@@ -111,20 +127,34 @@ def may_fork(ask: Ask) -> bool:
 
 
 def _title(words: str) -> str:
+    """Return the words on one line, cut to MAX_TITLE_BYTES bytes."""
     line = " ".join(words.split())
     return line.encode()[:MAX_TITLE_BYTES].decode(errors="ignore")
 
 
 FORKED = Decision("auto", BY_ITSELF)
 ALONE = "what is asked for needs one sequence"
-# Of one answer; behind them the model writes alone. The published procedure ends after 32 steps, two a block.
+# Blocks. Bounds the blocks of one answer; after them the answer is continued by a single sequence. Precedent:
+# ThreadWeaver ends after 32 steps, two per block.
 MAX_BLOCKS = 16
 
 
 @dataclass(slots=True)
 class Stretch:
-    """What one sequence writes. tag: the token that ended it. waiting: text whose place in the answer is not
-    there yet. head, ending: tokens that stand before and behind it in the answer.
+    """A segment of the answer: what one sequence writes.
+
+    answer: the segment's text.
+    budget: the most tokens that the sequence may decode.
+    head: tokens before a thread's text in the answer; empty for a text between blocks.
+    point: the thread's point; None for a text between blocks.
+    spans: which token wrote which characters.
+    opened: True once the sequence was opened.
+    headed: True once the thread's head is in the answer.
+    tag: the stop token that ended the sequence, or None.
+    reason: why the sequence ended, or None.
+    ending: the closing tag after the text in the answer; empty if the sequence did not end by its own tag.
+    waiting: text that follows the answer so far only once earlier threads are finished.
+    logprobs: the logprobs of the tokens of `waiting`.
     """
 
     answer: AnswerText
@@ -142,24 +172,28 @@ class Stretch:
 
     @property
     def live(self) -> bool:
+        """True while the sequence runs."""
         return self.opened and self.reason is None
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Of its text, without the one that ended it."""
+        """Tokens of the text, without the one that ended it."""
         return self.spans.within(0, self.answer.released if self.answer.stopped else None)
 
     @property
     def placed(self) -> tuple[int, ...]:
-        """A thread's tokens in the answer, with what is before it and its end."""
+        """The tokens of a thread in the answer with its head and its closing tag; empty if the thread is not
+        in the answer.
+        """
         return (*self.head, *self.tokens, *self.ending) if self.headed else ()
 
     @property
     def written(self) -> int:
+        """Tokens that the sequence decoded, including the tag that ended it."""
         return len(self.spans) + (self.tag is not None)
 
     def read(self, pieces: Iterable[TextPiece]) -> str:
-        """What of it may be shown. Nothing follows a stop string."""
+        """Add pieces and return the text that may be shown. Text after a stop string is dropped."""
         shown: list[str] = []
         for piece in pieces:
             if self.answer.stopped:
@@ -170,16 +204,19 @@ class Stretch:
         return "".join(shown)
 
     def take_logprobs(self) -> tuple[TokenLogprobs, ...]:
-        """Those of the tokens whose text is out, each once; at its end of all that are left."""
+        """Return the logprobs of tokens whose text was released, each token once; at the segment's end, those
+        of all remaining tokens.
+        """
         whole = self.reason is not None and not self.answer.stopped
         return self.spans.take_logprobs(0, None if whole else self.answer.released)
 
 
 class ForkPlan:
-    """One request from start to end, as `RequestPlan`. Ordinal 0 is what is written alone, others are
-    threads, numbered through all blocks.
+    """The plan of one request to a forking model, with the same methods as `RequestPlan`.
 
-    context: tokens behind the prompt, all that the next sequence reads; at its end those of the answer.
+    Ordinal 0 is the text outside of blocks; every other ordinal is a thread, numbered through all blocks.
+    `context` holds the tokens after the prompt that the next sequence reads; in the end they are the tokens
+    of the answer.
     """
 
     deadline: None = None
@@ -196,8 +233,8 @@ class ForkPlan:
         self._solo = self._stretch(ask.limits.new_tokens)
         self._block = dict[int, Stretch]()
         self._outlines = dict[int, Outline]()
-        self._threads = self._blocks = 0  # so far
-        self._current = 0  # threads of the block that are in the answer
+        self._threads = self._blocks = 0  # Threads and blocks so far.
+        self._current = 0  # Threads of the current block that are completely in the answer.
         self._text = list[str]()
         self._length = 0
         self._written = self._headings = 0
@@ -206,24 +243,30 @@ class ForkPlan:
 
     @property
     def all_opened(self) -> bool:
+        """True if the request will open no further sequence, which is known only at its end."""
         return self.finished
 
     def foresee(self, outlook: Outlook) -> None:
-        """Nothing is foreseen: how often it forks, nobody knows."""
+        """Do nothing: there is no forecast, as the number of forks is unknown."""
 
     def start(self, prompt_tokens: int, now: float, found: int = 0) -> list[Command]:
-        """Admitted: the model writes."""
+        """Return the commands of an admitted request: the Started event, and the opening of the first
+        sequence.
+        """
         self._tally.prompt_tokens = prompt_tokens
         self._tally.cached_tokens = min(found, prompt_tokens)
         started = Started(self._request, self._model, self._ask.mode, self._seed, prompt_tokens)
         return [self._tell(started), *self._go_on(now)]
 
     def on_lap(self, outcomes: Iterable[Outcome], now: float) -> None:
+        """Count one step of the ring that returned these outcomes."""
         if not self.finished:
             self._tally.lap(outcomes, now)
 
     def on_text(self, ordinal: int, pieces: Sequence[TextPiece], now: float) -> list[Command]:
-        """A sequence's new tokens and their text; its end token, if any, left out."""
+        """Handle new text of a sequence. `pieces` has one piece per token, without the token that ended the
+        sequence.
+        """
         stretch = self._find(ordinal)
         if stretch is None or not pieces:
             return []
@@ -234,11 +277,12 @@ class ForkPlan:
         return told
 
     def on_end(self, ordinal: int, end: End, now: float) -> list[Command]:
+        """Handle the end of a sequence."""
         stretch = self._find(ordinal)
         return self._end(ordinal, stretch, REASON_OF_END[end], now) if stretch else []
 
     def ready(self) -> tuple[Point, ...]:
-        """Threads that may be opened now, never more than may run beside each other."""
+        """Return the threads that may be opened now, at most as many as may still run in parallel."""
         if self.finished:
             return ()
         live = sum(one.live for one in self._block.values())
@@ -246,21 +290,22 @@ class ForkPlan:
         return tuple(waiting[: max(self._ask.limits.max_parallel - live, 0)])
 
     def preview(self, point: Point) -> OpenBranch:
-        """What opening this thread will ask for; changes nothing."""
+        """Return the command that would open this thread. Nothing changes."""
         points = tuple(one.point for one in self._block.values() if one.point)
         return OpenBranch(point, points, (), self._block[point.id].budget)
 
     def open_branch(self, point: Point) -> list[Command]:
+        """Mark the thread as opened, and return the command that opens it with its BranchStarted event."""
         order = self.preview(point)
         self._block[point.id].opened = True
         return [order, self._tell(BranchStarted(point.id, point.title, order.budget))]
 
     def head_of(self, thread: int) -> tuple[int, ...]:
-        """What a thread's prompt has behind prompt and context."""
+        """Return the tokens that a thread's prompt has after the request's prompt and the context."""
         return self._tags.head(self._outlines[thread])
 
     def cancel(self, now: float) -> list[Command]:
-        """The caller said stop: whatever runs is closed, and the text so far is the answer."""
+        """Close all running sequences. The text so far becomes the answer."""
         if self.finished:
             return []
         commands: list[Command] = []
@@ -272,15 +317,18 @@ class ForkPlan:
         return [*commands, *self._merge(), *self._finish(Reason.CANCELLED, now)]
 
     def _stretch(self, budget: int, head: tuple[int, ...] = (), point: Point | None = None) -> Stretch:
+        """Return an empty segment; `head` and `point` are those of a thread."""
         return Stretch(AnswerText(self._ask.stop), budget, head, point)
 
     def _find(self, ordinal: int) -> Stretch | None:
+        """Return the segment that this ordinal writes, or None if it does not run."""
         stretch = self._block.get(ordinal) if ordinal else self._solo
         return stretch if stretch and stretch.live and not self.finished else None
 
     # --- text ---
 
     def _show(self, ordinal: int, stretch: Stretch, text: str, lap: int = 0) -> list[Command]:
+        """Return events for new text of a segment."""
         logprobs = stretch.take_logprobs()
         if not text and not logprobs:
             return []
@@ -292,7 +340,9 @@ class ForkPlan:
         return [self._tell(BranchText(ordinal, offset, text, lap, logprobs)), *self._merge()]
 
     def _merge(self) -> list[Command]:
-        """The block as far as order allows: a thread's head, its text, what ended it."""
+        """Return the event for what the answer gains from the current block. Threads are merged in order,
+        each with its head, its text and its closing tag; the first unfinished thread streams live.
+        """
         text = ""
         logprobs = tuple[TokenLogprobs, ...]()
         threads = tuple(self._block.values())
@@ -311,6 +361,7 @@ class ForkPlan:
         return self._tell_merged(text, logprobs)
 
     def _take(self, stretch: Stretch) -> tuple[str, tuple[TokenLogprobs, ...]]:
+        """Return the waiting text of a segment and its logprobs, and clear both."""
         taken = "".join(stretch.waiting), tuple(stretch.logprobs)
         stretch.waiting = []
         stretch.logprobs = []
@@ -319,6 +370,7 @@ class ForkPlan:
     def _tell_merged(
         self, text: str, logprobs: tuple[TokenLogprobs, ...] = (), lap: int = 0
     ) -> list[Command]:
+        """Return the event for new text of the answer, or nothing if there is none."""
         if not text and not logprobs:
             return []
         offset = self._length
@@ -327,12 +379,15 @@ class ForkPlan:
         return [self._tell(MergedText(offset, text, logprobs, lap))]
 
     def _spell(self, tokens: Sequence[int]) -> str:
-        """Tags as the client wants them: they are special tokens."""
+        """Return the text of tags. They are special tokens, which the client may have asked to leave out."""
         return self._tags.decode(tokens, self._ask.skip_special_tokens)
 
     # --- ends of sequences ---
 
     def _end(self, ordinal: int, stretch: Stretch, reason: Reason, now: float) -> list[Command]:
+        """End a segment, and what follows from it: the next block, the next text, or the end of the
+        answer.
+        """
         told = self._close(ordinal, stretch, reason)
         if not ordinal:
             return [*told, *self._settle(reason, now)]
@@ -340,6 +395,7 @@ class ForkPlan:
         return [*told, *(self._join(now) if over else ())]
 
     def _close(self, ordinal: int, stretch: Stretch, reason: Reason) -> list[Command]:
+        """Record the end of a segment and return the events for its remaining text."""
         text = stretch.answer.flush()
         stretch.reason = reason
         tag = self._tags.thread_end if ordinal else self._tags.outlines_end
@@ -353,7 +409,7 @@ class ForkPlan:
         return [*told, self._tell(BranchFinished(ordinal, reason, len(stretch.tokens))), *self._merge()]
 
     def _settle(self, reason: Reason, now: float) -> list[Command]:
-        """What is written alone has reached outlines, or its end."""
+        """Handle the end of a text outside of blocks: open the threads of its outlines, or finish."""
         if not self._solo.ending:
             return self._finish(reason, now)
         self.context += self._solo.ending
@@ -361,7 +417,9 @@ class ForkPlan:
         return [*told, *(self._fork(now) or self._go_on(now))]
 
     def _fork(self, now: float) -> list[Command]:
-        """The block's threads; none: it is written alone."""
+        """Open a block with the threads of the last outlines. Return nothing if they cannot be forked; then
+        the text is continued by a single sequence.
+        """
         outlines = self._tags.outlines((*self._solo.tokens, *self._solo.ending))
         tags = self._tags
         heads = [tags.head(outline, not place) for place, outline in enumerate(outlines)]
@@ -383,8 +441,8 @@ class ForkPlan:
         return [self._tell(Planned(tuple(points)))]
 
     def _join(self, now: float) -> list[Command]:
-        """All threads are over. One that did not end by itself ends the answer, as in the published
-        procedure: the model was never taught to go on behind it.
+        """Handle the end of a block: continue after it. If a thread did not end by its own tag, finish the
+        answer, as the published procedure does: the model was not trained to continue after such a thread.
         """
         threads = self._block.values()
         if not all(one.ending for one in threads):
@@ -395,7 +453,7 @@ class ForkPlan:
         return [*self._tell_merged(self._spell(self._tags.block_end)), *self._go_on(now)]
 
     def _take_block(self) -> tuple[Stretch, ...]:
-        """Its threads, which are in the answer now."""
+        """Add the threads of the current block to the context, remove the block, and return the threads."""
         threads = tuple(self._block.values())
         self._block = {}
         for thread in threads:
@@ -404,6 +462,7 @@ class ForkPlan:
         return threads
 
     def _go_on(self, now: float) -> list[Command]:
+        """Open the next sequence with ordinal 0, or finish if no tokens are left."""
         if self._rest < 1:
             return self._finish(Reason.LENGTH, now)
         self._solo = self._stretch(self._rest)
@@ -413,9 +472,11 @@ class ForkPlan:
 
     @property
     def _rest(self) -> int:
+        """Tokens that the answer may still grow by."""
         return self._ask.limits.new_tokens - len(self.context)
 
     def _finish(self, reason: Reason, now: float) -> list[Command]:
+        """Return the last event: Finished with the whole text, its tokens and the request's statistics."""
         self.finished = True
         self.reason = reason.value
         writers = self._solo, *self._take_block()
@@ -427,11 +488,13 @@ class ForkPlan:
         return [self._tell(Finished(reason, "".join(self._text), self.context, figures, stop))]
 
     def _tell(self, event: Event) -> Numbered:
+        """Give an event the next number."""
         number = self._number
         self._number = self._number + 1
         return Numbered(number, event)
 
 
 def _worst(reasons: Iterable[Reason | None]) -> Reason:
+    """Return FAILED if a thread failed, else LENGTH if one reached its limit, else STOP."""
     among = set(reasons)
     return next((one for one in (Reason.FAILED, Reason.LENGTH) if one in among), Reason.STOP)

@@ -1,4 +1,4 @@
-"""Guards of plans, of every dialect: drops titles that are no points, as small models write them."""
+"""Guards of plans: drop titles that are not usable as points, as small models write them."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from specsot.core.skeleton import MAX_TITLE_BYTES, MAX_TITLE_WORDS, Point
 from specsot.params import Ask
 from specsot_master.core.plans.wording import Language, language_of
 
-# A title that leaves fewer bytes free was probably cut there; not measured.
+# Bytes. A title that leaves fewer bytes of its limit free was probably cut by the limit. Untuned.
 _FREE_BYTES = 6
-# Words that say nothing in a title, in the languages that we ask in.
+# Words without meaning in a title, in the languages of the prompts.
 _ARTICLES = frozenset(("a", "an", "the", "der", "die", "das", "el", "la", "los", "las"))
-# Behind these a title must go on, and some of them go on with one before it.
+# A title cannot end with one of these words, as something must follow it. With some of them it cannot begin.
 _JOINTS = (
     "a|an|the|and|or|but|of|as|that|which|is|are|at|to|from|into|than|with|by|its|their|your|"
     "und|oder|der|die|das|ein|eine|von|mit|für|zu|y|o|de|del|la|el|los|las|un|una|que|para|por|con|en"
 )
 _JOINED = frozenset(_JOINTS.split("|"))
 _OPEN = re.compile(rf"(?:^|\s)(?:{_JOINTS})$|(?i:^(?:and|or|but|which|und|oder|aber|y|o|pero|que)\s)")
-# What stands between things that a question names side by side, in the languages that we ask in.
+# Words between things that a question names side by side, in the languages of the prompts.
 _BESIDE = frozenset(
     ("and", "or", "vs", "versus", "und", "oder", "gegen", "y", "e", "o", "u", "contra", *"和与或及")
 )  # fmt: skip
-# Behind these may stand that the next thing is asked for, too: "..., and what is herd immunity?"
+# Words that may come between such a word and the next thing: "..., and what is herd immunity?"
 _ASKING = frozenset(
     ("what", "which", "who", "is", "are", "was", "were", "discuss", "describe", "explain", "its", "their",
      "welche", "ist", "sind", "qué", "cuál", "cuáles", "es", "son", "su", "sus", *"什么是")
@@ -39,20 +39,29 @@ _ENDINGS: Mapping[Language, tuple[str, ...]] = {
     "es": ("o", "a", "e"),
 }
 _COMMAS = frozenset(",;，、；")
-_ROW = 4  # words from a comma in a row to the next one or to an "and", or back to another comma; not measured
+# Words. A comma belongs to an enumeration if the next comma or "and", or the comma before, is at most so far
+# away. Untuned.
+_ROW = 4
 _FIGURES = re.compile(r"\s*,\s+\d[\d\s.–-]*\w{0,2}$")
-_GLUED = re.compile(r"\w,[^\W\d]")  # words behind one another without a space, to be under the bound
+# Words joined by a comma without a space, which some models write to stay below the limit of words.
+_GLUED = re.compile(r"\w,[^\W\d]")
 _WORD = re.compile(r"[\u3400-\u9fff]|[^\W_\u3400-\u9fff]+")
 _TOKEN = re.compile(rf"{_WORD.pattern}|[,;，、；]")
 
 
 class Stems:
-    """Texts as what is compared: words without case, accents, endings, punctuation and articles; of Han
-    script every character.
+    """Texts in the form in which they are compared.
+
+    A text becomes a tuple of words without case, accents, endings, punctuation and articles; in Han script
+    every character is a word. `question` holds the stems of the question with its commas, `joints` those of
+    words that connect, `ours` those of the instructions that asked for the plan. `apart` holds the indexes in
+    `question` at which things are set side by side.
+
+        of("The Tall Trees") -> ("tall", "tree")
     """
 
     def __init__(self, question: str, told: Iterable[str]) -> None:
-        """told: our words, in which a plan was asked for."""
+        """Read the question. `told` are the instructions in which the plan was asked for."""
         self._endings = _ENDINGS.get(language_of(question), ())
         self.question = self._read(_TOKEN, question)
         self.joints = set(map(self._stem, _JOINED))
@@ -60,8 +69,8 @@ class Stems:
         self.ours = {word for text in told for word in self.of(text)} - self.joints
 
     def _find_apart(self) -> set[int]:
-        """Where the question sets things side by side, or asks for another one; a comma does so in a row, and
-        else ends a clause.
+        """Return the indexes at which the question sets things side by side or asks for a further thing. A
+        comma does so within an enumeration only; elsewhere it ends a clause.
         """
         words, asking = (set(map(self._stem, some)) for some in (_BESIDE, _ASKING))
         places = [at for at, word in enumerate(self.question) if word in words or word in _COMMAS]
@@ -72,20 +81,24 @@ class Stems:
         }
         apart = {at for at in places if self.question[at] in words or at in near}
         if any(word in asking and at - 1 in apart for at, word in enumerate(self.question)):
-            apart.add(-1)  # what its first part asks for stands beside what the other one does
+            # The beginning of the question counts too: its first part is side by side with the further one.
+            apart.add(-1)
         for at, word in enumerate(self.question):
             if word in asking and at - 1 in apart:
                 apart.add(at)
         return apart
 
     def of(self, text: str) -> tuple[str, ...]:
+        """Return the words of a text in the compared form."""
         return self._read(_WORD, text)
 
     def _read(self, pattern: re.Pattern[str], text: str) -> tuple[str, ...]:
+        """Return the stems of the text's words that match `pattern`, without articles."""
         words: list[str] = pattern.findall(text.casefold())
         return tuple(self._stem(word) for word in words if word not in _ARTICLES)
 
     def _stem(self, word: str) -> str:
+        """Return one word without case, accents and one ending."""
         marked = unicodedata.normalize("NFKD", word.casefold())
         bare = "".join(sign for sign in marked if not unicodedata.combining(sign))
         one = bare.removesuffix("s") if len(bare) > 3 else bare
@@ -96,16 +109,20 @@ class Stems:
 
 
 def question_of(ask: Ask) -> str:
+    """Return the text that the client asks: the prompt, or the last message."""
     return ask.prompt if ask.prompt is not None else ask.messages[-1].content if ask.messages else ""
 
 
 def plan_of(
     points: Sequence[Point], cut: bool, question: str, tokens: int | None = None, told: Iterable[str] = ()
 ) -> tuple[Point, ...]:
-    """Those of a plan that can be written; none where fewer than two are left, unless it had only one.
+    """Return the points of a plan that can be written. Return () if fewer than two are left, except for a
+    plan in markers that had only one point from the start.
 
-    cut: a limit ended a list, and its last title. tokens: for all points of a list, which become equally
-    long; None: they have lengths.
+    cut: True if a limit ended the plan; the last title of a list is then incomplete and left out.
+    tokens: the tokens for all points of a list, which are divided equally; None if the points have lengths of
+        their own.
+    told: the instructions in which the plan was asked for.
     """
     listed = tokens is not None
     kept = keep_points(points[:-1] if cut and listed else points, question, told, bounded=listed)
@@ -117,11 +134,13 @@ def plan_of(
 def keep_points(
     points: Sequence[Point], question: str, told: Iterable[str] = (), bounded: bool = True
 ) -> tuple[Point, ...]:
-    """Those whose titles can be written about, numbered anew: whole, not said before, and neither the
-    question's words nor ours. What the question names beside another thing was asked for, and stays; other
-    titles of its words stay where fewer than two would.
+    """Return the points whose titles can be written about, with new ids 1, 2, and so on.
 
-    bounded: titles are held to a length, at which some are cut.
+    A title must be complete and must not repeat an earlier title, the question or the instructions. A thing
+    that the question names side by side with another was asked for, so such a title stays. Other titles that
+    consist of the question's words only stay if fewer than two points would be left without them.
+
+    bounded: True if titles are held to a length, at which some are cut.
     """
     stems, kept = Stems(question, told), list[Point]()
     for point in without_figures(points):
@@ -138,7 +157,11 @@ def keep_points(
 
 
 def number_anew(points: Sequence[Point]) -> tuple[Point, ...]:
-    """1, 2, ...; what they need of others is forgotten."""
+    """Return the points with ids 1, 2, and so on. Needs refer to the new ids; needs of dropped points are
+    removed.
+
+        ids 2, 5 (needs 1 and 2) -> ids 1, 2 (needs 1)
+    """
     ids = {point.id: id for id, point in enumerate(points, 1)}
     return tuple(
         replace(one, id=ids[one.id], needs=tuple(ids[need] for need in one.needs if need in ids))
@@ -147,14 +170,18 @@ def number_anew(points: Sequence[Point]) -> tuple[Point, ...]:
 
 
 def without_figures(points: Sequence[Point]) -> list[Point]:
-    """Titles without what figures end them ("Cuts, 2016-2022"), unless only those tell two of them apart."""
+    """Return the points without figures at the end of titles ("Cuts, 2016-2022" -> "Cuts"), unless only the
+    figures distinguish two titles.
+    """
     bare = {point.title: _FIGURES.sub("", point.title) for point in points}
     times = Counter(bare.values())
     return [replace(one, title=bare[one.title]) if times[bare[one.title]] == 1 else one for one in points]
 
 
 def is_title(title: str, bounded: bool = True) -> bool:
-    """It has a word to write about, ended before its bound, and is not one word again and again."""
+    """Return True if the title has a word to write about, is not cut at its limit, and does not repeat one
+    word.
+    """
     words: list[str] = _WORD.findall(title.casefold())
     short = len(title.split()) < MAX_TITLE_WORDS and len(title.encode()) <= MAX_TITLE_BYTES - _FREE_BYTES
     short = short or not bounded
@@ -164,8 +191,10 @@ def is_title(title: str, bounded: bool = True) -> bool:
 
 
 def is_said(title: Sequence[str], before: Sequence[str]) -> bool:
-    """It has the words of one before, or two of them at least and no other; or all of that one's and others
-    between them, as "Shop at local markets" has behind "Shop at markets".
+    """Return True if the title repeats an earlier one.
+
+    The title repeats it if it has the same words, or at least two words and all of them from the earlier one.
+    It also does so if it adds words within an earlier one: "Shop at local markets" repeats "Shop at markets".
     """
     these = set(title)
     those = set(before)
@@ -175,7 +204,9 @@ def is_said(title: Sequence[str], before: Sequence[str]) -> bool:
 
 
 def is_ours(title: Sequence[str], stems: Stems) -> bool:
-    """It is made of the words in which we asked, in any order and form; or of some and the question's."""
+    """Return True if the title consists of words of the instructions in any order, or of at least two of
+    those words together with the question's.
+    """
     said = {word for word in title if not word.isdigit()}
     asked = set(stems.question)
     ours = said & stems.ours
@@ -184,19 +215,21 @@ def is_ours(title: Sequence[str], stems: Stems) -> bool:
 
 
 def is_copied(title: Sequence[str], stems: Stems) -> bool:
-    """The question says it word for word, and does not list it: "Alan Turing" is what it is about."""
+    """Return True if the title is copied word for word from the question, and is not one of the things that
+    the question lists. For example "Alan Turing" is only what the question is about.
+    """
     return bool(places_of(title, stems)) and not is_listed(title, stems)
 
 
 def is_listed(title: Sequence[str], stems: Stems) -> bool:
-    """The question says it word for word beside another thing: "plant-based and animal-based" asks for both,
-    and "what is rain, and what is hail?", too.
+    """Return True if the question names the title word for word side by side with another thing, as
+    "plant-based and animal-based" and "what is rain, and what is hail?" do.
     """
     return any(stems.apart & {at - 1, at + len(title)} for at in places_of(title, stems))
 
 
 def places_of(title: Sequence[str], stems: Stems) -> list[int]:
-    """Where the question says it word for word."""
+    """Return the indexes in the question at which the title occurs word for word."""
     asked = stems.question
     size = len(title)
     return [at for at in range(len(asked)) if title and asked[at : at + size] == tuple(title)]

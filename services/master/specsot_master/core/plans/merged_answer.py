@@ -1,4 +1,4 @@
-"""The merged answer: texts of branches in the plan's order, under their headings."""
+"""The merged answer: the texts of the branches in the plan's order, under their headings."""
 
 from __future__ import annotations
 
@@ -11,17 +11,25 @@ GAP = "\n\n"
 
 
 def heading_of(point: Point) -> str:
-    """The separator between the text before and a point's own; the first one has no gap before it."""
+    """Return the heading that separates a point's text from the text before it. At the beginning of the
+    answer the leading blank line is left out.
+    """
     return f"{GAP}## {point.id}. {point.title}\n"
 
 
 class MergedAnswer:
-    """Branches write in any order; the first one that is not finished streams live, later ones wait.
+    """Merges branches that write in any order. The first unfinished branch streams live; text of later
+    branches waits until all branches before them are finished.
 
-    A branch without text leaves no heading. titled: ids of the points that have one.
+        write(2, "B")  -> ""
+        write(1, "A")  -> "## 1. First\\nA"
+        finish(1)      -> "\\n\\n## 2. Second\\nB"
+
+    A branch without text gets no heading. `headed` lists the points whose headings were released.
     """
 
     def __init__(self, points: Sequence[Point], titled: Collection[int]) -> None:
+        """Create an empty answer. `titled` are the ids of the points that get a heading."""
         self._points = tuple(points)
         self._titled_ids = frozenset(titled)
         self._waiting: dict[int, list[str]] = {point.id: [] for point in points}
@@ -30,7 +38,7 @@ class MergedAnswer:
         self._done: set[int] = set()
         self._current = 0
         self._titled = self._begun = False
-        self.headed: list[int] = []  # points whose heading is out
+        self.headed: list[int] = []
         self._shown: list[str] = []
         self.length = 0
 
@@ -40,23 +48,27 @@ class MergedAnswer:
         return "".join(self._shown)
 
     def write(self, id: int, text: str, logprobs: Sequence[TokenLogprobs] = ()) -> str:
+        """Add a branch's text with the logprobs of its tokens. Return the new text of the merged answer."""
         self._waiting[id].append(text)
         self._told[id] += logprobs
         return self._advance()
 
     def finish(self, id: int, mark: str = "") -> str:
-        """A branch writes no more. mark: follows its text."""
+        """Mark a branch as finished; `mark` follows its text. Return the new text of the merged answer."""
         self._waiting[id].append(mark)
         self._done.add(id)
         return self._advance()
 
     def take_logprobs(self) -> tuple[TokenLogprobs, ...]:
-        """Of the tokens of the stretches since the last call."""
+        """Return the logprobs of the tokens whose text was merged since the last call."""
         taken = self._logprobs
         self._logprobs = []
         return tuple(taken)
 
     def _advance(self) -> str:
+        """Release the text of the first unfinished branch, and move on to the next one if the branch is
+        finished.
+        """
         out: list[str] = []
         while self._current < len(self._points):
             point = self._points[self._current]
@@ -71,7 +83,7 @@ class MergedAnswer:
         return delta
 
     def _take(self, point: Point) -> str:
-        """What the current branch has written since last time, its heading first."""
+        """Return what a branch has written since the last call, with its heading before its first text."""
         body, self._waiting[point.id] = "".join(self._waiting[point.id]), []
         self._logprobs += self._told[point.id]
         self._told[point.id] = []

@@ -1,12 +1,14 @@
-"""The state machine of one request: takes what happened, returns commands to carry out and events to send.
+"""The state machine of one request: methods receive events and return commands and client events.
 
     start -> [score ->] skeleton -> plan -> branches -> [polish ->] finished
          \\-> answer <--/ ------------------------------------/
 
-A plan of which fewer than two points can be kept is followed by a plain answer. Where the branches are to be
-joined (polish), what that turn writes is the answer, and their merged text is told only in its place.
-`max_new_tokens` bounds all of it: the plan with its markers, the headings of the merged answer, every branch
-with its end token, or the direct answer that the model chose instead.
+If fewer than two points of a plan are usable, the model answers directly instead. If the client asked for a
+polished answer, a last turn rewrites the branches' merged text. The rewritten text is the answer; the merged
+text is sent to the client only if there is no such turn.
+
+`max_new_tokens` bounds everything together: the plan with its markers, the headings of the merged answer,
+every branch with its end token, or the direct answer that the model chose instead.
 """
 
 from __future__ import annotations
@@ -52,18 +54,18 @@ from specsot_master.core.plans.text_pieces import TextPiece
 from specsot_master.core.plans.time_limit import TimeLimit
 from specsot_master.core.stats import OutputTokens, RequestTally
 
-PROMPT_PART = 512  # tokens of a prompt in one event; with 20 others each, below what a message may hold
+# Tokens. Bounds the prompt logprobs in one event, so that with 20 candidates per token an event still fits a
+# message.
+PROMPT_PART = 512
 
 
 class RequestPlan:
-    """One request from start to end. Ordinal 0 is the skeleton or the answer, others are point ids.
+    """The plan of one request, from its admission to its last event.
 
-    Every method returns commands in the order in which they are to be carried out; events among them
-    are numbered without a gap. Once `finished`, every method returns nothing. `reason`: why, unless it
-    gave up. size: tokens of a text that the answer holds and the model did not write.
-    told: what a model is told that plans in lists; None where it plans in the language of markers.
-    decision: which way it goes; None: as it asks. score: what is asked where the model's score decides that.
-    most: points of a list for which there is time.
+    Ordinal 0 is the score, the skeleton, the direct answer or the polish turn; every other ordinal is a
+    point's id. Every method returns commands in the order in which they must be executed. The client events
+    among them are numbered without a gap. Once `finished` is True, every method returns nothing. `reason`
+    says why the request finished; it stays None if an invalid plan ended it.
     """
 
     def __init__(
@@ -79,6 +81,15 @@ class RequestPlan:
         score: ScorePrompt | None = None,
         most: int | None = None,
     ) -> None:
+        """Create the plan of a request that arrived at `now`, in seconds.
+
+        size: returns the number of tokens of a text that the model did not write (a heading).
+        told: the instructions in the prompt of a model that plans in numbered lists; None for a model that
+            plans in markers.
+        decision: whether to plan; None to follow the request's mode.
+        score: the router's score prompt if the model's score decides whether to plan, else None.
+        most: the most points of a list that fit the client's time limit, or None.
+        """
         self._ask = ask
         self._request = request
         self._seed = seed
@@ -91,18 +102,23 @@ class RequestPlan:
         self._rules = rules_of(ask, self._listed, most)
         self._tally = RequestTally(now)
         self._number = 0
-        self._outlook: Outlook | None = None  # where somebody foresees
+        self._outlook: Outlook | None = None  # The forecast, if there is one.
         whole = ask.finish_within_s
         self.deadline = TimeLimit(now + whole, whole, polishes=ask.polish) if whole else None
-        # a turn will join the branches; it is there
+        # True until the branches are over, if the client wants them rewritten by a polish turn.
         self._to_polish = ask.polish
+        # True once the polish turn was opened.
         self._polished = False
         self._branches: PlanBranches | None = None
-        self._before = 0  # tokens of ordinal 0 before the ones that count: a score, a list that was left
-        self._stop_token: int | None = None  # that ended a sequence
+        # Tokens of earlier sequences with ordinal 0: the score, an unusable plan, or the skeleton before a
+        # polish turn.
+        self._before = 0
+        # The stop token of the client that ended a sequence, if one did.
+        self._stop_token: int | None = None
         self._solo = self._make_solo()
         self._solo_over = False
-        self._score = score  # None once it is over
+        # The score prompt, or None once the score has been read.
+        self._score = score
         self._scored: events.TokenLogprobs | None = None
         self._told_direct = self._mode == "direct"
         self.finished = False
@@ -110,17 +126,22 @@ class RequestPlan:
 
     @property
     def all_opened(self) -> bool:
+        """True if the request will open no further sequence."""
         plan = self._branches
         return self.finished or self._told_direct or bool(plan and plan.all_opened and not self._to_polish)
 
     def foresee(self, outlook: Outlook) -> None:
+        """Use this forecast for the request, and for its time limit if it has one."""
         self._outlook = outlook
         if self.deadline:
             self.deadline.outlook = outlook
 
     def start(self, prompt_tokens: int, now: float, found: int = 0) -> list[Command]:
-        """Admitted: the first sequence is opened. prompt_tokens: as a direct answer's prompt counts them.
-        found: those of the first prompt that were in the ring already.
+        """Return the commands of an admitted request: the Started event, and the opening of the first
+        sequence.
+
+        prompt_tokens: tokens of the prompt that a direct answer has.
+        found: how many first tokens of the first prompt the ring had in its prefix cache.
         """
         self._tally.prompt_tokens = prompt_tokens
         self._tally.cached_tokens = min(found, prompt_tokens)
@@ -134,12 +155,16 @@ class RequestPlan:
         return [self._tell(started), *self._begin(now)]
 
     def on_lap(self, outcomes: Iterable[Outcome], now: float) -> None:
-        """One lap brought these outcomes for this request; counts them, before `on_text` and `on_end`."""
+        """Count one step of the ring that returned these outcomes. Must be called before `on_text` and
+        `on_end`.
+        """
         if not self.finished:
             self._tally.lap(outcomes, now)
 
     def on_text(self, ordinal: int, pieces: Sequence[TextPiece], now: float) -> list[Command]:
-        """A sequence's new tokens and their text; its end token, if any, left out."""
+        """Handle new text of a sequence. `pieces` has one piece per token, without the token that ended the
+        sequence.
+        """
         if self.finished or not pieces:
             return []
         told = self._note(pieces)
@@ -155,7 +180,9 @@ class RequestPlan:
         return [*told, *self._end_in_time(ordinal, now)] if over and not self.finished else told
 
     def _note(self, pieces: Sequence[TextPiece]) -> list[Command]:
-        """What pieces say beside their text. The prompt's chances are told in events that fit everywhere."""
+        """Return the events for what the pieces carry besides text. Prompt logprobs are split into events of
+        at most PROMPT_PART tokens, so that each fits a message.
+        """
         if pieces[-1].stop in self._ask.stop_token_ids:
             self._stop_token = pieces[-1].stop
         scored = pieces[0].prompt
@@ -163,6 +190,7 @@ class RequestPlan:
         return [self._tell(events.PromptScored(1 + at, scored[at : at + PROMPT_PART])) for at in starts]
 
     def on_end(self, ordinal: int, end: End, now: float) -> list[Command]:
+        """Handle the end of a sequence, whose text was passed to `on_text` before."""
         if self.finished:
             return []
         rest = self.deadline.rest(ordinal, whole=end is End.STOP) if self.deadline else ()
@@ -175,34 +203,39 @@ class RequestPlan:
         return [*told, *self._end_branch(ordinal, REASON_OF_END[end], now)]
 
     def _end_in_time(self, ordinal: int, now: float) -> list[Command]:
-        """This sequence ends here; branches that have not begun never do."""
+        """End this sequence because of the client's time limit. Branches that have not been opened
+        never are.
+        """
         branches = self._branches
         waiting = [branches.open(id).point.id for id in branches.unopened] if branches else []
         ends = [self.on_end(id, End.LENGTH, now) for id in (*waiting, ordinal)]
         return [CloseSequence(ordinal), *(command for end in ends for command in end)]
 
     def ready(self) -> tuple[Point, ...]:
-        """Points whose branches may be opened now, the most urgent first."""
+        """Return the points whose branches may be opened now, the most urgent first."""
         return self._branches.ready() if self._branches and not self.finished else ()
 
     def preview(self, point: Point) -> OpenBranch:
-        """What opening this branch will ask for; changes nothing."""
+        """Return the command that would open this point's branch. Nothing changes."""
         assert self._branches is not None
         budget = self._branches[point.id].budget
         return OpenBranch(point, self._branches.points, self._branches.parents(point), budget)
 
     def open_branch(self, point: Point) -> list[Command]:
+        """Mark this point's branch as opened, and return the command that opens it with its BranchStarted
+        event.
+        """
         assert self._branches is not None
         order = self.preview(point)
         self._branches.open(point.id)
         return [order, self._tell(events.BranchStarted(point.id, point.title, order.budget))]
 
     def cancel(self, now: float) -> list[Command]:
-        """The caller said stop: whatever runs is closed, and the text so far is the answer."""
+        """Close all running sequences. The text so far becomes the answer."""
         return [] if self.finished else self._abandon(events.Reason.CANCELLED, now)
 
     def _begin(self, now: float) -> list[Command]:
-        """The way is known: an answer, or a skeleton."""
+        """Open the direct answer or the skeleton, once it is decided which of the two it is."""
         rest = self._ask.limits.new_tokens - self._before
         if self._mode == "direct":
             self._tally.enter("direct", now)
@@ -212,6 +245,7 @@ class RequestPlan:
         return [OpenSkeleton(min(limit, rest), self._rules, self._ask.constraint)]
 
     def _decide(self, end: End, now: float) -> list[Command]:
+        """Decide between a direct answer and a plan by the score, whose sequence has ended, and begin."""
         if end in (End.FAILED, End.CANCELLED):
             return self._abandon(REASON_OF_END[end], now)
         assert self._score is not None
@@ -225,6 +259,9 @@ class RequestPlan:
         return [*told_direct, *self._begin(now)]
 
     def _make_solo(self) -> FirstSequence:
+        """Return the reader of the text of ordinal 0: of a direct answer, or of a skeleton that may become
+        one.
+        """
         reader = None if self._mode == "direct" else self._make_reader()
         rest = self._ask.limits.new_tokens - self._before
         loops = DIRECT_LOOPS if reader is None and ends_loops(self._ask) else None
@@ -237,26 +274,40 @@ class RequestPlan:
         plan: int = 0,
         loops: LoopRule | None = None,
     ) -> FirstSequence:
+        """Return a reader for the text of a sequence with ordinal 0.
+
+        limit: the most tokens of a direct answer.
+        reader: parses the plan language; None for a direct answer or a polish turn.
+        plan: the number of tokens after which an unfinished plan is used as it is.
+        loops: the rule that ends repetitive text, or None.
+        """
         ask = self._ask
         self._stop_token = None
         return FirstSequence(ask.stop, limit, reader, plan, loops, ask.min_tokens, self._shown_stops)
 
     @property
     def _branch_loops(self) -> LoopRule | None:
-        """When a point of a list, or the text that joins the points, ends because it repeats itself."""
+        """The rule by which a repetitive point of a list, or a repetitive polish turn, is ended. None if such
+        text is never ended.
+        """
         return BRANCH_LOOPS if self._listed and not self._ask.min_tokens else None
 
     @property
     def _shown_stops(self) -> tuple[str, ...]:
+        """The stop strings that stay in the text."""
         return self._ask.stop if self._ask.include_stop_str_in_output else ()
 
     def _make_reader(self) -> PlanReader | ListReader:
+        """Return a parser for the model's plan language. It accepts up to MAX_POINTS points in markers, as
+        `_settle_solo` drops those for which there is no room.
+        """
         rules = replace(self._rules, max_points=MAX_POINTS)
         return ListReader(self._rules) if self._listed else PlanReader(rules)
 
     # --- ordinal 0 ---
 
     def _write_solo(self, pieces: Sequence[TextPiece], now: float) -> list[Command]:
+        """Handle new text of ordinal 0."""
         if self._solo_over:
             return []
         if self._score:
@@ -273,6 +324,7 @@ class RequestPlan:
         return told
 
     def _end_solo(self, end: End, now: float) -> list[Command]:
+        """Handle the end of the sequence with ordinal 0."""
         if self._solo_over:
             return []
         if self._score:
@@ -287,6 +339,9 @@ class RequestPlan:
         return [*self._tell_solo(0), *self._settle_solo(REASON_OF_END[end], now)]
 
     def _tell_solo(self, lap: int) -> list[Command]:
+        """Return events for the new text of ordinal 0. `lap` is the number of tokens that the current step
+        added.
+        """
         told: list[Command] = []
         raw = self._solo.take_raw()
         logprobs = self._solo.take_raw_logprobs()
@@ -303,7 +358,9 @@ class RequestPlan:
         return told
 
     def _settle_solo(self, reason: events.Reason, now: float) -> list[Command]:
-        """Ordinal 0 writes no more: its plan begins to be carried out, or its answer is the end."""
+        """Handle the end of the text of ordinal 0: start its plan's branches, or finish if the text is the
+        answer.
+        """
         self._solo_over = True
         if not self._solo.planned:
             return self._finish(reason, now)
@@ -339,7 +396,9 @@ class RequestPlan:
         return [self._tell(events.Planned(shares.points, forecast))]
 
     def _answer_instead(self, rest: int, now: float) -> list[Command]:
-        """The plan is no good: a plain answer, which ends where it repeats itself, as a point would."""
+        """Open a direct answer, because the plan has fewer than two usable points. The answer is ended if it
+        repeats itself, by the rule that holds for branches.
+        """
         self._before = self._before + self._solo.written
         self._told_direct = True
         self._decision = Decision("direct", events.NO_PLAN)
@@ -352,6 +411,7 @@ class RequestPlan:
     # --- branches ---
 
     def _write_branch(self, id: int, pieces: Sequence[TextPiece], now: float) -> list[Command]:
+        """Handle new text of a branch."""
         branches = self._branches
         if branches is None or not branches[id].live:
             return []
@@ -362,6 +422,9 @@ class RequestPlan:
         return told
 
     def _tell_branch(self, id: int, text: str, lap: int, over: bool = False) -> list[Command]:
+        """Return events for new text of a branch and for what the merged answer gains by it. `over` is True
+        at the end of the branch, when the logprobs of all remaining tokens are sent.
+        """
         assert self._branches is not None
         logprobs = self._branches[id].take_logprobs(over)
         if not text and not logprobs:
@@ -371,6 +434,9 @@ class RequestPlan:
         return told + self._tell_merged(self._branches.merge.write(id, text, logprobs))
 
     def _tell_merged(self, delta: str) -> list[Command]:
+        """Return the event for new text of the merged answer, or nothing if a polish turn will rewrite that
+        text.
+        """
         assert self._branches is not None
         if self._ask.polish:
             return []
@@ -381,6 +447,7 @@ class RequestPlan:
         return [self._tell(events.MergedText(merge.length - len(delta), delta, logprobs))]
 
     def _end_branch(self, id: int, reason: events.Reason, now: float) -> list[Command]:
+        """End a branch, and every branch that needs it if it has failed."""
         branches = self._branches
         if branches is None or not branches[id].live:
             return []
@@ -391,7 +458,11 @@ class RequestPlan:
         return [*told, *self._end_branches(branches, now)] if branches.over else told
 
     def _end_branches(self, branches: PlanBranches, now: float) -> list[Command]:
-        """Their texts are joined, if that is wanted, there are two, and tokens and time suffice."""
+        """Handle the end of the last branch: open the polish turn, or finish.
+
+        The polish turn is opened if the client asked for one, at least two branches are in the answer and
+        none failed, and enough tokens and time are left.
+        """
         wanted = self._to_polish
         self._to_polish = False
         limit = self._ask.limits.new_tokens - self._before - self._solo.written - branches.written
@@ -409,6 +480,7 @@ class RequestPlan:
         return [OpenPolish(branches.bodies, limit)]
 
     def _tell_finished_branch(self, id: int) -> events.Numbered:
+        """Return the BranchFinished event of a branch that is over."""
         assert self._branches is not None
         branch = self._branches[id]
         assert branch.reason is not None
@@ -417,10 +489,13 @@ class RequestPlan:
     # --- ends ---
 
     def _abandon(self, reason: events.Reason, now: float) -> list[Command]:
-        """Close what lives, finish with what is there: of branches, all that each has written."""
+        """Close all running sequences and finish with the text so far; a branch that runs contributes what it
+        has.
+        """
         commands: list[Command] = [] if self._solo_over else [CloseSequence(0)]
         if self._told_direct and not (self._solo_over or self._score):
-            self._solo.finish()  # text that might have begun a loop
+            # Release text that was held back as the possible beginning of a loop or of a stop string.
+            self._solo.finish()
             commands += self._tell_solo(0)
         if branches := self._branches:
             for id in branches.live:
@@ -433,10 +508,12 @@ class RequestPlan:
         return [*commands, *self._finish(reason, now)]
 
     def _give_up(self, error: PlanError) -> list[Command]:
+        """End the request with an error, because its plan is invalid."""
         self.finished = True
         return [CloseSequence(0), FailRequest(error)]
 
     def _finish(self, reason: events.Reason, now: float) -> list[Command]:
+        """Return the last events: Finished with the whole text, its tokens and the request's statistics."""
         self.finished = True
         self.reason = reason.value
         solo = self._solo
@@ -469,6 +546,7 @@ class RequestPlan:
         return [*told, self._tell(events.Finished(reason, text, tokens, figures, *stop))]
 
     def _tell(self, event: events.Event) -> events.Numbered:
+        """Give an event the next number."""
         number = self._number
         self._number = self._number + 1
         return events.Numbered(number, event)

@@ -1,4 +1,4 @@
-"""The turns of a planned request as tokens, and where in a rendering the words of a turn are."""
+"""The turns of a planned request as tokens, and the places of a turn's words in a rendered prompt."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Protocol
 
 from specsot.core.skeleton import Point
 
-SAMPLE_POINT = Point(id=1, length=1, title="-")  # stands for any, to see what is around one
+# A point that stands for any other, to measure the prompt around a point.
+SAMPLE_POINT = Point(id=1, length=1, title="-")
 
-# What a template might change, or look for, in words that it should leave alone.
+# Characters that a chat template might change or interpret, although it should leave the words of a turn
+# alone.
 _SLOT_PROBE = (
     "Words <a> & \"b\" 'c' \\n {d} {{ e }} {% f %} \u4f60\n\n  <think> </think> <tool_call> [INST] #1\n- ok."
 )
@@ -18,23 +20,30 @@ _SLOT_PROBE = (
 
 @dataclass(frozen=True, slots=True)
 class PromptTurn:
-    """A whole prompt in tokens, of which the first `shared` are also the prefix's first ones."""
+    """A whole prompt in tokens.
+
+    tokens: all tokens of the prompt.
+    shared: how many first tokens are also the first ones of the request's common prefix.
+    """
 
     tokens: tuple[int, ...]
     shared: int
 
     @property
     def suffix(self) -> tuple[int, ...]:
+        """The tokens after the shared ones."""
         return self.tokens[self.shared :]
 
 
 class Conversation(Protocol):
-    """The planned turns of one request.
+    """The turns of one planned request.
 
-    asked: tokens of a direct answer's prompt to the same messages.
-    answer: that prompt, where a plan that is no good is followed by a plain answer.
-    told: what the model is told for a plan in a list, without the question; None for other plans.
-    behind: characters that are tokenised for each branch, beside its own words.
+    prefix: the tokens that all turns begin with.
+    skeleton: the turn that asks for the plan.
+    answer: the turn of a direct answer, which follows an unusable plan.
+    told: the instructions that ask for a plan in a list, without the question; None for plans in other forms.
+    asked: tokens of the prompt that a direct answer to the same messages has.
+    behind: characters that must be tokenised for each branch, in addition to the branch's own words.
     """
 
     prefix: tuple[int, ...]
@@ -47,16 +56,20 @@ class Conversation(Protocol):
     def branch(
         self, point: Point, points: Sequence[Point], parents: Sequence[tuple[Point, str]], length: int
     ) -> PromptTurn:
-        """The turn that writes `point` in about `length` tokens; `parents` are what it builds on."""
+        """Return the turn that writes `point` in about `length` tokens. `parents` are the points it needs,
+        with their texts.
+        """
         ...
 
     def polish(self, text: str) -> PromptTurn:
-        """The turn that writes the merged text anew."""
+        """Return the turn that rewrites the merged text."""
         ...
 
 
 def shared_length(left: Sequence[int], right: Sequence[int], known: int = 0) -> int:
-    """How many first tokens are the same. known: so many are, that much is certain."""
+    """Return how many first tokens are the same. `known` tokens are known to be the same and are not
+    compared.
+    """
     end = min(len(left), len(right))
     for place in range(known, end):
         if left[place] != right[place]:
@@ -65,22 +78,26 @@ def shared_length(left: Sequence[int], right: Sequence[int], known: int = 0) -> 
 
 
 def turn_from(prefix: Sequence[int], tokens: tuple[int, ...], known: int = 0) -> PromptTurn:
-    """A turn that shares what it can with the prefix, but keeps a token of its own to answer from."""
+    """Return a turn that shares as many first tokens with the prefix as possible, but not its last token:
+    that one must be computed to get logits.
+
+        prefix [1 2 3], tokens [1 2 3 4] -> shared 3;   tokens [1 2 3] -> shared 2
+    """
     return PromptTurn(tokens, min(shared_length(prefix, tokens, known), len(tokens) - 1))
 
 
 @dataclass(frozen=True, slots=True)
 class TurnSlots:
-    """Where in a rendering the words of some turns are, so that other words can take their places.
+    """A rendered prompt with places for the words of some turns, so that other words can be filled in.
 
-    parts: the rendering without these words, one part more than there are places.
+    parts: the rendering without those words: one part more than there are places.
     """
 
     parts: tuple[str, ...]
 
     @property
     def before(self) -> str:
-        """The rendering up to the first place."""
+        """The rendering before the first place."""
         return self.parts[0]
 
     def fill(self, *words: str) -> str:
@@ -90,10 +107,10 @@ class TurnSlots:
 
 
 def find_slots(render: Callable[..., str], mark: Callable[[str], str], count: int = 1) -> TurnSlots | None:
-    """Return the places of the `count` texts that `render` takes.
+    """Return the places of the `count` texts that `render` takes. Return None if the rendering repeats or
+    changes a text, so that every prompt has to be rendered as a whole.
 
-    mark: returns a text as a rendering contains it. None if the rendering repeats or changes a text, so that
-    every prompt has to be rendered as a whole.
+    mark: returns a text as a rendering contains it.
     """
     probes = [f"{_SLOT_PROBE} {number}." for number in range(count)]
     parts: list[str] = []
@@ -110,8 +127,10 @@ def find_slots(render: Callable[..., str], mark: Callable[[str], str], count: in
 
 
 def shared_text(left: str, right: str) -> int:
+    """Return how many first characters are the same, by binary search."""
     low, high = 0, min(len(left), len(right))
-    while low < high:  # a slice is compared at memory's speed, a character at Python's
+    # Comparing slices is much faster than comparing single characters in Python.
+    while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if left[low:middle] == right[low:middle] else (low, middle - 1)
     return low

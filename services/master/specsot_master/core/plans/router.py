@@ -1,11 +1,12 @@
-"""Who plans: rules that read the request, then, where they say nothing, one score by the model.
+"""The router: rules that read a request, and one score by the model, decide whether an answer is planned.
 
-Rules look at the form of a question, not at its subject. A direct answer is the safe way: where nothing says
-that an answer has several parts, there is none. Words are English, Chinese, German and Spanish; what depends
-on no words (limits, code, figures, a long text) holds in every language.
+The rules look at the form of a question, not at its subject. A direct answer is the safe way, so a question
+is answered directly unless something says that the answer has several parts. The words are English, Chinese,
+German and Spanish; rules that depend on no words (limits, code, figures, a long text) hold in every language.
 
-The score needs no further prompt: the direct answer is begun with one word, and the model says in one pass
-whether it would go on as before several things ("Here are") or before one ("Here is").
+If the rules say nothing, the model gives a score. The score needs no further prompt: the direct answer is
+begun with one word, and one pass through the model says whether it would continue as before several things
+("Here are") or as before one ("Here is").
 """
 
 from __future__ import annotations
@@ -21,18 +22,26 @@ from specsot.events import TokenLogprobs
 from specsot.params import MAX_LOGPROBS, Ask, Message, Mode, Sampling
 from specsot_master.core.plans import router_words
 
-MIN_PLANNED_TOKENS = 128  # two points of 64; a plan of one point is a direct answer with detours
-LONG_TEXT = 1000  # characters; a question is shorter, so this holds a text to work on; not measured
-# Words, or Chinese characters, of a later question that leans on what was said before: with a pronoun, and
-# without; not measured.
+# Tokens. The fewest for which mode auto plans an answer: two points of 64. A plan with one point would be a
+# direct answer with a detour.
+MIN_PLANNED_TOKENS = 128
+# Characters. A longer message brings a text to work on, and is no plain question. Untuned.
+LONG_TEXT = 1000
+# Words, or Chinese characters. A later question of at most so many words refers back if it has a pronoun.
+# Untuned.
 FOLLOW_UP_WORDS = 12
+# Words, or Chinese characters. A later question of at most so many words refers back in any case. Untuned.
 FEW_WORDS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Which way a request goes, and why in a few words. mode "auto": the model chooses, by its score where
-    there is a threshold, else as it writes.
+    """Whether a request is planned, and why.
+
+    mode: "direct", "sot" for a plan, or "auto" if the model decides: by its score if there is a threshold,
+        else by what it writes.
+    reason: why, in a few words.
+    threshold: the lowest score with which the answer is planned, or None if no score is taken.
     """
 
     mode: Mode
@@ -40,7 +49,9 @@ class Decision:
     threshold: float | None = None
 
     def way(self, planned: bool, direct: bool) -> tuple[Mode, str]:
-        """Which it went, and why; neither, where it was stopped before anybody knew."""
+        """Return what the request became and why, when it is over. A request that was stopped before the
+        model had decided is "direct" and "undecided".
+        """
         if planned and not direct:
             return "sot", f"planned: {self.reason}"
         return "direct", f"direct: {self.reason}" if direct else "undecided"
@@ -57,8 +68,12 @@ CODE = "code"
 
 @dataclass(frozen=True, slots=True)
 class ScorePrompt:
-    """A prompt for one token. several, one: tokens that lead to several things, or to one. threshold: of the
-    score, from which on the answer is planned.
+    """A prompt after which one token is scored.
+
+    tokens: the prompt.
+    several: tokens that continue toward several things.
+    one: tokens that continue toward one thing.
+    threshold: the lowest score with which the answer is planned.
     """
 
     tokens: tuple[int, ...]
@@ -73,13 +88,20 @@ ONE = (" is", "'s")
 
 
 def scoring(ask: Ask) -> Ask:
+    """Return the request's parameters for the sequence that is scored: one token, with default sampling and
+    logprobs.
+    """
     limits = replace(ask.limits, max_new_tokens=1)
     return replace(ask, sampling=Sampling(), limits=limits, logprobs=MAX_LOGPROBS, ignore_eos=True)
 
 
 def score_of(told: TokenLogprobs, prompt: ScorePrompt) -> float | None:
-    """Log of how much likelier several things are than one; None where the model thinks of neither. What is
-    not among the likeliest is taken to be as likely as the last of them.
+    """Return the log of how much likelier the model continues toward several things than toward one.
+
+    A side that is not among the reported candidates counts as likely as the last of them. Return None if
+    neither side is among them.
+
+        several: log(0.6), one: log(0.2) -> log(3) = 1.10
     """
     chances = {one.token: one.logprob for one in told.top}
     several = _sum_of(chances, prompt.several)
@@ -91,11 +113,13 @@ def score_of(told: TokenLogprobs, prompt: ScorePrompt) -> float | None:
 
 
 def _sum_of(chances: Mapping[int, float], tokens: Sequence[int]) -> float | None:
+    """Return the log of the tokens' summed probability, or None if no token was reported."""
     found = [math.exp(chances[token]) for token in tokens if token in chances]
     return math.log(sum(found)) if found else None
 
 
 def judge(score: float | None, threshold: float) -> Decision:
+    """Return the decision for this score. Without a score the answer is direct."""
     if score is None:
         return Decision("direct", "the model gave no score")
     if score >= threshold:
@@ -104,14 +128,19 @@ def judge(score: float | None, threshold: float) -> Decision:
 
 
 def judge_by(told: TokenLogprobs | None, prompt: ScorePrompt) -> Decision:
+    """Return the decision for the logprobs of the scored token; None if there are none."""
     return judge(score_of(told, prompt) if told else None, prompt.threshold)
 
 
 def decide(ask: Ask, messages: Sequence[Message], taught: bool, threshold: float | None = None) -> Decision:
-    """By what can be read. "auto": the score decides; or a model that was taught to plan chooses by itself,
-    where no rule wants a direct answer.
+    """Decide by what can be read in the request, as far as its mode leaves the choice.
 
-    messages: none where the prompt is given in tokens. threshold: measured for this model, if it was.
+    The decision is "auto" if the score must decide, or if a model that was trained to plan may choose by
+    itself because no rule demands a direct answer.
+
+    messages: the conversation; empty if the prompt is given in tokens.
+    taught: True if the model was trained to plan.
+    threshold: the score threshold that was measured for this model, or None.
     """
     if ask.mode != "auto":
         return Decision(ask.mode, ASKED_FOR)
@@ -132,7 +161,9 @@ def decide(ask: Ask, messages: Sequence[Message], taught: bool, threshold: float
 
 
 def _form_of(ask: Ask, messages: Sequence[Message]) -> str | None:
-    """Why the request, whatever it asks, is not one for a plan."""
+    """Return why this request should not be planned, whatever it asks; None if nothing speaks against a
+    plan.
+    """
     if ask.tools:
         return "tools are offered"
     if ask.stop:
@@ -154,7 +185,7 @@ def ends_loops(ask: Ask) -> bool:
 
 
 def decide_question(question: str, later: bool = False) -> Decision:
-    """By the words of a question. later: something was answered before it."""
+    """Decide by the words of a question. `later` is True if the conversation already has an answer."""
     text = question.strip()
     parts = tuple(_bare(part) for part in re.split(router_words.SPLIT, text) if part.strip())
     if not parts:
@@ -185,7 +216,9 @@ def decide_question(question: str, later: bool = False) -> Decision:
 
 
 def points_asked(question: str) -> int | None:
-    """How many things a question asks for by number, where it does: "List five European rivers." """
+    """Return the number of things that a question asks for explicitly, or None: "List five European rivers."
+    -> 5.
+    """
     found = _compiled(router_words.ASKED).search(_bare(question))
     if found is None:
         return None
@@ -194,7 +227,7 @@ def points_asked(question: str) -> int | None:
 
 
 def _bare(part: str) -> str:
-    """Without what is said for politeness: "Could you please tell me how ..." is "how ..."."""
+    """Return the sentence without polite phrases: "Could you please tell me how ..." -> "how ..."."""
     before = ""
     part = part.strip().lower()
     while before != part:
@@ -204,7 +237,7 @@ def _bare(part: str) -> str:
 
 
 def compares(question: str) -> bool:
-    """Return whether a question sets things beside each other, as "Compare renting and buying." does."""
+    """Return True if the question compares things, as "Compare renting and buying." does."""
     anywhere, first = router_words.COMPARING
     parts = (_bare(part) for part in re.split(router_words.SPLIT, question.strip()) if part.strip())
     return _holds(anywhere, question) or any(_starts(first, part) for part in parts)
@@ -226,20 +259,27 @@ def _is_code(text: str, parts: Sequence[str]) -> bool:
 
 
 def _is_maths(text: str) -> bool:
-    """Figures with signs between them, or two quantities and a question for a third."""
+    """Return True if the text has figures with operators between them, or two quantities and a question for a
+    third.
+    """
     return _holds(router_words.MATHS, text) or (
         len(_compiled(router_words.NUMBER).findall(text)) > 1 and _holds(router_words.QUANTITY, text)
     )
 
 
 def _refers_back(text: str) -> bool:
+    """Return True if a later question refers to what was said before: it is very short, short with a pronoun,
+    or begins like a follow-up.
+    """
     words = len(text.split()) + len(re.findall(router_words.HAN, text))
     short = words <= FEW_WORDS or (words <= FOLLOW_UP_WORDS and _holds(router_words.PRONOUNS, text))
     return short or _holds(router_words.FOLLOW_UP, text)
 
 
 def _form_in(text: str, parts: Sequence[str]) -> str | None:
-    """A form of one answer that the text holds, or a sentence of it begins with."""
+    """Return the name of a form of one answer (such as a poem) that the text contains or that a sentence of
+    it begins with; None if there is none.
+    """
     for name, (anywhere, first) in router_words.FORMS.items():
         if _holds(anywhere, text) or any(_starts(first, part) for part in parts):
             return name
@@ -247,11 +287,12 @@ def _form_in(text: str, parts: Sequence[str]) -> str | None:
 
 
 def _last_form(part: str) -> str | None:
+    """Return the name of the form with which the last sentence begins, or None."""
     return next((name for name, first in router_words.LAST_FORMS.items() if _starts(first, part)), None)
 
 
 def _without_thanks(parts: Sequence[str]) -> Sequence[str]:
-    """Without the small talk behind a question, which says nothing of it."""
+    """Return the sentences without small talk at the end, which says nothing about the question."""
     small_talk = router_words.LAST_FORMS["small talk"]
     while len(parts) > 1 and _starts(small_talk, parts[-1]):
         parts = parts[:-1]
@@ -259,20 +300,25 @@ def _without_thanks(parts: Sequence[str]) -> Sequence[str]:
 
 
 def _wants_one_cause(part: str) -> bool:
-    """Why a thing is as it is, or does what it does, is one explanation: "Why is the sky blue?" What people
-    do or should do, what is good or bad, what grows or ends, and what happened has several reasons.
+    """Return True if the sentence asks for one explanation, as "Why is the sky blue?" does.
+
+    Reasons for what people do or should do, for what is good or bad, for what grows or ends, and for what
+    happened are several, so such questions return False.
     """
     return _starts(router_words.WHY, part) and not _holds(router_words.SEVERAL_REASONS, part)
 
 
 def _holds(pattern: str, text: str) -> bool:
+    """Return True if the text contains the pattern, in any case."""
     return _compiled(pattern).search(text) is not None
 
 
 def _starts(pattern: str, text: str) -> bool:
+    """Return True if the text begins with the pattern, in any case."""
     return _compiled(pattern).match(text) is not None
 
 
 @cache
 def _compiled(pattern: str) -> re.Pattern[str]:
+    """Return the compiled pattern, which ignores case."""
     return re.compile(pattern, re.IGNORECASE)

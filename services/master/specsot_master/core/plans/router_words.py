@@ -44,6 +44,7 @@ def expression(group: str) -> str:
 
 
 def _alternatives(group: str) -> Iterator[str]:
+    """Yield the expressions of a group from all languages."""
     for language in LANGUAGES:
         found = language.get(group, {})
         if "words" in found:
@@ -62,7 +63,7 @@ ABOUT_LANGUAGES = expression("about_languages")
 # A request for advice is answered in prose, about programs as about anything else.
 ADVICE = expression("advice")
 REPEATING = expression("repeating")
-# What sets things beside each other: a list in its answer names aspects, not what is true of one of them.
+# Questions that compare things. A list that answers one names aspects, not what is true of a single thing.
 COMPARING = expression("comparing"), expression("comparing_first")
 
 NUMBER = expression("number")
@@ -94,7 +95,7 @@ NUMBERS: dict[str, int] = {
     word: number for language in LANGUAGES for word, number in language.get("numbers", {}).items()
 }
 COUNT = rf"(?P<count>\d{{1,3}}|{'|'.join(NUMBERS)})"
-# A request for so many things; figures of time, money and size are none.
+# A request for a number of things. Figures of time, money and size do not count.
 ASKED = (
     rf"{expression('before_count')}{COUNT}(?:\s*[个种条点项本]|\s+(?!{expression('unit')}s?\b)(?=[^\W\d]))"
 )

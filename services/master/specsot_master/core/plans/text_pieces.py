@@ -1,4 +1,4 @@
-"""Tokens with the text they wrote: which wrote what of a sequence."""
+"""Pieces of text with the tokens that wrote them, and the mapping between characters and tokens."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from specsot.events import TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """A token and the text it completed ("" in the middle of a character).
+    """A token and the text that the token completed.
 
-    token None: text that was held back and came out at the end, or none at all.
-    logprobs: of the token, where they are asked for. prompt: of the prompt's tokens, with the first piece.
-    stop: the token that ended the sequence, the last piece's, whether or not it is told as one.
+    token: the token; None for a piece that only carries held-back text, prompt logprobs or a stop token.
+    text: the text; "" if the token ends in the middle of a character.
+    logprobs: the logprobs of the token, or None if the client did not ask for them.
+    prompt: the logprobs of the prompt's tokens, with the first piece of a sequence only.
+    stop: the stop token that ended the sequence, with the last piece only. The token may also have a piece of
+        its own.
     """
 
     token: int | None
@@ -25,17 +28,22 @@ class TextPiece:
 
 
 class TokenSpans:
-    """Which token wrote which characters of a sequence's raw text."""
+    """Maps the characters of a sequence's raw text to the tokens that wrote them.
+
+    pieces 7:"He", 8:"" (half a character), 9:"llo"   starts [0 2 2], ends [2 2 5]
+    within(0, 2) -> (7,)    within(2, 5) -> (8, 9): a token without text belongs to what follows it
+    """
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
         self._starts: list[int] = []
         self._ends: list[int] = []
-        self._logprobs: list[TokenLogprobs] = []  # as many as tokens, or none at all
-        self._taken = 0
-        self.length = 0  # characters
+        self._logprobs: list[TokenLogprobs] = []  # One entry per token, or always empty.
+        self._taken = 0  # Tokens whose logprobs were taken.
+        self.length = 0  # Characters of the raw text.
 
     def add(self, piece: TextPiece) -> None:
+        """Append a piece's text, and its token if it has one."""
         start = self.length
         self.length = self.length + len(piece.text)
         if piece.token is not None:
@@ -46,18 +54,23 @@ class TokenSpans:
             self._logprobs.append(piece.logprobs)
 
     def __len__(self) -> int:
+        """Number of tokens."""
         return len(self._tokens)
 
     def count(self, first: int) -> int:
-        """How many tokens wrote at or behind character `first`."""
+        """Return how many tokens wrote text at or after character `first`."""
         return len(self._tokens) - self._index(first)
 
     def within(self, first: int, last: int | None = None) -> tuple[int, ...]:
-        """Tokens that wrote any of the characters first .. last - 1, to the end if `last` is None."""
+        """Return the tokens that wrote any of the characters first .. last - 1; up to the end if `last` is
+        None.
+        """
         return tuple(self._tokens[self._index(first) : self._stop(last)])
 
     def take_logprobs(self, first: int, last: int | None = None) -> tuple[TokenLogprobs, ...]:
-        """Those of the tokens `within` that were not taken before."""
+        """Return the logprobs of the tokens that `within(first, last)` returns, without those taken by an
+        earlier call.
+        """
         if not self._logprobs:
             return ()
         start, stop = max(self._index(first), self._taken), self._stop(last)
@@ -65,10 +78,13 @@ class TokenSpans:
         return tuple(self._logprobs[start:stop])
 
     def _stop(self, last: int | None) -> int:
+        """Return the index after the last token that wrote text before character `last`."""
         return len(self._tokens) if last is None else bisect.bisect_left(self._starts, last)
 
     def _index(self, first: int) -> int:
-        """The first token with text behind `first`; silent ones belong to what follows them."""
+        """Return the index of the first token with text after character `first`. Tokens without text directly
+        before it are included, as they belong to the text that follows them.
+        """
         index = bisect.bisect_right(self._ends, first)
         while index and self._starts[index - 1] >= first:
             index -= 1

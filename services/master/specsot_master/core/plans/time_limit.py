@@ -1,4 +1,4 @@
-"""Answers that end, complete, within a time: which way, how many points, and where each text ends."""
+"""Answers that must be complete within a time: whether to plan, how many points, and where each text ends."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from specsot_master.core.plans.forecast import Forecaster, Outlook, Workload
 from specsot_master.core.plans.router import UNDECIDED, Decision
 from specsot_master.core.plans.text_pieces import TextPiece
 
-LEAST_TOKENS = 24  # of the smallest answer, one sentence; not measured
-SHORT_TOKENS = 8  # of a sentence that is not begun any more where there is no time for so many; not measured
-# Times the last turn, or the usual one: so long before the end a text is over. Turns of a busy machine
-# differ by more now and then; not measured.
+# Tokens. The length of the shortest useful answer, one sentence. Untuned.
+LEAST_TOKENS = 24
+# Tokens. No sentence is begun if there is no time for so many. Untuned.
+SHORT_TOKENS = 8
+# Ratio. A text is ended when less time is left than so many times its last turn or the usual one, whichever
+# is longer. On a busy machine turns sometimes differ by more. Untuned.
 SLOWEST_TURN = 2.0
 ENDS = (".", "!", "?", "。", "！", "？", "\n")
 
 
 def choose(decision: Decision, ask: Ask, costs: Forecaster, workload: Workload) -> Decision:
-    """The way that was decided, unless only the other one ends in time. Raises InvalidRequest where not even
-    a sentence does, as far as anything was measured.
+    """Return the decision, or the opposite one if only that way ends within the client's time limit.
+
+    Raises InvalidRequest if not even a sentence can end in time, as far as anything was measured.
     """
     most = ask.finish_within_s
     if most is None:
@@ -46,7 +49,9 @@ def choose(decision: Decision, ask: Ask, costs: Forecaster, workload: Workload) 
 
 
 def points_in_time(ask: Ask, costs: Forecaster, workload: Workload) -> int | None:
-    """How many points a plan has that ends in time, two at least; None where time is no matter."""
+    """Return the most points of a plan that ends in time, at least 2; None if the client set no time limit,
+    or if nothing was measured.
+    """
     most = ask.finish_within_s
     if most is None or costs.planned(workload, 2) is None:
         return None
@@ -55,28 +60,37 @@ def points_in_time(ask: Ask, costs: Forecaster, workload: Workload) -> int | Non
 
 
 def _least_plan(workload: Workload, costs: Forecaster) -> float:
-    """Seconds of two points with a sentence each, as far as anything was measured."""
+    """Return the seconds of a plan with two points of a sentence each; 0.0 if nothing was measured."""
     plan = costs.direct(workload, costs.plan_tokens(2))
     return 0.0 if plan is None else plan + _sentence(costs, 2 + workload.others)
 
 
 def _sentence(costs: Forecaster, live: int) -> float:
-    """Seconds in which each of so many texts writes a short one."""
+    """Return the seconds in which `live` sequences write a short sentence each; 0.0 if nothing was
+    measured.
+    """
     return costs.writing(live, LEAST_TOKENS) or 0.0
 
 
 def ends_sentence(text: str) -> bool:
-    """A full stop behind a figure may be one of a number, or of a list."""
+    """Return True if the text ends a sentence or a line. A full stop after a digit does not count: it may
+    belong to a number or to a list.
+    """
     bare = text.rstrip(" \"'*”’)")
     return bare.endswith(ENDS) and bool(bare.strip()) and not bare[:-1].endswith(tuple("0123456789"))
 
 
 @dataclass(slots=True)
 class TimeLimit:
-    """Of one request, whose texts are shown by whole sentences and lines, so that they may end at any time:
-    the sentence that is being written then is left out.
+    """The time limit of one request. Its texts are shown in whole sentences and lines, so that they can end
+    at any time: the sentence that is being written then is left out.
 
-    at: by the clock that `now` is of. whole: seconds it had; a last turn is left half. passed: it ended one.
+    at: when the answer must be complete, in seconds of the clock that `now` is read from.
+    whole: the seconds that the request had in all. The branches of an answer that is polished must end after
+        half of them.
+    outlook: the request's forecasts, or None.
+    polishes: True if the client asked for a polished answer.
+    passed: True once the limit has ended a text.
     """
 
     at: float
@@ -84,12 +98,15 @@ class TimeLimit:
     outlook: Outlook | None = None
     polishes: bool = False
     passed: bool = False
-    _shows: bool = False  # something is shown
+    # True once a piece of any sequence was shown.
+    _shows: bool = False
+    # Pieces of unfinished sentences, by ordinal.
     _held: dict[int, list[TextPiece]] = field(default_factory=dict[int, list[TextPiece]])
-    _times: dict[int, float] = field(default_factory=dict[int, float])  # when a sequence last wrote
+    # When each sequence last wrote, by ordinal.
+    _times: dict[int, float] = field(default_factory=dict[int, float])
 
     def fit(self, points: Sequence[Point], now: float) -> Sequence[Point]:
-        """As many of the first as end in time, two at least."""
+        """Return as many of the first points as can be written in time, at least 2."""
         outlook = self.outlook
         while outlook and len(points) > 2:
             seconds = outlook.costs.branches(outlook.workload, points)
@@ -99,7 +116,7 @@ class TimeLimit:
         return points
 
     def ends_plan(self, now: float) -> bool:
-        """No more time for the plan, if two points are to have a sentence each."""
+        """Return True if the plan must end now so that two points can still have a sentence each."""
         if self.outlook is None:
             return False
         left = self._end_of(branch=True) - now
@@ -108,7 +125,11 @@ class TimeLimit:
     def take(
         self, ordinal: int, pieces: Sequence[TextPiece], now: float, live: int
     ) -> tuple[Sequence[TextPiece], bool]:
-        """What of a sequence's text is shown by now, and whether it ends there. live: how many write."""
+        """Add pieces of a sequence. Return the pieces that end a sentence or line by now, and True if the
+        sequence must end.
+
+        live: how many sequences decode in parallel.
+        """
         left = self._end_of(branch=ordinal > 0) - now
         turn = self._turn(live)
         pause = max(turn or 0.0, now - self._times.get(ordinal, now))
@@ -126,14 +147,18 @@ class TimeLimit:
         return held[:cut], over
 
     def rest(self, ordinal: int, whole: bool) -> Sequence[TextPiece]:
-        """What is shown of a sequence's last words, which end no sentence. whole: it ended by itself."""
+        """Return the pieces after a sequence's last complete sentence that are shown at its end: all of them
+        if the sequence ended by itself (`whole`), or if nothing else was shown yet; else none.
+        """
         held = self._held.pop(ordinal, [])
         shown = held if whole or not self._shows else []
         self._shows = self._shows or bool(shown)
         return shown
 
     def allows(self, tokens: int, now: float) -> bool:
-        """So many can be read and written once more; where nothing was measured, too."""
+        """Return True if so many tokens can be read and written once more in time. If nothing was measured,
+        any time left is enough.
+        """
         outlook = self.outlook
         if outlook is None:
             return now < self.at
@@ -141,9 +166,13 @@ class TimeLimit:
         return now + (seconds or 0.0) < self.at
 
     def _end_of(self, branch: bool) -> float:
+        """Return when a text must be complete: half of the time earlier for a branch whose text will be
+        polished.
+        """
         return self.at - self.whole / 2 if branch and self.polishes else self.at
 
     def _turn(self, live: int) -> float | None:
+        """Return the usual seconds of a turn, or None if nothing was measured."""
         if self.outlook is None:
             return None
         return self.outlook.costs.laps.turn(max(live, 1) + self.outlook.workload.others)

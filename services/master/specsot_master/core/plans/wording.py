@@ -208,6 +208,9 @@ def read_wording(given: object) -> Wording:
 
 
 def _changed(place: str, sentences: Sentences, given: object) -> Sentences:
+    """Return the sentences with those replaced that `given`, an object at `place` of the file, holds. Raises
+    ValueError.
+    """
     texts = _object(place, given, tuple(one.name for one in fields(Sentences)))
     for name, text in texts.items():
         _check_places(f"{place}.{name}", name, text)
@@ -215,6 +218,7 @@ def _changed(place: str, sentences: Sentences, given: object) -> Sentences:
 
 
 def _check_places(place: str, name: str, text: object) -> None:
+    """Raise ValueError unless the sentence is text with all required placeholders and no unknown ones."""
     if not isinstance(text, str):
         raise ValueError(f"{place} is a text, got {text!r}")
     found = [part for _, part, _, _ in Formatter().parse(text) if part is not None]
@@ -225,6 +229,7 @@ def _check_places(place: str, name: str, text: object) -> None:
 
 
 def _object(place: str, given: object, keys: Sequence[str]) -> dict[str, object]:
+    """Return `given` as an object with no other keys than `keys`. Raises ValueError, which names `place`."""
     if not isinstance(given, dict):
         raise ValueError(f"{place} is an object, got {given!r}")
     found = cast("dict[str, object]", dict(cast("dict[str, object]", given)))

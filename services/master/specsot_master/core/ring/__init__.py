@@ -1,1 +1,1 @@
-"""The ring: layer placement, epochs, admission by KV pages, the prefix tree, the queue of requests."""
+"""The ring: layer placement, epochs, admission by KV pages, the prefix tree, and the queue of requests."""

@@ -1,7 +1,7 @@
-"""Admission by counting KV pages: which request may enter the ring, and which branch may be added.
+"""Admission by KV pages: which request may enter the ring, and which branch may be added.
 
-Each stage has an allocator of its own; this mirror makes sure that it never runs out, so whatever was
-opened can be written to its end.
+Every stage has its own page allocator. This mirror guarantees that no allocator ever runs out, so that every
+sequence that was opened can be decoded to its limit.
 """
 
 from __future__ import annotations
@@ -17,18 +17,30 @@ from specsot_master.core.limits import plan_limit, skeleton_limit
 from specsot_master.core.ring.prefix_tree import PrefixMatch
 from specsot_master.core.ring.ring_state import RingState
 
-# of a prefix that an answer forks; of one that others may fork
+# Tokens. A direct answer forks a cached prefix only if they share at least this many. Untuned.
 MIN_SHARED_TOKENS = 16
+# Tokens. A prefix is opened for later requests only if it adds at least this many. Untuned.
 MIN_KEPT_TOKENS = 32
 
 
 def pages_for(rows: int, page_rows: int) -> int:
+    """Return the pages that `rows` KV slots take, with `page_rows` slots per page: the quotient rounded
+    up.
+    """
     return -(-rows // page_rows)
 
 
 def own_pages(length: int, shared: int, ring: RingState, policy: Policy | None = None) -> int:
-    """Pages of a writing sequence that may grow to `length` tokens, without those it shares with a prefix
-    of `shared` tokens. Behind a window what it shares it may come to own in part.
+    """Return the pages that a decoding sequence needs for itself, without those that it shares with its
+    prefix.
+
+    With page_rows 64, ring.slots 10, no drafter: length 250, shared 100 -> ceil(260 / 64) - 100 // 64 = 5 - 1
+    = 4. The second page of the prefix is shared only in part, so it is copied.
+
+    length: the most tokens that the sequence may have, prompt included.
+    shared: tokens that the sequence forks from its prefix.
+    policy: the sequence's KV policy (window or pruning), which bounds the pages it ever holds. Shared pages
+        do not lower that bound, because under a window the sequence may come to own copies of them.
     """
     return capped_by_policy(
         policy, pages_for(length + ring.slots, ring.page_rows) - shared_pages(shared, ring), ring
@@ -36,15 +48,19 @@ def own_pages(length: int, shared: int, ring: RingState, policy: Policy | None =
 
 
 def capped_by_policy(policy: Policy | None, pages: int, ring: RingState) -> int:
-    """So many pages, or as many as a policy leaves of them."""
+    """Return `pages`, or the most pages that a sequence with this policy ever holds if that is less."""
     most = most_held(policy, ring.rows, ring.page_rows)
     return pages if most is None else min(pages, most)
 
 
 def shared_pages(shared: int, ring: RingState) -> int:
-    """Full pages of a fork at `shared` tokens; a page that is shared in part is copied.
+    """Return the full pages that a fork at `shared` tokens shares. A page that is shared only in part is
+    copied.
 
-    A drafter shares one row less, because its last one pairs with the token behind it.
+    With a drafter one row less is shared: the drafter pairs the feature of each token with the token after
+    it, so its last row of the prefix depends on the first token of the fork.
+
+        page_rows 64: shared 128 -> 2 pages, with a drafter (128 - 1) // 64 = 1 page
     """
     return max(shared - ring.has_drafter, 0) // ring.page_rows
 
@@ -53,8 +69,11 @@ def shared_pages(shared: int, ring: RingState) -> int:
 class PlanSizes:
     """Prompt lengths of a planned request, in tokens.
 
-    turn: of a branch's turn alone, without plan and parents' texts.
-    answer: of the plain answer that may take the plan's place; 0 where the plan itself may become one.
+    prefix: tokens that all prompts of the request begin with.
+    skeleton: the prompt of the skeleton.
+    turn: the turn of a branch alone, without the plan and the texts of the points it needs.
+    answer: the prompt of the direct answer that may follow an unusable plan; 0 if the skeleton's sequence
+        itself may become the answer.
     """
 
     prefix: int
@@ -64,18 +83,21 @@ class PlanSizes:
 
 
 def grant_answer(prompt: int, ask: Ask, ring: RingState) -> int:
-    """Pages of a direct answer. Raises InvalidRequest when it can never fit."""
+    """Return the pages of a direct answer. Raises InvalidRequest if the ring can never hold it."""
     length = prompt + ask.limits.new_tokens
     _check_context(prompt, length, ask, ring)
     return _check_memory(own_pages(length, 0, ring, ask.policy), ring)
 
 
 def grant_plan(sizes: PlanSizes, ask: Ask, ring: RingState) -> int:
-    """Pages with which a planned request always gets on, those of its prefix left out: of the skeleton,
-    then of the largest branch there can be (the plan, parents' texts and its own share one max_new_tokens;
-    the plan's titles stand there in other words).
+    """Return the base grant of a planned request, without the pages of its prefix: the pages with which the
+    request can always continue.
 
-    Raises InvalidRequest when it can never fit.
+    The grant covers the skeleton, and later the largest possible branch. The plan, the texts of the points
+    that a branch needs, and the branch itself share one `max_new_tokens`; the titles of the plan appear in
+    the branch's prompt a second time.
+
+    Raises InvalidRequest if the ring can never hold the request.
     """
     skeleton = max(sizes.skeleton + skeleton_limit(ask), sizes.answer + ask.limits.new_tokens)
     branch = sizes.prefix + sizes.turn + ask.limits.new_tokens
@@ -89,10 +111,13 @@ def grant_plan(sizes: PlanSizes, ask: Ask, ring: RingState) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PromptPrefix:
-    """What a request's prompts begin with. needed: every one of its sequences forks all of it.
+    """The common beginning of a request's prompts, and what the request needs in addition.
 
-    grants: from how many of its tokens are shared to the pages of what the request writes.
-    window: through which it is computed; then no other request can share it.
+    tokens: the common beginning; empty if nothing is shared.
+    needed: True if every sequence of the request forks the whole beginning.
+    grants: returns, for the number of its tokens that are forked, the pages of what the request decodes.
+    window: the attention window under which the beginning is computed. A windowed beginning is not shared
+        with other requests.
     """
 
     tokens: tuple[int, ...]
@@ -105,8 +130,12 @@ NO_PREFIX = PromptPrefix((), False, lambda _: 0)
 
 
 def answer_prefix(prompt: tuple[int, ...], ask: Ask, ring: RingState) -> PromptPrefix:
-    """Of a direct answer; its last token stays its own, and all where heads keep different rows, or where
-    each row of the prompt is asked for. Raises InvalidRequest when it can never fit."""
+    """Return the beginning of a direct answer: its prompt without the last token, which the answer's own
+    sequence must compute.
+
+    The beginning is empty (nothing is shared) if KV rows are pruned or kept per head, or if the client wants
+    logprobs of the prompt. Raises InvalidRequest if the ring can never hold the request.
+    """
     grant_answer(len(prompt), ask, ring)
     length = len(prompt) + ask.limits.new_tokens
     alone = ask.pruning or ask.head_aware or ask.prompt_logprobs is not None
@@ -119,17 +148,22 @@ def answer_prefix(prompt: tuple[int, ...], ask: Ask, ring: RingState) -> PromptP
 
 
 def plan_prefix(prefix: tuple[int, ...], sizes: PlanSizes, ask: Ask, ring: RingState) -> PromptPrefix:
-    """Of a planned request. Raises InvalidRequest when it can never fit."""
+    """Return the beginning of a planned request. Raises InvalidRequest if the ring can never hold the
+    request.
+    """
     grant = grant_plan(sizes, ask, ring)
     return PromptPrefix(prefix, True, lambda _: grant, ask.window)
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionOption:
-    """One way for a request to begin: with what is in the ring, and what is opened for it.
+    """One way for a request to enter the ring.
 
-    own: the beginning that is opened, none of it if empty. pages: of that. grant: of what it writes.
-    slack: pages that must be free behind it.
+    route: the cached prefix that is forked, if any.
+    own: the beginning that is opened as a new prefix; empty to open none.
+    pages: pages of that new prefix.
+    grant: pages of what the request decodes.
+    slack: pages that must stay free after the request has entered.
     """
 
     route: PrefixMatch
@@ -140,17 +174,22 @@ class AdmissionOption:
 
     @property
     def shared(self) -> int:
-        """Tokens that what it writes is forked from."""
+        """Tokens that the request's decoding sequences fork."""
         return len(self.own) or self.route.length
 
 
 def admission_options(
     beginning: PromptPrefix, route: PrefixMatch, ring: RingState, keeps: bool
 ) -> list[AdmissionOption]:
-    """How a request may enter the ring, the best way first; route: the best that is there.
+    """Return the ways in which a request may enter the ring, the best first.
 
-    A beginning that it needs is opened as far as it is not there. One that only later requests may need
-    is opened where that is worth a lap, and where pages are plenty.
+    A beginning that the request needs is opened as far as the prefix cache lacks it. If such a beginning and
+    the request together need all pages of the ring, no cached prefix is forked, as its pages would have to
+    stay. A beginning that only later requests may use is opened if it adds at least MIN_KEPT_TOKENS, and only
+    while an eighth of the ring's pages stays free.
+
+    route: the longest cached prefix of the request's prompt.
+    keeps: True if prefixes may be kept for later requests.
     """
     tokens = beginning.tokens
     least = MIN_KEPT_TOKENS if beginning.needed else MIN_SHARED_TOKENS
@@ -169,7 +208,9 @@ def admission_options(
 
 
 def _opened(beginning: PromptPrefix, route: PrefixMatch, ring: RingState) -> AdmissionOption:
-    """With all of the beginning; nothing is opened where it is all there."""
+    """Return the option in which the whole beginning is in the ring: nothing is opened if the cache already
+    has all of it.
+    """
     length = len(beginning.tokens)
     own = () if route.length == length else beginning.tokens
     pages = pages_for(length, ring.page_rows) - shared_pages(route.length, ring) if own else 0
@@ -179,17 +220,21 @@ def _opened(beginning: PromptPrefix, route: PrefixMatch, ring: RingState) -> Adm
 
 
 def position_limit(ask: Ask, ring: RingState) -> int:
-    """Tokens that a sequence of the request may hold; more than the model's context behind a window alone."""
+    """Return the most tokens that a sequence of this request may hold. Only a sequence with a window may
+    exceed the model's context.
+    """
     return ring.max_positions if ask.window is None else MAX_TOKENS
 
 
 def _check_context(prompt: int, length: int, ask: Ask, ring: RingState) -> None:
+    """Raise if the window does not fit the model, or if `length` tokens exceed the position limit."""
     _check_window(ask.window, ring)
     if length > position_limit(ask, ring):
         raise ContextLengthExceeded.of(position_limit(ask, ring), prompt, length - prompt)
 
 
 def _check_window(window: Window | None, ring: RingState) -> None:
+    """Raise InvalidRequest if the window's sinks and recent tokens do not fit the model's positions."""
     if window and window.sinks + window.recent >= ring.max_positions:
         raise InvalidRequest(
             f"a window of {window.sinks} sinks and {window.recent} recent tokens does not fit the model's "
@@ -199,6 +244,7 @@ def _check_window(window: Window | None, ring: RingState) -> None:
 
 
 def _check_memory(pages: int, ring: RingState) -> int:
+    """Return `pages`. Raise TooLarge if the whole ring has fewer."""
     if pages > ring.pages:
         raise TooLarge(
             f"the request needs {pages} KV pages of {ring.page_rows} rows, the ring has {ring.pages}: "
@@ -210,17 +256,27 @@ def _check_memory(pages: int, ring: RingState) -> int:
 
 @dataclass(slots=True)
 class _Account:
+    """The pages of one request.
+
+    grant: its base grant, reserved even while unused.
+    used: pages that its sequences use.
+    """
+
     grant: int
     used: int = 0
 
     @property
     def charge(self) -> int:
+        """Pages that the request is charged."""
         return max(self.grant, self.used)
 
 
 class PageLedger:
-    """Pages promised to requests, and kept for prefixes. A request is charged what it uses, but at least
-    its base grant.
+    """Pages promised to requests and to prefixes. A request is charged what it uses, but at least its base
+    grant.
+
+        capacity 10: admit(r, 4) -> free 6; take(r, 3) -> free 6 (within the grant); take(r, 3) -> free 4
+        give(r, 3) -> free 6 (charged the grant again); waive(r) -> free 7 (charged the 3 used pages)
     """
 
     def __init__(self, capacity: int) -> None:
@@ -232,11 +288,13 @@ class PageLedger:
         self.free -= pages
 
     def give_kept(self, pages: int) -> None:
-        """A prefix is over."""
+        """Return the pages of a prefix that was removed."""
         self.free += pages
 
     def admit(self, request: str, grant: int) -> bool:
-        """Set `grant` pages aside for a new request, if they are free."""
+        """Reserve a new request's base grant. Return False, and change nothing, if not enough pages are
+        free.
+        """
         if grant > self.free:
             return False
         self._accounts[request] = _Account(grant)
@@ -244,9 +302,10 @@ class PageLedger:
         return True
 
     def take(self, request: str, pages: int, reserved_only: bool = False) -> bool:
-        """Use pages for a sequence: from the base grant, beyond it from the free ones.
+        """Use pages for a sequence, first from the base grant and beyond it from the free pages.
 
-        reserved_only: somebody waits for free pages, so only the grant may be used.
+        Return False, and change nothing, if not enough pages are available. With `reserved_only` only the
+        base grant may be used, because other requests wait for free pages.
         """
         account = self._accounts[request]
         more = self.shortfall(request, pages)
@@ -256,24 +315,29 @@ class PageLedger:
         return True
 
     def shortfall(self, request: str, pages: int) -> int:
+        """Return how many free pages the request needs to use `pages` more."""
         account = self._accounts[request]
         return max(account.grant, account.used + pages) - account.charge
 
     def give(self, request: str, pages: int) -> None:
-        """A sequence is over. Unknown requests are ignored: they gave everything back when they left."""
+        """Return the pages of a sequence that is over. An unknown request is ignored: it returned everything
+        when it was removed.
+        """
         if account := self._accounts.get(request):
             self._change(account, account.grant, account.used - pages)
 
     def waive(self, request: str) -> None:
-        """The request opens no more sequences, so it needs its base grant no longer."""
+        """Drop the base grant of a request that will open no further sequence."""
         if (account := self._accounts.get(request)) and account.grant:
             self._change(account, 0, account.used)
 
     def remove(self, request: str) -> None:
+        """Return all pages of a request that is over. An unknown request is ignored."""
         if account := self._accounts.pop(request, None):
             self.free += account.charge
 
     def _change(self, account: _Account, grant: int, used: int) -> None:
+        """Set an account's grant and use, and update the free pages."""
         before = account.charge
         account.grant = grant
         account.used = used

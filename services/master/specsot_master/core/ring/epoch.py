@@ -1,4 +1,4 @@
-"""One epoch of a ring: who may join, what each member is configured to do, who is ready."""
+"""One epoch of a ring: who may join, how each member is configured, and which members are ready."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ from specsot_master.core.ring.ring_state import RingConfig
 
 
 class EpochNumbers:
-    """Of epochs to come: each is larger than all before, and than any that a member has heard of."""
+    """Numbers of future epochs. Each is larger than all numbers before it and than any number that a member
+    has seen.
+    """
 
     def __init__(self, after: int = 0) -> None:
         self._newest = after
@@ -38,14 +40,17 @@ class EpochNumbers:
         return self._newest
 
     def pass_over(self, epoch: int) -> None:
-        """A member has heard of this one: of a master whose clock was ahead of ours."""
+        """Skip all numbers up to `epoch`, which a member has seen. The master that used it may have had a
+        clock ahead of this one's.
+        """
         self._newest = max(self._newest, epoch)
 
 
 def check_joining(joining: Registration, members: Sequence[Registration], config: RingConfig) -> None:
-    """Raise Refused, naming both values, if `joining` cannot belong to this ring.
+    """Raise Refused if `joining` cannot belong to this ring. The message names both conflicting values.
 
-    A member that it replaces is not counted.
+    A registered member that `joining` replaces is ignored: it has the same kind, name and address, and is the
+    same process or an earlier one in its place.
     """
     members = [member for member in members if not joining.follows(member)]
     _check_identity(joining, members, config)
@@ -58,7 +63,7 @@ def check_joining(joining: Registration, members: Sequence[Registration], config
 
 
 def may_join(joining: Registration, members: Sequence[Registration], config: RingConfig) -> bool:
-    """The same as an answer."""
+    """Return whether `check_joining` accepts the member."""
     try:
         check_joining(joining, members, config)
     except Refused:
@@ -67,7 +72,9 @@ def may_join(joining: Registration, members: Sequence[Registration], config: Rin
 
 
 def with_one_gpu(joining: Registration, members: Sequence[Registration]) -> Registration:
-    """Of the GPUs it can run on it gets the one that fewest others have."""
+    """Return the registration with one GPU: of the GPUs that the member could use, the one that the fewest
+    other members have.
+    """
     taken = Counter(member.gpus[0] for member in members if member.gpus)
     return replace(joining, gpus=tuple(sorted(joining.gpus, key=lambda gpu: taken[gpu])[:1]))
 
@@ -75,7 +82,9 @@ def with_one_gpu(joining: Registration, members: Sequence[Registration]) -> Regi
 def configurations_of(
     epoch: int, members: Sequence[Registration], stages: tuple[Stage, ...], config: RingConfig
 ) -> dict[str, Configuration]:
-    """Every member's Configuration for a new epoch. Raises Refused where KV memory is too little."""
+    """Return the Configuration of every member of a new epoch, by name. Raises Refused if there is too little
+    KV memory.
+    """
     drafters = [member for member in members if member.kind == "drafter"] if config.drafts else []
     drafter = drafters[0] if drafters else None
     shape = tree_shape_of(drafter, config)
@@ -105,8 +114,10 @@ def configurations_of(
 def rejoin_configuration(
     ring: Configuration, name: str, members: Sequence[Registration], config: RingConfig
 ) -> Configuration | None:
-    """What a drafter is told that joins a ring that goes on meanwhile; None where it must be another ring for
-    this one.
+    """Return the configuration with which a drafter joins the running ring, or None if that would require
+    another ring.
+
+    The drafter can join if a ring formed anew with it would have the same configuration as the running one.
     """
     try:
         formed = configurations_of(ring.epoch, members, ring.stages, config).get(name)
@@ -123,9 +134,13 @@ def count_pages(
     drafters: Sequence[Registration],
     config: RingConfig,
 ) -> int:
-    """The same number everywhere: what the tightest stage or drafter can hold. Raises Refused if none.
+    """Return the number of KV pages, the same for all members: what the stage or drafter with the least room
+    can hold.
 
-    The last stage holds the features that it keeps for the drafters in the same memory.
+    The last stage also keeps, in the same memory, the features of committed tokens for the drafters. Raises
+    Refused if fewer than 2 pages fit.
+
+        3 GiB, 16 KiB per layer and row, 24 layers, 256 rows a page -> 3 GiB / (24 * 16 KiB * 256) = 32 pages
     """
     granted = {member.name: member for member in members}
     row = {stage.name: granted[stage.name].row_bytes * len(stage.layers) for stage in stages}
@@ -144,39 +159,48 @@ def count_pages(
 
 
 def page_rows_of(members: Sequence[Registration], stages: Sequence[Stage], config: RingConfig) -> int:
-    """Rows of a page: a GPU's kernels read pieces of whole pages, and more of them side by side."""
+    """Return the KV slots per page. Pages are smaller if a GPU computes, because its kernels read whole
+    pages, and read several of them in parallel.
+    """
     names = {stage.name for stage in stages}
     on_gpu = any(member.gpus for member in members if member.name in names)
     return config.page_rows or (GPU_PAGE_ROWS if on_gpu else CPU_PAGE_ROWS)
 
 
 def count_drafters(members: Sequence[Registration]) -> int:
+    """Return the number of drafters among the members."""
     return sum(member.kind == "drafter" for member in members)
 
 
 def without_failed_drafters(
     members: Sequence[Registration], failed: Collection[str]
 ) -> Sequence[Registration]:
-    """All members but the drafters that failed, where another one can draft."""
+    """Return the members without the drafters that failed. If no other drafter is left, return all
+    members.
+    """
     able = [member for member in members if member.kind == "worker" or member.name not in failed]
     return able if count_drafters(able) else members
 
 
 def without_smallest_drafter(members: Sequence[Registration]) -> Sequence[Registration]:
-    """All members but the drafter that holds the fewest positions."""
+    """Return the members without the drafter that can hold the fewest positions."""
     drafters = [member for member in members if member.kind == "drafter"]
     smallest = min(drafters, key=lambda one: one.kv_bytes / max(one.row_bytes, 1))
     return [member for member in members if member is not smallest]
 
 
 def tree_shape_of(drafter: Registration | None, config: RingConfig) -> TreeShape:
-    """How large trees may be: as the drafter can make them, or as was wished; whole where either says so."""
+    """Return the bounds of draft trees: the drafter's own, or the configured ones if there is no drafter. If
+    either of them demands trees of a fixed shape, the trees have one.
+    """
     own = drafter.shape if drafter else None
     return replace(own, fixed=own.fixed or config.shape.fixed) if own else config.shape
 
 
 def lap_curve(members: Sequence[Registration], stages: Sequence[Stage]) -> Curve:
-    """Seconds per rows of a whole lap: each stage's measured layer times its number of layers."""
+    """Return the seconds of one step by tokens in its batch: each stage's measured layer time, times its
+    number of layers, summed over the stages. Only batch sizes that all stages have measured appear.
+    """
     curves = {member.name: dict(member.curve) for member in members}
     sizes = set.intersection(*(set(curves[stage.name]) for stage in stages))
     return tuple(
@@ -186,6 +210,9 @@ def lap_curve(members: Sequence[Registration], stages: Sequence[Stage]) -> Curve
 
 
 def _check_identity(joining: Registration, members: Sequence[Registration], config: RingConfig) -> None:
+    """Raise Refused or Occupied unless the member's name, protocol version, model and address suit this
+    ring.
+    """
     if joining.name == MASTER:
         raise Refused(f"a {joining.kind} cannot be named {MASTER}")
     if joining.protocol != PROTOCOL:
@@ -206,8 +233,8 @@ def _check_identity(joining: Registration, members: Sequence[Registration], conf
 
 
 def _check_drafter(joining: Registration, members: Sequence[Registration], config: RingConfig) -> None:
-    """Several drafters are one in all that the stages know of them: the head that they fuse features for, how
-    large trees may be, and what a request may ask for.
+    """Raise unless the ring uses drafters and this one agrees with all others: the stages treat several
+    drafters as one, with one head, one tree shape and one set of drafter names.
     """
     if not config.drafts:
         raise Refused("this ring runs without a drafter (--drafter none)")
@@ -225,6 +252,7 @@ def _check_drafter(joining: Registration, members: Sequence[Registration], confi
 
 
 def _check_rounding(joining: Registration, workers: Sequence[Registration]) -> None:
+    """Raise Refused unless all workers use the same quantization."""
     for worker in workers:
         if worker.quantization != joining.quantization:
             own, other = (one.quantization or "none" for one in (joining, worker))
@@ -232,6 +260,9 @@ def _check_rounding(joining: Registration, workers: Sequence[Registration]) -> N
 
 
 def _check_range(joining: Registration, workers: Sequence[Registration], config: RingConfig) -> None:
+    """Raise unless the range of layers that the worker was started with lies within the model and overlaps no
+    other worker's range.
+    """
     layers = joining.layers
     if layers is None:
         return
@@ -244,9 +275,11 @@ def _check_range(joining: Registration, workers: Sequence[Registration], config:
 
 @dataclass(slots=True)
 class TapRecord:
-    """Slices of a draft head that stages have of earlier epochs: over a slow link they take long to send.
+    """Which slices of a draft head's `fc` weights the stages already have from earlier epochs. Over a slow
+    link the slices take long to send, so they are sent once.
 
-    held: by stage. head: whose; the process of a drafter.
+    held: by stage name, the layers for whose taps the stage has the slices.
+    head: identifies the head, and the drafter process that sends its slices.
     """
 
     held: dict[str, frozenset[int]] = field(default_factory=dict[str, frozenset[int]])
@@ -255,8 +288,11 @@ class TapRecord:
     def lacking(
         self, plan: Mapping[str, Configuration], members: Sequence[Registration]
     ) -> Mapping[str, Configuration]:
-        """The same plan, in which a stage that has all its slices hears of no taps, and the first drafter of
-        those that it must send. The others have the same head, and send none.
+        """Return the plan of an epoch, in which only missing slices are sent.
+
+        A stage that has all its slices is configured without taps. The first drafter is configured with the
+        taps that it must send. Further drafters have the same head and send none. If the drafter process or
+        its head has changed, all slices are missing.
         """
         drafters = [one for one in members if one.kind == "drafter" and one.name in plan]
         drafter = drafters[0] if drafters else None
@@ -278,7 +314,7 @@ class TapRecord:
         return told
 
     def note(self, told: Configuration) -> None:
-        """A member is ready; a stage has its slices."""
+        """Record that a member is ready: if it is a stage with taps, it has its slices."""
         stage = next((stage for stage in told.stages if stage.name == told.you), None)
         if stage and told.head and told.drafter:
             self.held.setdefault(stage.name, told.taps_of(stage))
@@ -286,54 +322,64 @@ class TapRecord:
 
 @dataclass(slots=True)
 class Epoch:
-    """One object for whichever is the newest; number and stages outlast its end.
+    """The newest epoch of a ring. One object serves all epochs in turn; `number` and `stages` stay after an
+    epoch's end.
 
-    failed: could not take part, since a ring was last complete.
+    number: the epoch's number; 0 before the first one.
+    stages: the epoch's stages, in ring order.
+    failed: names of members that could not take part since a ring was last complete.
     """
 
     number: int = 0
     stages: Stages = ()
     failed: set[str] = field(default_factory=set[str])
-    _plan: dict[str, Configuration] = field(default_factory=dict[str, Configuration])  # empty after its end
+    # The configuration of every member of the epoch by name; empty after the epoch's end.
+    _plan: dict[str, Configuration] = field(default_factory=dict[str, Configuration])
     _ready: set[str] = field(default_factory=set[str])
     _progress: dict[str, Progress] = field(default_factory=dict[str, Progress])
-    # Drafters that join the running epoch, and are not ready yet, with what they were told.
+    # Drafters that are joining the running epoch and are not ready yet, with their configurations.
     _joining: dict[str, Configuration] = field(default_factory=dict[str, Configuration])
     _taps: TapRecord = field(default_factory=TapRecord)
 
     def __contains__(self, name: str) -> bool:
-        """It takes part, ready or not."""
+        """Return True if this member takes part in the epoch, ready or not."""
         return name in self._plan
 
     @property
     def formed(self) -> bool:
+        """True if an epoch was begun and has not ended."""
         return bool(self._plan)
 
     @property
     def not_ready(self) -> list[str]:
+        """Names of members that have not reported that they are ready."""
         return [name for name in self._plan if name not in self._ready]
 
     @property
     def unfinished(self) -> list[str]:
-        """Of the slow ones those who have not done their own part: the others wait for them."""
+        """Names of members that are not ready and have not finished their own loading. Members that are not
+        ready but have finished wait for the others.
+        """
         told = [(name, self._progress.get(name)) for name in self.not_ready]
         return [name for name, one in told if one is None or one.done < one.total]
 
     @property
     def progress_text(self) -> str:
-        """Of the slow ones, in words."""
+        """The progress of members that are not ready, in words."""
         told = [(name, self._progress.get(name)) for name in self.not_ready]
         return ", ".join(f"{name} {_in_words(one)}" for name, one in told)
 
     @property
     def waiting_text(self) -> str:
-        """Who is not ready, and how far those are who have said so and are still at it."""
+        """The names of members that are not ready, with the progress of those that have reported it and are
+        still loading.
+        """
         told = [(name, self._progress.get(name)) for name in self.not_ready]
         at_it = {name: f" ({_in_words(one)})" for name, one in told if one and one.done < one.total}
         return ", ".join(name + at_it.get(name, "") for name, _ in told)
 
     def record_progress(self, name: str, progress: Progress) -> bool:
-        """It has got so far. Whether that is news."""
+        """Record a member's progress. Return True if it is new."""
         news = name in self._plan and self._progress.get(name) != progress
         if news:
             self._progress[name] = progress
@@ -341,28 +387,36 @@ class Epoch:
 
     @property
     def ring(self) -> Configuration | None:
-        """What every member was told; None while somebody is not ready."""
+        """A configuration that all members share, apart from the receiver's name and GPU. None while some
+        member is not ready.
+        """
         return next(iter(self._plan.values())) if self._plan and not self.not_ready else None
 
     @property
     def running(self) -> dict[str, Range]:
+        """The layer range of every stage by name; empty without a formed epoch."""
         return {stage.name: stage.layers for stage in self.stages} if self._plan else {}
 
     @property
     def busy(self) -> Collection[str]:
+        """Names of members of the epoch, and of drafters that are joining it."""
         return [*self._plan, *self._joining]
 
     @property
     def settled(self) -> Collection[str]:
-        """Members for which no other epoch would be better: those of this one, and drafters that failed in
-        it while others draft.
+        """Names of members that give no reason to form another epoch: the members of this one, and drafters
+        that failed while another one drafts.
         """
         return [*self.busy, *(self.failed if self.ring and self.ring.drafters else ())]
 
     def begin(
         self, number: int, members: Sequence[Registration], stages: Stages, config: RingConfig
     ) -> Mapping[str, Configuration | StandBy]:
-        """Become the next one, after the end of this one. Raises Refused where KV memory is too little."""
+        """Begin the next epoch, after the end of this one. Return the message for each worker and drafter:
+        its Configuration, or StandBy for a worker without a range.
+
+        Raises Refused if there is too little KV memory.
+        """
         self.number = number
         self._plan = configurations_of(number, members, stages, config)
         self.stages = stages
@@ -372,18 +426,19 @@ class Epoch:
         return {**self._taps.lacking(self._plan, members), **dict.fromkeys(spare, StandBy(number))}
 
     def forget(self, name: str) -> None:
-        """It is gone, or may come back as another process."""
+        """Forget what is known of a member that has left, as another process may come back under its name."""
         self._taps.held.pop(name, None)
 
     def end(self) -> list[str]:
+        """End the epoch and return the names of its members."""
         names = list(self._plan)
         self._plan = {}
         self._joining = {}
         return names
 
     def mark_ready(self, name: str) -> Mapping[str, Rejoined]:
-        """It is ready. Where it is a drafter that joins the running epoch, the last stage, which has all
-        features, is to send them to it.
+        """Record that a member is ready. If it is a drafter that joins the running epoch, return the message
+        for the last stage, which then sends the drafter all features it has; else return nothing.
         """
         self._ready.add(name)
         if name in self._plan:
@@ -397,8 +452,10 @@ class Epoch:
         return {told.stages[-1].name: Rejoined(self.number, own.address, name)}
 
     def remove_drafter(self, name: str) -> Mapping[str, DrafterLost] | None:
-        """Go on without a drafter of the running epoch. Returns who is to be told: the last stage, where the
-        drafter took part. None where it was no drafter of a running epoch.
+        """Continue the running epoch without this drafter.
+
+        Return the message for the last stage, or no message if the drafter was still joining. Return None if
+        the name is not that of a drafter in a running epoch.
         """
         if self._joining.pop(name, None):
             return {}
@@ -412,8 +469,11 @@ class Epoch:
     def rejoin_drafter(
         self, members: Sequence[Registration], config: RingConfig
     ) -> Mapping[str, Configuration]:
-        """Drafters may join a running epoch, which they disturb no more than their loss did. One that stands
-        by, as it has less memory than the ring was formed for, does not count against the others.
+        """Return the configurations with which further drafters join the running epoch, by name.
+
+        A drafter that joins does not disturb a running epoch. A drafter is left on standby if the ring would
+        need another configuration for it, for example because it has less memory; it does not keep other
+        drafters from joining.
         """
         drafters = [one.name for one in members if one.kind == "drafter"]
         orders = dict[str, Configuration]()
@@ -424,14 +484,17 @@ class Epoch:
             if told := rejoin_configuration(self.ring, name, present, config):
                 self._joining[name] = told
                 self._ready.discard(name)
-                orders[name] = replace(told, head=None)  # the stages have their taps
+                # The stages have their slices of the head already, so the drafter sends none.
+                orders[name] = replace(told, head=None)
         return orders
 
     def _set_drafters(self, places: tuple[DrafterPlace, ...]) -> None:
+        """Put these drafters into every member's configuration."""
         self._plan = {one: plan.with_drafters(places) for one, plan in self._plan.items()}
 
 
 def _in_words(progress: Progress | None) -> str:
+    """Return a member's progress in words, such as "12 of 24 (1.2 GiB fetched)"."""
     if progress is None:
         return "not begun"
     fetched = f" ({memory_in_words(progress.fetched)} fetched)" if progress.fetched else ""
@@ -441,7 +504,7 @@ def _in_words(progress: Progress | None) -> str:
 def member_infos(
     members: Collection[Registration], running: Mapping[str, Range], spare: Collection[str]
 ) -> tuple[MemberInfo, ...]:
-    """Everybody, with the layers each runs now or was started with."""
+    """Return information about every member, with the layers that it runs now or was started with."""
     return tuple(
         MemberInfo(
             one.kind,
@@ -463,6 +526,8 @@ def member_infos(
 
 
 def _copy_speed(member: Registration, members: Collection[Registration]) -> int:
-    """The best that was measured of the same memory: what else ran may have held one measurement up."""
+    """Return the best copy speed that was measured for this member's memory. Other processes may have slowed
+    a single measurement down, so the members of one host and device are compared.
+    """
     here = (one for one in members if one.host and (one.host, one.device) == (member.host, member.device))
     return max((one.copy_speed for one in here), default=member.copy_speed)

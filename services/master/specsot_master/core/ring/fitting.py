@@ -1,4 +1,4 @@
-"""Whether a ring can hold a request: when it comes, in every ring that follows, branch by branch."""
+"""Whether a ring can hold a request: on arrival, in every later ring, and branch by branch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from specsot_master.core.ring.ring_state import RingState
 
 
 def prefix_of(ask: Ask, prompt: EncodedPrompt, ring: RingState) -> PromptPrefix:
-    """What its prompts begin with, and the pages they ask for. Raises InvalidRequest."""
+    """Return the common beginning of the request's prompts and the pages it needs. Raises InvalidRequest if
+    the ring can never hold the request.
+    """
     if prompt.conversation is not None and prompt.sizes is not None:
         return plan_prefix(prompt.conversation.prefix, prompt.sizes, ask, ring)
     if not prompt.answer:
@@ -28,6 +30,7 @@ def prefix_of(ask: Ask, prompt: EncodedPrompt, ring: RingState) -> PromptPrefix:
 
 
 def fits(request: RequestState, ring: RingState) -> bool:
+    """Return True if the ring can hold the request with everything that it has written."""
     try:
         _measure(request, ring)
     except InvalidRequest:
@@ -36,13 +39,17 @@ def fits(request: RequestState, ring: RingState) -> bool:
 
 
 def refit(request: RequestState, ring: RingState) -> None:
-    """For a request that enters a ring. Raises InvalidRequest, TooLarge where a larger ring may take it."""
+    """Measure a request for the ring that it is to enter. Raises TooLarge if only a larger ring could hold
+    it, or another InvalidRequest.
+    """
     request.beginning = _measure(request, ring)
     request.misfit = None
 
 
 def _measure(request: RequestState, ring: RingState) -> PromptPrefix:
-    """As `prefix_of`, for one that has met another ring, with all that it is writing."""
+    """Return the beginning of the request's prompts as `prefix_of` does, after checking that the ring can
+    also hold every sequence that the request has opened in an earlier ring.
+    """
     beginning = prefix_of(request.ask, request.prompt, ring)
     for sequence in request.sequences.values():
         turn = request.turn(sequence.ordinal)
@@ -54,7 +61,7 @@ def _measure(request: RequestState, ring: RingState) -> PromptPrefix:
 
 
 def check_branch_fits(request: RequestState, turn: PromptTurn, budget: int, ring: RingState) -> None:
-    """Raises TooLarge when a branch, with the plan before it, can never fit."""
+    """Raise TooLarge if the branch, together with its prefix, can never fit into the ring."""
     held = sum(node.pages for node in request.lineage)
     _check(request, turn, budget, request.shares(turn), held, ring)
 
@@ -62,7 +69,12 @@ def check_branch_fits(request: RequestState, turn: PromptTurn, budget: int, ring
 def _check(
     request: RequestState, turn: PromptTurn, limit: int, shared: int, held: int, ring: RingState
 ) -> None:
-    """One sequence. held: pages of what it forks."""
+    """Raise TooLarge if one sequence can never fit.
+
+    limit: the most tokens that the sequence may decode.
+    shared: tokens of its prompt that it forks.
+    held: pages of the prefixes that it forks.
+    """
     length = len(turn.tokens) + limit
     pages = own_pages(length, shared, ring, request.ask.policy) + held
     most = position_limit(request.ask, ring)

@@ -1,5 +1,7 @@
-"""Placement of layers on workers: which of them become stages, with how many layers, by measured speed and
-memory; and who takes over what a lost worker ran.
+"""Placement of layers on workers: which workers become stages, and with how many layers each.
+
+Placement follows the workers' measured speed and free memory. After a loss it also decides which workers take
+over the lost layers.
 """
 
 from __future__ import annotations
@@ -18,14 +20,20 @@ from specsot.errors import Refused, Unavailable
 from specsot.members import Range, Registration, Stage, WeightBytes
 from specsot_master.core.ring.ring_state import RingConfig
 
-# Rows of a page where a GPU computes, and elsewhere; no measurement recorded.
+# KV slots per page if a GPU computes. Untuned.
 GPU_PAGE_ROWS = 64
+# KV slots per page if only CPUs compute. Untuned.
 CPU_PAGE_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """One sequence, one row a lap, nobody drafts. stages: seconds of each; hops: of all of them together."""
+    """The expected speed of one sequence without drafts, which advances one token per step.
+
+    names: a name and layer range for each stage, for display.
+    stages: seconds of compute of each stage per step.
+    hops: seconds of all hops between stages per step together.
+    """
 
     names: tuple[str, ...]
     stages: tuple[float, ...]
@@ -33,12 +41,12 @@ class Throughput:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """None where nothing was measured."""
+        """Tokens per second, or None if no stage was measured."""
         lap = sum(self.stages) + self.hops
         return 1 / lap if sum(self.stages) else None
 
     def __str__(self) -> str:
-        """ "a 0:16 12.1 ms, b 16:32 13.0 ms, hops 0.4 ms: 39.2 tokens/s"."""
+        """Describe the ring: "a 0:16 12.1 ms, b 16:32 13.0 ms, hops 0.4 ms: 39.2 tokens/s plainly"."""
         if self.tokens_per_second is None:
             return ", ".join(self.names)
         parts = [f"{name} {in_ms(seconds)}" for name, seconds in zip(self.names, self.stages)]
@@ -47,6 +55,7 @@ class Throughput:
 
 
 def expected_throughput(stages: Sequence[Stage], members: Mapping[str, Registration]) -> Throughput:
+    """Return the expected speed of a ring with these stages."""
     return Throughput(
         tuple(f"{stage.name} {stage.layers}" for stage in stages),
         tuple(_seconds(stage, members[stage.name], stage is stages[-1]) for stage in stages),
@@ -55,19 +64,25 @@ def expected_throughput(stages: Sequence[Stage], members: Mapping[str, Registrat
 
 
 def head_cost_in_layers(worker: Registration) -> float:
-    """How many layers the model's end costs: as many as it is large, for one row reads every weight once."""
+    """Return the cost of the lm_head, in layers. The cost is the ratio of its bytes to those of a layer,
+    because a step with one token reads every weight once.
+    """
     weights = worker.weights
     return weights.last / weights.layer if weights and weights.layer else 0.0
 
 
 def _number_in(worker: Registration) -> float:
-    """Of "worker-0" 0, so that it is the first stage; of who has none, behind those who have."""
+    """Return the number at the end of a worker's name, so that "worker-0" is the first stage; infinity if
+    there is none, so that such workers come after all numbered ones.
+    """
     found = re.search(r"-(\d+)$", worker.name)
     return int(found[1]) if found else math.inf
 
 
 def read_bytes(worker: Registration, layers: Range | None) -> int:
-    """Of its weights that each lap reads: of the embedding before the first layer it takes a few rows."""
+    """Return the bytes of the worker's weights that every step reads: its layers, and the lm_head on the last
+    stage. The embedding does not count, as a step reads only a few rows of it.
+    """
     if worker.weights is None or layers is None:
         return 0
     last = worker.weights.last if layers.last == worker.model_layers else 0
@@ -75,34 +90,45 @@ def read_bytes(worker: Registration, layers: Range | None) -> int:
 
 
 def in_ms(seconds: float) -> str:
+    """Format seconds as milliseconds."""
     return f"{seconds * 1e3:.1f} ms"
 
 
 def _seconds(stage: Stage, member: Registration, last: bool) -> float:
+    """Return the seconds of compute of one stage for a step with one token."""
     return CostCurve(member.curve).at(1) * (len(stage.layers) + head_cost_in_layers(member) * last)
 
 
 def _hops(ring: Sequence[Registration]) -> float:
-    """From each to the next, and from the last one back: nothing within a host, else at most half the way of
-    both to the master and back.
+    """Return the seconds of all hops of one step: from each stage to the next, and from the last back to the
+    first.
+
+    A hop within a host takes no time. Between hosts it takes at most the mean of both members' round trips to
+    the master, as the path between them could lead over the master.
     """
     following = [*ring[1:], *ring[:1]]
     far = [(one, other) for one, other in zip(ring, following) if not one.host or one.host != other.host]
     return sum(((one.rtt or 0.0) + (other.rtt or 0.0)) / 2 for one, other in far if one is not other)
 
 
-# Times slower that a worker may be measured and still count as equally fast; not measured.
+# Ratio. If the slowest worker's layer time is within this factor of the quickest one's, all count as equally
+# fast. Untuned.
 SPEED_NOISE_FACTOR = 1.25
-MAX_STAGE_TIME_RATIO = 0.9  # a further stage must cut the slowest one's time to this share; not measured
+# Fraction. A further stage must reduce the slowest stage's time to this share of what it was. Untuned.
+MAX_STAGE_TIME_RATIO = 0.9
 
 NO_WEIGHTS = WeightBytes(0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerCost:
-    """A worker as somewhere to put layers.
+    """One worker as a place for layers.
 
-    layer: what one costs in a lap. tail: how many of them the model's end costs. room: bytes for weights.
+    worker: the worker's registration.
+    layer: the cost of one layer per step, in seconds, or the same unit for all workers if they were not
+        measured.
+    tail: the cost of the lm_head, in layers.
+    room: bytes for weights; infinite if the worker's memory is unknown.
     """
 
     worker: Registration
@@ -111,10 +137,15 @@ class WorkerCost:
     room: float
 
     def cost(self, layers: int, last: bool) -> float:
+        """Return the cost of a stage with so many layers. `last` is True for the last stage, which has the
+        lm_head.
+        """
         return self.layer * (layers + self.tail * last)
 
     def most(self, first: bool = False, last: bool = False) -> float:
-        """Layers that fit, beside the embedding before the first and the head behind the last one."""
+        """Return how many layers fit, in addition to the embedding on the first stage and to the lm_head on
+        the last one.
+        """
         weights = self.worker.weights or NO_WEIGHTS
         room = self.room - weights.first * first - weights.last * last
         return math.floor(room / weights.layer) if weights.layer and room < math.inf else room
@@ -122,7 +153,13 @@ class WorkerCost:
 
 @dataclass(frozen=True, slots=True)
 class LayerSplit:
-    """Sites in ring order, and how many layers each has. slowest, whole: costs of one stage, and of a lap."""
+    """A division of all layers between workers.
+
+    sites: the workers in ring order.
+    counts: the number of layers of each.
+    slowest: the cost of the slowest stage.
+    whole: the cost of a step, which is the sum over all stages.
+    """
 
     sites: tuple[WorkerCost, ...]
     counts: tuple[int, ...]
@@ -131,6 +168,7 @@ class LayerSplit:
 
     @property
     def stages(self) -> tuple[Stage, ...]:
+        """The stages with their ranges. Counts (3, 5) give the ranges 0:3 and 3:8."""
         edges = pairwise(accumulate(self.counts, initial=0))
         return tuple(
             Stage(site.worker.name, site.worker.address, Range(*edge))
@@ -141,10 +179,14 @@ class LayerSplit:
 def choose_stages(
     workers: Sequence[Registration], config: RingConfig, least: int, most: int | None = None
 ) -> tuple[Stage, ...]:
-    """Stages of `least` of these workers: the quickest, and of equals those who joined first. Of more where
-    fewer have no room; and, up to `most`, as long as each further one makes the slowest stage clearly faster.
+    """Return stages on the quickest of these workers; among equals, on those that joined first.
 
-    In the order of the numbers in their names, then as they joined. Raises Refused, in words.
+    At least `least` workers are used, and more of them if fewer have no room for the model. Up to `most`
+    workers, a further one is added as long as it reduces the slowest stage's time to MAX_STAGE_TIME_RATIO.
+    The stages are ordered by the numbers in the workers' names, then as they joined, unless another order has
+    more room or is faster.
+
+    Raises Refused, which says what is missing.
     """
     sites = worker_costs(workers, config)
     able = [number for number, worker in enumerate(workers) if worker_costs([worker], config)[0].most() >= 1]
@@ -163,17 +205,18 @@ def choose_stages(
 
 
 def fits(worker: Registration, layers: Range, beside: Sequence[Registration], config: RingConfig) -> bool:
-    """Whether this worker has room for that range while those beside it have theirs."""
+    """Return True if the worker has room for that range of layers while the workers in `beside` also run."""
     site = worker_costs([worker, *beside], config)[0]
     return len(layers) <= site.most(layers.first == 0, layers.last == config.model_layers)
 
 
 def worker_costs(workers: Sequence[Registration], config: RingConfig) -> list[WorkerCost]:
-    """What each of them costs and holds while all of them are at work.
+    """Return the cost and the room of each worker while all of them run.
 
-    Workers of one host compete when they measure: the quickest is right for all of them, and memory that
-    they share was emptiest when it looked largest. Those who are about equally fast count as equal, so that
-    the same ring is cut the same way every time. The model's end counts wherever all have measured.
+    Workers of one host compete for its cores while they measure, so the quickest measurement is used for all
+    of them. Memory that they share is taken from the report with the most free memory, and divided. If all
+    workers are about equally fast they count as equal, so that the same ring is divided in the same way every
+    time. The lm_head counts only if all workers have measured.
     """
     rows = config.shape.nodes if config.drafts else 1
     measured = [_measured(worker, workers, rows) for worker in workers]
@@ -188,14 +231,19 @@ def worker_costs(workers: Sequence[Registration], config: RingConfig) -> list[Wo
 
 
 def split_layers(sites: Sequence[WorkerCost], layers: int) -> LayerSplit | None:
-    """All layers over all of these; None where they have no room."""
+    """Return the division of all layers between all of these workers with the fastest slowest stage, or None
+    if they have no room.
+    """
     cuts = [found for order in _orders(sites) if (found := _share(order, layers))]
     return min(cuts, key=lambda one: (one.slowest, one.whole), default=None)
 
 
 def _orders(sites: Sequence[WorkerCost]) -> Iterator[tuple[WorkerCost, ...]]:
-    """Neighbours of one host beside each other, in the order they joined; then with every other beginning
-    and end, which need the most room. In between the order changes nothing.
+    """Yield orders of the workers in the ring.
+
+    Workers of one host are neighbours, and hosts come in the order in which they joined. Further orders have
+    every other pair of first and last stage, which need the most room because of the embedding and the
+    lm_head. The order in between does not matter.
     """
     hosts = [site.worker.host or site.worker.name for site in sites]
     near = sorted(range(len(sites)), key=lambda number: hosts.index(hosts[number]))
@@ -206,8 +254,13 @@ def _orders(sites: Sequence[WorkerCost]) -> Iterator[tuple[WorkerCost, ...]]:
 
 
 def _share(sites: tuple[WorkerCost, ...], layers: int) -> LayerSplit | None:
-    """One layer after the other to where it costs least. As a stage's cost only grows with its layers, no
-    other way makes the slowest stage faster; of equals the earlier one gets more, for the last has the head.
+    """Divide the layers between workers in this order; None if they have no room.
+
+    Each worker gets one layer. Each further layer goes to the worker whose stage would cost least with it.
+    This greedy division makes the slowest stage as fast as possible, as the cost of a stage only grows with
+    its layers. Among equals the earlier stage gets the layer.
+
+        2 equal workers, the lm_head costs 2 layers, 8 layers -> counts [5, 3], both stages cost 5 layers
     """
     end = len(sites) - 1
     most = [site.most(number == 0, number == end) for number, site in enumerate(sites)]
@@ -229,28 +282,34 @@ def _share(sites: tuple[WorkerCost, ...], layers: int) -> LayerSplit | None:
 
 
 def _measured(worker: Registration, workers: Sequence[Registration], rows: int) -> float:
-    """Seconds of one layer; 0 where nobody measured."""
+    """Return the worker's seconds for one layer and `rows` tokens, the quickest measurement of its host; 0 if
+    a worker there has not measured.
+    """
     peers = [one for one in workers if _host(one) == _host(worker) and bool(one.gpus) == bool(worker.gpus)]
     return min(CostCurve(one.curve).at(rows) for one in peers)
 
 
 def _room(worker: Registration, workers: Sequence[Registration]) -> float:
-    """Bytes for weights, beside the KV pages it has promised."""
+    """Return the worker's bytes for weights, in addition to its KV pages: an equal share of the memory that
+    it shares with others, or infinity if the amount is unknown.
+    """
     sharing = [one for one in workers if _memory(one) == _memory(worker)]
     offered = [one.memory for one in sharing if one.memory is not None]
     return max(offered) / len(sharing) - worker.kv_bytes if offered else math.inf
 
 
 def _host(worker: Registration) -> str:
+    """Return the worker's host; its own name if the host is unknown."""
     return worker.host or worker.name
 
 
 def _memory(worker: Registration) -> str:
-    """Whose it is: the GPU's, or the machine's."""
+    """Return what identifies the memory of a worker: its GPU, or its host."""
     return worker.gpus[0] if worker.gpus else _host(worker)
 
 
 def _lacking(sites: Sequence[WorkerCost], config: RingConfig) -> str:
+    """Return why the workers cannot hold the model, in words."""
     if len(sites) > config.model_layers:
         return f"{len(sites)} workers cannot share {config.model_layers} layers"
     weights = max((site.worker.weights or NO_WEIGHTS for site in sites), key=lambda one: one.layer)
@@ -276,12 +335,18 @@ def next_stages(
     patient: bool = True,
     failed: Collection[str] = (),
 ) -> Stages | str:
-    """The next ring's stages; or what is missing, in words. Raises Refused where nobody has room.
+    """Return the stages of the next ring, or what is missing for it, in words.
 
-    Ranges that workers brought are theirs, and each hole goes to one of the others. Else whoever is left of
-    the ring `before` keeps its range (it is loaded), and those without one inherit what the lost ones ran.
-    patient: for want of heirs it waits for the lost ones; otherwise those who are here share all layers.
-    failed: could not take part the last time, and step back where somebody else can.
+    A worker that was started with a layer range gets that range; each gap goes to one of the other workers.
+    Without such ranges, each worker left of the ring `before` keeps the range that it has loaded, and other
+    workers inherit the ranges of those that were lost.
+
+    patient: if True and no worker can inherit a lost range, wait for the lost workers; if False, divide all
+        layers between the workers that are present.
+    failed: names of workers that could not take part in the last attempt. They are used only if the ring
+        cannot be formed without them.
+
+    Raises Refused if the workers have no room for the model.
     """
     workers = [member for member in members if member.kind == "worker"]
     if any(worker.layers for worker in workers):
@@ -307,7 +372,9 @@ def next_stages(
 def could_form(
     members: Sequence[Registration], config: RingConfig, before: Stages, failed: Collection[str]
 ) -> bool:
-    """Whether these make a ring as large as it was, or is to be."""
+    """Return True if these members can form a ring as large as the one before, or as large as was
+    configured.
+    """
     try:
         return not isinstance(next_stages(members, config, before, failed=failed), str)
     except Refused:
@@ -317,12 +384,15 @@ def could_form(
 def better_stages(
     members: Sequence[Registration], config: RingConfig, present: Stages, busy: Collection[str]
 ) -> Stages | None:
-    """Stages of a better ring than the present one of the busy: with as many workers as were wished for,
-    where it had to be formed of fewer, or with a drafter that came late.
+    """Return the stages of a ring that is better than the present one, or None.
+
+    A ring is better if it has more workers, where fewer than configured had to be used, or if it gains a
+    drafter that joined late. `busy` names the members of the present ring.
     """
     spare = {member.kind for member in members if member.name not in busy}
     if len(present) < config.workers and "worker" in spare:
-        with suppress(Refused):  # who came late has no room for anything
+        # Refused here means that the worker that joined late has no room for any layer.
+        with suppress(Refused):
             more = next_stages(members, config)
             if not isinstance(more, str):
                 return more
@@ -330,7 +400,9 @@ def better_stages(
 
 
 def rebalanced_stages(members: Sequence[Registration], config: RingConfig) -> Stages:
-    """Stages of as many workers as help. Raises Refused where they have no room, Unavailable for a hole."""
+    """Return stages on as many workers as make the ring faster. Raises Refused if they have no room for the
+    model, and Unavailable if workers with given layer ranges leave a gap.
+    """
     workers = [member for member in members if member.kind == "worker"]
     if any(worker.layers for worker in workers):
         drawn = _with_brought_ranges(workers, config, ())
@@ -341,14 +413,17 @@ def rebalanced_stages(members: Sequence[Registration], config: RingConfig) -> St
     return choose_stages(workers, config, least, config.max_stages or config.model_layers)
 
 
-# Times as many tokens a second as before: less, and no request is interrupted for it; not measured.
+# Ratio. A faster ring must write so many times as many tokens per second, or requests are not interrupted for
+# it. Untuned.
 MIN_GAIN = 1.1
 
 
 def faster_stages(
     members: Sequence[Registration], config: RingConfig, present: Stages, busy: Collection[str], requests: int
 ) -> Stages | None:
-    """Stages with workers that are not busy yet, if this many requests are then written clearly faster."""
+    """Return stages that include workers which are not in the ring yet, if so many requests would then be
+    clearly faster; else None.
+    """
     workers = [member for member in members if member.kind == "worker"]
     if all(one.name in busy for one in workers) or not all(one.curve for one in workers):
         return None
@@ -357,7 +432,8 @@ def faster_stages(
         wanted = rebalanced_stages(members, replace(config, max_stages=most))
     except (Refused, Unavailable):
         return None
-    if len(wanted) > max(most, len(present)):  # fewer have no room
+    # More stages than allowed are returned only if fewer have no room for the model.
+    if len(wanted) > max(most, len(present)):
         return None
     sites = {site.worker.name: site for site in worker_costs(workers, config)}
     before, after = (tokens_per_second(stages, sites, requests) for stages in (present, wanted))
@@ -365,14 +441,22 @@ def faster_stages(
 
 
 def tokens_per_second(stages: Stages, sites: Mapping[str, WorkerCost], requests: int) -> float:
-    """Of so many requests, a token a lap each. Each waits for its lap, and all for the slowest stage."""
+    """Return the tokens per second of so many requests, at one token per step and request.
+
+    Each request waits for its own step to pass all stages and hops, and all requests together are bounded by
+    the slowest stage.
+
+        stages of 10 ms and 20 ms, no hops: 1 request -> 1 / 0.03 = 33; 4 requests -> min(133, 1 / 0.02) = 50
+    """
     costs = [sites[stage.name].cost(len(stage.layers), stage is stages[-1]) for stage in stages]
     lap = sum(costs) + _hops([sites[stage.name].worker for stage in stages])
     return min(max(requests, 1) / lap, 1 / max(costs))
 
 
 def to_load(wanted: Stages, present: Stages, loaded: Mapping[str, Range]) -> dict[str, Range]:
-    """By name, ranges of which some layer is neither run by its worker now, nor loaded ahead."""
+    """Return, by worker name, the wanted ranges that the worker must load first: it does not run all of the
+    range's layers now, and has not loaded them ahead.
+    """
     running = {stage.name: stage.layers for stage in present}
 
     def here(stage: Stage, layers: Range | None) -> bool:
@@ -386,7 +470,9 @@ def to_load(wanted: Stages, present: Stages, loaded: Mapping[str, Range]) -> dic
 
 
 def _with_brought_ranges(workers: Sequence[Registration], config: RingConfig, before: Stages) -> Stages | str:
-    """Brought ranges, and heirs for the rest."""
+    """Return stages with the ranges that workers were started with, and other workers in the gaps; or what is
+    missing, in words.
+    """
     fixed = [(worker.layers, worker) for worker in workers if worker.layers]
     holes = _holes([layers for layers, _ in fixed], config.model_layers)
     spare = [worker for worker in workers if worker.layers is None]
@@ -400,7 +486,7 @@ def _with_brought_ranges(workers: Sequence[Registration], config: RingConfig, be
 def _inherit(
     workers: Sequence[Registration], before: Stages, config: RingConfig
 ) -> list[Registration | None]:
-    """A worker for each stage of the ring before; None where there is none."""
+    """Return a worker for each stage of the ring before, or None for a stage that no worker can take."""
     here = {worker.name: worker for worker in workers}
     kept = [here[stage.name] for stage in before if stage.name in here]
     spare = [worker for worker in workers if worker not in kept]
@@ -416,7 +502,12 @@ def _fill(
     before: Stages,
     config: RingConfig,
 ) -> list[Registration | None]:
-    """For each hole whoever ran it, else who joined first of those with room for it; or None."""
+    """Return a worker for each hole (a range without a worker), or None.
+
+    The worker that ran the hole's range before is preferred, then workers that ran none of the holes, then
+    the order of joining. A worker must have room for the range, while those in `beside` and those placed
+    already also run.
+    """
     had = {stage.name: stage.layers for stage in before}
     left = list(spare)
     placed = list(beside)
@@ -434,12 +525,16 @@ def _fill(
 
 
 def _stages(taken: Iterable[tuple[Range, Registration | None]]) -> Stages:
+    """Return the stages for these ranges and workers, in the order of the layers."""
     made = [Stage(worker.name, worker.address, layers) for layers, worker in taken if worker]
     return tuple(sorted(made, key=lambda stage: stage.layers.first))
 
 
 def _holes(ranges: Sequence[Range], layers: int) -> list[Range]:
-    """What the ranges leave uncovered of 0 .. layers - 1."""
+    """Return the ranges of 0 .. layers - 1 that the given ranges leave uncovered.
+
+    ranges 0:4 and 8:12 of 16 layers -> 4:8 and 12:16
+    """
     holes: list[Range] = []
     reached = 0
     for taken in sorted(ranges, key=lambda one: one.first):

@@ -1,7 +1,10 @@
-"""The prompt prefixes whose KV is in the ring: lookup, reference counts, least-recently-used eviction.
+"""The prefixes whose KV is in the ring: lookup, reference counts, least-recently-used eviction.
 
 A node is a sequence that never decodes. It may be forked from the first `at` tokens of its parent; then it is
-charged for the pages behind those. A parent stays as long as its children do.
+charged only for the pages after those. A parent stays as long as it has children.
+
+    node 1: [a b c d]              node 2: [a b x y], forked from node 1 at 2
+    longest_match([a b x z]) -> node 2, length 3
 """
 
 from __future__ import annotations
@@ -15,10 +18,20 @@ from specsot_master.core.plans.prompts import shared_length
 
 @dataclass(slots=True, eq=False)
 class PrefixNode:
-    """pages: charged for it. drafted: the drafter follows it. pins: requests that need it.
+    """One prefix in the ring.
 
-    used: when it was needed last; higher is later. suspect: its rows may not be numbers.
-    own: one request's alone. computed: somebody wrote behind all of it, so it is in the ring.
+    sequence: the id of the prefix's sequence.
+    tokens: all tokens of the prefix, those of its parent included.
+    pages: pages that are charged for it.
+    drafted: True if the drafter has KV of the prefix too.
+    parent: the prefix that it is forked from, or None.
+    at: how many first tokens it shares with its parent.
+    pins: the number of requests that need it now.
+    used: a counter of when it was last needed; higher is later.
+    suspect: True if its KV may contain values that are not finite, so that it must not be forked any more.
+    own: True if only one request may fork it.
+    computed: True once a sequence that forks all of it has decoded, which proves that its KV was computed.
+    children: prefixes that are forked from it.
     """
 
     sequence: int
@@ -36,26 +49,31 @@ class PrefixNode:
 
     @property
     def keepable(self) -> bool:
-        """Worth its pages when nobody needs it now. Of one that is not computed, the rest would only keep
-        others waiting.
+        """True if the prefix is worth its pages although no request needs it. A prefix that is not computed
+        yet would only keep other requests waiting for the rest of its prefill.
         """
         return self.computed and not (self.suspect or self.own)
 
     @property
     def evictable(self) -> bool:
+        """True if no request and no other prefix needs it."""
         return not self.pins and not self.children
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """The node whose first `length` tokens a prompt begins with, too; node None: there is none."""
+    """The longest match of a prompt: the prompt begins with the first `length` tokens of `node`.
+
+    node: the prefix, or None if no prefix matches.
+    length: the number of matching tokens.
+    """
 
     node: PrefixNode | None = None
     length: int = 0
 
 
 class PrefixTree:
-    """All nodes of one epoch."""
+    """All prefixes of one epoch."""
 
     def __init__(self) -> None:
         self._roots: list[PrefixNode] = []
@@ -63,21 +81,27 @@ class PrefixTree:
         self._ticks = 0
 
     def __len__(self) -> int:
+        """Number of prefixes."""
         return len(self._by_id)
 
     @property
     def pages(self) -> int:
-        """Charged for all of them."""
+        """Pages that are charged for all prefixes."""
         return sum(node.pages for node in self._nodes())
 
     @property
     def sequences(self) -> tuple[int, ...]:
+        """Sequence ids of all prefixes."""
         return tuple(self._by_id)
 
     def find(self, sequence: int) -> PrefixNode | None:
+        """Return the prefix with this sequence id, or None."""
         return self._by_id.get(sequence)
 
     def longest_match(self, tokens: Sequence[int], drafted: bool) -> PrefixMatch:
+        """Return the prefix that shares the most first tokens with `tokens`. Only prefixes that a further
+        request may fork, and that have KV in the drafter as `drafted` demands, are considered.
+        """
         best = PrefixMatch()
         among = list(self._roots)
         while among:
@@ -91,26 +115,33 @@ class PrefixTree:
         return best
 
     def add(self, node: PrefixNode) -> None:
+        """Add a prefix under its parent."""
         (node.parent.children if node.parent else self._roots).append(node)
         self._by_id[node.sequence] = node
 
     def pin(self, node: PrefixNode) -> None:
+        """Count one more request that needs the prefix, and mark it and its ancestors as used now."""
         node.pins += 1
         self._ticks += 1
         for one in ancestors(node):
             one.used = self._ticks
 
     def unpin(self, node: PrefixNode) -> None:
+        """Count one request less that needs the prefix."""
         node.pins -= 1
 
     def written_behind(self, fork: Fork | None) -> None:
-        """Somebody who began with this has written."""
+        """Record that a sequence which began with this fork has decoded. If it forks a whole prefix, that
+        prefix is computed.
+        """
         node = self._by_id.get(fork.sequence) if fork else None
         if fork and node and fork.length >= len(node.tokens):
             node.computed = True
 
     def spare(self, keep: PrefixNode | None = None) -> int:
-        """Pages that could be given back now, all but those of `keep` and its ancestors."""
+        """Return the pages that could be freed now: those of all prefixes that no request needs, except
+        `keep` and its ancestors.
+        """
         held: set[int] = set()
         nodes = self._nodes()
         for node in nodes:
@@ -119,8 +150,8 @@ class PrefixTree:
         return sum(node.pages for node in nodes if node.sequence not in held)
 
     def evict(self, pages: int, keep: PrefixNode | None = None) -> list[PrefixNode]:
-        """Take nodes out until so many pages are given back, or nothing is spare: doubted ones first, then
-        those that were needed longest ago.
+        """Remove prefixes until `pages` pages are freed or nothing more can be removed. Suspect prefixes go
+        first, then the least recently used. Return the removed ones.
         """
         gone: list[PrefixNode] = []
         while pages > 0:
@@ -134,7 +165,9 @@ class PrefixTree:
         return gone
 
     def drop(self, node: PrefixNode) -> list[PrefixNode]:
-        """Take out one that nobody needs, and what then is needed by nobody."""
+        """Remove a prefix that no request needs, and then each ancestor that is neither needed nor worth
+        keeping. Return the removed ones.
+        """
         gone: list[PrefixNode] = []
         one: PrefixNode | None = node
         while one is not None and one.evictable and (one is node or not one.keepable):
@@ -144,24 +177,29 @@ class PrefixTree:
         return gone
 
     def mark_suspect(self, node: PrefixNode) -> None:
-        """Nothing is forked any more from it and from its ancestors."""
+        """Mark a prefix and its ancestors as suspect: they are not forked any more."""
         for one in ancestors(node):
             one.suspect = True
 
     def clear(self) -> None:
+        """Remove all prefixes."""
         self._roots.clear()
         self._by_id.clear()
 
     def _nodes(self) -> list[PrefixNode]:
-        """A copy: figures are looked up by another thread, while nodes come and go."""
+        """Return a copy of all prefixes, as another thread reads the figures while prefixes are added and
+        removed.
+        """
         return list(self._by_id.values())
 
     def _remove(self, node: PrefixNode) -> None:
+        """Remove one prefix from its parent and from the index."""
         (node.parent.children if node.parent else self._roots).remove(node)
         del self._by_id[node.sequence]
 
 
 def ancestors(node: PrefixNode) -> Iterator[PrefixNode]:
+    """Yield the prefix itself, then its parent, and so on up to the root."""
     one: PrefixNode | None = node
     while one is not None:
         yield one

@@ -1,28 +1,46 @@
-"""Quarantine of requests under which rings break: who may be in the ring while somebody is on trial."""
+"""Quarantine of requests that may break rings: which requests may enter while suspects are on trial.
+
+When a ring breaks, the requests in it are blamed. If the blame of some is high enough, those suspects are
+tried in halves: half of them enter the ring, and are cleared once they have written enough tokens. If the
+ring breaks again, only the half that was on trial stays suspect and is halved in turn, until a single request
+is found under which rings break.
+
+    suspects [a b c d]: trial [a b], pending [c d]; the ring breaks -> trial [a], pending [b]
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-BLAME_HALF_LIFE_TOKENS = 64  # tokens a request writes that halve what a break counts against it; not measured
-# Two breaks in a row, with little written before and between (1 + 0.5 or more); not measured.
+# Tokens. So many written tokens halve the blame of a break. Untuned.
+BLAME_HALF_LIFE_TOKENS = 64
+# Breaks. A request with more blame is suspect: two breaks in a row with little written before and between
+# them (1 + 0.5 or more). Untuned.
 SUSPECT_BLAME = 1.5
-MAX_BREAKS = 8  # breaks under one request, however much it wrote between, before it is suspect; not measured
-# Tokens that clear a suspect; the longest is within a first lease; not measured.
+# Breaks. A request with more breaks is suspect, however much it wrote between them. Untuned.
+MAX_BREAKS = 8
+# Tokens. A suspect that has written so many is cleared. Untuned.
 PROOF_TOKENS = 16
+# Tokens. Bounds the proof of a request with many breaks, so that it lies within a first lease. Untuned.
 MAX_PROOF_TOKENS = 256
-GUILTY_BREAKS = 1.5  # breaks in a row while alone in the ring, each halved by PROOF_TOKENS; not measured
-MAX_BREAKS_ALONE = 8  # breaks while alone in the ring, over a request's whole life; not measured
+# Breaks. A request with more guilt is given up: breaks in a row while it was alone in the ring, each halved
+# by PROOF_TOKENS written tokens. Untuned.
+GUILTY_BREAKS = 1.5
+# Breaks. A request with so many breaks while it was alone in the ring is given up. Untuned.
+MAX_BREAKS_ALONE = 8
 
 
 @dataclass(slots=True, eq=False)
 class BreakHistory:
-    """A request's history with rings that broke. blame: breaks, halved by every
-    BLAME_HALF_LIFE_TOKENS tokens.
+    """The breaks of rings that one request was in.
 
-    breaks: all of them. alone: those on trial with nobody else in the ring; guilt: those since it was cleared
-            last, halved by every PROOF_TOKENS tokens. written: tokens since it entered this ring.
+    blame: the number of breaks, each halved by every BLAME_HALF_LIFE_TOKENS tokens that the request wrote.
+    guilt: the number of breaks since it was last cleared, while it was on trial alone in the ring, each
+        halved by every PROOF_TOKENS tokens.
+    breaks: the number of all breaks.
+    alone: the number of breaks while it was on trial alone in the ring.
+    written: tokens that it wrote since the last break.
     """
 
     blame: float = 0.0
@@ -33,24 +51,26 @@ class BreakHistory:
 
     @property
     def suspect(self) -> bool:
+        """True if the request must stand trial after the next break."""
         return self.blame > SUSPECT_BLAME or self.breaks > MAX_BREAKS
 
     @property
     def guilty(self) -> bool:
+        """True if the request is given up after a break in which it was alone in the ring."""
         return self.guilt > GUILTY_BREAKS or self.alone >= MAX_BREAKS_ALONE
 
     @property
     def proof(self) -> int:
-        """Tokens that clear it; with every break beyond MAX_BREAKS twice as many."""
+        """Tokens that clear the request on trial. Every break beyond MAX_BREAKS doubles the number."""
         return min(PROOF_TOKENS << min(max(self.breaks - MAX_BREAKS, 0), 8), MAX_PROOF_TOKENS)
 
     @property
     def summary(self) -> str:
-        """What its client is told when it is given up."""
+        """The reason that the client receives if the request is given up."""
         return f"{self.breaks} rings broke while this request ran, {self.alone} of them with it alone in them"
 
     def on_break(self, alone: bool) -> None:
-        """Its ring broke. alone: on trial, with nobody else in the ring."""
+        """Count a break. `alone` is True if the request was on trial and no other request was in the ring."""
         self.breaks += 1
         if alone:
             self.alone += 1
@@ -60,7 +80,9 @@ class BreakHistory:
 
 
 class Quarantine:
-    """Who may be in the ring. While somebody is on trial, only those on trial and those cleared are."""
+    """Decides which requests may be in the ring. While some are on trial, only those and the cleared ones
+    may.
+    """
 
     def __init__(self) -> None:
         self._moved = False
@@ -69,16 +91,21 @@ class Quarantine:
         self._cleared: list[BreakHistory] = []
 
     def admits(self, record: BreakHistory) -> bool:
+        """Return True if this request may enter the ring."""
         return not self._trial or record in self._trial or record in self._cleared
 
     def has_changed(self) -> bool:
-        """Whether others may enter, since this was asked last."""
+        """Return True if other requests may enter since the last call."""
         moved = self._moved
         self._moved = False
         return moved
 
     def on_break(self, present: Sequence[BreakHistory]) -> BreakHistory | None:
-        """The ring broke with these in it, the most likely culprits first. Returns who is to be given up."""
+        """Record that the ring broke with these requests in it, the most likely cause first.
+
+        Return the request that must be given up, or None. A request is given up only if it was on trial,
+        alone in the ring, and `guilty`.
+        """
         tried = [one for one in present if one in self._trial]
         alone = len(present) == len(tried) == 1
         for one in present:
@@ -93,7 +120,7 @@ class Quarantine:
         return None
 
     def on_tokens(self, record: BreakHistory, tokens: int) -> None:
-        """A request wrote tokens: perhaps enough to be cleared."""
+        """Record that a request wrote tokens, which may clear it."""
         record.written += tokens
         if record in self._trial and record.written >= record.proof:
             record.guilt = 0.0
@@ -101,6 +128,7 @@ class Quarantine:
             self._end_trial(record)
 
     def remove(self, record: BreakHistory) -> None:
+        """Forget a request that is over. If it was the last one on trial, the next half is tried."""
         for group in (self._pending, self._cleared):
             if record in group:
                 group.remove(record)
@@ -108,21 +136,28 @@ class Quarantine:
             self._end_trial(record)
 
     def clear(self) -> None:
+        """End the quarantine."""
         self._begin([])
 
     def _begin(self, suspects: list[BreakHistory]) -> None:
+        """Begin a trial of these suspects, in this order; the cleared ones are suspects again only if
+        listed.
+        """
         self._pending = suspects
         self._cleared = []
         self._take_half()
 
     def _end_trial(self, record: BreakHistory) -> None:
-        """Once nobody is on trial, the next half of those who wait for theirs."""
+        """Take a request off trial. If it was the last one, the first half of the pending requests is tried
+        next.
+        """
         self._trial.remove(record)
         if not self._trial:
             self._take_half()
             self._moved = True
 
     def _take_half(self) -> None:
+        """Put the first half of the pending requests on trial, rounded up."""
         half = (len(self._pending) + 1) // 2
         self._trial = self._pending[:half]
         self._pending = self._pending[half:]

@@ -13,9 +13,15 @@ from specsot_master.core.ring.ring_state import EngineConfig
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Somebody who wants a place. `held`: places its client has; `own`: places it has itself.
+    """A request that competes for a place: in the ring, or for a further branch.
 
-    waited: seconds.
+    request: the request's id.
+    client: the client's name.
+    held: places that the client's requests already have.
+    own: places that the request itself already has.
+    arrival: the request's position in the order of arrival.
+    priority: the request's priority; higher is more urgent.
+    waited: seconds since the request arrived; 0.0 where waiting does not count.
     """
 
     request: str
@@ -28,12 +34,17 @@ class Claim:
 
 
 def pick_fairest(claims: Iterable[Claim], aging: float | None = None) -> Claim | None:
-    """Whose turn it is: the highest priority; there the client that holds least, there the request that
-    holds least, then first come.
+    """Return the claim that gets the next place, or None if there are no claims.
 
-    aging: seconds of waiting that raise a claim by one priority, up to the highest there is; None: never.
-    So priorities order those who wait, but keep nobody waiting for ever: whoever has risen to the top
-    competes there like everybody else.
+    Claims are ordered by priority (highest first), then by the places that the client holds (fewest first),
+    then by the places that the request holds (fewest first), then by arrival.
+
+    With `aging`, every `aging` seconds of waiting raise a claim's priority by one, up to the highest priority
+    among the claims. So priorities order the claims, but no claim waits forever: a claim that has risen to
+    the top competes there by the other rules. None means that waiting does not raise priorities.
+
+        (client, held, arrival, priority): (a, 2, 0, 0), (b, 0, 1, 0) -> b holds fewer places
+        ... and (c, 9, 2, 1) -> c has the highest priority
     """
     listed = list(claims)
     highest = max((claim.priority for claim in listed), default=0)
@@ -46,10 +57,15 @@ def pick_fairest(claims: Iterable[Claim], aging: float | None = None) -> Claim |
 
 
 def pick_displaced(waiting: Iterable[Claim], newcomer: Claim) -> Claim | None:
-    """Who makes room in a full queue: the last of the client that has most places in it, the lowest
-    priority first, if the newcomer's client would even then have fewer; None: nobody, it is refused.
+    """Return the waiting claim that must leave a full queue for the newcomer, or None if the newcomer is
+    refused.
 
-    So one client can fill the queue while nobody else comes, but keeps nobody out.
+    The queue belongs to the client with the most places in it. If the newcomer's client would have fewer
+    places even after it joined, that client loses a claim: the one with the lowest priority, and among equals
+    the newest. So a single client can fill the queue, but cannot keep other clients out.
+
+        waiting a a a b, newcomer b -> the newest claim of a   (b would have 2 places, a has 3)
+        waiting a a b,   newcomer b -> None                    (b would have 2 places, a has 2)
     """
     listed = list(waiting)
     places = Counter(claim.client for claim in listed)
@@ -61,11 +77,11 @@ def pick_displaced(waiting: Iterable[Claim], newcomer: Claim) -> Claim | None:
 
 
 class QueueFull(Exception):
-    """The queue has no place for this client."""
+    """Raised if the queue is full and no request may be displaced for this client."""
 
 
 class RequestQueue:
-    """Requests by id."""
+    """The requests of one ring by id: those that wait, and those that are in the ring ("live")."""
 
     def __init__(self, config: EngineConfig, quarantine: Quarantine) -> None:
         self._config = config
@@ -74,41 +90,50 @@ class RequestQueue:
         self._live: dict[str, RequestState] = {}
 
     def find(self, id: str) -> RequestState | None:
+        """Return the waiting or live request with this id, or None."""
         return self._live.get(id) or self._waiting.get(id)
 
     def has(self, request: RequestState) -> bool:
+        """Return True if this very request waits or is live, and not another one with its id."""
         return self.find(request.id) is request
 
     def is_live(self, request: RequestState) -> bool:
+        """Return True if this very request is in the ring."""
         return self._live.get(request.id) is request
 
     @property
     def waiting(self) -> int:
+        """Number of waiting requests."""
         return len(self._waiting)
 
     @property
     def live(self) -> int:
+        """Number of requests in the ring."""
         return len(self._live)
 
     @property
     def all_requests(self) -> list[RequestState]:
+        """All requests: the live ones, then the waiting ones."""
         return [*self._live.values(), *self._waiting.values()]
 
     @property
     def interrupted(self) -> list[RequestState]:
-        """Those in the ring of which not all is there again."""
+        """Live requests with a sequence that still has to be opened again after the last ring broke."""
         return [request for request in self._live.values() if request.lost]
 
     @property
     def suspects(self) -> list[BreakHistory]:
-        """Of those in the ring, the newest first: what came last is the likeliest to have broken it."""
+        """The break histories of requests with a sequence in the ring, the newest request first: the request
+        that came last is the likeliest cause of a break.
+        """
         inside = [request for request in self._live.values() if request.inside]
         return [one.breaks for one in sorted(inside, key=lambda one: -one.arrival)]
 
     def make_room(self, client: str) -> RequestState | None:
-        """Whom a newcomer of this client displaces from a full queue; None while there is room.
+        """Return the waiting request that a newcomer of this client displaces, or None if the queue has room.
 
-        Raises QueueFull: the newcomer is the one for whom there is no room.
+        Raises QueueFull if the queue has no room and the newcomer may displace no request. Requests that have
+        already been in a ring are never displaced.
         """
         if self.waiting < self._config.queue:
             return None
@@ -120,17 +145,20 @@ class RequestQueue:
 
     @property
     def stranded(self) -> list[RequestState]:
-        """Those that wait for a larger ring."""
+        """Waiting requests that are too large for the current ring."""
         return [request for request in self._waiting.values() if request.misfit]
 
     def wait(self, request: RequestState) -> None:
+        """Add a request to the waiting ones."""
         self._waiting[request.id] = request
 
     def next_to_admit(self, now: float) -> RequestState | None:
-        """Whose turn it is to enter the ring; None when nobody waits, or as many are in as may be.
+        """Return the request that must enter the ring next. Return None if no request may enter, or if the
+        ring already has the configured number of requests.
 
-        Strictly in turn: a large request is not passed by smaller ones for ever. Those that ran before their
-        ring broke come first; those in quarantine are not asked, nor those that wait for a larger ring.
+        The caller must not skip the returned request in favour of a smaller one, or a large request could
+        wait forever. Requests that were interrupted by a broken ring come before new ones. Requests in
+        quarantine, and those that are too large for the ring, are passed over.
         """
         if self.live >= self._config.live:
             return None
@@ -143,24 +171,29 @@ class RequestQueue:
         return self._waiting[claim.request] if claim else None
 
     def admit(self, request: RequestState) -> None:
+        """Move a waiting request to the live ones."""
         self._live[request.id] = self._waiting.pop(request.id)
 
     def next_to_branch(self, stuck: set[str]) -> RequestState | None:
-        """Whose further branch comes next; those in `stuck` are passed over."""
+        """Return the live request whose next branch should be opened, or None. Ids in `stuck` are passed
+        over.
+        """
         held = Counter(one.client for one in self._live.values() for _ in one.sequences)
         wanting = {id: one for id, one in self._live.items() if id not in stuck and one.plan.ready()}
         claim = pick_fairest(self._claims(wanting, held))
         return wanting[claim.request] if claim else None
 
     def remove(self, request: RequestState) -> None:
-        """The request is over. Unknown ones are ignored."""
+        """Remove a request that is over. A request that is not in the queue is ignored."""
         if self._waiting.get(request.id) is request:
             del self._waiting[request.id]
         elif self.is_live(request):
             del self._live[request.id]
 
     def suspend(self) -> list[RequestState]:
-        """Everybody waits for the next ring; returns who that is."""
+        """Make all live requests wait for the next ring, before those that already waited. Return all of
+        them.
+        """
         self._waiting = {**self._live, **self._waiting}
         self._live = {}
         return list(self._waiting.values())
@@ -168,6 +201,9 @@ class RequestQueue:
     def _claims(
         self, wanting: dict[str, RequestState], held: Counter[str], now: float | None = None
     ) -> list[Claim]:
+        """Return the claims of the given requests. `held` counts places by client; `now` is None where
+        waiting does not count.
+        """
         return [
             Claim(
                 request=one.id,

@@ -1,4 +1,4 @@
-"""Inputs of the engine and its ring: options, the ring's state, the caller of a request."""
+"""Inputs of the engine and its ring: options, the state of the ring, and the caller of a request."""
 
 from __future__ import annotations
 
@@ -15,14 +15,18 @@ from specsot.service.option_table import POSITIVE, SECONDS, Tier, option
 
 @dataclass(frozen=True, slots=True)
 class RingState:
-    """A complete ring.
+    """The state of a complete ring.
 
-    pages:  KV pages of `page_rows` rows that every stage has.
-    slots:  KV rows a live sequence needs beyond its committed ones. rows: of a frame, at most.
+    epoch: the number of the ring's epoch.
+    pages: KV pages that every stage has.
+    page_rows: KV slots per page.
+    slots: KV slots that a live sequence needs beyond its committed tokens, for draft nodes.
     max_positions: the model's context, in tokens.
-    drafters: who can be asked to propose, the first for those who name none.
-    curve: compute seconds of a lap by its rows, as the stages measured it.
-    kept: by sequence of an epoch before, how many first KV rows of it every stage has.
+    has_drafter: True if a drafter takes part.
+    drafters: the drafters that a client may name; the first one is the default.
+    rows: the most tokens in one frame.
+    curve: seconds of compute of one step by tokens in its batch, as the stages measured them.
+    kept: by the id of a sequence of the previous epoch, how many of its first KV rows every stage still has.
     """
 
     epoch: int
@@ -39,12 +43,12 @@ class RingState:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, and for how long.
+    """The client of a request.
 
-    request: the id it gives its request, None for one that is drawn here.
-    client:  requests of one client share fairly with those of others.
-    timeout: seconds the request may take, waiting included; None for as long as it needs.
-    owner:   who alone may resume and cancel it; "" for whoever knows its id.
+    request: the id that the client chose, or None to draw one.
+    client: the client's name; places are shared fairly between clients.
+    timeout: seconds that the request may take, waiting included; None for no limit.
+    owner: the only caller that may resume and cancel the request; "" for anybody who knows the request's id.
     """
 
     request: str | None = None
@@ -57,23 +61,23 @@ ANYBODY = Caller()
 
 
 class Ring(Protocol):
-    """Stage 0, as far as the master is concerned. Results come back through `Engine.handle`."""
+    """Stage 0 as the engine sees it. Results come back through `Engine.handle`."""
 
     def state(self) -> RingState | None:
-        """None while the ring is not complete."""
+        """Return the state of the ring, or None while the ring is not complete."""
         ...
 
     async def order(self, order: Order) -> None:
-        """Hand an order to stage 0, in the order of the calls. Raises Unavailable."""
+        """Send an order to stage 0. Orders arrive in the order of the calls. Raises Unavailable."""
         ...
 
     def waiting_for(self) -> str:
-        """What the ring lacks, in words."""
+        """Return what the ring lacks, in words; "" if it is complete."""
         ...
 
 
 def require_ring(ring: Ring) -> RingState:
-    """The complete ring. Raises Unavailable, saying what is missing."""
+    """Return the state of the complete ring. Raises Unavailable, which says what is missing."""
     state = ring.state()
     if state is None:
         raise Unavailable(f"the ring is not complete: waiting for {ring.waiting_for()}")
@@ -84,12 +88,14 @@ def require_ring(ring: Ring) -> RingState:
 class EngineConfig:
     """How the master treats requests.
 
-    model:  the name it serves; requests may leave it out. vocabulary: how many tokens it chooses from.
-    heads, importance: what was measured for the model's heads, if it was.
-    recurrent: some layers read every row before, whatever others see.
-    lease:  positions granted at a time.
-    aging:  seconds of waiting that raise a request by one priority, up to the highest that waits.
-    retry_after: seconds after which a refused caller may try again, while nothing better is known.
+    model: the public name of the model; a request may leave it out.
+    vocabulary: the number of tokens in the vocabulary.
+    heads: the measured attention window of every head, or None.
+    importance: the measured importance of every KV head, or None.
+    recurrent: True if some layers read every preceding token, so that windows and pruning are refused.
+    lease: positions granted per lease.
+    aging: seconds of waiting that raise a request's priority by one, up to the highest one that waits.
+    retry_after: seconds after which a refused client may try again, until a rate of departures is known.
     """
 
     HEADING: ClassVar[str] = "Requests"
@@ -140,8 +146,9 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class RingOptions:
-    """What a master makes of its members. conduct: how requests are treated; its model and vocabulary are
-    read from the model's directory.
+    """How a master forms rings of its members.
+
+    conduct: how requests are treated. Its model and vocabulary are read from the model's directory.
     """
 
     HEADING: ClassVar[str] = "Ring"
@@ -176,7 +183,7 @@ class RingOptions:
     )
     take_over_after: float = option(
         0.5, "Seconds that a lost worker has to come back before the others share its layers.", kind=SECONDS
-    )  # whose link broke is back at once, a process that starts again not within two
+    )  # A worker whose link broke is back at once. A process that restarts needs more than two seconds.
     drafter: DrafterName = option(
         "eagle", "`none`, or any other value to use the drafter that joins the ring."
     )
@@ -218,14 +225,20 @@ class RingOptions:
 
     @property
     def drafts(self) -> bool:
+        """True if the ring uses a drafter."""
         return self.drafter != "none"
 
 
 @dataclass(frozen=True, slots=True)
 class RingConfig(RingOptions):
-    """The same for one model. max_pages: no more pages than this are ever used, however much memory there is;
-    of CPU_PAGE_ROWS rows, where page_rows is None. drafter_grace: seconds in which the first ring waits for a
-    drafter, once it has its workers: one that comes after them would have it formed twice.
+    """The options of one ring, with what is known of its model.
+
+    fingerprint: the fingerprint of the model, which all members must share.
+    model_layers: the number of the model's layers.
+    max_pages: the most KV pages that are used, however much memory there is. If `page_rows` is None they
+        count pages of CPU_PAGE_ROWS rows.
+    drafter_grace: seconds that the first ring waits for a drafter once it has its workers, as a drafter that
+        joins later would have the ring formed twice.
     """
 
     fingerprint: str = ""

@@ -1,6 +1,7 @@
-"""Tool calls: how a model writes them, derived from its template; reading them as they come; forcing them.
+"""Tool calls: how a model writes them, how they are read as they arrive, and how they are forced.
 
-Pure: no templates, tokenizers or endpoints here. `deriving` finds the form of a model, `forms` describes it,
-`reading` reads an answer by it (`harmony` that of gpt-oss, `tails` objects without marks), `arguments` makes
-JSON of whatever a model wrote as arguments, `schemas` holds forced calls to the functions' schemas.
+The package is pure: it knows no templates, tokenizers or endpoints. `deriving` derives a model's form from
+its template, and `forms` describes forms. `reading` reads an answer in a form, `harmony` reads that of
+gpt-oss, and `tails` reads objects without marks. `arguments` makes JSON of whatever a model wrote as
+arguments. `schemas` restricts forced calls to the functions' schemas.
 """

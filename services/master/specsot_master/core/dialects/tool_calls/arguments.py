@@ -38,18 +38,22 @@ Expected = Literal["value", "key", "colon", "next"]
 
 
 class JsonRewriter:
-    """Feed it the text of one JSON value in pieces of any size; it returns the same value as strict JSON.
+    """Rewrites the text of one JSON value as strict JSON. The text may be fed in pieces of any size.
 
-    What is strict JSON already comes back unchanged. Outside strings, one of `stops` ends the value, as the
-    end of the text does, and everything open is closed. Inside a string a stop is a part of the string if the
-    string is closed later.
+    Text that is strict JSON comes back unchanged. Outside strings, one of `stops` ends the value, as the end
+    of the text does, and everything open is closed. Inside a string a stop is a part of the string if the
+    string is closed later. `done` is True once the value is complete, and `is_cut` is True if the text ended
+    within it.
 
-    stops: markers that cannot be a part of the value, such as "</tool_call>".
-    quote: a further string delimiter, such as Gemma's '<|"|>'; strings inside it have no escapes.
-    done: the value is complete. is_cut: because the text ended within it.
+        {'a': True, 'b': [1, 2 -> {"a": true, "b": [1, 2]}
     """
 
     def __init__(self, stops: Sequence[str] = (), quote: str = "") -> None:
+        """Create a rewriter.
+
+        stops: markers that cannot be a part of the value, such as "</tool_call>".
+        quote: a further string delimiter, such as Gemma's '<|"|>'. Strings inside it have no escapes.
+        """
         self.done = False
         self.is_cut = False
         self._stops = tuple(stop for stop in stops if stop)
@@ -68,7 +72,9 @@ class JsonRewriter:
         self._begun_at_drive = (
             False  # The first backslash of the open string follows a drive, as in "C:\\users".
         )
-        self._is_path = False  # An escape after it was none, so that no backslash of the string is an escape.
+        # True if the open string begins at a drive and has had a backslash that is no escape. Then its other
+        # backslashes are taken for parts of a path, too.
+        self._is_path = False
         self._string = ""  # The first characters of the open string.
 
     @property
@@ -91,7 +97,7 @@ class JsonRewriter:
         return written
 
     def _step(self) -> bool:
-        """Read one token. Return False if that takes more text, or the value is done."""
+        """Read one token. Return False if that takes more text, or if the value is done."""
         if self._quote:
             return self._read_string()
         if self._at >= len(self._text):
@@ -128,7 +134,7 @@ class JsonRewriter:
         return True
 
     def _starts_with(self, marks: Iterable[str]) -> str | Literal[False] | None:
-        """The mark that begins here. None if more text decides, False if none does."""
+        """Return the mark that begins here, False if none does, or None if more text decides."""
         undecided = False
         for mark in marks:
             ahead = self._text[self._at : self._at + len(mark)]
@@ -140,6 +146,9 @@ class JsonRewriter:
     # Between strings.
 
     def _read_white(self, one: str) -> None:
+        """Read one character of white space. Characters that JSON does not count as white space are
+        dropped.
+        """
         self._at += 1
         if one not in _JSON_WHITE:
             return
@@ -161,7 +170,7 @@ class JsonRewriter:
         self._pending = ""
 
     def _end_item(self) -> None:
-        """A key or a value is complete."""
+        """Record that a key or a value is complete."""
         if self._expected == "key":
             self._expected = "colon"
         elif self._stack:
@@ -170,9 +179,10 @@ class JsonRewriter:
             self.done = True
 
     def _open(self, one: str) -> None:
+        """Open an object or a list. A bracket where a key is due, and one beyond MAX_DEPTH, is dropped."""
         self._at += 1
         if self._expected == "key" or len(self._stack) >= MAX_DEPTH:
-            return  # A brace too many.
+            return  # This bracket cannot begin a key, or is nested too deeply, so it is dropped.
         if self._expected == "next" and self._stack[-1] == "{":
             return  # No container is a key.
         self._begin_item()
@@ -181,14 +191,20 @@ class JsonRewriter:
         self._expected = "key" if one == "{" else "value"
 
     def _close(self, one: str) -> None:
+        """Close the innermost container of this kind and everything open inside it. A bracket that closes
+        nothing is dropped.
+        """
         self._at += 1
         opener = "{" if one == "}" else "["
         if opener not in self._stack:
-            return  # A bracket too many.
+            return  # This bracket closes no open container, so it is dropped.
         while self._close_one() != opener:
             pass
 
     def _close_one(self) -> str:
+        """Close the innermost container, add a missing value, and return the bracket that opened the
+        container.
+        """
         if self._expected == "colon":
             self._out.append(": null")
         elif self._expected == "value" and self._stack[-1] == "{":
@@ -203,6 +219,9 @@ class JsonRewriter:
         return opener
 
     def _read_comma(self) -> None:
+        """Read a comma, and add a missing value before it. The comma is only written if another item
+        follows.
+        """
         self._at += 1
         if self._expected in ("colon", "value") and self._stack and self._stack[-1] == "{":
             self._out.append(": null" if self._expected == "colon" else "null")
@@ -211,13 +230,14 @@ class JsonRewriter:
             self._pending = self._pending or ","
 
     def _read_colon(self) -> None:
+        """Read a colon. A colon where none is due is dropped."""
         self._at += 1
         if self._expected == "colon":
             self._out.append(":")
             self._expected = "value"
 
     def _read_word(self) -> bool:
-        """A number, a constant, or text without quotes, up to what ends it."""
+        """Read a number, a constant, or text without quotes, up to the character that ends it."""
         end = self._at + 1
         while end < len(self._text) and self._is_in_word(self._text[end]):
             end += 1
@@ -232,11 +252,13 @@ class JsonRewriter:
         return True
 
     def _is_in_word(self, one: str) -> bool:
+        """Return True if a word without quotes can contain this character."""
         return _is_token(one) and one not in "{}[]:,\"'" and not any(one == stop[0] for stop in self._stops)
 
     # Strings.
 
     def _read_string(self) -> bool:
+        """Read a part of the open string. Return False if that takes more text."""
         if self._at >= len(self._text):
             return False
         plain = self._plain.match(self._text, self._at)
@@ -271,12 +293,13 @@ class JsonRewriter:
         self._tail = ""
 
     def _write_escape(self, escape: str) -> None:
+        """Add an escape sequence to the open string."""
         self._string = (self._string + self._tail + "\\")[:4]
         self._out.append(_escaped(self._tail) + escape)
         self._tail = ""
 
     def _read_escape(self) -> bool:
-        """Keep what JSON knows. Any other backslash stands for itself, as in C:\\users."""
+        """Keep the escapes that JSON knows. Any other backslash stands for itself, as in C:\\users."""
         ahead = self._text[self._at : self._at + 12]
         if len(ahead) < 2 and not self._last:
             return False
@@ -302,7 +325,9 @@ class JsonRewriter:
         self._at += 1
 
     def _read_unicode_escape(self, ahead: str) -> bool:
-        """Half of a surrogate pair is no character: its six characters become text."""
+        """Keep a Unicode escape. Half of a surrogate pair is no character, so its six characters become
+        text.
+        """
         first = _UNICODE.match(ahead)
         if first is None:
             if len(ahead) < 6 and not self._last and re.fullmatch(r"\\u[0-9a-fA-F]*", ahead):
@@ -323,7 +348,9 @@ class JsonRewriter:
         return True
 
     def _read_quote(self) -> bool:
-        """A quote ends the string if what follows can follow a string; else it is a part of the text."""
+        """End the string at this quote if what follows can follow a string; otherwise the quote is a part of
+        the text.
+        """
         after = self._at + len(self._quote)
         if self._expected == "key" or self._quote not in "\"'":
             return self._end_string(after)
@@ -346,6 +373,7 @@ class JsonRewriter:
         return True
 
     def _end_string(self, after: int) -> bool:
+        """Close the open string; the text continues at `after`."""
         self._out.append(_escaped(self._tail) + '"')
         self._tail = self._quote = ""
         self._at = after
@@ -385,24 +413,31 @@ class JsonRewriter:
 
 @lru_cache(maxsize=64)
 def _plain_text(special: frozenset[str]) -> re.Pattern[str]:
-    """What may be copied into a string as it is, none of these characters in it."""
+    """Return the pattern of text that can be copied into a string unchanged; it contains none of these
+    characters.
+    """
     return re.compile(rf"[^\\\s}}\]\x00-\x1f\x7f\ud800-\udfff{re.escape(''.join(sorted(special)))}]+")
 
 
 def _is_token(one: str) -> bool:
+    """Return True if the character is neither white space nor a control character."""
     return not one.isspace() and one > "\x1f"
 
 
 def _escaped(text: str) -> str:
-    """Text as it stands within a JSON string."""
+    """Return text as it is written within a JSON string."""
     return json.dumps(_without_surrogates(text), ensure_ascii=False)[1:-1] if text else ""
 
 
 def _string(text: str) -> str:
+    """Return text as a JSON string."""
     return f'"{_escaped(text)}"'
 
 
 def _scalar(word: str) -> str:
+    """Return a word without quotes as JSON: a constant, a finite number of at most MAX_NUMBER characters, or
+    a string.
+    """
     if word in _WORDS:
         return _WORDS[word]
     number = word if _NUMBER.fullmatch(word) and len(word) <= MAX_NUMBER else ""
@@ -410,10 +445,10 @@ def _scalar(word: str) -> str:
 
 
 class ArgumentStream:
-    """Arguments of one call as they come: what they add to a JSON object that is valid once `done`.
+    """The arguments of one call as they arrive: each `feed` returns what they add to a JSON object.
 
-    An object is passed on while it is read. Anything else, such as null, is read to its end and becomes an
-    object by `arguments_of`.
+    The object is valid once `done` is True. Arguments that are an object are passed on while they are read.
+    Anything else, such as null, is read to its end and converted to an object by `arguments_of`.
     """
 
     def __init__(self, stops: Sequence[str] = (), quote: str = "") -> None:
@@ -424,10 +459,12 @@ class ArgumentStream:
 
     @property
     def begun(self) -> bool:
+        """True once the first character that is no white space was read."""
         return self._is_object is not None
 
     @property
     def done(self) -> bool:
+        """True once the arguments are complete."""
         return self._rewriter.done
 
     @property
@@ -436,7 +473,7 @@ class ArgumentStream:
         return self._rewriter.rest
 
     def feed(self, text: str, last: bool = False) -> str:
-        """Return what is certain now. last: no more text comes."""
+        """Add text. Return the JSON that is certain now. `last` is True if no more text comes."""
         if self._is_object is None:
             text = (self._before + text).lstrip()
             self._before = text
@@ -451,15 +488,16 @@ class ArgumentStream:
 
 
 def rewritten(text: str) -> tuple[str, str]:
-    """The JSON value with which the text begins, as strict JSON, and the text after it."""
+    """Return the JSON value with which the text begins, as strict JSON, and the text after it."""
     rewriter = JsonRewriter()
     return rewriter.feed(text, last=True), rewriter.rest
 
 
 def arguments_of(value: Any) -> Json:
-    """The arguments that a value stands for: an object, its text, or another value under one key.
+    """Return the arguments that a value stands for: the object itself, the object that a text contains, or an
+    object with the value under the key WRAPPED.
 
-    None, "", [] -> {}; [{"a": 1}] -> {"a": 1}; [1, 2] -> {"arguments": [1, 2]}.
+        None, "", [] -> {};   [{"a": 1}] -> {"a": 1};   [1, 2] -> {"arguments": [1, 2]}
     """
     if isinstance(value, dict):
         return cast(Json, value)
@@ -475,8 +513,8 @@ def arguments_of(value: Any) -> Json:
 
 
 def read_arguments(text: str) -> Json:
-    """The arguments that a model or a client wrote, whatever is wrong with them. Nothing is lost: text that
-    is no JSON at all is the one value of the object.
+    """Return the arguments that a model or a client wrote, whatever is wrong with them. Text is never lost:
+    text that is no JSON at all becomes the only value of the object.
     """
     text = text.strip()
     if not text:
@@ -492,8 +530,10 @@ def read_arguments(text: str) -> Json:
 
 
 def _without_surrogates(text: str) -> str:
+    """Return the text with lone surrogates escaped, as they cannot be encoded in UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def as_json(arguments: Json) -> str:
+    """Return arguments as JSON text."""
     return json.dumps(arguments, ensure_ascii=False)

@@ -1,7 +1,11 @@
-"""Derives how a model writes calls from its chat template, which shows it by rendering past calls.
+"""Derives the form in which a model writes calls from its chat template.
 
-Calls of made-up functions are rendered, their names and arguments are found in the text, and what stands
-around them are the marks of the form. A form counts only if it reads the rendered calls as the same calls.
+The template shows the form by rendering past calls. Calls of made-up functions are rendered, their names and
+arguments are found in the text, and the text around them gives the marks of the form. A form counts only if
+it reads the rendered calls as the same calls.
+
+    <tool_call>{"name": "qxlookup", "arguments": {...}}</tool_call>
+        -> layout "object", openers ("<tool_call>",), closers ("</tool_call>",)
 """
 
 from __future__ import annotations
@@ -50,9 +54,8 @@ _PYTHON_CALL = re.compile(r"\(\s*" + KEYS[0] + r"\s*=")
 
 
 class Render(Protocol):
-    """Renders a conversation and the functions it offers. answer: up to where the model's answer begins.
-
-    Raises InvalidRequest.
+    """Renders a conversation and the functions it offers. If `answer` is True, the text ends where the
+    model's answer begins. Raises InvalidRequest.
     """
 
     def __call__(
@@ -61,9 +64,12 @@ class Render(Protocol):
 
 
 def form_of_template(source: str, render: Render) -> CallForm | None:
-    """How a model with this template writes calls; None if the template offers tools and does not show it."""
+    """Return the form in which a model with this template writes calls, or None if the template offers tools
+    and does not show the form.
+    """
     if not offers_functions(source):
-        return HERMES  # Tools are described in Hermes' words then.
+        # The prompt then describes tools in Hermes' words, which ask for calls in Hermes' form.
+        return HERMES
     if HARMONY_MARK in source:
         return HARMONY
     form = derive(render)
@@ -73,12 +79,14 @@ def form_of_template(source: str, render: Render) -> CallForm | None:
 
 
 def offers_functions(source: str) -> bool:
-    """Whether the template has a place for the functions that a request offers."""
+    """Return True if the template has a place for the functions that a request offers."""
     return re.search(r"\btools\b", source) is not None
 
 
 def derive(render: Render) -> CallForm | None:
-    """The form in which a template renders calls; None if it renders none, or none that can be read back."""
+    """Return the form in which a template renders calls, or None if it renders none, or none that can be read
+    back.
+    """
     for as_text in (False, True):
         try:
             probe = _Probe(render, as_text)
@@ -91,7 +99,9 @@ def derive(render: Render) -> CallForm | None:
 
 
 def _instructed_form(render: Render) -> CallForm | None:
-    """Hermes' form if the template does not render calls, but asks the model for them in Hermes' words."""
+    """Return Hermes' form if the template does not render calls but asks the model for them in Hermes' words;
+    else None.
+    """
     try:
         prompt = render([{"role": "user", "content": QUESTION}], _functions(), True)
     except InvalidRequest:
@@ -102,20 +112,26 @@ def _instructed_form(render: Render) -> CallForm | None:
 def cut_answers(
     render: Render, arguments_as_text: bool = False
 ) -> Callable[[Sequence[tuple[str, Json]]], str]:
-    """A function that returns the text a model writes if it calls functions with these names and arguments.
+    """Return a function that returns the text a model writes when it calls functions with these names and
+    arguments.
 
-    At most as many calls as there are IDS. Raises InvalidRequest if the template refuses the calls.
+    The returned function takes at most as many calls as there are IDS. Raises InvalidRequest if the template
+    refuses the calls.
     """
     return _Probe(render, arguments_as_text).answer
 
 
 class _Absent(Exception):
-    """A template does not render what was looked for."""
+    """Raised if a template does not render what was looked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """Rendered text of one or more calls. before: up to the first name or object; text: from there on."""
+    """Rendered text of one or more calls.
+
+    before: the text up to the first name or object.
+    text: the text from there on.
+    """
 
     before: str
     text: str
@@ -138,11 +154,11 @@ class _Probe:
         self._end = end.strip()
 
     def ends_with(self, mark: Mark) -> bool:
-        """Whether answers without calls end with this mark."""
+        """Return True if answers without calls end with this mark."""
         return isinstance(mark, str) and self._end.startswith(mark)
 
     def answer(self, calls: Sequence[tuple[str, Json]], content: str = "") -> str:
-        """The model's answer that calls these functions, as the template repeats it in a conversation."""
+        """Return the model's answer that makes these calls, as the template repeats it in a conversation."""
         self._named = [name for name, _ in calls]
         past_calls = [
             {
@@ -157,9 +173,11 @@ class _Probe:
         return self._without_end(self._without_header(text, content))
 
     def _arguments(self, arguments: Json) -> Json | str:
+        """Return the arguments as the template wants them: an object, or the text of JSON."""
         return as_json(arguments) if self._as_text else arguments
 
     def _without_header(self, text: str, content: str) -> str:
+        """Return the text without what precedes the model's own words."""
         heads = [head for head in (self._prompt, self._header) if text.startswith(head)]
         if heads:
             return text[len(max(heads, key=len)) :]
@@ -171,7 +189,7 @@ class _Probe:
         return text[common:]
 
     def _without_end(self, text: str) -> str:
-        """The text up to the first mark with which answers end, as far as no call follows it."""
+        """Return the text up to the first mark with which answers end, if no call follows that mark."""
         called = max(0, *(text.rfind(one) for one in (CONTENT, *self._named)))
         marks = (one for one in _marks(self._end) if isinstance(one, str) and is_distinctive(one))
         places = [text.find(mark, called) for mark in marks]
@@ -179,6 +197,7 @@ class _Probe:
 
 
 def _after(text: str, mark: str) -> str:
+    """Return the text after the last occurrence of `mark`. Raises _Absent if there is none."""
     place = text.rfind(mark)
     if place < 0:
         raise _Absent(mark)
@@ -186,11 +205,12 @@ def _after(text: str, mark: str) -> str:
 
 
 def _common(one: str, other: str) -> int:
-    """How many characters both begin with."""
+    """Return how many first characters are the same."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other)))
 
 
 def _functions() -> list[Json]:
+    """Return the made-up functions."""
     types = {**dict.fromkeys(KEYS, "string"), "other": "object", "count": "integer"}
     properties = {key: {"type": kind, "description": "a value"} for key, kind in types.items()}
     parameters = {"type": "object", "properties": properties, "required": []}
@@ -201,6 +221,7 @@ TWO: Final[Json] = dict(zip(KEYS, VALUES))
 
 
 def _form_of(probe: _Probe) -> CallForm | None:
+    """Return the form that the probe shows, or None."""
     text = min(_first_calls(probe), key=lambda text: len(text.partition(NAMES[0])[0].strip()))
     text = text.replace(IDS[0], _ID)
     second = _second_call(probe)
@@ -208,12 +229,15 @@ def _form_of(probe: _Probe) -> CallForm | None:
     form = next((form for find in finders if (form := find(text, second)) is not None), None)
     form = form or _parameter_form(text, second, probe)
     if form is None or (form.openers and probe.ends_with(form.openers[0])):
-        return None  # An answer that ends where a call begins never calls.
+        # Answers end with the mark that would begin a call, so no call can follow.
+        return None
     return form
 
 
 def _first_calls(probe: _Probe) -> Iterator[str]:
-    """One call as rendered alone, and as rendered after text, which a template may write in other places."""
+    """Yield one call as rendered alone, and as rendered after text, which a template may write in other
+    places.
+    """
     yield probe.answer([(NAMES[0], TWO)])
     text = probe.answer([(NAMES[0], TWO)], CONTENT)
     if text.startswith(CONTENT) and NAMES[0] in text:
@@ -221,7 +245,7 @@ def _first_calls(probe: _Probe) -> Iterator[str]:
 
 
 def _second_call(probe: _Probe) -> str:
-    """The text from the name of a second call on; "" if the template renders one call at most."""
+    """Return the text from the name of a second call on, or "" if the template renders one call at most."""
     try:
         text = probe.answer([(NAMES[0], TWO), (NAMES[1], TWO)])
     except InvalidRequest:
@@ -231,18 +255,20 @@ def _second_call(probe: _Probe) -> str:
 
 
 def _marks(text: str) -> Marks:
-    """The marks of a text, without the white space between them."""
+    """Return the marks of a text without the white space between them."""
     return tuple(_HOLES.get(one, one) for one in _MARK.findall(text))
 
 
 def _closers(text: str, skip: int = 0) -> tuple[str, ...]:
-    """The marks after a call, without the first ones, which belong to its last argument."""
+    """Return the marks after a call. The first `skip` marks are left out, because they belong to the last
+    argument.
+    """
     found = (one.rstrip() for one in _MARK.findall(text)[skip:])
     return tuple(dict.fromkeys(one for one in found if one not in _HOLES))[:MAX_CLOSERS]
 
 
 def _objects(text: str, start: int = 0) -> Iterator[tuple[int, int, Any]]:
-    """Every place at which a JSON object or list begins, where it ends, and its value."""
+    """Yield every place at which a JSON object or list begins, the place at which it ends, and its value."""
     for found in re.finditer(r"[{\[]", text[start:]):
         at = start + found.start()
         try:
@@ -253,6 +279,7 @@ def _objects(text: str, start: int = 0) -> Iterator[tuple[int, int, Any]]:
 
 
 def _object_form(text: str, second: str) -> CallForm | None:
+    """Return the form if name and arguments are members of one JSON object, else None."""
     for at, end, value in _objects(text):
         call = value[0] if isinstance(value, list) and len(cast("list[Any]", value)) == 1 else value
         if not isinstance(call, dict):
@@ -275,7 +302,9 @@ def _object_form(text: str, second: str) -> CallForm | None:
 
 
 def _object_head(before: str, written: str) -> tuple[str, str]:
-    """How a forced call begins up to its name, and from there to its arguments."""
+    """Return how a forced call begins: the text up to its name, and the text from there to its arguments.
+    Both are empty if that text is not the same for every call.
+    """
     opening, found, rest = written.partition(NAMES[0])
     between, brace, _ = rest.partition("{")
     usable = found and brace and KEYS[0] not in opening and _ID not in opening + before
@@ -283,6 +312,7 @@ def _object_head(before: str, written: str) -> tuple[str, str]:
 
 
 def _named_form(text: str, second: str) -> CallForm | None:
+    """Return the form if a JSON object of arguments follows the name, else None."""
     before, name, rest = text.rpartition(NAMES[0])
     if not name:
         return None
@@ -300,7 +330,9 @@ def _named_form(text: str, second: str) -> CallForm | None:
 
 
 def _quoted_object(rest: str) -> tuple[tuple[int, int] | None, str]:
-    """Where an object with string delimiters of its own begins and ends, and that delimiter."""
+    """Return where an object whose strings have delimiters of their own begins and ends, and that delimiter;
+    (None, "") if there is no such object.
+    """
     shape = re.search(rf"\{{\s*{KEYS[0]}\s*:\s*(\S+){VALUES[0]}\1", rest)
     if shape is None:
         return None, ""
@@ -312,9 +344,9 @@ def _quoted_object(rest: str) -> tuple[tuple[int, int] | None, str]:
 
 
 def _with_ordinals(first: str, second: str) -> str:
-    """The text after the first call's name, its ordinal marked.
+    """Return the text after the first call's name, in which the call's ordinal is marked as a hole.
 
-    ":0<|args|>", and ":1<|args|>" after the second call's name -> ":\\x00<|args|>".
+    first ":0<|args|>", second ":1<|args|>" -> ":\\x00<|args|>"
     """
     one, other = re.split(r"(\d+)", first), re.split(r"(\d+)", second)[: len(re.split(r"(\d+)", first))]
     if not second or one[:-1:2] != other[:-1:2]:
@@ -324,6 +356,7 @@ def _with_ordinals(first: str, second: str) -> str:
 
 
 def _python_form(text: str, second: str) -> CallForm | None:
+    """Return the form if a call is written as in Python, else None."""
     before, name, rest = text.rpartition(NAMES[0])
     if not name or not _PYTHON_CALL.match(rest):
         return None
@@ -332,6 +365,7 @@ def _python_form(text: str, second: str) -> CallForm | None:
 
 
 def _parameter_form(text: str, second: str, probe: _Probe) -> CallForm | None:
+    """Return the form if each argument has marks of its own, else None."""
     before, name, rest = text.rpartition(NAMES[0])
     parts = re.fullmatch(
         rf"(.*?){KEYS[0]}(.*?){VALUES[0]}(.*?){KEYS[1]}(.*?){VALUES[1]}(.*)", rest, re.DOTALL
@@ -366,7 +400,9 @@ OTHERS: Final[tuple[Any, ...]] = (3, True, None, {"a": 1}, [1])
 
 
 def _typed_middles(probe: _Probe, middle: Marks) -> tuple[Marks, tuple[Marks, ...]]:
-    """The marks between key and value of text, and of other types, if they tell text from others."""
+    """Return the marks between key and value for text, and those for other types. Both are empty if the marks
+    do not distinguish text from other types.
+    """
     found: list[Marks] = []
     for value in OTHERS:
         try:
@@ -379,6 +415,7 @@ def _typed_middles(probe: _Probe, middle: Marks) -> tuple[Marks, tuple[Marks, ..
 
 
 def _shown(value: Any) -> str:
+    """Return the beginning of a value as a template writes it."""
     return json.dumps(value)[0] if isinstance(value, (dict, list)) else json.dumps(value)
 
 
@@ -393,7 +430,7 @@ TWO_CALLS: Final = ((NAMES[0], TWO), (NAMES[1], {KEYS[1]: VALUES[1]}))
 
 
 def _reads_back(form: CallForm, probe: _Probe) -> bool:
-    """Whether the form reads every rendered call as the call that was rendered."""
+    """Return True if the form reads every rendered call as the call that was rendered."""
     if not all(_read(form, probe.answer(calls)) == list(calls) for calls in CHECKS):
         return False
     try:
@@ -405,7 +442,7 @@ def _reads_back(form: CallForm, probe: _Probe) -> bool:
 
 
 def _read(form: CallForm, text: str) -> list[tuple[str, Any]] | None:
-    """The calls in a text without other content; None if there is other content."""
+    """Return the calls in a text, or None if the text has other content."""
     schemas = {one["name"]: cast(Json, one["parameters"]) for one in _functions()}
     content, deltas = ToolReader(form, schemas).feed(text, last=True)
     if content.strip():

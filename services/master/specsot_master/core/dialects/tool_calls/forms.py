@@ -21,13 +21,16 @@ Marks = tuple[Mark, ...]
 
 
 class Unfinished(Exception):
-    """More text decides whether marks match."""
+    """Raised if more text must arrive to decide whether marks match."""
 
 
 def match(marks: Marks, text: str, at: int, last: bool) -> int | None:
-    """Where these marks end if they begin at `at`; white space may stand before each of them. None: no match.
+    """Return the position after these marks if they begin at `at`, else None. White space may precede each
+    mark.
 
-    last: the text is complete. Otherwise raises Unfinished if it ends among the marks.
+    `last` is True if the text is complete. Otherwise Unfinished is raised if the text ends within the marks.
+
+        marks ("<f=",), text "  <f=x", at 0 -> 5;   text "  <f" -> Unfinished, or None if last
     """
     for mark in marks:
         if isinstance(mark, Hole):
@@ -44,6 +47,7 @@ def match(marks: Marks, text: str, at: int, last: bool) -> int | None:
 
 
 def skip_white(text: str, at: int) -> int:
+    """Return the position of the next character that is no white space."""
     while at < len(text) and text[at].isspace():
         at += 1
     return at
@@ -71,6 +75,7 @@ class ParameterForm:
 
     @property
     def middles(self) -> tuple[Marks, ...]:
+        """The marks that may stand between key and value."""
         return (self.text_middle, *self.other_middles) if self.text_middle else (self.middle,)
 
 
@@ -100,18 +105,18 @@ class CallForm:
 
     @property
     def starts(self) -> tuple[int, ...]:
-        """Which openers a call may begin with in the middle of text."""
+        """Indexes of the openers with which a call may begin in the middle of text."""
         return tuple(n for n, one in enumerate(self.openers) if isinstance(one, str) and is_distinctive(one))
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """Marks that end arguments, as no JSON outside a string contains them."""
+        """Marks that end arguments, because no JSON contains them outside of a string."""
         starts = (self.openers[n] for n in self.starts)
         found = (*(one for one in self.closers if is_distinctive(one)), *starts)
         return tuple(dict.fromkeys(one for one in found if isinstance(one, str)))
 
     def contains_any(self, tokens: Iterable[str]) -> bool:
-        """Whether one of these special tokens is a part of the marks."""
+        """Return True if one of these special tokens is part of the marks."""
         parameter = self.parameter
         inner = (*parameter.begin, *parameter.middle, *parameter.end) if parameter else ()
         marks = (*self.openers, *self.middle, *inner, *self.closers, self.quote)
@@ -119,7 +124,9 @@ class CallForm:
         return any(token in mark for token in tokens for mark in written)
 
     def forced_head(self, name: str) -> str:
-        """The text with which a prompt ends if this function must be called: a call up to its arguments."""
+        """Return the text with which a prompt ends if this function must be called: a call up to its
+        arguments.
+        """
         before, after = self.head
         return f"{before}{name}{after}" if before or after else _JSON_HEAD.format(json.dumps(name))
 
@@ -129,7 +136,7 @@ MIN_DISTINCTIVE: Final = 3  # Characters of a mark that prose does not contain b
 
 
 def is_distinctive(mark: str) -> bool:
-    """Whether a mark cannot be the beginning of prose or of JSON."""
+    """Return True if the mark cannot be the beginning of prose or of JSON."""
     return len(mark) >= MIN_DISTINCTIVE and not mark[0].isalnum() and not set("{}").intersection(mark[:2])
 
 

@@ -28,12 +28,19 @@ _RECIPIENT = re.compile(r"\bto=(?P<functions>functions\.)?(?P<name>[\w.-]+)")
 
 
 class HarmonyReader:
-    """Feed it an answer in pieces of any size; the prompt ends within the header of the first message.
+    """Separates content, thoughts and calls in an answer of gpt-oss that arrives in pieces of any size.
 
-    Messages to the user are content; analysis, and what is written to other tools, is thought.
+    The prompt ends within the header of the first message. Messages to the user are content. Analysis, and
+    what is written to other tools, is a thought: `thought` holds that of the text that was fed last.
+
+        '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>'
+            -> CallDelta(0, "f", '{"a": 1}')
     """
 
     def __init__(self, known: Collection[str]) -> None:
+        """Create a reader. `known` are the names of the offered functions, which the model may call without
+        "functions.".
+        """
         self.calls = 0
         self.thought = ""  # Of the text that was fed last.
         self._known = known
@@ -45,7 +52,9 @@ class HarmonyReader:
         self._out: list[CallDelta] = []
 
     def feed(self, text: str, last: bool = False) -> tuple[str, tuple[CallDelta, ...]]:
-        """What is certain now: content, and what is new of each call. last: no more text comes."""
+        """Add text. Return what is certain now: new content, and what is new of each call. `last` is True if
+        no more text comes.
+        """
         self._held = self._held + text
         self.thought = ""
         while self._step(last):
@@ -59,6 +68,7 @@ class HarmonyReader:
         return content, calls
 
     def _step(self, last: bool) -> bool:
+        """Read the next part of a message. Return False if that takes more text."""
         if self._kind == "header":
             return self._read_header(last)
         if found := _MESSAGE_END.search(self._held):
@@ -74,6 +84,7 @@ class HarmonyReader:
         return found is not None
 
     def _read_header(self, last: bool) -> bool:
+        """Read the header of a message. Return False if it is incomplete."""
         ahead = self._held.lstrip()
         if not any(ahead.startswith(one) or one.startswith(ahead) for one in ("<|", "to=")):
             self._kind = "content"  # A text without a header.
@@ -87,6 +98,7 @@ class HarmonyReader:
         return True
 
     def _begin(self, header: str) -> None:
+        """Begin the message with this header."""
         recipient = _RECIPIENT.search(header)
         if recipient and (recipient["functions"] or recipient["name"] in self._known):
             self._kind = "call"
@@ -100,10 +112,12 @@ class HarmonyReader:
         self._seen.add(self._kind)
 
     def _end_message(self) -> None:
+        """Finish the message; the arguments of a call are closed."""
         if self._kind == "call" and not self._stream.done:
             self._write("", last=True)
 
     def _write(self, text: str, last: bool = False) -> None:
+        """Add text to the message's call, thought or content."""
         if self._kind == "call":
             if not self._stream.done and (written := self._stream.feed(text, last)):
                 self._add_arguments(written)
@@ -113,6 +127,7 @@ class HarmonyReader:
             self._content.append(text)
 
     def _add_arguments(self, text: str) -> None:
+        """Add new text of the last call's arguments."""
         if self._out and self._out[-1].index == self.calls - 1:
             self._out[-1] = replace(self._out[-1], arguments=self._out[-1].arguments + text)
         else:

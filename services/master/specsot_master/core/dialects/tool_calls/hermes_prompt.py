@@ -1,4 +1,4 @@
-"""Tools in the words of Hermes' models, for chat templates that have no place for tools."""
+"""Tools described in Hermes' words, for chat templates that have no place for tools."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def tools_in_words(functions: list[dict[str, Any]]) -> str:
-    """For templates that have no place for tools: what Hermes' models are told."""
+    """Return the instructions of Hermes' models that offer these functions."""
     signatures = "\n".join(
         json.dumps({"type": "function", "function": one}, ensure_ascii=False) for one in functions
     )
@@ -21,6 +21,6 @@ def tools_in_words(functions: list[dict[str, Any]]) -> str:
 
 
 def calls_in_words(calls: list[dict[str, Any]]) -> str:
-    """The calls of a turn, likewise; their arguments as values."""
+    """Return past calls in Hermes' form. The `arguments` of each call are a JSON value, not text."""
     told = (json.dumps(one["function"], ensure_ascii=False) for one in calls)
     return "\n".join(f"<tool_call>\n{one}\n</tool_call>" for one in told)

@@ -1,4 +1,4 @@
-"""Arguments that are no JSON, rewritten as a JSON object: with marks around each of them, or as in Python."""
+"""Arguments that are not JSON, rewritten as a JSON object: marked one by one, or written as in Python."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _KEY_BEGUN = re.compile(r"\w+\s*(?:=\s*)?")
 
 
 class MemberStream:
-    """Arguments of one call as they come, as members of a JSON object; used as ArgumentStream is."""
+    """Base class of readers that turn the arguments of one call into members of a JSON object as they arrive.
+
+    The interface is that of ArgumentStream: `done` is True once the arguments are complete.
+    """
 
     def __init__(self) -> None:
         self.done = False
@@ -39,7 +42,7 @@ class MemberStream:
         return self._held
 
     def feed(self, text: str, last: bool = False) -> str:
-        """Return what is certain now. last: no more text comes."""
+        """Add text. Return the JSON that is certain now. `last` is True if no more text comes."""
         self._held += text
         self._last = last
         try:
@@ -56,20 +59,26 @@ class MemberStream:
         raise NotImplementedError
 
     def _add_member(self, key: str, value: Any) -> None:
+        """Write one member of the object."""
         self._out.append(f"{', ' if self._members else '{'}{json.dumps(key, ensure_ascii=False)}: ")
         self._out.append(json.dumps(value, ensure_ascii=False))
         self._members += 1
 
     def _end(self) -> bool:
+        """Close the object. Return False, as no step follows."""
         self._out.append("}" if self._members else "{}")
         self.done = True
         return False
 
 
 class ParameterStream(MemberStream):
-    """Arguments with marks of their own. schema: of the arguments, which tells text from numbers."""
+    """Reads arguments with marks of their own.
+
+    '<parameter=a>3</parameter></function>' -> '{"a": 3}' if the schema says that `a` is an integer
+    """
 
     def __init__(self, form: CallForm, schema: Json) -> None:
+        """Create a reader. `schema` is that of the arguments, which tells text from numbers."""
         super().__init__()
         assert form.parameter is not None, "the layout has parameters"
         self._form = form
@@ -77,6 +86,7 @@ class ParameterStream(MemberStream):
         self._schema = schema
 
     def _step(self) -> bool:
+        """Read one argument, or the end of the arguments."""
         form = self._parameter
         begin = match(form.begin, self._held, 0, self._last)
         found = None if begin is None else self._key_at(begin, form)
@@ -92,6 +102,7 @@ class ParameterStream(MemberStream):
         return True
 
     def _after_white(self, at: int, white: str) -> int:
+        """Return the position after the white space that the template writes there, if it is present."""
         if not white:
             return at
         if not self._last and white.startswith(self._held[at:]):
@@ -99,7 +110,9 @@ class ParameterStream(MemberStream):
         return at + len(white) if self._held.startswith(white, at) else at
 
     def _key_at(self, begin: int, form: ParameterForm) -> tuple[str, int, Marks] | None:
-        """The key, where the value begins, and the marks between them."""
+        """Return the key, the position of the value, and the marks between them; None if no argument begins
+        here.
+        """
         first = [marks[0] for marks in form.middles]
         places = [self._held.find(mark, begin) for mark in first if isinstance(mark, str)]
         at = min((place for place in places if place >= 0), default=len(self._held))
@@ -117,7 +130,9 @@ class ParameterStream(MemberStream):
         return None
 
     def _end_of_value(self, at: int, form: ParameterForm) -> tuple[int, int]:
-        """Where a value ends, and where its end mark ends. A mark inside a value, as in HTML, is text."""
+        """Return where a value ends, and where the mark after it ends. A mark within a value, as in HTML, is
+        text.
+        """
         mark = form.end[0]
         assert isinstance(mark, str), "values end with text"
         limit = self._next_call(at)
@@ -134,12 +149,15 @@ class ParameterStream(MemberStream):
         return end, end
 
     def _next_call(self, at: int) -> int:
-        """Where the next call begins, as its marks do not stand in values, or where the text ends."""
+        """Return where the next call begins, because its marks do not occur in values; else where the text
+        ends.
+        """
         first = self._form.openers[self._form.starts[0]] if self._form.starts else ""
         place = self._held.find(first, at) if isinstance(first, str) and first else -1
         return place if place >= 0 else len(self._held)
 
     def _may_follow_value(self, at: int, form: ParameterForm) -> bool:
+        """Return True if an argument, a closer or a call begins at `at`, or if the text is over."""
         at = skip_white(self._held, at)
         if at == len(self._held):
             if not self._last:
@@ -158,6 +176,7 @@ class ParameterStream(MemberStream):
         return False
 
     def _typed(self, key: str, text: str, marks: Marks) -> Any:
+        """Return the value of an argument in the type that its marks or its schema say."""
         form = self._parameter
         if text.startswith(_CDATA[0]) and text.endswith(_CDATA[1]):
             return text[len(_CDATA[0]) : -len(_CDATA[1])]
@@ -167,7 +186,10 @@ class ParameterStream(MemberStream):
 
 
 class PythonStream(MemberStream):
-    """Keyword arguments of a call in Python, from its opening parenthesis on."""
+    """Reads keyword arguments of a call in Python, from its opening parenthesis on.
+
+    '(a="x", b=True)' -> '{"a": "x", "b": true}'
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -177,6 +199,7 @@ class PythonStream(MemberStream):
         self._written = ""  # Its value so far.
 
     def _step(self) -> bool:
+        """Read the parenthesis, the key or the value of an argument, or the end of the arguments."""
         if self._key is not None:
             return self._read_value(self._key)
         at = skip_white(self._held, 0)
@@ -200,10 +223,12 @@ class PythonStream(MemberStream):
         return self._end()
 
     def _need(self, at: int) -> None:
+        """Raise Unfinished if the text ends at `at` and more may come."""
         if at >= len(self._held) and not self._last:
             raise Unfinished
 
     def _read_value(self, key: str) -> bool:
+        """Read a part of one argument's value."""
         self._written += self._value.feed(self._held, self._last)
         if not self._value.done:
             self._held = ""

@@ -1,4 +1,4 @@
-"""Reads an answer as it comes: text, and the calls that a model writes in its own form."""
+"""Reads an answer as it arrives: text, and the calls that a model writes in its own form."""
 
 from __future__ import annotations
 
@@ -26,7 +26,12 @@ from specsot_master.core.dialects.tool_calls.tails import ARGUMENT_KEYS, FENCE, 
 
 @dataclass(frozen=True, slots=True)
 class CallDelta:
-    """New text of the index-th call. Its name comes once, at its beginning."""
+    """New text of one call.
+
+    index: which call of the answer it belongs to, from 0.
+    name: the function's name, once at the beginning of the call; else None.
+    arguments: new text of the arguments, which is JSON.
+    """
 
     index: int
     name: str | None = None
@@ -52,17 +57,19 @@ State = Literal["content", "tail", "object", "arguments", "members", "skipped", 
 
 
 class CodeTracker:
-    """Knows whether the text so far ends inside a code fence or inside backticks on its last line."""
+    """Tracks whether the text so far ends inside a code fence, or inside backticks on its last line."""
 
     def __init__(self) -> None:
         self.fenced = self._quoted = False
 
     def inside(self, white: str) -> bool:
-        """Whether text is code that follows this white space, which is not added yet."""
+        """Return True if text that follows this white space is code. The white space has not been added
+        yet.
+        """
         return self.fenced or (self._quoted and "\n" not in white)
 
     def add(self, text: str) -> None:
-        """Runs of backticks must not be split between two calls."""
+        """Add text. A run of backticks must not be split between two calls."""
         for part in re.findall(r"`+|\n|[^`\n]+", text):
             if part == "\n":
                 self._quoted = False
@@ -74,13 +81,21 @@ class CodeTracker:
 
 
 class ToolReader:
-    """Feed it an answer in pieces of any size: content and calls come out, the same for every split.
+    """Separates content and calls in an answer that arrives in pieces. The result does not depend on the
+    pieces.
 
-    form: how the model writes calls. functions: the schema of the arguments of each function that is offered.
-    Text is held back only while it can still become a call.
+    Text is held back only as long as it may still become a call. `calls` is the number of calls so far.
+
+        Hermes: 'Hi <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+            -> content "Hi", CallDelta(0, "f", '{"a": 1}')
     """
 
     def __init__(self, form: CallForm, functions: Mapping[str, Json]) -> None:
+        """Create a reader.
+
+        form: how the model writes calls.
+        functions: the JSON schema of the arguments of each offered function, by name.
+        """
         self.calls = 0
         self.thought = ""  # What was thought in the text that was fed last; see HarmonyReader.
         self._form = form
@@ -93,10 +108,10 @@ class ToolReader:
         self._code = CodeTracker()
         self._spoke = False  # Some content came.
         self._white = ""  # White space that is content only if more content follows.
-        self._after_call = False  # That white space touches a call.
-        self._muted = False  # Nothing of this answer is content.
+        self._after_call = False  # The white space in `_white` touches a call.
+        self._muted = False  # No part of this answer is content.
         self._tail: CallTail | None = None
-        self._read_twice = 0  # Characters that seemed to be calls, and were not.
+        self._read_twice = 0  # Characters that were read as possible calls and turned out to be content.
         self._raw = ""  # The marks before the object that is read, which are content if it is no call.
         self._object = ""  # That object's text so far.
         self._rewriter = JsonRewriter()
@@ -112,7 +127,9 @@ class ToolReader:
         self._places = re.compile(rf"[`{{\[{first}]")
 
     def feed(self, text: str, last: bool = False) -> tuple[str, tuple[CallDelta, ...]]:
-        """What is certain now: content, and what is new of each call. last: no more text comes."""
+        """Add text. Return what is certain now: new content, and what is new of each call. `last` is True if
+        no more text comes.
+        """
         self._held += text
         self._last = last
         try:
@@ -150,7 +167,7 @@ class ToolReader:
     # Content.
 
     def _say(self, text: str) -> None:
-        """Text that is content. White space at its end waits for what follows."""
+        """Release text as content. White space at its end waits for what follows."""
         spoken = text.rstrip()
         if spoken:
             if self._after_call:
@@ -165,11 +182,13 @@ class ToolReader:
         self._white += text[len(text.rstrip()) :]
 
     def _say_raw(self, size: int) -> bool:
+        """Release the first `size` held characters as content."""
         self._say(self._held[:size])
         self._held = self._held[size:]
         return True
 
     def _read_content(self) -> bool:
+        """Read content up to the next place at which a call may begin."""
         place = self._places.search(self._held)
         self._say_raw(place.start() if place else len(self._held))
         if not self._held:
@@ -186,6 +205,7 @@ class ToolReader:
         return self._say_raw(1)
 
     def _read_backticks(self) -> bool:
+        """Read a run of backticks. A code fence may hold calls at the end of the message."""
         ticks = len(self._held) - len(self._held.lstrip("`"))
         if ticks == len(self._held) and not self._last:
             return False
@@ -196,11 +216,15 @@ class ToolReader:
     # Objects at the end of the message.
 
     def _begin_tail(self) -> bool:
+        """Start to read the rest of the message as objects that may be calls."""
         self._tail = CallTail(self._functions)
         self._state = "tail"
         return True
 
     def _read_tail(self) -> bool:
+        """Read objects at the end of the message. If they turn out to be no calls, their text is read again
+        as content.
+        """
         tail = self._tail
         assert tail is not None, "the state says so"
         self._held = self._held[tail.feed(self._held) :]
@@ -224,7 +248,9 @@ class ToolReader:
     # The beginning of a call.
 
     def _begin_call(self, at: int, first: int) -> bool:
-        """Whether a call begins at `at` with this opener. Raises Unfinished if more text decides."""
+        """Begin a call at `at` if the openers from number `first` on stand there, with a name or an object
+        after them. Return True if a call begins. Raises Unfinished if more text decides.
+        """
         form = self._form
         text = self._held
         place = match(form.openers[first:], text, at, self._last)
@@ -245,17 +271,18 @@ class ToolReader:
         return True
 
     def _need(self, at: int) -> None:
-        """Raises Unfinished if the text ends at `at` and more may come."""
+        """Raise Unfinished if the text ends at `at` and more may come."""
         if at >= len(self._held) and not self._last:
             raise Unfinished
 
     def _skip_white(self, at: int) -> int:
+        """Return the position after white space. Raises Unfinished as `_need` does."""
         at = skip_white(self._held, at)
         self._need(at)
         return at
 
     def _may_follow(self, at: int) -> bool:
-        """Whether arguments, or the end of a call without any, may begin at `at`."""
+        """Return True if arguments, or the end of a call without any, may begin at `at`."""
         form = self._form
         if form.layout == "named" and self._held[at : at + 1] in ("{", "["):
             return True
@@ -274,7 +301,7 @@ class ToolReader:
         return False
 
     def _start(self, name: str, at: int) -> None:
-        """A call has begun; its arguments begin at `at`."""
+        """Begin a call whose arguments begin at `at`."""
         self._held = self._held[at:]
         match self._form.layout:
             case "parameters":
@@ -285,11 +312,13 @@ class ToolReader:
                 self._begin_json(name)
 
     def _add_call(self, name: str, arguments: str = "") -> None:
+        """Add the delta that begins a call."""
         self._out.append(CallDelta(self.calls, name, arguments))
         self.calls += 1
         self._after_call = True
 
     def _add_arguments(self, text: str) -> None:
+        """Add new text of the last call's arguments."""
         if not text:
             return
         if self._out and self._out[-1].index == self.calls - 1:
@@ -300,7 +329,7 @@ class ToolReader:
     # Objects with a name and arguments.
 
     def _begin_object(self, at: int) -> bool:
-        """Whether an object, or a list of objects, begins at `at`."""
+        """Begin an object, or a list of objects, at `at`. Return True if one begins there."""
         while self._held[at : at + 1] == "[":
             at = self._skip_white(at + 1)
         if self._held[at : at + 1] != "{":
@@ -319,7 +348,9 @@ class ToolReader:
         return True
 
     def _read_object(self) -> bool:
-        """Tell arguments as they come if the name precedes them; otherwise read the object to its end."""
+        """Read an object with a name and arguments. If the name precedes the arguments, the arguments are
+        passed on as they arrive; otherwise the object is read to its end.
+        """
         seen = self._object + self._held
         head = self._head.match(seen) if len(self._object) < MAX_HEAD else None
         if head and head.end() < len(seen):
@@ -344,16 +375,18 @@ class ToolReader:
         return True
 
     def _begin_json(self, name: str) -> None:
+        """Begin a call whose arguments are JSON."""
         self._begin_arguments(name, ArgumentStream(self._form.stops, self._form.quote))
 
     def _begin_arguments(self, name: str, stream: ArgumentStream | MemberStream) -> None:
-        """A call has begun, and its arguments follow."""
+        """Begin a call whose arguments `stream` reads."""
         self._add_call(name)
         self._stream = stream
         self._closed = self._in_object = False
         self._state = "arguments"
 
     def _read_arguments(self) -> bool:
+        """Read a part of the arguments."""
         if self._form.layout == "named" and self._is_empty_call():
             self._add_arguments("{}")
             self._state = "after"
@@ -365,14 +398,16 @@ class ToolReader:
         return self._stream.done
 
     def _is_empty_call(self) -> bool:
-        """Whether something else stands where an object of arguments is due."""
+        """Return True if something other than an object of arguments follows, where one is due."""
         if not isinstance(self._stream, ArgumentStream) or self._stream.begun:
             return False
         at = self._skip_white(0)
         return self._held[at : at + 1] not in ("{", "[") and at < len(self._held)
 
     def _read_members(self) -> bool:
-        """The rest of a call's object after its arguments: a brace, which may be missing, or more members."""
+        """Read what follows the arguments in a call's object: the closing brace, which may be missing, or
+        more members.
+        """
         at = self._skip_white(0)
         if self._held[at : at + 1] == "," and self._held[self._skip_white(at + 1) :][:1] in ('"', "'"):
             self._held = self._held[at + 1 :]
@@ -386,6 +421,7 @@ class ToolReader:
         return True
 
     def _read_skipped(self) -> bool:
+        """Read the further members of a call's object, which are ignored."""
         self._rewriter.feed(self._held, self._last)
         if not self._rewriter.done:
             self._held = ""
@@ -397,7 +433,7 @@ class ToolReader:
     # After a call.
 
     def _read_after(self) -> bool:
-        """What follows a call: closers, the next call, or content."""
+        """Read what follows a call: closers, the next call, or content."""
         form = self._form
         at = skip_white(self._held, 0)
         if at == len(self._held):
@@ -419,7 +455,9 @@ class ToolReader:
         return True
 
     def _closer_at(self, at: int) -> int | None:
-        """The length of the closer that begins at `at`."""
+        """Return the length of the closer that begins at `at`, or None. Raises Unfinished if more text
+        decides.
+        """
         unfinished = False
         for closer in self._form.closers:
             if self._held.startswith(closer, at):
@@ -430,7 +468,7 @@ class ToolReader:
         return None
 
     def _begin_next(self, at: int) -> bool:
-        """Whether another call follows, with or without a separator."""
+        """Begin another call after one, with or without a separator. Return True if one begins."""
         while at < len(self._held) and self._held[at] in _SEPARATORS:
             at += 1
         self._need(at)
@@ -451,12 +489,14 @@ class ToolReader:
 
 
 class ForcedReader(ToolReader):
-    """Reads an answer that is held to calls: a list of objects or, with a name, arguments of that function.
-
-    Nothing of it is content.
+    """Reads an answer that is forced to consist of calls: a list of objects or, with a name, the arguments of
+    that function. No part of the answer is content.
     """
 
     def __init__(self, functions: Mapping[str, Json], name: str | None) -> None:
+        """Create a reader. `name` is the function whose arguments the answer consists of, or None for a list
+        of calls.
+        """
         super().__init__(PLAIN, functions)
         self._muted = True
         self._state = "after"
@@ -465,11 +505,12 @@ class ForcedReader(ToolReader):
 
 
 def _text_of(written: str) -> str:
-    """The text of a JSON string, given without its quotes."""
+    """Return the text of a JSON string that is given without its quotes."""
     return str(json.loads(JsonRewriter().feed(f'"{written}"', last=True)))
 
 
 def _value_of(written: str) -> Any:
+    """Return the value of JSON text, or the text itself if it is no JSON."""
     try:
         return json.loads(written)
     except (ValueError, RecursionError):

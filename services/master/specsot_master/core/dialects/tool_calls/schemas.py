@@ -1,4 +1,4 @@
-"""JSON schemas of functions: what forced calls are held to, and whether arguments fit."""
+"""JSON schemas of functions: what forced calls are restricted to, and whether arguments satisfy a schema."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any, Final, cast
 
 from specsot_master.core.dialects.tool_calls.arguments import Json, read_arguments, rewritten
 
-MAX_REFERENCES: Final = 32  # References that lead to one place; more are a circle.
+# References, and nested schemas. A longer chain of references counts as circular.
+MAX_REFERENCES: Final = 32
 _COMPOSED: Final = ("anyOf", "oneOf", "allOf")
 # Keywords whose value is one schema, a list of schemas, or schemas by name.
 _ONE: Final = (
@@ -27,7 +28,7 @@ _NAMED: Final = ("$defs", "definitions", "dependentSchemas", "patternProperties"
 
 
 def parameters_of(function: Mapping[str, Any]) -> Json:
-    """The schema of a function's arguments. A function that declares no parameters takes none."""
+    """Return the schema of a function's arguments. A function that declares no parameters takes none."""
     declared = cast("Json | None", function.get("parameters"))
     if not declared:
         return {"type": "object", "properties": {}, "additionalProperties": False}
@@ -37,7 +38,9 @@ def parameters_of(function: Mapping[str, Any]) -> Json:
 
 
 def forced_schema(functions: Sequence[Json], name: str | None, max_calls: int | None) -> Json:
-    """The schema of this function's arguments; without a name, of a list of calls, one to `max_calls`."""
+    """Return the schema of a forced answer: of the arguments of the function `name`, or, if `name` is None,
+    of a list of 1 to `max_calls` calls of any of the functions.
+    """
     if name is not None:
         return next(parameters_of(one) for one in functions if one["name"] == name)
     places = [f"arguments{n}" for n in range(len(functions))]
@@ -48,6 +51,9 @@ def forced_schema(functions: Sequence[Json], name: str | None, max_calls: int | 
 
 
 def _call_schema(name: str, place: str) -> Json:
+    """Return the schema of one call of this function; `place` is the name of its arguments' schema in
+    `$defs`.
+    """
     return {
         "type": "object",
         "properties": {"name": {"const": name}, "arguments": {"$ref": f"#/$defs/{place}"}},
@@ -57,12 +63,13 @@ def _call_schema(name: str, place: str) -> Json:
 
 
 def moved(schema: Json, root: str) -> Json:
-    """The schema as it stands at `root` of another one: its references lead to the same places as before.
+    """Return the schema with its references changed so that it can be placed at `root` of another schema.
 
-    "#/$defs/Value" -> "#/$defs/arguments0/$defs/Value" if root is "#/$defs/arguments0"; "#" -> root.
+    root "#/$defs/arguments0": "#/$defs/Value" -> "#/$defs/arguments0/$defs/Value", "#" -> root
     """
     copied = cast(Json, json.loads(json.dumps(schema)))
-    for key in ("$id", "$schema"):  # They name a document, which the schema no longer is.
+    # These keywords name a document, and the schema no longer is one.
+    for key in ("$id", "$schema"):
         copied.pop(key, None)
     for one in every_schema(copied):
         for key in ("$ref", "$dynamicRef"):
@@ -72,7 +79,9 @@ def moved(schema: Json, root: str) -> Json:
 
 
 def every_schema(schema: Any) -> Iterator[Json]:
-    """The schema and all schemas inside it, without recursion: clients nest them as deeply as they like."""
+    """Yield the schema and all schemas inside it. There is no recursion, as clients may nest schemas to any
+    depth.
+    """
     waiting: list[Any] = [schema]
     while waiting:
         one = waiting.pop()
@@ -88,7 +97,7 @@ def every_schema(schema: Any) -> Iterator[Json]:
 
 
 def resolved(schema: Any, root: Json) -> Json:
-    """The schema to which references lead; {} if they lead nowhere."""
+    """Return the schema that a chain of references leads to, or {} if it leads nowhere."""
     for _ in range(MAX_REFERENCES):
         if not isinstance(schema, dict):
             return {}
@@ -100,6 +109,7 @@ def resolved(schema: Any, root: Json) -> Json:
 
 
 def _follow(way: str, root: Json) -> Any:
+    """Return what a reference such as "#/$defs/Value" leads to, or None."""
     here: Any = root if way.startswith("#") else None
     for part in way.lstrip("#").split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")
@@ -124,9 +134,10 @@ _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
 
 
 def fits(value: Any, schema: Any, root: Json, depth: int = 0) -> bool:
-    """Whether a value satisfies a schema, as far as types, members, items, enums and compositions go.
+    """Return True if a value satisfies a schema in types, members, items, enums and compositions.
 
-    Bounds, patterns and formats are not looked at: this decides what a text is, not whether a call is right.
+    Bounds, patterns and formats are not checked: this decides whether a text is a call, not whether the call
+    is right.
     """
     if depth > MAX_REFERENCES or not isinstance(schema, dict):
         return schema is not False
@@ -150,6 +161,9 @@ def fits(value: Any, schema: Any, root: Json, depth: int = 0) -> bool:
 
 
 def _has_type(value: Any, declared: Any) -> bool:
+    """Return True if the value has one of the declared types, or if no types are declared. 3.0 is an integer;
+    True is no number.
+    """
     names = [declared] if isinstance(declared, str) else declared
     if not isinstance(names, list):
         return True
@@ -164,6 +178,7 @@ def _has_type(value: Any, declared: Any) -> bool:
 
 
 def _members_fit(value: Json, schema: Json, root: Json, depth: int) -> bool:
+    """Return True if an object's members satisfy the schema."""
     properties = cast(Json, schema["properties"]) if isinstance(schema.get("properties"), dict) else {}
     required = cast("list[Any]", schema["required"]) if isinstance(schema.get("required"), list) else []
     if any(str(name) not in value for name in required):
@@ -177,7 +192,7 @@ def _members_fit(value: Json, schema: Json, root: Json, depth: int) -> bool:
 
 
 def types_of(schema: Any, root: Json, depth: int = 0) -> frozenset[str]:
-    """The JSON types that values of a schema may have; empty if it does not say."""
+    """Return the JSON types that values of a schema may have; empty if the schema does not say."""
     schema = resolved(schema, root)
     declared = schema.get("type")
     if isinstance(declared, str):
@@ -199,15 +214,17 @@ def types_of(schema: Any, root: Json, depth: int = 0) -> frozenset[str]:
 
 
 def _type_of(value: Any) -> str:
+    """Return the JSON type of a value."""
     if isinstance(value, bool):
         return "boolean"
     return next(name for name, kinds in _TYPES.items() if isinstance(value, kinds))
 
 
 def value_of_text(text: str, name: str, parameters: Json) -> Any:
-    """The value of an argument that a model wrote without quotes, by the type that its schema declares.
+    """Return the value of an argument that a model wrote without quotes, by the type that its schema
+    declares. If the schema declares no type, the value is JSON if possible, else text.
 
-    "3" -> 3 for an integer, "3" for a string; a value whose schema says nothing is JSON if it can be.
+        "3" -> 3 for an integer, "3" for a string
     """
     properties = parameters.get("properties")
     declared = cast(Json, properties).get(name) if isinstance(properties, dict) else None
@@ -226,10 +243,14 @@ def value_of_text(text: str, name: str, parameters: Json) -> Any:
 
 
 def _no_constant(name: str) -> Any:
+    """Raise ValueError: NaN and Infinity are no JSON."""
     raise ValueError(name)
 
 
 def _unquoted(text: str, types: frozenset[str]) -> Any:
+    """Return the value of text that is no JSON: a Python constant, a repaired object or list, or the text
+    itself.
+    """
     word = {"True": True, "False": False, "None": None}.get(text.strip(), text)
     if not isinstance(word, str):
         return word if not types or _type_of(word) in types else text

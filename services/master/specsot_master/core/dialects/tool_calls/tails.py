@@ -26,7 +26,10 @@ _STRING = re.compile(r'"((?:[^"\\]|\\.)*)("?)', re.DOTALL)
 
 
 def call_in(value: Any) -> tuple[str, Any] | None:
-    """Name and arguments of a call written as an object; None: the object is none."""
+    """Return the name and the arguments of a call written as an object, or None if the value is no call.
+
+    {"name": "f", "arguments": {}} -> ("f", {});   {"function": "f", "parameters": {}} -> ("f", {})
+    """
     if not isinstance(value, dict):
         return None
     call = cast(Json, value)
@@ -40,24 +43,28 @@ def call_in(value: Any) -> tuple[str, Any] | None:
 
 
 class CallTail:
-    """Feed it the text from a brace or a fence on; it says whether the rest of the message may be calls.
+    """Decides whether the rest of a message, from a brace or a code fence on, consists of calls.
 
-    functions: the schemas of the arguments of functions that are offered, by name.
+    `text` is what was read, and `alive` is True as long as it may still consist of calls.
     """
 
     def __init__(self, functions: Mapping[str, Json]) -> None:
+        """Create an empty tail. `functions` holds the schemas of the arguments of the offered functions, by
+        name.
+        """
         self.text = ""
         self.alive = True
         self._functions = functions
         self._state: Literal["between", "fence", "object"] = "between"
-        self._begun = 0  # Where the object begins that is read.
-        self._decided = False  # Whether that object is known to call a function that is offered.
+        self._begun = 0  # The position in `text` at which the current object begins.
+        # True once it is known whether the current object may call an offered function.
+        self._decided = False
         self._depth = 0
         self._quoted = self._escaped = False
         self._ticks = 0  # Backticks read in a row.
 
     def feed(self, text: str) -> int:
-        """Read text while calls are possible. Return how many characters were read."""
+        """Read text as long as it may consist of calls. Return how many characters were read."""
         for count, one in enumerate(text, 1):
             self.text += one
             self._read(one)
@@ -66,6 +73,7 @@ class CallTail:
         return len(text)
 
     def _read(self, one: str) -> None:
+        """Read one character between objects, or pass it on to `_read_object`."""
         if self._state == "object":
             self._read_object(one)
             return
@@ -88,6 +96,7 @@ class CallTail:
         self._ticks = ticks
 
     def _read_object(self, one: str) -> None:
+        """Read one character of an object."""
         if self._quoted:
             self._quoted = self._escaped or one != '"'
             self._escaped = one == "\\" and not self._escaped
@@ -103,6 +112,7 @@ class CallTail:
             self.alive = self._may_call(self.text[self._begun :])
 
     def _may_call(self, written: str) -> bool:
+        """Return True if the object that begins like this may call an offered function."""
         beginning = _BEGINNING.match(written)
         assert beginning is not None, "an object begins with a brace"
         ahead = written[beginning.end() :]
@@ -126,7 +136,7 @@ class CallTail:
         return name[1] in known if name[2] else any(one.startswith(name[1]) for one in known)
 
     def calls(self) -> list[tuple[str, Json]] | None:
-        """The calls that the text is, now that the message is complete. None: it is text."""
+        """Return the calls of the complete message, or None if it is text."""
         found: list[tuple[str, Json]] = []
         rest = self._between(self.text)
         while rest:
@@ -140,7 +150,7 @@ class CallTail:
         return found or None
 
     def _between(self, text: str) -> str:
-        """The text from the next object on."""
+        """Return the text from the next object on."""
         while True:
             stripped = text.lstrip(" \t\r\n" + _BETWEEN)
             fence = _LANGUAGE.match(stripped)
@@ -150,6 +160,9 @@ class CallTail:
 
 
 def _checked(written: str, functions: Mapping[str, Json]) -> tuple[str, Json] | None:
+    """Return the call that this JSON text is, or None if its function is not offered or its arguments do not
+    fit the function's schema.
+    """
     try:
         value = json.loads(written)
     except (ValueError, RecursionError):
