@@ -45,8 +45,6 @@ class Decoder:
 
     A range that contains layer 0 has the embedding as well; a range that contains the last layer has the
     final norm and the lm_head.
-
-    capturable, parts: see the properties; a tensor-parallel range is captured device by device.
     """
 
     def __init__(
@@ -98,7 +96,8 @@ class Decoder:
         self._embedding = parts.embedding if layers.first == 0 else None
         last = layers.last == config.layers
         self._norm, self._head = (parts.norm, parts.head) if last else (None, None)
-        # The context in which this range runs as one part of a step; a caller may replace it.
+        # The context in which a CUDA graph of this range is captured. One device's part of a tensor-parallel
+        # range replaces it, because it is captured without the other parts.
         self.alone: Callable[[], AbstractContextManager[object]] = nullcontext
         self.embeds = self._embedding is not None
         self._parts = list[Decoder]()
