@@ -1,4 +1,4 @@
-"""Pages of ranges with gated delta layers, the states kept beside them, and what runs again of texts."""
+"""Pages of layer ranges with gated delta layers: stored inputs, stored states, and what is replayed."""
 
 from __future__ import annotations
 
@@ -129,6 +129,7 @@ class DeltaPages(KVPages):
             self._kept.commit()
 
     def put(self, layer: int, places: Places, kv: Tensor) -> None:
+        """Write the KV of a layer that attends, or the inputs [rows, 2, 1, half] of a gated delta layer."""
         delta, index = self._places[layer]
         if delta:
             self._inputs.put(index, places, kv)
@@ -136,11 +137,13 @@ class DeltaPages(KVPages):
             super().put(index, places, kv)
 
     def move(self, moves: Moves) -> None:
+        """Move KV and inputs, and drop the states that follow from the target slots."""
         super().move(moves)
         self._inputs.move(moves)
         self._forget_rows([target for _, target in moves])
 
     def copy_page(self, source: int, target: int, rows: int) -> None:
+        """Copy the first rows of a page, and the page's state if it follows from these rows alone."""
         super().copy_page(source, target, rows)
         self._inputs.copy_page(source, target, rows)
         if copied := self._kept.copy(source, target, rows):

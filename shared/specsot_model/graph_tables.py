@@ -184,6 +184,7 @@ class LineFrames(FrameTables):
         self._lines = room
 
     def plan(self, flat: Tensor, heads_per_kv: int) -> AttentionPlan:
+        """Return the attention plan that reads these tables; see `FrameTables.plan`."""
         from specsot_kernels.gpu.lines import plan_over_lines
 
         tables = views(flat, self.shapes)
@@ -194,6 +195,7 @@ class LineFrames(FrameTables):
         return plan_with_kernel(plan)
 
     def fill(self, spans: Sequence[RowSpan]) -> list[Numbers] | None:
+        """Return the tables of a frame, or None if the graph has no room for it."""
         size, room, sights = self._page_rows, self._lines, line_sights(spans)
         known = tuple(
             (s.rows, s.tail, s.base // BLOCK if s.visible else (s.base,), s.pages[: s.depth(size)])

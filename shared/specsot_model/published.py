@@ -139,6 +139,10 @@ class PublishedWeights(Weights):
         return self._files.shape(name)
 
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+        """Return a tensor in floats; a quantized matrix is decoded.
+
+        Raises ModelError, also if a weight is stored in 8 bits but has no scale.
+        """
         module = self._module(name)
         if module is not None:
             made = self._decode(module, device).dense(dtype)

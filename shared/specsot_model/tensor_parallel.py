@@ -229,6 +229,7 @@ class SplitPages(KVPages):
         own: Tensor | None = None,
         counts: Tensor | None = None,
     ) -> None:
+        """Prune by key norm on every device: each gets its own heads of `own` and `counts`."""
         first = 0
         for part in self.parts:
             here = part.layers[layer]
@@ -280,6 +281,11 @@ class SummedProduct:
     place: int
 
     def add_to(self, hidden: Tensor, x: Tensor | ShortRows, following: NormWeight | None = None) -> None:
+        """Add the sum of all devices' products to hidden [rows, out], in place.
+
+        x: [rows, in / devices], this device's inputs.
+        following: Not used.
+        """
         from specsot_kernels.gpu.products import multiply_row
 
         assert isinstance(x, Tensor), "rows in 8 bits are for such a weight"
@@ -320,6 +326,11 @@ class SummedBlock(FusedBlock):
         layer: int,
         rows: ShortRows | None = None,
     ) -> ShortRows | None:
+        """Add this layer's two updates to the residual stream; see `FusedBlock.forward`.
+
+        In the first layer, `hidden` becomes the sum over all devices, of which only the first one has numbers
+        other than zero: so the hidden states reach every device.
+        """
         if self._entry:
             exchange, part = self._entry
             exchange.own(part, ENTRY, len(hidden)).copy_(hidden)

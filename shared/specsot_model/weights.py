@@ -338,7 +338,8 @@ def _open(path: Path) -> Any:
             mapped = is_zipfile(path)
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
         return safe_open(path, framework="pt")
-    except Exception as error:  # torch and safetensors raise many kinds for a broken file
+    except Exception as error:
+        # torch and safetensors raise many kinds of errors for a broken file.
         raise ModelError(f"{path}: {_line(error)}") from None
 
 

@@ -227,6 +227,7 @@ def _mxfp4(found: Mapping[str, Any]) -> Published:
 
 
 def _compressed(found: Mapping[str, Any]) -> Published:
+    """Read compressed-tensors. Raises ValueError for sparsity, transforms, or without config groups."""
     for name in ("sparsity_config", "transform_config"):
         if found.get(name):
             raise ValueError(f"{name} is not supported")
@@ -240,6 +241,7 @@ def _compressed(found: Mapping[str, Any]) -> Published:
 
 
 def _compressed_numbers(weights: Mapping[str, Any]) -> Numbers:
+    """Read the number format of one config group. Raises ValueError for an unsupported one."""
     bits = int(weights["num_bits"])
     group = weights.get("group_size")
     kind = weights.get("type", "int")

@@ -25,7 +25,8 @@ def resolve_model(named: str | Path) -> Path:
     file = find_gguf(place)
     if file is None:
         return require_model_directory(place)
-    from specsot.checkpoint.gguf.directory import directory_of  # numpy, and the tokenizers library
+    # Imported here, because it needs numpy and the tokenizers library.
+    from specsot.checkpoint.gguf.directory import directory_of
 
     return directory_of(file)
 

@@ -123,7 +123,8 @@ def _particulars(kind: str, header: Header) -> dict[str, Any]:
             "num_experts": header.count("expert_count"),
             "num_experts_per_tok": header.count("expert_used_count"),
             "moe_intermediate_size": header.count("expert_feed_forward_length"),
-            "norm_topk_prob": True,  # as llama.cpp runs them
+            # GGUF has no such field; llama.cpp always normalizes the weights of these models.
+            "norm_topk_prob": True,
         }
     if kind == "glm4_moe":
         return _of_glm(header)
