@@ -38,7 +38,7 @@ from specsot_model.graph_tables import FrameTables, PromptTables, frame_tables
 from specsot_model.kv import KVPages, Moves, Staging, size_of, views
 from specsot_model.lap_rows import FilledLap, LapRows, Outputs, unread_entry
 
-# Rows. Sizes of graphs for any frame, in addition to those below. Untuned.
+# Rows. Sizes of graphs for any frame. Untuned.
 BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 200, 256, 384, 512)
 # Rows. Sizes of graphs for frames of many sequences with few rows each, whose attention is divided into
 # smaller tiles. The large ones fit 64 chains of four nodes or trees of eight (docs/results/h100-vllm.md); the
