@@ -1,8 +1,13 @@
-"""Attention of a frame's rows over KV pages: one plan a frame, one entry point for every layer.
+"""Attention of a batch's rows over KV pages: one plan per frame, one entry point for every layer.
 
-Each reading (rows over one stretch of a page, read where it lies) is a softmax of its own, and where a
-row has several they are merged by log-sum-exp: with o_i and l_i a reading's output and log-sum-exp,
-l = log(sum exp l_i) and o = sum exp(l_i - l) o_i. On a GPU with Triton, kernels do the same.
+A *read* covers some rows of the batch and a run of columns of one page, which is read in place. Each read
+is a softmax of its own. If a row has several reads, they are merged by log-sum-exp: with o_i and l_i the
+output and log-sum-exp of read i, l = log(sum exp l_i) and o = sum exp(l_i - l) o_i. On a GPU with Triton,
+kernels do the same.
+
+    # pages of 8 rows; sequence a has columns 0..10 in pages [3 5], b has columns 0..9 in pages [3 7]
+    # page 3 is their shared prefix: read once, by the rows of a and b together
+    # then the rows of a read 3 columns of page 5, and the rows of b read 2 columns of page 7
 """
 
 from __future__ import annotations
@@ -40,18 +45,22 @@ if TYPE_CHECKING:
 
 __all__ = ["AttentionPlan", "RowSpan", "attend", "plan_attention", "plan_with_kernel"]
 
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # the one that tells the log-sum-exp  # noqa: SLF001
-LOWEST = -1e30  # of a score: a row without any column stays finite
+# The CPU's flash attention is the operator that returns the log-sum-exp as well.
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001
+# Score. Stands for minus infinity, so that a row that sees no column stays finite.
+LOWEST = -1e30
 
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """One reading, ready for every layer.
+    """One read, ready for every layer. g is the number of query heads per KV head.
 
-    rows:  first and last + 1 of the arranged rows.
-    mask:  [cells, 1 or kv_heads, rows of a cell * g, columns], minus infinity where a row must not see a
-           column; None where every row sees every column.
-    blind: [rows, 1 or kv_heads, 1] rows that see nothing here; None where there are none.
+    reading: Which pages and columns are read.
+    rows: Slice of the arranged rows that read.
+    mask: [cells, 1 or kv_heads, rows of a cell * g, columns], minus infinity where a row must not see a
+        column; None if every row sees every column.
+    blind: [rows, 1 or kv_heads, 1], true for rows that see no column of this read; None if there are none.
+    turned: The queries are turned by `AttentionPlan.turns`, because the sinks of a window are read.
     """
 
     reading: PageRead
@@ -63,15 +72,18 @@ class _Pass:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """What `plan_attention` decided; opaque. Good for one frame.
+    """The result of `plan_attention`, valid for one frame. Callers treat it as opaque.
 
-    opening: passes that open every row, in row order. further: the other passes, which follow.
-    take, give: arranged rows as frame rows, and back; None when they are the same.
-    kernel: does all of it instead, given queries and a layer.
-    turns:  complex64 [rows, head_dim / 2], what queries are turned by where a window's sinks are read.
-    columns: which columns rows see, for layers that attend by themselves (`PackedLayers`).
-    near: the plan of layers that see a window of it, where there are any.
-    spans: what was planned, for layers that read rows in order (`DeltaBlock`).
+    opening: Reads that cover every row exactly once, in row order; their outputs are concatenated.
+    further: All other reads; each is merged into the rows that it covers.
+    take: Frame row of each arranged row; None if rows are not rearranged.
+    give: Arranged row of each frame row, the inverse of `take`; None if rows are not rearranged.
+    kernel: A kernel that does all of the attention instead, given queries and one layer's KV.
+    turns: complex64 [rows, head_dim / 2], the rotation of queries that read the sinks of a window; None if
+        no query is turned.
+    columns: The visible columns, for layers that run attention inside their own kernel (`PackedLayers`).
+    near: The plan of sliding-window layers, if it differs from this one.
+    spans: The spans that were planned, for layers that read tokens in order (`DeltaBlock`).
     """
 
     opening: tuple[_Pass, ...]
@@ -97,12 +109,19 @@ def plan_attention(
     invariant: bool = False,
     window: int | None = None,
 ) -> AttentionPlan:
-    """Plan one frame's attention, for `attend`: `spans` in row order, pages of `page_rows` rows.
+    """Plan one frame's attention, for `attend`.
 
-    rates: `Rotary.frequencies`; needed where a policy gives spans a sight. To kernels, both layouts are one.
-    kernels: whether they can read the pages; what heads see each for itself they cannot.
-    invariant: kernels give a row the same in any company, bit for bit; where they read no sights, too.
-    window: each row sees its own position and so many less one before it; None: all.
+    spans: One span per segment, in row order.
+    page_rows: Rows of a KV page.
+    heads_per_kv: Number of query heads per KV head.
+    layout: See `plan_readings`; GPU kernels treat both layouts alike.
+    dtype: Type of queries and masks.
+    rates: `Rotary.frequencies`; needed if a policy hides columns from a span.
+    kernels: Whether the GPU kernels can read the pages. They cannot run spans whose KV heads see different
+        columns (`HeadColumns`); such frames are planned in torch.
+    invariant: The output of a row does not depend on the rest of the batch, bit for bit. Spans that a policy
+        limits are then planned one by one in torch.
+    window: A row sees its own position and the window - 1 positions before; None: all positions.
     """
     unread = any(span.sight and (invariant or isinstance(span.sight, HeadColumns)) for span in spans)
     if invariant and unread and len(spans) > 1:
@@ -121,6 +140,7 @@ def plan_attention(
 
 
 def _one_by_one(spans: Sequence[RowSpan], plans: Sequence[AttentionPlan]) -> AttentionPlan:
+    """Return the plan that attends to each span by its own plan, so that no span affects another."""
     rows = [span.rows for span in spans]
 
     def read(q: Tensor, kv_layer: Tensor, **rest: Any) -> Tensor:
@@ -130,7 +150,7 @@ def _one_by_one(spans: Sequence[RowSpan], plans: Sequence[AttentionPlan]) -> Att
 
 
 def plan_with_kernel(plan: TreePlan | LinePlan) -> AttentionPlan:
-    """What a GPU's kernel planned, for `attend`."""
+    """Wrap the plan of a GPU kernel, for `attend`."""
     from specsot_kernels.gpu import attention, lines
 
     kernel = lines.attend_lines if isinstance(plan, lines.LinePlan) else attention.attend
@@ -146,12 +166,12 @@ def plan_readings(
     device: torch.device | str,
     rates: Tensor | None = None,
 ) -> AttentionPlan:
-    """The plan that needs torch alone, on any device.
+    """Plan attention in torch alone, for any device.
 
-    packed: spans are read one by one, except that shared pages are read once.
-    batched: spans whose pages are consecutive are read as one product, padded to equal row counts.
-    A batched product also meets rows behind the end of shorter spans, with weight zero: pages must
-    never hold what is not finite (KVPages.clear_page).
+    In the layout "packed", spans are read one by one, except that shared pages are read once. In the layout
+    "batched", spans whose pages are consecutive are read as one product, padded to equal row counts. A
+    batched product also multiplies KV rows after the end of shorter spans, with weight zero; pages must
+    therefore never hold values that are not finite (`KVPages.clear_page`).
     """
     arrangement = plan_reads(spans, page_rows, layout)
     opening = list[_Pass]()
@@ -176,7 +196,7 @@ def plan_readings(
 
 
 def _turns(spans: Sequence[RowSpan], rates: Tensor | None) -> Tensor | None:
-    """`AttentionPlan.turns` of a frame's rows; None where no query is turned."""
+    """Return `AttentionPlan.turns` in frame order, or None if no query is turned."""
     steps = [
         n
         for span in spans
@@ -195,12 +215,14 @@ def attend(
     sinks: Tensor | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """Attention output of every row.
+    """Return the attention output of every row, [rows, kv_heads * g * head_dim].
 
-    q:        [rows, kv_heads, g, head_dim], already scaled; rows may be strided.
-    kv_layer: [2, pages, kv_heads, page_rows, head_dim], one layer of KVPages.
-    sinks:    fp32 [kv_heads, g], scores without values; softcap: bounds scores, by tanh.
-    returns   [rows, kv_heads * g * head_dim].
+    q: [rows, kv_heads, g, head_dim], already scaled; rows may be strided. g is the number of query heads per
+        KV head.
+    kv_layer: [2, pages, kv_heads, page_rows, head_dim], one layer of `KVPages`. The KV of the batch is
+        written already.
+    sinks: fp32 [kv_heads, g], one extra score per query head that has no value (as in gpt-oss); None: none.
+    softcap: Scores become softcap * tanh(score / softcap); None: scores are not capped.
     """
     if plan.kernel is not None:
         given = {} if sinks is None and softcap is None else {"sinks": sinks, "softcap": softcap}
@@ -211,14 +233,16 @@ def attend(
     out, weight = read[0] if len(read) == 1 else (torch.cat(parts) for parts in zip(*read))
     if plan.further:
         out, weight = _merge(q, near, kv_layer, plan.further, out, weight, softcap)
-    if sinks is not None:  # the softmax's sum exp(weight) grows by exp(sinks)
+    # A sink adds exp(sink) to the softmax's denominator exp(weight), so the output shrinks by
+    # exp(weight) / (exp(weight) + exp(sink)) = sigmoid(weight - sink).
+    if sinks is not None:
         out = out * torch.sigmoid(weight - sinks).unsqueeze(-1).to(out.dtype)
     out = out.reshape(q.shape[0], -1)
     return out if plan.give is None else out.index_select(0, plan.give)
 
 
 def _turn(q: Tensor, turns: Tensor) -> Tensor:
-    """Queries [rows, kv_heads, g, head_dim], turned by `AttentionPlan.turns`; in fp32 whatever the dtype."""
+    """Rotate queries [rows, kv_heads, g, head_dim] by `AttentionPlan.turns`, in fp32 for any dtype."""
     pairs = torch.view_as_complex(q.float().unflatten(-1, (-1, 2)))
     return torch.view_as_real(pairs * turns[:, None, None]).flatten(-2).to(q.dtype)
 
@@ -232,7 +256,12 @@ def _merge(
     weight: Tensor,
     softcap: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """Take in further readings; `out` and `weight` (log-sum-exp) are of the opening ones, then of all."""
+    """Merge further reads into `out` and its log-sum-exp `weight`, and return both.
+
+    q, near: Queries as they are, and turned for reads of sinks.
+
+    The merged values are a row's output and log-sum-exp over all of its reads; see the module's formula.
+    """
     whole = out.float()
     weight = weight.contiguous()
     for each in passes:
@@ -246,8 +275,10 @@ def _merge(
 
 
 def _read(q: Tensor, kv_layer: Tensor, each: _Pass, softcap: float | None) -> tuple[Tensor, Tensor]:
-    """One reading's output [rows, kv_heads, g, head_dim] and log-sum-exp [rows, kv_heads, g]; where a row
-    sees nothing, the latter is so low that what is merged with it outweighs it."""
+    """Return one read's output [rows, kv_heads, g, head_dim] and log-sum-exp [rows, kv_heads, g].
+
+    If a row sees no column of this read, its log-sum-exp is LOWEST, so the read has no weight in a merge.
+    """
     reading = each.reading
     (_, kv_heads, g, head_dim) = q.shape
     cells = reading.cells
@@ -267,9 +298,9 @@ def _read(q: Tensor, kv_layer: Tensor, each: _Pass, softcap: float | None) -> tu
 def _softmax(
     q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, softcap: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Softmax attention of [cells, heads, rows, dim] and its log-sum-exp, fp32 [cells, heads, rows].
+    """Return softmax attention [cells, heads, rows, dim] and its log-sum-exp, fp32 [cells, heads, rows].
 
-    What a row that sees nothing gets is finite, and no more is said of it.
+    The output of a row that sees no column is finite but otherwise unspecified.
     """
     if q.device.type == "cpu" and softcap is None:
         return _flash(q, keys, values, 0.0, False, attn_mask=mask, scale=1.0)
@@ -277,7 +308,8 @@ def _softmax(
     if softcap is not None:
         scores = scores.div_(softcap).tanh_().mul_(softcap)
     if mask is not None:
-        scores += mask.float().clamp_min(LOWEST)  # which fp16 would round to infinity
+        # fp16 would round LOWEST to minus infinity, hence the addition in fp32.
+        scores += mask.float().clamp_min(LOWEST)
     return torch.softmax(scores, -1).to(q.dtype) @ values, torch.logsumexp(scores, -1)
 
 
@@ -287,7 +319,13 @@ def _index(rows: Sequence[int], device: torch.device | str) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Maker:
-    """Makes passes of readings of one group, whose rows are the arranged ones from `first` on."""
+    """Makes the passes of one group of spans.
+
+    first: Arranged row of the group's first row.
+    g: Number of query heads per KV head.
+    dtype: Type of masks.
+    device: Device of masks.
+    """
 
     first: int
     g: int
@@ -295,7 +333,11 @@ class _Maker:
     device: torch.device | str
 
     def __call__(self, reading: PageRead, cut: Bools | None, turned: bool = False) -> _Pass:
-        """cut: what rows must not see, [rows, columns] or [rows, heads, columns]; None: they see all."""
+        """Make the pass of one read.
+
+        cut: True where a row must not see a column, [rows, columns] or [rows, kv_heads, columns]; None if
+            rows see all columns.
+        """
         start = self.first + reading.first
         rows = slice(start, start + reading.cells * reading.rows)
         if cut is None or not cut.any():
@@ -305,7 +347,7 @@ class _Maker:
 
 
 def _see(group: ReadGroup, page_rows: int, make: _Maker) -> tuple[list[_Pass], list[_Pass]]:
-    """A group's passes: those that open every row, in row order, and the others."""
+    """Return the `opening` and the `further` passes of a group; see `AttentionPlan`."""
     match group.spans[0].sight:
         case VisibleColumns() as sight:
             return _see_window(group, sight, page_rows, make)
@@ -317,7 +359,7 @@ def _see(group: ReadGroup, page_rows: int, make: _Maker) -> tuple[list[_Pass], l
 
 
 def _see_all(group: ReadGroup, make: _Maker) -> tuple[list[_Pass], list[_Pass]]:
-    """The same where no policy hides anything."""
+    """Return the passes of a group from which no policy hides columns."""
     hidden = hidden_behind(group)
     passes = [make(reading, hidden_columns(hidden, group.lead, reading)) for reading in group.readings]
     return [each for each in passes if each.reading.at == 0], [each for each in passes if each.reading.at]
@@ -326,7 +368,7 @@ def _see_all(group: ReadGroup, make: _Maker) -> tuple[list[_Pass], list[_Pass]]:
 def _see_window(
     group: ReadGroup, sight: VisibleColumns, page_rows: int, make: _Maker
 ) -> tuple[list[_Pass], list[_Pass]]:
-    """The same for the one span of a window."""
+    """Return the passes of a span that sees sinks and recent columns; such a group has a single span."""
     (span,) = group.spans
     sinks = [make(*look, turned=True) for look in read_sinks(span, sight, page_rows)]
     passes = sinks + [make(*look) for look in read_recent(span, sight, group.readings)]

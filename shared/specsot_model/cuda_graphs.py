@@ -1,7 +1,10 @@
-"""Captures a layer range's forward as one CUDA graph for each bucket of row counts; measures laps' seconds.
+"""Captures a layer range's forward as CUDA graphs, one per bucket of batch sizes, and times steps.
 
-A frame runs in the graph of the next larger number of rows; the rows that are too many have no slot, so
-they leave nothing behind, and read nothing.
+A frame runs in the graph of the next larger bucket. The surplus rows have a negative slot, so they write no
+KV and read none. Names in this file say `lap` for a step, `rows` for the tokens of a batch, and `texts` for
+sequences.
+
+    # 20 rows -> bucket 32; rows 20..31 have slot -1, and their outputs are cut off
 """
 
 from __future__ import annotations
@@ -35,48 +38,58 @@ from specsot_model.graph_tables import FrameTables, PromptTables, frame_tables
 from specsot_model.kv import KVPages, Moves, Staging, size_of, views
 from specsot_model.lap_rows import FilledLap, LapRows, Outputs, unread_entry
 
-# Rows that graphs are captured for; a frame takes the next larger one; no measurement recorded.
+# Rows. Sizes of graphs for any frame. Untuned.
 BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 200, 256, 384, 512)
-# The same of many texts with a few rows each, whose attention is cut otherwise (docs/results/h100-vllm.md):
-# 64 chains of four or trees of eight, of at most so many rows, on average and each; or some 64 texts whose
-# rows are one tile, such as plain ones (docs/results/h100-product.md).
+# Rows. Sizes of graphs for frames of many sequences with few rows each, whose attention is divided into
+# smaller tiles. The large ones fit 64 chains of four nodes or trees of eight (docs/results/h100-vllm.md); the
+# small ones fit about 64 sequences whose rows are one tile each, such as sequences without drafts
+# (docs/results/h100-product.md).
 SHORT_BUCKETS = (48, 64, 320, 512)
+# Rows. What a sequence of a large short graph may have, on average over the frame and at most.
 SHORT_MEAN = 8
 SHORT_MOST = 32
-# The same of prompts alone, with an attention kernel of their own; it needs 2,048 rows to fill an H100
-# (docs/results/h100-product.md).
+# Rows. Sizes of graphs for frames of prompts alone, which have an attention kernel of their own. The kernel
+# needs 2,048 rows to fill an H100 (docs/results/h100-product.md).
 PROMPT_BUCKETS = (512, 1024, 2048)
 PROMPT_ROWS = PROMPT_BUCKETS[-1]
-MIN_FULL = 3 / 4  # of such a graph: fewer rows run faster without one, or in a smaller one; not measured
-MAX_GRAPH_MOVES = 64  # KV rows that a graph of trees moves itself; more are moved before it; not measured
-# Rows of a graph that moves KV: what fewer rows follow seldom left any to move; not measured.
+# Fraction of a prompt graph's rows that a frame must fill; otherwise it runs faster without a graph, or in a
+# smaller one. Untuned.
+MIN_FULL = 3 / 4
+# KV rows that a graph moves by itself; longer move lists are done before the graph. Untuned.
+MAX_GRAPH_MOVES = 64
+# Rows. Smaller graphs move no KV by themselves: the frames before them seldom leave moves to do. Untuned.
 MIN_ROWS_WITH_MOVES = 16
 
-RowKind = Literal["any", "short", "prompts"]  # that a graph is for
+# Which frames a graph is for.
+RowKind = Literal["any", "short", "prompts"]
 Work = Callable[[], Outputs]
-Captured = tuple[Callable[[], object], Outputs]  # runs the work again, into the same outputs
+# A function that runs the captured work again, and the outputs that it overwrites.
+Captured = tuple[Callable[[], object], Outputs]
 Capture = Callable[[Work], Captured]
 
 
 def bucket_of(rows: int, buckets: Sequence[int]) -> int | None:
-    """The least that holds so many; None where none does."""
+    """Return the smallest bucket that holds `rows` rows, or None if none does."""
     return next((bucket for bucket in sorted(buckets) if rows <= bucket), None)
 
 
 def prompt_rows(decoder: Decoder, kv: KVPages, rows: int) -> int:
-    """Rows of a frame of prompts alone, where other frames have so many. More than those need one device with
-    all layers: behind each other, stages work on fewer rows at a time.
+    """Return how many rows a frame of prompts alone may have, if other frames may have `rows`.
+
+    Only one device that holds all layers gets more, PROMPT_ROWS: in a pipeline of stages, smaller frames
+    keep more stages busy at the same time.
     """
     whole = decoder.capturable and len(decoder.layers) == decoder.config.layers
     # Dense gated delta layers have no such graphs: 2,048 rows took 13 ms at once, 9 in graphs of 512 (H100).
     slow = bool(decoder.config.delta) and decoder.config.routing is None
-    slow = slow or decoder.batch_invariant  # whose attention would keep much of so many
+    # Batch-invariant attention would need much memory for so many rows.
+    slow = slow or decoder.batch_invariant
     wide = whole and len(decoder.parts(kv)) == 1 and rows >= BUCKETS[-1] and not slow
     return max(rows, PROMPT_ROWS) if wide else rows
 
 
 def prompt_buckets(decoder: Decoder, kv: KVPages) -> tuple[int, ...]:
-    """Rows of graphs of prompts alone; none where their kernel does not read what layers here ask for."""
+    """Return the sizes of graphs for prompts alone; none if their kernel does not support these layers."""
     config = decoder.config
     wide = prompt_rows(decoder, kv, BUCKETS[-1]) == PROMPT_ROWS
     plain = not (config.delta or config.window or config.names.sinks or config.attention_softcap)
@@ -88,30 +101,33 @@ def prompt_buckets(decoder: Decoder, kv: KVPages) -> tuple[int, ...]:
 
 
 class GraphCapture:
-    """Captures with torch; what is captured shares one pool of memory, so that only the first needs any."""
+    """Captures CUDA graphs with torch. All graphs share one memory pool; only the first one fills it."""
 
-    _turns = (
-        Lock()
-    )  # stages of one process are prepared side by side; a capture begins by waiting for a device
+    # Stages of one process prepare at the same time, but a capture begins by waiting for its device, so only
+    # one thread may capture at a time.
+    _turns = Lock()
 
     def __init__(self) -> None:
-        """For the GPU that is current when it is called."""
+        """Make a pool for the GPU that is current at this moment."""
         self._pool = torch.cuda.graph_pool_handle()
         self._streams = defaultdict[int, torch.cuda.Stream](torch.cuda.Stream)
 
     def __call__(self, work: Work) -> Captured:
-        work()  # compiles, and lets libraries take what they will not take while they are captured
+        """Run `work` once, capture it, and replay it once; return its replay function and outputs."""
+        # The first run compiles kernels, and lets libraries allocate what they cannot in a capture.
+        work()
         graph = torch.cuda.CUDAGraph()
         stream = self._streams[torch.cuda.current_device()]
         with self._turns, _uncollected(), torch.cuda.graph(graph, self._pool, stream, "thread_local"):
             outputs = work()
-        graph.replay()  # the first one is slow, and nobody waits for it yet
+        # The first replay is slow; at this point no request waits for it.
+        graph.replay()
         return graph.replay, outputs
 
 
 @contextmanager
 def _uncollected() -> Generator[None]:
-    """An older graph that the garbage collector finds, and ends, would break the capture."""
+    """Turn the garbage collector off: if it destroyed an older graph now, the capture would break."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -122,12 +138,14 @@ def _uncollected() -> Generator[None]:
 
 
 class CapturedLaps:
-    """All of a range's graphs over its pages; one a device where layers are split over several.
+    """All CUDA graphs of a layer range over its KV pages; with tensor parallelism, one per device and bucket.
 
-    Those wait for one another, so no other range's may come between them on one device alone. On one, graphs
-    of frames from which a policy hides something are captured, too: when the first such frame comes.
+    On a single device, graphs for frames with a KV policy (hidden columns) are captured when the first such
+    frame arrives.
     """
 
+    # The graphs of a tensor-parallel group wait for each other on the devices. If another range launched its
+    # graphs in between, and on some of the devices only, both would wait forever.
     _launching = Lock()
 
     @torch.inference_mode()
@@ -141,15 +159,18 @@ class CapturedLaps:
         prompts: Sequence[int] = (),
         short: Sequence[int] = SHORT_BUCKETS,
     ) -> None:
-        """taps: as in `Decoder.forward`; good for as long as they stay. Takes seconds.
+        """Capture the graphs; this takes seconds.
 
-        prompts: buckets of those alone, see `prompt_buckets`. short: of texts with a few rows each, where
-        there are others as large.
+        taps: As in `Decoder.forward`; the graphs keep reading these tensors.
+        buckets: Sizes of graphs for any frame.
+        prompts: Sizes of graphs for prompts alone; see `prompt_buckets`.
+        short: Sizes of graphs for sequences with few rows each; sizes above the largest bucket are left out.
         """
         parts = decoder.parts(kv)
 
         def captured(sizes: Iterable[int], kind: RowKind, hidden: bool = False) -> Graphs:
-            # the largest first: the others live in its memory
+            """Capture graphs of these sizes, on every device."""
+            # The largest graph is captured first; the others reuse its memory.
             return {
                 rows: [
                     _CapturedLap(part, pages, {} if number else taps, capture, rows, kind, hidden)
@@ -164,22 +185,29 @@ class CapturedLaps:
         self._hidden = defaultdict[RowKind, Graphs](dict)
         self._prompts = captured(prompts, "prompts")
         self._laps = captured(buckets, "any")
-        # Tiles of few queries over KV in int8 are not measured: those texts have the graphs of any others.
+        # Small tiles over int8 KV are not measured, so the small short graphs are left out there.
         eight = any(layer.dtype == torch.int8 for _, pages in parts for layer in pages.layers)
         least = SHORTEST_ROWS + 1 if eight else 0
-        cut = () if self._invariant else short  # in one way for all
+        # Batch-invariant attention is divided in the same way for every frame, so it has no short graphs.
+        cut = () if self._invariant else short
         self._short = captured((rows for rows in cut if least <= rows <= max(buckets)), "short")
         every = (*self._laps.values(), *self._short.values(), *self._prompts.values())
         self._size = max(lap.size for laps in every for lap in laps)
         self._stagings = [Staging(self._size, part.device) for part, _ in parts]
 
     def run(self, rows: LapRows) -> Outputs | None:
-        """Hidden [rows, H] behind the range and the sum of its own taps; None where no graph fits."""
+        """Run a frame. Return hidden states [rows, H] and the sum of this range's taps.
+
+        Return None if no graph fits the frame; the caller then runs `Decoder.forward`.
+        """
         filled = self.fill(rows)
         return None if filled is None else self.launch(filled, rows.entry)
 
     def fill(self, rows: LapRows) -> FilledLap | None:
-        """What graphs read of a frame, but its entry: that may be known later. None where no graph fits."""
+        """Prepare the tables of a frame for its graph, or return None if no graph fits.
+
+        The entry (tokens or hidden states) is not read yet; it may become known later.
+        """
         count = len(rows.positions)
         wide, bucket = (bucket_of(count, tuple(laps)) for laps in (self._prompts, self._laps))
         found = _filled(rows, self._prompts[wide]) if wide and count >= MIN_FULL * wide else None
@@ -192,7 +220,10 @@ class CapturedLaps:
         return _filled(rows, self._short[short] if short and fits else self._laps[bucket])
 
     def _fill_hidden(self, rows: LapRows, bucket: int, kind: RowKind) -> FilledLap | None:
-        """The same where a policy hides something. Not what each head sees for itself, nor invariant rows."""
+        """Prepare a frame from which a KV policy hides columns, and capture its graph if it is the first.
+
+        Return None if the heads see different columns, for batch-invariant ranges, and with several devices.
+        """
         if (
             self._invariant
             or len(self._stagings) > 1
@@ -211,27 +242,32 @@ class CapturedLaps:
 
     @torch.inference_mode()
     def launch(self, filled: FilledLap, entry: Sequence[int] | Tensor) -> Outputs:
-        """See `run`. entry: as of `LapRows`."""
+        """Launch a prepared frame and return its outputs; see `run`. entry: see `LapRows`."""
         laps = filled.laps
         with self._launching if len(laps) > 1 else nullcontext():
             for number, (lap, staging) in enumerate(zip(laps, self._stagings)):
                 lap.send(filled, staging, entry if number == 0 else None)
-            for lap in laps:  # one that runs already waits for the others: nothing comes between
+            # A graph that runs already waits for those of the other devices, so all are started in a row.
+            for lap in laps:
                 lap.start()
         laps[0].commit()
         return laps[0].outputs(len(filled.rows.positions))
 
     @property
     def takes_unread(self) -> bool:
-        """Not where layers see windows, or are on several devices."""
+        """Tell whether `launch_unread` is possible: on a single device, without sliding-window layers."""
         return len(self._stagings) == 1 and all(lap.trees for laps in self._laps.values() for lap in laps)
 
     @torch.inference_mode()
     def launch_unread(self, filled: FilledLap, roots: Sequence[int], trees: UnreadTrees) -> Outputs:
-        """The same of trees that a device has, where it takes those: it writes what the graph reads of them.
+        """Launch a frame whose draft trees are still on the GPU: the host has not read them.
 
-        filled: of trees of as many nodes, whatever their shapes, and single rows behind those. roots: first
-        tokens of all.
+        A kernel writes the tokens, positions and masks of the trees into the graph's tables.
+
+        filled: A prepared frame with trees of the right number of nodes, of any shape, and single rows after
+            those.
+        roots: Root tokens of the trees, then the tokens of the single rows; see `unread_entry`.
+        trees: The trees on the device.
         """
         (lap,) = filled.laps
         rows = len(filled.rows.positions)
@@ -245,7 +281,10 @@ class CapturedLaps:
 
     @torch.inference_mode()
     def seconds(self, rows: LapRows, times: int = 3) -> float:
-        """What the device takes for a frame, on a GPU. A graph must have room for it."""
+        """Return the seconds that the GPU takes for a frame, as the mean of `times` runs.
+
+        A graph must fit the frame.
+        """
         filled = self.fill(rows)
         assert filled is not None, "what is timed runs in a graph"
         self.launch(filled, rows.entry)
@@ -261,10 +300,12 @@ class CapturedLaps:
         return begin.elapsed_time(end) / 1e3 / times
 
 
-Graphs = dict[int, list["_CapturedLap"]]  # of each bucket, one a device
+# By bucket: its graphs, one per device.
+Graphs = dict[int, list["_CapturedLap"]]
 
 
 def _are_short(spans: Sequence[RowSpan], bucket: int, group: int) -> bool:
+    """Tell whether the short graph of `bucket` rows suits these spans. group: query heads per KV head."""
     rows = [span.rows for span in spans]
     if bucket <= SHORTEST_ROWS:
         return max(rows) <= SHORTEST // group
@@ -272,14 +313,17 @@ def _are_short(spans: Sequence[RowSpan], bucket: int, group: int) -> bool:
 
 
 def _filled(rows: LapRows, laps: Sequence[_CapturedLap]) -> FilledLap | None:
+    """Prepare a frame for these graphs; None if it does not fit their tables."""
     numbers = laps[0].fill(rows)
     return None if numbers is None else FilledLap(rows, laps, numbers)
 
 
 class _CapturedLap:
-    """One graph, with the numbers it reads. trees: what of those a device may write, or None.
+    """One CUDA graph on one device, with the tables that it reads.
 
-    hidden: of frames from which a policy hides something.
+    trees: The tables that a kernel may fill with trees that are still on the device, or None if these
+        layers do not support that.
+    size: Length of the tables, in int32 numbers.
     """
 
     def __init__(
@@ -292,6 +336,11 @@ class _CapturedLap:
         kind: RowKind,
         hidden: bool = False,
     ) -> None:
+        """
+        rows: Size of the graph's bucket.
+        kind: Which frames the graph is for.
+        hidden: The graph is for frames from which a KV policy hides columns.
+        """
         config = decoder.config
         self.device = decoder.device
         self._rows = rows
@@ -315,7 +364,8 @@ class _CapturedLap:
         slots.fill_(-1)
         plans = [tables.plan(flat, group) for tables, flat in zip(self._tables, rest)]
         plan = replace(plans[-1], near=plans[0])
-        only = self._tables[0]  # of layers that all see the same
+        # Trees on the device need one set of tables, without a first visible column per row.
+        only = self._tables[0]
         whole = isinstance(only, FrameTables) and len(self._tables) == 1 and not only.told
         self.trees = TreeRows(tokens, positions, views(rest[0], only.shapes)[BITS]) if whole else None
         self.vocabulary = config.vocab
@@ -324,6 +374,7 @@ class _CapturedLap:
             self._hidden = tokens.new_zeros((rows, config.hidden), dtype=decoder.dtype)
 
         def forward() -> Outputs:
+            """Do what the graph captures: move KV, prepare attention, run the layers."""
             if self._moves:
                 kv.move_on_device(moves)
             for tables in self._tables:
@@ -338,8 +389,9 @@ class _CapturedLap:
             self._replay, self._outputs = capture(forward)
 
     def fill(self, rows: LapRows) -> list[Numbers] | None:
-        """What graphs of all devices read of a frame, tokens first, which come later; None where there is no
-        room for it.
+        """Return the tables of a frame, which are the same on all devices; None if the frame does not fit.
+
+        The first table is for the tokens, which `send` fills in.
         """
         count = len(rows.positions)
         filled = list[Numbers]()
@@ -359,7 +411,10 @@ class _CapturedLap:
         return [*heads, *walk, *filled]
 
     def send(self, filled: FilledLap, staging: Staging, entry: Sequence[int] | Tensor | None) -> None:
-        """What the graph reads of a frame. entry: None where rows do not enter here."""
+        """Copy the tables of a frame to the device.
+
+        entry: Tokens or hidden states; None if this device is not where the rows enter.
+        """
         from specsot_kernels.gpu.launching import on_device_of
 
         with on_device_of(self._numbers):
@@ -370,24 +425,27 @@ class _CapturedLap:
             staging.send([self._moved(filled.rows.moves), *filled.numbers], self._numbers)
 
     def start(self) -> None:
-        """The frame that was sent last; once more, too."""
+        """Launch the graph for the tables that were sent last. It may be launched again."""
         from specsot_kernels.gpu.launching import on_device_of
 
         with on_device_of(self._numbers):
             self._replay()
 
     def commit(self) -> None:
-        """The frame that was sent last runs."""
+        """Record that the frame that was sent last runs: the states that it stores become valid."""
         if self._walked:
             self._walked.commit()
 
     def outputs(self, count: int) -> Outputs:
-        """Of the frame that was started last."""
+        """Return copies of the outputs of the last launch, for its first `count` rows."""
         hidden, fused = self._outputs
         return hidden[:count].clone(), None if fused is None else fused[:count].clone()
 
     def _moved(self, moves: Moves) -> Numbers:
-        """What the graph is to move; more than it has room for is moved at once."""
+        """Return the moves [2, num_moves] that the graph does itself, padded with -1.
+
+        If there are more than the graph has room for, they are done here, before the graph.
+        """
         room = np.full((2, self._moves), -1, np.int32)
         if len(moves) <= self._moves:
             room[:, : len(moves)] = np.array(moves, np.int32).reshape(-1, 2).T
@@ -396,19 +454,25 @@ class _CapturedLap:
         return room
 
 
-SIZES = (1, 2, 4, 8, 16, 32, 64, 128)  # rows at which a range's curve is measured
-WIDE = (*SIZES, 256, 512)  # where laps are graphs: many texts' trees are as many rows, and those cost more
-HISTORY_ROWS = 128  # KV rows in front of the measured ones; a short prompt
-# Timed runs per size at least; and at most on a CPU (a GPU uses all the time, to reach its clock).
+# Rows. Batch sizes at which the cost curve of a range is measured.
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+# The same if steps run as CUDA graphs: the trees of many sequences have as many rows, and those cost more.
+WIDE = (*SIZES, 256, 512)
+# KV rows before the measured ones: the length of a short prompt.
+HISTORY_ROWS = 128
+# Timed runs per size, at least; and at most on a CPU. A GPU uses all the time, to reach its clock.
 MIN_TURNS = 3
 MAX_TURNS_CPU = 12
-# Times the least that another run of a size may take for the least to count, and seconds that a disturbed
-# measurement goes on for that. At a load of 10 the least of three runs of 4 rows took 71 ms (0.7 is usual).
+# Factor. A size's fastest run counts if another run takes at most this times as long.
 REPEATED = 1.25
+# Seconds. How long a measurement continues until the fastest run of every size is confirmed in that way. At a
+# load of 10, the fastest of three runs of 4 rows took 71 ms; 0.7 ms is usual.
 PATIENCE_SECONDS = 2.0
 
-Timer = Callable[[], float]  # does something once, and tells its seconds
-Forward = Callable[[int], float]  # seconds of so many rows
+# Runs something once and returns its seconds.
+Timer = Callable[[], float]
+# Runs a number of rows and returns the seconds.
+Forward = Callable[[int], float]
 
 
 def measure_curve(
@@ -418,14 +482,20 @@ def measure_curve(
     device: torch.device,
     clock: Timer = time.perf_counter,
 ) -> Curve:
-    """(rows, least seconds), ascending. timers: by rows; each is asked `least` times or more.
+    """Measure the cost curve: pairs (rows, fastest seconds), by ascending rows.
 
-    The least, because a busy neighbour only adds, and seldom to all turns of a size: medians made two rows
-    look twice as long as one.
+    timers: By number of rows.
+    seconds: Roughly how long to measure if nothing disturbs the measurement.
+    least: How often each timer runs at least.
+    device: On a CPU the number of runs is limited.
+    clock: Source of time.
 
-    seconds: roughly how long to measure, where nothing disturbs. Sizes are measured in turns, the largest
-    first, so that a disturbance hits all of them; before the first one each runs once, which compiles and
-    warms up. As more rows never cost less, no size is believed to cost more than a larger one did.
+    The fastest run counts, because another process only adds time, and seldom to all runs of a size; medians
+    made two rows look twice as expensive as one. Sizes are measured in turns, the largest first, so that a
+    disturbance hits all of them. Each timer first runs once untimed, to compile and warm up. More rows never
+    cost less, so a size's cost is capped at that of every larger size.
+
+        # fastest runs {1: 3.0, 2: 2.0, 4: 2.5} -> ((1, 2.0), (2, 2.0), (4, 2.5))
     """
     most = MAX_TURNS_CPU if device.type == "cpu" else math.inf
     times: dict[int, list[float]] = {rows: [] for rows in sorted(timers, reverse=True)}
@@ -444,7 +514,7 @@ def measure_curve(
 
 
 def _disturbed(times: Iterable[Sequence[float]]) -> bool:
-    """Some size has a least time that no other run of it repeats."""
+    """Tell whether the fastest run of some size is not confirmed by a second run within REPEATED."""
     leasts = (heapq.nsmallest(2, taken) for taken in times)
     return any(one[-1] > one[0] * REPEATED for one in leasts)
 
@@ -453,10 +523,13 @@ def _disturbed(times: Iterable[Sequence[float]]) -> bool:
 def measure_rows(
     decoder: Decoder, kv: KVPages | None = None, sizes: Sequence[int] = (), seconds: float = 0.3
 ) -> Curve:
-    """Least seconds of *one* layer for each number of rows, ascending; see `measure_curve`.
+    """Measure the seconds of *one* layer for each number of rows; see `measure_curve`.
 
-    kv: pages that may be overwritten; None makes its own. sizes: SIZES or WIDE where none are given.
-    Where laps are graphs, graphs are timed.
+    kv: Pages that may be overwritten; None allocates some.
+    sizes: Numbers of rows; empty means WIDE if steps run as CUDA graphs, else SIZES.
+    seconds: Roughly how long to measure.
+
+    If steps run as CUDA graphs, the graphs are timed.
     """
     sizes = sizes or (WIDE if decoder.capturable else SIZES)
     kv = kv or decoder.make_kv(1, HISTORY_ROWS + max(sizes))
@@ -470,7 +543,10 @@ def measure_rows(
 
 
 def _captured(decoder: Decoder, kv: KVPages, sizes: Sequence[int]) -> Forward:
-    """What the device takes: the host's part is paid once a lap, not once a layer."""
+    """Return a function that times graphs on the GPU.
+
+    Host time is left out, because it is spent once per step and not once per layer.
+    """
     laps = CapturedLaps(decoder, kv, {}, GraphCapture(), tuple(sizes))
 
     def forward(rows: int) -> float:
@@ -484,8 +560,10 @@ def _captured(decoder: Decoder, kv: KVPages, sizes: Sequence[int]) -> Forward:
 
 
 def _behind(kv: KVPages, rows: int) -> tuple[int, RowSpan]:
-    """Rows in front of the measured ones, and the span of those. Where states are kept, it is a tree's: a
-    prompt's would take the place of the state in front."""
+    """Return the number of KV rows before the measured rows, and the span of the measured rows.
+
+    With gated delta layers the span is a tree: a prompt's span would replace the state before it.
+    """
     history = min(HISTORY_ROWS, kv.pages * kv.page_rows - rows)
     pages = tuple(range(kv.pages))
     span = RowSpan(rows, history, rows, pages)
@@ -493,21 +571,23 @@ def _behind(kv: KVPages, rows: int) -> tuple[int, RowSpan]:
 
 
 def _different_rows(decoder: Decoder, rows: int) -> Tensor:
-    """[rows, hidden]: rows that were alike would all choose the same experts, so that many seemed to cost
-    what one costs."""
+    """Return random hidden states [rows, hidden].
+
+    Equal rows would all choose the same experts, so many rows would seem to cost what one costs.
+    """
     drawn = torch.Generator().manual_seed(0)
     table = torch.randn(rows, decoder.config.hidden, generator=drawn)
     return table.to(decoder.device, decoder.dtype)
 
 
 def _forward(decoder: Decoder, kv: KVPages, table: Tensor, rows: int) -> float:
-    """table: rows to run."""
+    """Run the first `rows` rows of `table` through the range, and return the seconds."""
     begun = time.perf_counter()
     history, span = _behind(kv, rows)
     positions = torch.arange(history, history + rows, device=decoder.device)
     plan = decoder.plan([span], kv.page_rows, "packed")
     decoder.forward(table[:rows].clone(), positions, positions, plan, kv)
     if decoder.device.type == "cuda":
-        # for this thread's work alone: the device may not be waited for while any other thread captures
+        # Wait for this thread's stream only: no thread may wait for the whole device while another captures.
         torch.cuda.current_stream(decoder.device).synchronize()
     return time.perf_counter() - begun

@@ -1,4 +1,8 @@
-"""Runs a contiguous range of a base model's layers over rows of any mix of sequences."""
+"""Runs a contiguous range of a base model's layers over a batch of tokens of any mix of sequences.
+
+Shapes: `rows` is the number of tokens in the batch, H the hidden size, V the vocabulary size, Hd the hidden
+size of the draft head.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +33,19 @@ from specsot_model.published import as_published, open_weights
 from specsot_model.rotary import Rotary
 from specsot_model.weights import Fetch, Weights
 
-Tap = Tensor | Linear  # [Hd, H], what a layer's input is multiplied with
-Loaded = Callable[[int], None]  # hears how many layers are there
+# A tap's weight [Hd, H]. A tap multiplies the input of one layer with its weight and adds the product to the
+# features that the draft head reads (EAGLE-3).
+Tap = Tensor | Linear
+# Called with the number of layers that are loaded so far.
+Loaded = Callable[[int], None]
 
 
 class Decoder:
-    """Layers first .. last - 1; with the first one the embedding, with the last one norm and lm_head."""
+    """Layers first .. last - 1 of a base model.
+
+    A range that contains layer 0 has the embedding as well; a range that contains the last layer has the
+    final norm and the lm_head.
+    """
 
     def __init__(
         self,
@@ -50,7 +61,18 @@ class Decoder:
         parts: LoadedParts | None = None,
         devices: Sequence[torch.device] = (),
     ) -> None:
-        """devices: over which layers are split, `device` first; empty: they are not."""
+        """
+        files: Where the weight tensors are read from.
+        layers: Range of layers to load; `Decoder.load` has checked it.
+        dtype: Type of activations, norms and unquantized matrices.
+        loaded: Called after every layer.
+        quantization: Form of the matrices; None keeps `dtype`.
+        kv_dtype: Type of the KV cache; "auto" means `dtype`.
+        batch_invariant: The output of a token does not depend on the rest of its batch, bit for bit.
+        parts: Layers that another range loaded already and shares with this one; it also receives what is
+            loaded now.
+        devices: Devices that every layer is split over (tensor parallelism), `device` first. Empty: no split.
+        """
         parts = LoadedParts() if parts is None else parts
         fetch = Fetch(files, dtype, device, quantization)
         self.batch_invariant = batch_invariant
@@ -74,7 +96,9 @@ class Decoder:
         self._embedding = parts.embedding if layers.first == 0 else None
         last = layers.last == config.layers
         self._norm, self._head = (parts.norm, parts.head) if last else (None, None)
-        self.alone: Callable[[], AbstractContextManager[object]] = nullcontext  # for one part of a lap
+        # The context in which a CUDA graph of this range is captured. One device's part of a tensor-parallel
+        # range replaces it, because it is captured without the other parts.
+        self.alone: Callable[[], AbstractContextManager[object]] = nullcontext
         self.embeds = self._embedding is not None
         self._parts = list[Decoder]()
         self._split_head: split.SplitHead | None = None
@@ -99,19 +123,24 @@ class Decoder:
         files: Weights | None = None,
         tensor_parallel: int = 1,
     ) -> Decoder:
-        """Read this range's weights (None: all), and no others, from a Hugging Face directory.
+        """Load a range of layers from a Hugging Face directory, and read no other weights.
 
-        allow_pickle_bin: see WeightFiles. quantization: what matrices are held in; norms and routers
-        stay in `dtype`, and the embedding unless a CPU's weights are packed. kv_dtype: of its pages.
-        batch_invariant: what a row gets is the same in any company, bit for bit.
-        parts: what is loaded already, in the same form; what is loaded now is there too, afterwards.
-        files: where tensors come from instead.
-        tensor_parallel: over how many devices layers are split, `device` and those that follow it.
-        Errors: ModelError for the directory, InvalidRequest for a range that does not fit it, or where no
-        kernels can do that.
+        layers: Range to load; None loads all layers. An empty range is refused.
+        allow_pickle_bin: See `WeightFiles`.
+        loaded: Called after every layer with the number of layers loaded so far.
+        quantization: Form of the matrices. Norms and routers stay in `dtype`; so does the embedding, unless
+            the CPU kernels pack weights.
+        kv_dtype: Type of the KV cache; "auto" means `dtype`.
+        batch_invariant: The output of a token does not depend on the rest of its batch, bit for bit.
+        parts: Layers that are loaded already, in the same form. The layers loaded now are added to it.
+        files: Source of the tensors; None opens the weight files of `directory`.
+        tensor_parallel: Number of devices that every layer is split over: `device` and those that follow it.
+
+        Raises ModelError if the directory cannot be read as a model, and InvalidRequest if the range does
+        not fit the model or no kernels support the combination of options.
         """
         config = read_config(directory)
-        layers = Range(0, config.layers) if layers is None else layers  # an empty range is refused
+        layers = Range(0, config.layers) if layers is None else layers
         if not 0 <= layers.first < layers.last <= config.layers:
             raise InvalidRequest(f"layers {layers} do not fit a model of {config.layers} layers", "layers")
         packed = packs(quantization, device) and (dtype, kv_dtype) == (torch.float32, "auto")
@@ -134,7 +163,7 @@ class Decoder:
         parts: LoadedParts | None = None,
         files: Weights | None = None,
     ) -> Decoder:
-        """As options say; see `load`."""
+        """Load a range of layers as `options` say; the arguments are those of `load`."""
         options = as_published(options, options.base)
         return cls.load(
             options.base,
@@ -153,7 +182,10 @@ class Decoder:
 
     @property
     def edges(self) -> Edges:
-        """What this range holds before the first layer and behind the last, for a head to share."""
+        """Return the embedding, final norm and lm_head of this range, which a draft head shares.
+
+        A part that this range does not have raises ModelError only when the part is asked for.
+        """
         return Edges(
             self.config,
             lambda: held(self._embedding, "embedding"),
@@ -164,15 +196,18 @@ class Decoder:
 
     @property
     def capturable(self) -> bool:
-        """Whether `forward` (of `parts`) waits for nothing on the host, and skips rows without slots."""
+        """Tell whether a CUDA graph can capture `forward` (of each of `parts`).
+
+        Then `forward` never waits for the host, and it skips rows whose slot is negative.
+        """
         return bool(self._fused or self._parts)
 
     def parts(self, kv: KVPages) -> list[tuple[Decoder, KVPages]]:
-        """What is captured on each device, with its pages. Rows enter the first one."""
+        """Return the decoder and KV pages to capture on each device; the batch enters the first of them."""
         return list(zip(self._parts, kv.parts)) if isinstance(kv, split.SplitPages) else [(self, kv)]
 
     def _capture_parts(self, parts: Sequence[split.FusedPart]) -> None:
-        """Each is this range on one device, with that device's part of every layer."""
+        """Make one decoder per device, each with that device's part of every layer (tensor parallelism)."""
         for number, part in enumerate(parts):
             one = copy(self)
             one.config, one.device, one.alone, one._fused = part.config, part.device, part.alone, part.blocks  # noqa: SLF001
@@ -183,11 +218,18 @@ class Decoder:
 
     @property
     def _kernels_read(self) -> bool:
-        """Whether attention kernels of a GPU can read its pages."""
+        """Tell whether the attention kernels can read the KV pages; on a CPU they read no int8 pages."""
         return self._kv_dtype == "auto" or self.device.type == "cuda"
 
     def plan(self, spans: Sequence[RowSpan], page_rows: int, layout: Layout) -> AttentionPlan:
-        """See `plan_attention`: of a frame of `spans`, over pages as any range keeps them."""
+        """Plan the attention of one frame; see `plan_attention`.
+
+        spans: One span per segment of the frame, in row order.
+        layout: Whether segments are read one by one or padded into one product.
+
+        The plan does not depend on which layers this range has. If some layers attend to a sliding window
+        only, the plan of those layers is the `near` of the result, or the result itself if all layers do.
+        """
         window = self.config.window
         windowed = self.config.windowed
         if window is None:
@@ -203,6 +245,7 @@ class Decoder:
     def _plan(
         self, spans: Sequence[RowSpan], page_rows: int, layout: Layout, window: int | None = None
     ) -> AttentionPlan:
+        """Plan for the kind of layers that run here. window: of sliding-window layers; None: no window."""
         if self._packed:
             return self._packed.plan(spans, page_rows)
         if self._split:
@@ -215,6 +258,7 @@ class Decoder:
         return replace(plan, spans=tuple(spans)) if self.config.delta else plan
 
     def make_kv(self, pages: int, page_rows: int) -> KVPages:
+        """Allocate the KV cache of this range: `pages` pages of `page_rows` rows in every layer."""
         if self._split:
             return self._split.make_kv(pages, page_rows, self._kv_dtype)
         config = self.config
@@ -225,15 +269,20 @@ class Decoder:
         return KVPages(len(self.layers), pages, page_rows, config.kv_heads, config.head_dim, *kept)
 
     def hold_tap(self, weight: Tensor) -> Tap:
-        """A tap's weight [Hd, H] as `forward` takes it: in 8 bits beside layers in few, since features decide
-        nothing and floats would be a twelfth of a lap.
+        """Convert a tap's weight [Hd, H] to the form that `forward` takes.
+
+        With packed CPU layers the weight becomes int8: in floats, taps would take a twelfth of a step, and
+        the rounding is harmless because features only influence drafts, never accepted tokens.
         """
         here = weight.to(self.device, self.dtype)
         return here if self._packed is None else Linear(here, None, "int8")
 
     @torch.inference_mode()
     def embed(self, tokens: Tensor) -> Tensor:
-        """Token ids [rows] -> hidden [rows, H]. Only for a range that starts at layer 0."""
+        """Return the embeddings [rows, H] of token ids [rows].
+
+        Raises ModelError if this range does not start at layer 0.
+        """
         if self._embedding is None:
             raise ModelError(f"layers {self.layers} hold no embedding")
         found = look_up(self._embedding, tokens)
@@ -251,13 +300,17 @@ class Decoder:
         taps: Mapping[int, Tap] | None = None,
         fused: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Run the range; `hidden` [rows, H] is the residual stream and is changed in place.
+        """Run the layers of this range over a batch, and write the batch's KV.
 
-        positions, slots: LongTensor [rows]; slot = page * page_rows + offset of the row's KV.
-        plan:  of all layers, or of each.
-        taps:  by layer i the weight [Hd, H] that multiplies layer i's *input*; i == config.layers
-               means the last layer's output. Taps of other ranges are left alone.
-        fused: [rows, Hd] sum over the taps so far (changed in place); None starts one if this range taps.
+        hidden: [rows, H], the residual stream; changed in place.
+        positions: LongTensor [rows], the position of each token in its sequence.
+        slots: LongTensor [rows], the KV slot of each token: page * page_rows + offset.
+        plan: One attention plan for all layers, or one per layer.
+        taps: By layer i the weight [Hd, H] that multiplies the *input* of layer i; i == config.layers means
+            the output of the last layer. Taps of layers outside this range are ignored.
+        fused: [rows, Hd], the sum of the taps of earlier ranges; changed in place. None starts a new sum.
+
+        Return (hidden, fused). `fused` is None if it was None and this range has no tap.
         """
         taps = taps or {}
         plans = [plan] * len(self.layers) if isinstance(plan, AttentionPlan) else list(plan)
@@ -284,7 +337,10 @@ class Decoder:
     def _runner(
         self, positions: Tensor, slots: Tensor, plans: Sequence[AttentionPlan], kv: KVPages
     ) -> Callable[[Tensor, range], None]:
-        """What runs hidden rows through some layers; what all layers share is made once."""
+        """Return a function that runs hidden states [rows, H], in place, through a range of layers.
+
+        What the layers share (rotary tables, located slots) is computed once, here.
+        """
         if (layers := self._packed or self._split) is not None:
             return layers.runner(positions, slots, plans, kv)
         fused = self._fused
@@ -309,7 +365,10 @@ class Decoder:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """Hidden [rows, H] after the last layer -> logits [rows, V]."""
+        """Return the logits [rows, V] of hidden states [rows, H] after the last layer.
+
+        Raises ModelError if this range does not hold the lm_head.
+        """
         if self._norm is None or self._head is None:
             raise ModelError(f"layers {self.layers} hold no lm_head")
         cap = self.config.logit_softcap

@@ -1,5 +1,8 @@
-"""Decodes matrices quantized in published formats, to floats or to a form of ours with the same codes: a
-function for each format."""
+"""Decodes matrices of published quantization formats, to floats or to this project's forms.
+
+Each format has one function, which returns a `StoredMatrix`. If one of this project's forms (int8, int4, fp8)
+can hold the same codes, the weights are used as they are, without rounding them a second time.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +18,29 @@ from specsot.checkpoint.quantization_config import GROUP, Method, Numbers, Publi
 from specsot.errors import ModelError
 from specsot.members import Quantization
 
-AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # in which nibble of an int32 each of eight neighbours is
-FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # e2m1; then the same below zero
-FLOATS_AT_A_TIME = 1 << 24  # numbers that are fp32 at a time
+# AWQ packs eight neighbouring numbers into an int32: number i is in nibble AWQ_PLACES[i].
+AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+# What the codes 0..7 of fp4 (e2m1) stand for; codes 8..15 stand for the same numbers with a minus sign.
+FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+# Numbers. How many are fp32 at a time; bounds the extra memory.
+FLOATS_AT_A_TIME = 1 << 24
 
-Part = Callable[[str], Tensor]  # a tensor of the matrix, by its suffix; ModelError where it is missing
+# Returns a tensor of the matrix by its suffix; raises ModelError if it is missing.
+Part = Callable[[str], Tensor]
+# Tells whether the matrix has a tensor with this suffix.
 Has = Callable[[str], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class StoredMatrix:
-    """[out, in] as (code - zero) * scale, codes perhaps by a table.
+    """A quantized matrix [out, in] as files store it: weight = (code - zero) * scale.
 
-    codes: [out, in], integers or 8-bit floats. scale: [out, groups]; input i belongs to group i // group.
-    zero: [out, groups], or one number. table: [16], what codes stand for.
-    order: [in], the group of each input, where they are not in order.
+    codes: [out, in], integers or 8-bit floats.
+    scale: [out, groups], one scale per output and group of inputs.
+    group: Inputs per group: input i belongs to group i // group.
+    zero: Zero points [out, groups], or one number for all.
+    table: [16], the number that each code stands for; None: codes are numbers themselves.
+    order: [in], the group of each input, if inputs of a group are not adjacent; None: see `group`.
     """
 
     codes: Tensor
@@ -44,7 +55,7 @@ class StoredMatrix:
         return self.codes.shape[0], self.codes.shape[1]
 
     def dense(self, dtype: torch.dtype) -> Tensor:
-        """[out, in] in `dtype`; computed in fp32."""
+        """Return the matrix [out, in] in `dtype`; it is computed in fp32."""
         outputs, inputs = self.shape
         columns = self.order
         if columns is None:
@@ -63,10 +74,11 @@ class StoredMatrix:
 
 
 class Codes(NamedTuple):
-    """A matrix that others rounded, [out, in] = whole * scale + least, in a form of ours.
+    """A matrix that was published quantized, in one of this project's forms: weight = whole * scale + least.
 
-    whole: [out, in], int8; of int4 uint8 below 16; of fp8 the bytes of 8-bit floats, uint8.
-    scale, least: fp32, [out, 1], or [out, in / 32] of int4.
+    whole: [out, in]: int8 for int8; uint8 below 16 for int4; uint8 with the bytes of the floats for fp8.
+    scale: fp32 [out, 1], or [out, in / 32] for int4.
+    least: fp32, with the shape of `scale`.
     """
 
     whole: Tensor
@@ -82,11 +94,15 @@ class Codes(NamedTuple):
         return self.whole.device
 
     def split(self, rows: int) -> list[Codes]:
+        """Split the matrix into parts of at most `rows` outputs."""
         return [Codes(*part) for part in zip(*(each.split(rows) for each in self))]
 
 
 def codes_of(matrix: StoredMatrix, form: Quantization) -> Codes:
-    """Its codes as they are. Raises ValueError where this form cannot hold them."""
+    """Return the codes of a stored matrix in the form `form`, without rounding.
+
+    Raises ValueError if the form cannot hold the codes.
+    """
     if matrix.order is not None or matrix.table is not None:
         raise ValueError("inputs that share a scale do not lie side by side")
     codes = matrix.codes
@@ -109,7 +125,7 @@ def codes_of(matrix: StoredMatrix, form: Quantization) -> Codes:
 
 
 def _fours(codes: Tensor, scale: Tensor, zero: Tensor, group: int) -> Codes:
-    """Ours are groups of 32; one of theirs is several of those, alike."""
+    """Return int4 codes. A stored group of 64 or 128 inputs becomes groups of 32 with equal scales."""
     if codes.is_floating_point() or codes.shape[1] % GROUP or group % GROUP:
         raise ValueError(f"they are not whole numbers in groups that {GROUP} divides")
     signed = 8 if codes.dtype == torch.int8 else 0
@@ -122,23 +138,32 @@ def _fours(codes: Tensor, scale: Tensor, zero: Tensor, group: int) -> Codes:
 
 
 def unpack(packed: Tensor, bits: int, places: tuple[int, ...] | None = None) -> Tensor:
-    """int32 [..., n] -> uint8 [..., n * 32 / bits], the lowest bits first, or from these places of each."""
+    """Unpack int32 [..., n] to uint8 [..., n * 32 / bits], the lowest bits first.
+
+    places: The place (in units of `bits`) of each number within an int32; None: in order.
+
+    # bits 4: [0x76543210] -> [0 1 2 3 4 5 6 7], with AWQ_PLACES -> [0 4 1 5 2 6 3 7]
+    """
     shifts = torch.tensor(places or range(32 // bits), dtype=torch.int32, device=packed.device) * bits
     return (packed[..., None] >> shifts).bitwise_and(2**bits - 1).to(torch.uint8).flatten(-2)
 
 
 def halves(packed: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the low and the high four bits of each byte."""
     return packed & 15, packed >> 4
 
 
 def _awq(part: Part, has: Has, numbers: Numbers, published: Published) -> StoredMatrix:
-    """qweight [in, out / 8], qzeros [groups, out / 8], scales [groups, out]."""
+    """Read AWQ: qweight [in, out / 8], qzeros [groups, out / 8], scales [groups, out]."""
     codes, zero = (unpack(part(name), 4, AWQ_PLACES).t() for name in (".qweight", ".qzeros"))
     return StoredMatrix(codes, part(".scales").t(), numbers.group or codes.shape[1], zero)
 
 
 def _gptq(part: Part, has: Has, numbers: Numbers, published: Published) -> StoredMatrix:
-    """qweight [in / n, out], qzeros [groups, out / n], scales [groups, out], g_idx [in]."""
+    """Read GPTQ: qweight [in / n, out], qzeros [groups, out / n], scales [groups, out], g_idx [in].
+
+    n is the number of codes in an int32.
+    """
     codes = unpack(part(".qweight").t().contiguous(), numbers.bits)
     zero = unpack(part(".qzeros"), numbers.bits).t() + published.zero_offset
     group = numbers.group or codes.shape[1]
@@ -149,7 +174,10 @@ def _gptq(part: Part, has: Has, numbers: Numbers, published: Published) -> Store
 
 
 def _compressed(part: Part, has: Has, numbers: Numbers, published: Published) -> StoredMatrix:
-    """weight_packed or weight [out, in], weight_scale, weight_zero_point: of a group, row, block or all."""
+    """Read compressed-tensors: weight_packed or weight [out, in], weight_scale, weight_zero_point.
+
+    A scale belongs to a group of inputs, a row, a block, or the whole matrix.
+    """
     zero: Tensor | int = 0
     if numbers.kind == "fp4":
         lower, upper = halves(part(".weight_packed"))
@@ -175,13 +203,15 @@ def _compressed(part: Part, has: Has, numbers: Numbers, published: Published) ->
 
 
 def _powers(exponents: Tensor) -> Tensor:
-    """2 to the stored bytes, of which 127 is 0."""
+    """Return the powers of two that bytes stand for: 2 ** (byte - 127)."""
     return torch.exp2(exponents.float() - 127)
 
 
 def _mxfp4(part: Part, has: Has, numbers: Numbers, published: Published) -> StoredMatrix:
-    """Of all experts, one below the other: _blocks [experts, out, groups, 16], two codes a byte, the lower
-    first; _scales [experts, out, groups].
+    """Read MXFP4 of all experts as one matrix, [experts * out, in].
+
+    _blocks is [experts, out, groups, 16] with two codes per byte, the low half first; _scales is
+    [experts, out, groups].
     """
     codes = torch.stack(halves(part("_blocks").flatten(0, 1).flatten(1)), -1).flatten(1)
     scale = _powers(part("_scales").flatten(0, 1))
@@ -189,14 +219,19 @@ def _mxfp4(part: Part, has: Has, numbers: Numbers, published: Published) -> Stor
 
 
 def _fp8(part: Part, has: Has, numbers: Numbers, published: Published) -> StoredMatrix:
-    """weight [out, in] of 8-bit floats; weight_scale_inv, of a block or all, multiplies."""
+    """Read fp8: weight [out, in] in 8-bit floats, and weight_scale_inv of a block or of all.
+
+    Despite its name, weight_scale_inv is multiplied with the weight.
+    """
     codes = part(".weight")
     return StoredMatrix(codes, *_by_rows(part(".weight_scale_inv"), codes, numbers))
 
 
 def _bitsandbytes(part: Part, has: Has, numbers: Numbers, published: Published) -> StoredMatrix:
-    """4 bit: weight [out * in / 2, 1], and absmax of every so many numbers, perhaps in 8 bits itself.
-    8 bit: weight [out, in] and SCB [out], 127 times the scale.
+    """Read bitsandbytes.
+
+    In 4 bits: weight [out * in / 2, 1], and absmax of every `blocksize` numbers, which may be quantized to
+    8 bits itself. In 8 bits: weight [out, in] and SCB [out], 127 times the scale.
     """
     if has(".SCB"):
         codes = part(".weight")
@@ -211,23 +246,30 @@ def _bitsandbytes(part: Part, has: Has, numbers: Numbers, published: Published) 
     if has(".weight.nested_absmax"):
         wide = part(".weight.nested_absmax").repeat_interleave(state["nested_blocksize"])[: len(scale)]
         scale = part(".weight.nested_quant_map")[scale.int()] * wide + state["nested_offset"]
-    if inputs % size:  # scales run on from row to row
+    # If blocks do not end with a row, each number gets a scale of its own.
+    if inputs % size:
         scale = scale.repeat_interleave(size)[: outputs * inputs]
         size = 1
     return StoredMatrix(codes, scale.view(outputs, -1), size, table=part(".weight.quant_map").float())
 
 
 def quant_state(stored: Tensor) -> Mapping[str, Any]:
-    """bitsandbytes' JSON about a matrix, stored as bytes."""
+    """Return bitsandbytes' JSON description of a matrix, which is stored as a tensor of bytes."""
     return json.loads(bytes(stored.tolist()))
 
 
 def fp4_table(device: torch.device) -> Tensor:
+    """Return the numbers that the 16 codes of fp4 stand for."""
     return torch.tensor((*FP4, *(-one for one in FP4)), device=device)
 
 
 def _by_rows(scale: Tensor, codes: Tensor, numbers: Numbers) -> tuple[Tensor, int]:
-    """A scale of everything, rows, groups or blocks as [out, groups]; and how many inputs a group has."""
+    """Bring scales of the whole matrix, of rows, groups or blocks to the shape [out, groups].
+
+    The second result is the number of inputs of a group.
+
+    # block (128, 128), weight [256, 256], scale [2, 2] -> scale [256, 2], group 128
+    """
     outputs, inputs = codes.shape
     scale = scale.reshape(1, 1) if scale.numel() == 1 else scale.view(len(scale), -1)
     tall, wide = numbers.block or (1, numbers.group or inputs)
@@ -237,6 +279,7 @@ def _by_rows(scale: Tensor, codes: Tensor, numbers: Numbers) -> tuple[Tensor, in
 
 
 def _unless_plain(order: Tensor | None, group: int) -> Tensor | None:
+    """Return the group of each input, or None if input i is in group i // group anyway."""
     if order is None or torch.equal(order, torch.arange(len(order), device=order.device) // group):
         return None
     return order
@@ -253,7 +296,13 @@ DECODERS: Mapping[Method, Callable[[Part, Has, Numbers, Published], StoredMatrix
 
 
 def decode(module: str, part: Part, has: Has, published: Published) -> StoredMatrix:
-    """Raises ModelError, also where its tensors do not fit one another."""
+    """Read the quantized matrix `module` as the format `published` describes it.
+
+    part: Returns a tensor of the module by its suffix.
+    has: Tells whether the module has a tensor with this suffix.
+
+    Raises ModelError if a tensor is missing, or if the tensors do not fit each other.
+    """
     try:
         made = DECODERS[published.method](part, has, published.numbers(module), published)
         groups = -(-made.shape[1] // made.group)

@@ -1,9 +1,9 @@
-"""Gated delta layers (linear attention) of Qwen3-Next and Qwen3.5 over pages.
+"""Gated delta layers (linear attention) of Qwen3-Next and Qwen3.5 over pages, in plain torch.
 
-A row's page holds what the layer reads of the row: the state after any row follows from the rows before it.
-So forks, kept drafts, trees, shared prefixes and repairs are those of KV pages, and exact. Some states are
-kept beside the pages (`specsot_model.core.replays`), so that a lap computes only what follows the last of
-them.
+A page stores, for each token, the inputs of the layer (queries, keys, values and gates of the delta rule).
+The recurrent state after a token follows from the inputs of the tokens before. Forks, accepted drafts, trees,
+shared prefixes and repairs therefore work as for KV pages, and exactly. Some states are stored as well
+(`specsot_model.core.replays`), so that a step computes only what follows the last stored state.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from specsot_model.mlp import fetch_mlp
 from specsot_model.projections import fuse
 from specsot_model.weights import Fetch
 
-EPS = 1e-6  # of the L2 norms of queries and keys
+# Added to the squared L2 norms of queries and keys.
+EPS = 1e-6
 
 
 class DeltaBlock(Block):
-    """A layer whose attention is a gated delta rule."""
+    """A decoder layer whose token mixer is a gated delta rule instead of attention."""
 
     def __init__(self, fetch: Fetch, index: int, config: ModelConfig, delta: Delta) -> None:
         names = config.names
@@ -56,7 +57,7 @@ class DeltaBlock(Block):
     def forward(
         self, hidden: Tensor, table: Tensor, places: Places, plan: AttentionPlan, kv: KVPages, layer: int
     ) -> None:
-        """As a `Block`'s."""
+        """Add this layer's two updates to the residual stream; see `Block.forward`."""
         assert isinstance(kv, DeltaPages), "make_kv makes them"
         delta = self.delta
         inputs, gate = self.qkv(self.input_norm(hidden)).split((delta.row, delta.values), -1)
@@ -67,15 +68,16 @@ class DeltaBlock(Block):
         hidden.add_(self.mlp(self.mlp_norm(hidden)))
 
     def _gate(self, mixed: Tensor, gate: Tensor) -> Tensor:
-        """The normed output of each head [rows, heads, value_dim], times silu of its gate."""
+        """Return the normed output of each head times silu of its gate, [rows, heads, value_dim]."""
         wide = mixed.float()
         normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.config.eps)
         return (self.norm * normed.to(mixed.dtype) * F.silu(gate.float())).to(mixed.dtype)
 
     def _mix(self, kv: DeltaPages, layer: int, rows: int) -> Tensor:
-        """Outputs of a frame's rows, fp32 [rows, value_heads, value_dim]."""
+        """Run the replays of a frame and return its outputs, fp32 [rows, value_heads, value_dim]."""
         states = kv.states(layer)
-        begun = [states[batch.states] for batch in kv.batches]  # before others are kept in their places
+        # All start states are read before any state is overwritten.
+        begun = [states[batch.states] for batch in kv.batches]
         out = states.new_empty(rows, self.delta.value_heads, self.delta.value_dim)
         for batch, state in zip(kv.batches, begun):
             found, after = apply_delta_rule(*self._prepare(kv.inputs(layer, batch.slots)), state)
@@ -86,9 +88,9 @@ class DeltaBlock(Block):
         return out
 
     def _prepare(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Inputs of rows [replays, history + rows, ...] as `apply_delta_rule` takes them.
+        """Convert stored inputs [replays, history + rows, 2 * half] to the arguments of `apply_delta_rule`.
 
-        The convolution is a plain sum: a row's is the same in any company, bit for bit.
+        The convolution is a plain sum in a fixed order, so a row's result does not depend on the batch.
         """
         delta = self.delta
         history = self.delta.kernel - 1
@@ -106,28 +108,32 @@ class DeltaBlock(Block):
         )
         decay = self.decay * _softplus(a + self.bias)
         heads = q * delta.key_dim**-0.5, k, v.unflatten(-1, (delta.value_heads, -1)), decay, _sigmoid(b)
-        # In one order, whether it is of one replay or of several: products would differ in their last bits.
+        # One memory layout for one replay and for several; else products would differ in their last bits.
         q, k, v, decay, beta = (each.transpose(1, 2).contiguous() for each in heads)
         return q, k, v, decay, beta
 
 
 def _sigmoid(x: Tensor) -> Tensor:
-    """By exp: on a CPU torch's own differs in its last bit with a number's place in memory."""
+    """Return the sigmoid, by exp: on a CPU, torch.sigmoid's last bit depends on memory alignment."""
     return (1 + (-x).exp()).reciprocal()
 
 
 def _softplus(x: Tensor) -> Tensor:
-    """In the same way."""
+    """Return log(1 + exp(x)), computed by exp for the same reason as `_sigmoid`."""
     return x.clamp_min(0) + (-x.abs()).exp().log1p()
 
 
 def _unit(x: Tensor) -> Tensor:
+    """Return x divided by its L2 norm over the last dimension."""
     return x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True) + EPS)
 
 
 def _fetch_inputs(fetch: Fetch, mixer: str, hidden: int, delta: Delta) -> Tensor:
-    """One product of what pages hold of a row (queries, keys, values, b, a), then of gates; published apart,
-    or with one key head's parts side by side."""
+    """Load the input projections as one weight, whose outputs are queries, keys, values, b, a, then gates z.
+
+    Pages store all of these but the gates. Checkpoints publish the projections apart (`delta.apart`), or two
+    tensors in which the parts of one key head lie side by side.
+    """
     if delta.apart:
         rows = {"qkv": delta.mixed, "b": delta.value_heads, "a": delta.value_heads, "z": delta.values}
         return torch.cat(
@@ -148,12 +154,17 @@ def _fetch_inputs(fetch: Fetch, mixer: str, hidden: int, delta: Delta) -> Tensor
 def apply_delta_rule(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, list[Tensor]]:
-    """Gated delta rule (arXiv 2412.06464), by chunks: after S := exp(decay) S, S += k (beta (v - S^T k))^T, a
-    row's output is S^T q.
+    """Run the gated delta rule (arXiv 2412.06464) by chunks.
 
-    q, k: fp32 [replays, heads, rows, key_dim]; v: [replays, heads, rows, value_dim]; decay (of the
-    logarithm), beta: [replays, heads, rows]; rows: whole chunks. state: [replays, heads, key_dim, value_dim].
-    Returns [replays, heads, rows, value_dim], and the state after every chunk.
+    For each row: S := exp(decay) S, then S += k (beta (v - S^T k))^T, and the output is S^T q.
+
+    q, k: fp32 [replays, heads, rows, key_dim]; `rows` is a multiple of CHUNK.
+    v: fp32 [replays, heads, rows, value_dim].
+    decay: [replays, heads, rows], the logarithm of the factor by which the state shrinks.
+    beta: [replays, heads, rows], the rate of each update.
+    state: [replays, heads, key_dim, value_dim], the state before the first row.
+
+    Return the outputs [replays, heads, rows, value_dim], and the state after every chunk.
     """
     out = list[Tensor]()
     states = list[Tensor]()

@@ -1,4 +1,4 @@
-"""Pages of ranges with gated delta layers, the states kept beside them, and what runs again of texts."""
+"""Pages of layer ranges with gated delta layers: stored inputs, stored states, and what is replayed."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ReplayBatch:
-    """Replays of as many chunks each, as tensors; once a frame, shared by its layers.
+    """Replays that all have the same number of chunks, as tensors; made once per frame for all layers.
 
-    slots:   [replays, history + chunks * CHUNK]; negative where there is no row.
-    states:  [replays], where they begin.
-    places:  [wanted] rows of [replays * chunks * CHUNK], whose outputs are rows `targets` of the frame.
-    saves:   by chunk: which replays' states are kept, and where, [few] both.
+    slots: [replays, history + chunks * CHUNK], the KV slot of every token; negative where there is none.
+    states: [replays], the stored state that each replay starts from.
+    places: [wanted], indices into [replays * chunks * CHUNK] of the outputs that the frame needs.
+    targets: [wanted], the frame rows of those outputs.
+    saves: By chunk, which replays store their state after that chunk, and in which stored state; both [few].
     """
 
     slots: Tensor
@@ -40,7 +41,7 @@ class ReplayBatch:
 
     @classmethod
     def of(cls, replays: Sequence[PathReplay], history: int, begun: int, device: torch.device) -> ReplayBatch:
-        """begun: the state of a text that begins."""
+        """Make the batch. begun: number of the zero state, from which a new sequence starts."""
         width = _chunks(replays[0], history) * CHUNK
         slots = [one.slots + (-1,) * (history + width - len(one.slots)) for one in replays]
         states = [begun if one.state is None else one.state for one in replays]
@@ -58,13 +59,22 @@ class ReplayBatch:
 
 
 def _chunks(replay: PathReplay, history: int) -> int:
+    """Return the number of chunks of a path, the last one perhaps partly filled."""
     return -(-(len(replay.slots) - history) // CHUNK)
 
 
 class DeltaPages(KVPages):
-    """Pages of a range with gated delta layers: KV where a layer attends, else the inputs of its rows."""
+    """The pages of a range with gated delta layers.
 
-    step = CHUNK  # of a text, behind which states are kept
+    A page stores KV for layers that attend, and the inputs of each token for gated delta layers. `layers`
+    lists the pages of both kinds in the order of the model's layers. Stored states are kept in addition.
+
+    history: Number of preceding tokens that a convolution reads.
+    batches: What the gated delta layers run for the current frame.
+    """
+
+    # States are stored only at multiples of this position of a sequence.
+    step = CHUNK
 
     def __init__(
         self,
@@ -96,7 +106,7 @@ class DeltaPages(KVPages):
         return super().bytes + self._inputs.bytes + self._states.nbytes
 
     def arrange(self, spans: Sequence[RowSpan]) -> None:
-        """Before the layers run a frame's rows: what is run again of each text."""
+        """Plan what gated delta layers run for a frame; call it before the layers run."""
         by_chunks: dict[int, list[PathReplay]] = {}
         for one in self._kept.plan(spans, self.history) if len(self._states) else ():
             by_chunks.setdefault(_chunks(one, self.history), []).append(one)
@@ -104,21 +114,22 @@ class DeltaPages(KVPages):
         self.batches = tuple(ReplayBatch.of(alike, *given) for alike in by_chunks.values())
 
     def inputs(self, layer: int, slots: Tensor) -> Tensor:
-        """Rows at slots [replays, rows] -> [replays, rows, 2 * half], zeros where slots are negative."""
+        """Return the inputs stored at slots [replays, rows]: [replays, rows, 2 * half]; 0 for slots < 0."""
         rows = self.layers[layer].flatten(1, 3)[:, slots.clamp_min(0).flatten()]
         found = rows.transpose(0, 1).reshape(*slots.shape, -1)
         return found.masked_fill(slots.unsqueeze(-1) < 0, 0)
 
     def states(self, layer: int) -> Tensor:
-        """[states, value_heads, key_dim, value_dim], fp32."""
+        """Return the stored states of a layer, fp32 [states, value_heads, key_dim, value_dim]."""
         return self._states[self._places[layer][1]]
 
     def finish(self, layer: int) -> None:
-        """A layer has run; with the last one its states may be used."""
+        """Record that a layer has run. After the last gated delta layer, the saved states become valid."""
         if self._places[layer][1] == len(self._states) - 1:
             self._kept.commit()
 
     def put(self, layer: int, places: Places, kv: Tensor) -> None:
+        """Write the KV of a layer that attends, or the inputs [rows, 2, 1, half] of a gated delta layer."""
         delta, index = self._places[layer]
         if delta:
             self._inputs.put(index, places, kv)
@@ -126,11 +137,13 @@ class DeltaPages(KVPages):
             super().put(index, places, kv)
 
     def move(self, moves: Moves) -> None:
+        """Move KV and inputs, and drop the states that follow from the target slots."""
         super().move(moves)
         self._inputs.move(moves)
         self._forget_rows([target for _, target in moves])
 
     def copy_page(self, source: int, target: int, rows: int) -> None:
+        """Copy the first rows of a page, and the page's state if it follows from these rows alone."""
         super().copy_page(source, target, rows)
         self._inputs.copy_page(source, target, rows)
         if copied := self._kept.copy(source, target, rows):
@@ -147,32 +160,38 @@ class DeltaPages(KVPages):
         self._kept.forget(page)
 
     def _forget_rows(self, slots: Sequence[int]) -> None:
+        """Drop the states that follow from these slots, because the slots are overwritten."""
         for slot in slots:
             self._kept.forget(*divmod(slot, self.page_rows))
 
 
 class WalkedPages(DeltaPages):
-    """The same for kernels, which run rows one by one, but for long prompts: a state may be kept behind any.
+    """Pages for GPU kernels, which run tokens one by one except for long prompts.
 
-    walks: what the layers run next, one behind the other.
+    A state may be stored after any token.
+
+    walks: What the layers run for the current frame, one walk after another.
     """
 
     step = 1
     walks: Sequence[WalkTables]
 
     def arrange(self, spans: Sequence[RowSpan]) -> None:
-        """As a `DeltaPages`'; a graph's frames have no spans, but `walks` that are filled."""
+        """Plan the walks of a frame. In a CUDA graph there are no spans; `read` has set the walks already."""
         if spans and len(self._states):
             found = self._kept.find(spans)
             self.walks = [self._sent(block) for block in in_blocks(self._kept_too(self._texts(found), found))]
 
     def room(self, rows: int) -> WalkRoom:
-        """For frames of at most so many rows."""
+        """Return the table sizes for frames of at most `rows` rows."""
         return WalkRoom(rows, self.history)
 
     def fill(self, spans: Sequence[RowSpan], moves: Moves, room: WalkRoom) -> list[Numbers] | None:
-        """What a graph reads of a frame that moves rows first; None where there is no room for it. Good once
-        `commit` says that it runs.
+        """Return the walk tables of a frame, or None if the graph has no room for them.
+
+        moves: KV moves that the graph does before its layers run.
+
+        The states that the frame stores become valid with `commit`.
         """
         self._forget_rows([target for _, target in moves])
         found = self._kept.find(spans)
@@ -180,35 +199,38 @@ class WalkedPages(DeltaPages):
         return room.fill(walk_of(self._kept_too(texts, found))) if room.holds(texts) else None
 
     def read(self, tables: Sequence[Tensor], room: WalkRoom) -> None:
-        """From now on, walk as these say: int32 of `room.shapes`."""
+        """Let the layers read their walk from these int32 tables, with the shapes `room.shapes`."""
         from specsot_kernels.gpu.delta import WalkTables
 
         self.walks = [WalkTables(*tables, aside=room.aside, many_chunks=room.chunks)]
 
     def commit(self) -> None:
-        """What was filled runs."""
+        """Record that the frame of the last `fill` runs: the states that it stores are valid."""
         self._kept.commit()
 
     def move_on_device(self, moves: Tensor) -> None:
-        """What is forgotten of it `fill` knows."""
+        """Move KV and inputs on the GPU; `fill` has dropped the states of the targets already."""
         super().move_on_device(moves)
         self._inputs.move_on_device(moves)
 
     def _texts(self, found: Sequence[SpanReplay]) -> list[TextRows]:
+        """Return the table rows of each sequence."""
         return texts_of(found, self.history, self.page_rows, self._kept.count)
 
     def _kept_too(self, texts: list[TextRows], found: Sequence[SpanReplay]) -> list[TextRows]:
+        """Reserve states and mark them in the table rows."""
         keep(texts, self._kept.reserve(found))
         return texts
 
     def _sent(self, walk: Walk) -> WalkTables:
-        """In one copy."""
+        """Copy the tables of a walk to the device in one transfer."""
         from specsot_kernels.gpu.delta import WalkTables
 
         parts = walk.counts, walk.starts, walk.chunks, walk.rows
         padded = [np.pad(part.reshape(-1), (0, aligned(part.size) - part.size)) for part in parts]
         flat = torch.from_numpy(np.concatenate(padded))
-        if self._states.is_cuda:  # from pinned memory: else the host waits for all that runs there
+        # Without pinned memory, the host would wait for all work on the device.
+        if self._states.is_cuda:
             flat = flat.pin_memory().to(self._states.device, non_blocking=True)
         tables = views(flat, [part.shape for part in parts])
         return WalkTables(*tables, aside=walk.aside, many_chunks=int(walk.chunks[-1]))

@@ -1,4 +1,4 @@
-"""What computes here, in words, and how fast it copies memory; measurements on one device take turns."""
+"""Describes a device, measures how fast it copies memory, and lets measurements on one device take turns."""
 
 from __future__ import annotations
 
@@ -14,20 +14,24 @@ from pathlib import Path
 
 import torch
 
-# bytes: more than caches hold
+# Bytes. Size of the copied buffers: more than caches hold.
 COPIED = 1 << 26
 COPIED_ON_GPU = 1 << 29
-# Bytes of a copy: many short ones pass between what else runs (two cores with a load of 12: 31 GB/s, and
-# 3 to 6 by whole ones); long ones keep many cores busy.
+# Bytes. Sizes of copies on a CPU. Short copies find gaps between other processes (two cores with a load of
+# 12: 31 GB/s, but 3 to 6 GB/s by copies of the whole buffer); long copies keep many cores busy.
 PIECES = (1 << 21,) * 10 + (1 << 24,) * 2
-COPY_SECONDS = 0.5  # in which nothing begins any more; where it is quiet, all are over in a tenth of that
-# for others that measure on this device; not measured
+# Seconds. No copy starts later than this. On a quiet machine all copies end in a tenth of it.
+COPY_SECONDS = 0.5
+# Seconds. How long to wait for other processes that measure on this device, and how often to look. Untuned.
 WAIT_SECONDS = 5.0
 LOOK_SECONDS = 0.02
 
 
 def device_name(device: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """ "NVIDIA H100 80GB HBM3", or "AMD EPYC, 2 cores": those that this process may use."""
+    """Return a device's name: "NVIDIA H100 80GB HBM3", or "AMD EPYC, 2 cores".
+
+    The cores are those that this process may use.
+    """
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device)
     try:
@@ -41,7 +45,7 @@ def device_name(device: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 @cache
 def copy_speed(device: str) -> int:
-    """Bytes a second, read and written, of copies within the device's memory: the fastest of many."""
+    """Return the bytes per second, read plus written, of the fastest of many copies in a device's memory."""
     on_gpu = torch.device(device).type == "cuda"
     source = torch.ones(COPIED_ON_GPU if on_gpu else COPIED, dtype=torch.uint8, device=device)
     target = torch.zeros_like(source)
@@ -60,9 +64,12 @@ def copy_speed(device: str) -> int:
 
 @contextmanager
 def alone_on(device: str, folder: Path | None = None) -> Generator[None]:
-    """While nobody else on this machine measures there: processes that start together share cores and memory.
+    """Run while no other process of this machine measures on the device.
 
-    Whoever keeps it for long, or locks where this process must not, is not waited for.
+    Processes that start together share cores and memory, so they measure in turns, by a lock file. If another
+    process holds the lock for longer than WAIT_SECONDS, or the file cannot be opened, the body runs anyway.
+
+    folder: Where the lock file is; None: the folder for temporary files.
     """
     place = (folder or Path(tempfile.gettempdir())) / f"specsot-measuring-{device.replace(':', '-')}"
     end = time.monotonic() + WAIT_SECONDS

@@ -1,4 +1,4 @@
-"""Weights in 8-bit floats, and their products on GPUs, where rows are rounded to them, too."""
+"""Weights in 8-bit floats (fp8), and their products on GPUs, where activations are rounded to fp8 as well."""
 
 from __future__ import annotations
 
@@ -11,16 +11,21 @@ from torch import Tensor
 
 from specsot_model.decoding import Codes
 
-NormWeight = tuple[Tensor, float]  # weight [in] and epsilon of an RMSNorm
+# Weight [in] and epsilon of an RMSNorm.
+NormWeight = tuple[Tensor, float]
 KIND = torch.float8_e4m3fn
 LARGEST = torch.finfo(KIND).max
-ADA = (8, 9)  # compute capability from which GPUs multiply fp8
-FP8_WEIGHTS_AT_A_TIME = 1 << 20  # weights converted at a time, which bounds the extra memory; not measured
+# Compute capability (Ada) from which GPUs multiply fp8.
+ADA = (8, 9)
+# Weights. How many are converted at a time; bounds the extra memory. Untuned.
+FP8_WEIGHTS_AT_A_TIME = 1 << 20
 
 
 class ShortRows(NamedTuple):
-    """Rows [rows, size] in 8 bits, and what each is to be multiplied by: of floats fp32 [rows], of whole
-    numbers [groups of inputs, rows].
+    """Activations in 8 bits, with their scales.
+
+    short: [rows, size], fp8 or int8.
+    scales: What the numbers are multiplied by: fp32 [rows] for fp8, [groups of inputs, rows] for int8.
     """
 
     short: Tensor
@@ -28,7 +33,12 @@ class ShortRows(NamedTuple):
 
 
 class Unscaled(NamedTuple):
-    """A product [rows, out], and what each of its rows and columns is still to be multiplied by, in fp32."""
+    """A product before its scales are applied.
+
+    product: [rows, out].
+    rows: fp32 [rows], what each row is still to be multiplied by.
+    columns: fp32 [out], what each column is still to be multiplied by.
+    """
 
     product: Tensor
     rows: Tensor
@@ -36,10 +46,10 @@ class Unscaled(NamedTuple):
 
 
 class Fp8:
-    """[out, in] float8_e4m3fn with a scale for each output; a bias [out] where there is one.
+    """A weight [out, in] in float8_e4m3fn with a scale per output, and an optional bias [out].
 
-    On GPUs that multiply such numbers each row of the activations is rounded to them by a scale of its own,
-    whatever its company.
+    GPUs that multiply fp8 round the activations to fp8 as well, each row with a scale of its own, so the
+    rounding of a row does not depend on the batch. Other devices convert the weight back to floats.
     """
 
     __slots__ = ("_one", "_scales", "_whole", "bias")
@@ -60,16 +70,16 @@ class Fp8:
 
     @property
     def _outputs_at_a_time(self) -> int:
-        """So many become floats at a time as stay in a processor's cache."""
+        """How many outputs become floats at a time, so that they stay in the processor's cache."""
         return max(FP8_WEIGHTS_AT_A_TIME // self._whole.shape[1], 1)
 
     @property
     def captured(self) -> bool:
-        """Whether it is fit for a captured graph: all but `__call__` are for those."""
+        """Tell whether a CUDA graph can capture the product; all methods but `__call__` need that."""
         return not any(size % 16 for size in self._whole.shape) and multiplies_fp8(self._whole.device)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x [rows, in] -> [rows, out]. On a CPU it needs no Triton."""
+        """Multiply x [rows, in] -> [rows, out]; it works on any device."""
         if not self.captured or not len(x):
             return self._multiply_plainly(x)
         from specsot_kernels.gpu.rows import lengthen_rows
@@ -77,7 +87,10 @@ class Fp8:
         return self._biased(lengthen_rows(*self._multiply(x)), x.dtype)
 
     def normed(self, hidden: Tensor, norm: NormWeight, rows: ShortRows | None = None) -> Tensor:
-        """An RMSNorm of hidden [rows, in], then the product: [rows, out]. rows: those, if rounded."""
+        """Return the product of the RMSNorm of hidden [rows, in]: [rows, out].
+
+        rows: The normed rows in fp8, if they are computed already.
+        """
         from specsot_kernels.gpu.products import multiply_short_row
         from specsot_kernels.gpu.rows import lengthen_rows
 
@@ -86,7 +99,7 @@ class Fp8:
         return self._biased(lengthen_rows(*self._multiply(hidden, norm, rows)), hidden.dtype)
 
     def wide(self, hidden: Tensor, norm: NormWeight) -> Tensor:
-        """The same in fp32, as it is summed."""
+        """Do what `normed` does, but return fp32, as the product is summed."""
         from specsot_kernels.gpu.products import multiply_short_row
         from specsot_kernels.gpu.rows import lengthen_rows, shorten_rows
 
@@ -99,13 +112,19 @@ class Fp8:
     def heads(
         self, x: Tensor, norm: NormWeight | None = None, rows: ShortRows | None = None
     ) -> Tensor | Unscaled:
-        """`normed`, or without a norm, for `turn_and_store`, which can scale it: [rows, out]."""
+        """Return queries, keys and values [rows, out] of x [rows, in], after a norm if one is given.
+
+        The scales may be left to `turn_and_store`, which applies them in the same kernel.
+        """
         if len(x) > 1 and self.bias is None and _wide(x.dtype) == x.dtype:
             return self._multiply(x, norm, rows)
         return self(x) if norm is None else self.normed(x, norm, rows)
 
     def gated(self, hidden: Tensor, norm: NormWeight, rows: ShortRows | None = None) -> Tensor | ShortRows:
-        """As `normed`, then silu(first half) * second half, as `add_to` takes it. A bias is not asked for."""
+        """Return silu(first half) * second half of what `normed` returns, in a form that `add_to` takes.
+
+        A bias is not added.
+        """
         from specsot_kernels.gpu.products import multiply_short_row
         from specsot_kernels.gpu.rows import shorten_gated
 
@@ -116,9 +135,10 @@ class Fp8:
     def add_to(
         self, hidden: Tensor, x: Tensor | ShortRows, following: NormWeight | None = None
     ) -> ShortRows | None:
-        """Add x [rows, in] times the weight to hidden [rows, out], in place. A bias is not asked for.
+        """Add x [rows, in] times the weight to hidden [rows, out], in place. A bias is not added.
 
-        following: a norm; what it makes of hidden is returned where that costs no launch of its own.
+        following: The norm of the next product. The normed `hidden` is returned in fp8, unless there is only
+            one row: then None is returned, because it would cost a kernel launch of its own.
         """
         from specsot_kernels.gpu.products import multiply_short_row
         from specsot_kernels.gpu.rows import lengthen_rows, shorten_rows
@@ -142,10 +162,10 @@ class Fp8:
         return product if self.bias is None else product.add_(self.bias)
 
     def _multiply(self, x: Tensor, norm: NormWeight | None = None, rows: ShortRows | None = None) -> Unscaled:
-        """The product of x's rows, which `rows` are, where they are rounded already.
+        """Multiply x, or `rows` if they are rounded already, and leave the scales to the caller.
 
-        Not scaled at once: cuBLAS without takes 90 us for the four matrices of an 8B layer and 8 rows on an
-        H100, PyTorch's kernel that takes both scales 119.
+        For the four matrices of an 8B layer and 8 rows on an H100, cuBLAS without scales takes 90 us, and
+        PyTorch's kernel with both scales takes 119 us.
         """
         from specsot_kernels.gpu.rows import shorten_rows
 
@@ -159,12 +179,13 @@ class Fp8:
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """Of a product before its scales, which may be too large for fp16."""
+    """Return the type of a product before its scales are applied, because fp16 may overflow there."""
     return torch.bfloat16 if dtype == torch.float16 else dtype
 
 
 @cache
 def multiplies_fp8(device: torch.device) -> bool:
+    """Tell whether this device multiplies fp8 and has Triton."""
     if device.type != "cuda" or torch.version.cuda is None or find_spec("triton") is None:
         return False
     return torch.cuda.get_device_capability(device) >= ADA

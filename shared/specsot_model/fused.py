@@ -1,5 +1,7 @@
-"""A decoder layer that never waits for the host, for captured CUDA graphs: in fused kernels, or as `Block`
-has it between the kernels that write KV and attend.
+"""Decoder layers for CUDA graphs, which never wait for the host.
+
+`FusedBlock` runs layers as Llama and Qwen have them in fused kernels. `CapturedBlock` runs any other layer as
+`Block` does, with kernels for norms, products, rotary, KV and attention.
 """
 
 from __future__ import annotations
@@ -33,17 +35,20 @@ if TYPE_CHECKING:
 
 
 class Adding(Protocol):
-    """A product that is added to the residual stream."""
+    """A product whose result is added to the residual stream."""
 
     def add_to(
         self, hidden: Tensor, x: Tensor | ShortRows, following: NormWeight | None = None
     ) -> ShortRows | None:
-        """Add the product of x [rows, in] to hidden [rows, out], in place. following: see `RowProduct`."""
+        """Add the product of x [rows, in] to hidden [rows, out], in place.
+
+        following: The norm of the next product; see `Fp8.add_to`.
+        """
         ...
 
 
 class FusedBlock:
-    """The layer of a `Block`, over the same weights."""
+    """Runs the layer of a `Block` in fused kernels, over the same weights."""
 
     def __init__(
         self,
@@ -52,8 +57,11 @@ class FusedBlock:
         invariant: bool = False,
         adding: Callable[[Linear], Adding] | None = None,
     ) -> None:
-        """invariant: products are `InvariantRowProduct`s. adding: makes the products that are added to the
-        residual stream, first attention's, then the MLP's.
+        """
+        turning: How queries and keys rotate; see `turning_of`.
+        invariant: Products are batch-invariant (`InvariantRowProduct`).
+        adding: Makes the two products that are added to the residual stream. It is called for attention's
+            output first, then for the MLP's.
         """
         adding = adding or partial(_product, invariant=invariant)
         self._turning = turning
@@ -68,7 +76,7 @@ class FusedBlock:
         self._following: NormWeight | None = None
 
     def precede(self, block: FusedBlock) -> None:
-        """Its rows go to that layer: rounded, if that multiplies in 8-bit floats."""
+        """Name the layer that follows. If it multiplies in fp8, this layer hands it normed rows in fp8."""
         if isinstance(block._qkv, Fp8):
             self._following = block._input_norm
 
@@ -82,10 +90,14 @@ class FusedBlock:
         layer: int,
         rows: ShortRows | None = None,
     ) -> ShortRows | None:
-        """Add this layer's two updates to the residual stream [rows, hidden], in place.
+        """Add this layer's attention and MLP updates to the residual stream [rows, hidden], in place.
 
-        slots: of the rows' KV; a row whose slot is negative leaves none.
-        rows:  those of hidden after the norm, if the layer before has rounded them. Returns the next one's.
+        positions: [rows], the position of each row in its sequence.
+        slots: [rows], the KV slot of each row; a row with a negative slot writes no KV.
+        layer: Index of this layer within `kv`.
+        rows: The normed rows of `hidden` in 8 bits, if the previous layer returned them.
+
+        Return the normed rows for the next layer in 8 bits, or None.
         """
         kv_heads, group = self._heads
         heads: Tensor | Unscaled = self._qkv.heads(hidden, self._input_norm, rows)
@@ -99,8 +111,9 @@ AddMlp = Callable[[Tensor, ShortRows | None, NormWeight | None], ShortRows | Non
 
 
 def _added(block: Block, invariant: bool, adding: Callable[[Linear], Adding]) -> AddMlp:
-    """What adds the layer's MLP to the residual stream, as `add_to` does. Experts run in PyTorch's own
-    operations.
+    """Return a function that adds the layer's MLP update to the residual stream, as `Adding.add_to` does.
+
+    Experts run in PyTorch's own operations.
     """
     norm = block.mlp_norm
     mlp = block.mlp
@@ -116,13 +129,14 @@ def _added(block: Block, invariant: bool, adding: Callable[[Linear], Adding]) ->
 
 
 class CapturedBlock:
-    """Any layer that waits for nothing on the host, over the weights of its `Block`."""
+    """Runs a layer as its `Block` does, over the same weights, without ever waiting for the host."""
 
     def __init__(self, block: Block) -> None:
         self._turning = turning_of(block)
         self._block = copy(block)
         if not block.config.whole_qk_norm:
-            self._block.head_norms = None  # what turns heads has them
+            # The kernel that rotates queries and keys applies the head norms as well.
+            self._block.head_norms = None
         for name in ("input_norm", "mlp_norm", "after_attention", "after_mlp"):
             setattr(self._block, name, _norm_by_kernel(getattr(block, name)))
         self._block.qkv = _by_kernels(block.qkv)
@@ -143,7 +157,7 @@ class CapturedBlock:
         layer: int,
         rows: ShortRows | None = None,
     ) -> None:
-        """As `FusedBlock.forward`."""
+        """Add this layer's two updates to the residual stream; see `FusedBlock.forward`."""
 
         def keep(heads: Tensor) -> None:
             turn_heads(heads, positions, slots, kv.layers[layer], self._turning, self._block.config.rope)
@@ -159,9 +173,13 @@ def turn_heads(
     turning: Turning,
     rope: Rope | None = None,
 ) -> Tensor:
-    """`turn_and_store` for what a product of heads is, and what queries grow by.
+    """Rotate queries and keys in place, and store keys and values in the KV cache.
 
-    returns [rows, heads, head_dim], the queries first.
+    heads: The product of the query, key and value projections, perhaps without its scales.
+    kv_layer: One layer of the KV cache.
+    rope: Scales queries by position if it has a slope; None: queries are not scaled.
+
+    Return all heads [rows, heads, head_dim], queries first.
     """
     from specsot_kernels.gpu.rows import turn_and_store
 
@@ -177,7 +195,10 @@ OnDevice = FusedBlock | CapturedBlock | FusedDelta
 
 
 def fuse_blocks(blocks: Sequence[Block], invariant: bool = False) -> tuple[OnDevice, ...] | None:
-    """The same layers, fused where all are built so; None where these, or this machine, have no kernels."""
+    """Return layers for CUDA graphs, fused if all layers have the form that the fused kernels support.
+
+    Return None if there are no kernels for these layers, or for this machine.
+    """
     if not all(runs_kernels(block.device) and _has_kernels(block, invariant) for block in blocks):
         return None
     if all(can_fuse(block.config, experts=True) for block in blocks):
@@ -187,7 +208,7 @@ def fuse_blocks(blocks: Sequence[Block], invariant: bool = False) -> tuple[OnDev
 
 
 def capture_block(block: Block) -> OnDevice:
-    """Any layer that waits for nothing on the host."""
+    """Return a layer for CUDA graphs that runs `block` without ever waiting for the host."""
     if not isinstance(block, DeltaBlock):
         return CapturedBlock(block)
     norm = _norm_by_kernel(block.mlp_norm)
@@ -199,14 +220,17 @@ def capture_block(block: Block) -> OnDevice:
 
 
 def in_a_row(blocks: Sequence[FusedBlock]) -> tuple[FusedBlock, ...]:
-    """Layers whose rows go from one to the next."""
+    """Connect layers that follow one another, so that each can hand normed rows to the next."""
     for block, following in pairwise(blocks):
         block.precede(following)
     return tuple(blocks)
 
 
 def fused_logits(head: Linear, norm: AnyNorm, hidden: Tensor, invariant: bool) -> Tensor | None:
-    """Hidden [rows, H] -> fp32 logits [rows, V]; None where no kernel has such a norm and head."""
+    """Return the fp32 logits [rows, V] of hidden states [rows, H].
+
+    Return None if there is no kernel for this norm and lm_head.
+    """
     product = captured_product(head, invariant)
     if product is None or not isinstance(norm, Norm):
         return None
@@ -214,7 +238,10 @@ def fused_logits(head: Linear, norm: AnyNorm, hidden: Tensor, invariant: bool) -
 
 
 def can_fuse(config: ModelConfig, experts: bool = False) -> bool:
-    """Layers as Llama and Qwen have them. experts: those with experts, too."""
+    """Tell whether the fused kernels support a model's layers: those of Llama and Qwen.
+
+    experts: Accept layers with experts as well.
+    """
     gated = config.mlp == "gated" or (experts and config.mlp == "experts")
     plain = config.norm == "rms" and gated and config.activation == "silu" and config.clamp is None
     names = config.names
@@ -225,7 +252,7 @@ def can_fuse(config: ModelConfig, experts: bool = False) -> bool:
 
 
 def turning_of(block: Block) -> Turning:
-    """How this layer's queries and keys turn."""
+    """Return how this layer's queries and keys are normed, rotated and scaled, for the kernels."""
     from specsot_kernels.gpu.rows import Turning
 
     config = block.config
@@ -242,9 +269,10 @@ def turning_of(block: Block) -> Turning:
 def check_invariant(
     config: ModelConfig, device: torch.device, quantization: Quantization | None, kept: KvDtype
 ) -> None:
-    """Whether what a row gets can be kept from depending on its company. Raises InvalidRequest: not here.
+    """Raise InvalidRequest if the GPU kernels cannot run this model batch-invariantly on this device.
 
-    kept: what KV rows are in.
+    quantization: Form of the matrices; None and int8 are possible.
+    kept: Type of the KV cache; only "auto" is possible.
     """
     rounded = quantization not in (None, "int8") or kept != "auto"
     wants = {
@@ -266,10 +294,12 @@ def can_capture(
     eight: bool = False,
     dtype: torch.dtype = torch.bfloat16,
 ) -> bool:
-    """Whether a range of such layers runs as captured graphs. kernels: there are some where it runs.
+    """Tell whether a range of a model's layers runs in CUDA graphs, before its weights are loaded.
 
-    eight: matrices are in 8 bits, and nothing else is rounded; on GPUs that multiply those.
-    dtype: of what is computed; see `_has_kernels` for experts.
+    kernels: The device has GPU kernels (`runs_kernels`).
+    rounded: Something is quantized.
+    eight: Matrices are in 8 bits, nothing else is rounded, and the GPU multiplies 8-bit numbers.
+    dtype: Type of activations. Experts are captured in bf16 only; see `_has_kernels`.
     """
     if eight:
         return kernels and can_fuse(config) and eight_fits(config)
@@ -278,20 +308,24 @@ def can_capture(
 
 
 def eight_fits(config: ModelConfig) -> bool:
-    """Whether a GPU multiplies matrices of these sizes in 8 bits."""
+    """Tell whether a GPU can multiply matrices of this model's sizes in 8 bits: multiples of 16."""
     heads = config.heads, config.heads + 2 * config.kv_heads
     sizes = config.hidden, config.intermediate, *(many * config.head_dim for many in heads)
     return not any(size % 16 for size in sizes)
 
 
 def runs_kernels(device: torch.device) -> bool:
-    """Whether there are kernels for it."""
+    """Tell whether the GPU kernels run on this device."""
     return device.type == "cuda" and find_spec("triton") is not None
 
 
 def _has_kernels(block: Block, invariant: bool = False, plain: bool = False) -> bool:
-    """Experts wait for nothing on the host where they are one grouped product in bf16. plain: nothing is
-    rounded."""
+    """Tell whether every product of a layer can be captured.
+
+    Experts can if they are one grouped product in bf16; otherwise they wait for the host.
+
+    plain: Quantized products do not count.
+    """
     linears = [block.qkv, block.out]
     mlp = block.mlp
     if isinstance(mlp, GatedMlp):
@@ -307,7 +341,7 @@ def _has_kernels(block: Block, invariant: bool = False, plain: bool = False) -> 
 
 
 def _by_kernels(linear: Linear) -> Linear:
-    """The same product of the same weight."""
+    """Return a copy of a product that runs in kernels for CUDA graphs, over the same weight."""
     swift = copy(linear)
     product = captured_product(linear)
     assert isinstance(product, RowProduct), "see fuse_blocks"
@@ -316,13 +350,14 @@ def _by_kernels(linear: Linear) -> Linear:
 
 
 def _product(linear: Linear, invariant: bool = False) -> CapturedProduct:
+    """Return the form of a product for CUDA graphs; `fuse_blocks` has checked that there is one."""
     product = captured_product(linear, invariant)
     assert product is not None, "see fuse_blocks"
     return product
 
 
 def _norm_by_kernel(norm: AnyNorm) -> AnyNorm:
-    """The same norm, where a kernel has it."""
+    """Return a norm that runs in a kernel if it is an RMSNorm; other norms are returned as they are."""
     if not isinstance(norm, Norm):
         return norm
     from specsot_kernels.gpu.rows import norm_rows
@@ -331,5 +366,6 @@ def _norm_by_kernel(norm: AnyNorm) -> AnyNorm:
 
 
 def _rms(norm: AnyNorm) -> NormWeight:
+    """Return weight and epsilon of an RMSNorm."""
     assert isinstance(norm, Norm)
     return norm.weight, norm.eps

@@ -16,10 +16,10 @@ from specsot_model.linear import RowProduct, captured_product
 
 
 class FusedDelta:
-    """The layer of a `DeltaBlock`, over the same weights."""
+    """Runs the layer of a `DeltaBlock` in GPU kernels, over the same weights."""
 
     def __init__(self, block: DeltaBlock, add_mlp: Callable[[Tensor], object]) -> None:
-        """add_mlp: adds the layer's MLP to the residual stream, in place."""
+        """add_mlp: Adds the layer's MLP update to the residual stream [rows, hidden], in place."""
         from specsot_kernels.gpu.delta import DeltaRule
 
         products = [captured_product(each) for each in (block.qkv, block.out)]
@@ -44,7 +44,10 @@ class FusedDelta:
         layer: int,
         rows: ShortRows | None = None,
     ) -> None:
-        """As `FusedBlock.forward`."""
+        """Add this layer's two updates to the residual stream; see `FusedBlock.forward`.
+
+        The rows run in the order of `kv.walks`. `plan`, `positions` and `rows` are not used.
+        """
         from specsot_kernels.gpu.delta import norm_gated, run_delta
 
         assert isinstance(kv, WalkedPages), "make_kv makes them"

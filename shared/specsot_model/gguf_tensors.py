@@ -1,4 +1,4 @@
-"""Reads tensors out of a GGUF file: of each one only its own bytes, mapped, and dequantized."""
+"""Reads tensors out of a GGUF file: maps each tensor's own bytes and dequantizes them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,20 @@ from specsot.checkpoint.gguf.layout import Place
 from specsot.errors import ModelError
 
 Bytes = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
-# Numbers dequantized at once, as one row: 1.2 to 2.9 times as fast as the package, which takes 16 rows
-# at a time (Q4_1, Q8_0, Q4_K, Q6_K, IQ3_S, of 768 and 4,096 columns, one thread of two busy ones).
+# Numbers. How many are dequantized at once, as one row. Chosen by measurement: 1.2 to 2.9 times as fast as
+# the gguf package, which takes 16 rows at a time (Q4_1, Q8_0, Q4_K, Q6_K, IQ3_S; 768 and 4,096 columns; one
+# thread).
 AT_ONCE = 1 << 18
 
 
 class GgufTensors:
-    """Has the face of what `safetensors.safe_open` returns. Raises ModelError."""
+    """The tensors of a GGUF file, with the interface of what `safetensors.safe_open` returns.
+
+    Methods raise ModelError if the file cannot be read.
+    """
 
     def __init__(self, pointer: Path) -> None:
-        """pointer: the file in a model directory that names each tensor's place."""
+        """pointer: The file in a model directory that names each tensor's place; see `gguf.directory`."""
         self._places = read_places(pointer)
 
     def keys(self) -> Iterable[str]:
@@ -36,7 +40,7 @@ class GgufTensors:
         return Shaped(self._places[name])
 
     def get_tensor(self, name: str) -> Tensor:
-        """In fp32."""
+        """Read and dequantize a tensor, in fp32."""
         from gguf import GGMLQuantizationType, dequantize
 
         place = self._places[name]
@@ -59,6 +63,8 @@ class GgufTensors:
 
 
 class Shaped:
+    """The shape of a tensor, with the interface of a safetensors slice."""
+
     def __init__(self, place: Place) -> None:
         self._place = place
 

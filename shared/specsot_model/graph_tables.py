@@ -1,4 +1,8 @@
-"""Fills the tables of numbers by which a captured graph's attention reads a frame's pages."""
+"""Fills the tables by which the attention of a CUDA graph reads the KV pages of a frame.
+
+A captured graph cannot take new arguments. It reads tables of a fixed size instead, which the host fills and
+copies before each launch: which pages are read, divided into pieces, and which columns every row sees.
+"""
 
 from __future__ import annotations
 
@@ -35,34 +39,50 @@ from specsot_model.rotary import frequencies
 if TYPE_CHECKING:
     from specsot_model.decoder import Decoder
 
-MAX_PROMPTS = 64  # that have room in such a graph; not measured
-MAX_KNOWN_FRAMES = 8  # frames whose tables are kept: as many may take turns in a ring; not measured
+# Prompts that have room in a graph of prompts alone. Untuned.
+MAX_PROMPTS = 64
+# Frames whose page tables are cached: as many frames may take turns in a ring. Untuned.
+MAX_KNOWN_FRAMES = 8
 
 
 class FrameTables:
-    """Fills a graph's tables for a frame. window: of layers in which a row sees no more rows than that. Then
-    the first row that is seen changes with every lap, but the pages that are read do so only at their ends.
-    rates: see `AnchorRows`, where the room is for texts with a policy, too.
+    """Fills the attention tables of a graph.
+
+    Tables name whole pages. The pages of a frame stay the same for many steps, so those tables are cached;
+    only the tables of what rows see are filled for each step. With a window, the first visible column
+    changes with every step, but the pages that are read change only when the window leaves a page.
+
+    told: Number of leading tables that say where each row's visible columns begin.
+    begin: Work that the plan does once per step before the first layer; None: no such work.
     """
 
     def __init__(
         self, room: TableRoom, page_rows: int, window: int | None = None, rates: Tensor | None = None
     ) -> None:
+        """
+        room: Sizes of the tables.
+        window: In these layers a row sees at most so many positions; None: all.
+        rates: `Rotary.frequencies` if frames may have a KV policy (see `AnchorRows`), else None.
+        """
         self._room = room
         self._page_rows = page_rows
         self.window = window
         self._rates = rates
-        self.told = len(self._tell(()))  # tables of where each row's sight begins
+        self.told = len(self._tell(()))
         self._known: dict[object, list[Numbers] | None] = {}
-        self.begin: Callable[[], None] | None = None  # of the plan: before anybody attends
+        self.begin: Callable[[], None] | None = None
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Of the tables that `fill` gives, the last one whole."""
+        """Shapes of the tables that `fill` returns; the last one at its full length."""
         return *((self._room.rows,),) * self.told, *self._room.shapes
 
     def plan(self, flat: Tensor, heads_per_kv: int) -> AttentionPlan:
-        """What reads them, once they are there. flat: int32, as many as `shapes` have."""
+        """Return the attention plan that reads these tables.
+
+        flat: int32 buffer on the device with as many numbers as `shapes` need.
+        heads_per_kv: Number of query heads per KV head.
+        """
         from specsot_kernels.gpu.attention import plan_over
 
         tables = views(flat, self.shapes)
@@ -75,9 +95,7 @@ class FrameTables:
         return plan_with_kernel(plan)
 
     def fill(self, spans: Sequence[RowSpan]) -> list[Numbers] | None:
-        """What is read, of whole pages: so it stays the same for many laps; and what rows see of that. None
-        where the graph has no room for it.
-        """
+        """Return the tables of a frame, or None if the graph has no room for it."""
         size = self._page_rows
         window = self.window
         firsts = [0] * len(spans)
@@ -101,7 +119,12 @@ class FrameTables:
         cut: Callable[[], list[Numbers] | None],
         sights: RowSights,
     ) -> list[Numbers] | None:
-        """cut: makes what is read, where it is not known."""
+        """Return the tables, from the cache where possible.
+
+        known: Key of the page tables in the cache.
+        cut: Makes the page tables if they are not cached.
+        sights: Which columns the rows see.
+        """
         if known not in self._known:
             if len(self._known) == MAX_KNOWN_FRAMES:
                 del self._known[next(iter(self._known))]
@@ -115,19 +138,23 @@ class FrameTables:
         return [*told, filled[0], *self._room.fill_sights(sights), *filled[1:]]
 
     def _tell(self, spans: Sequence[RowSpan]) -> Sequence[Numbers]:
-        """Of each row the first column that it sees, and what policies leave it besides."""
+        """Return the leading tables: each row's first visible column and, with a policy, its sinks."""
         if self._rates is not None:
             return policy_sights(spans, self.window)
         return () if self.window is None else (sinces_of(spans, self.window),)
 
     def padded(self, tables: list[Numbers]) -> list[Numbers]:
-        """The same, the last one as long as the room has it, too."""
+        """Return the tables with the last one (pages) extended to its full length."""
         return [*tables[:-1], np.resize(tables[-1], self._room.pages)]
 
     def _cut(
         self, spans: Sequence[RowSpan], pages: Sequence[tuple[int, ...]], firsts: Sequence[int]
     ) -> PieceTables:
-        """pages: that each span's rows reach. firsts: of each span the first page that is read."""
+        """Divide the pages of a frame into pieces for the kernel.
+
+        pages: By span, the pages up to the span's last row.
+        firsts: By span, the index of the first page that is read.
+        """
         size = self._page_rows
         rows = [span.rows for span in spans]
         anchored = list[PageStretch]()
@@ -147,8 +174,9 @@ class FrameTables:
 
 
 class LineFrames(FrameTables):
-    """The same for a graph of a batch-invariant range. What is read stays the same for a tree until its text
-    is a block longer.
+    """Fills the attention tables of a graph of a batch-invariant range.
+
+    The page tables of a tree stay the same until its sequence is a block (BLOCK columns) longer.
     """
 
     def __init__(self, room: LineRoom, page_rows: int, window: int | None = None) -> None:
@@ -156,6 +184,7 @@ class LineFrames(FrameTables):
         self._lines = room
 
     def plan(self, flat: Tensor, heads_per_kv: int) -> AttentionPlan:
+        """Return the attention plan that reads these tables; see `FrameTables.plan`."""
         from specsot_kernels.gpu.lines import plan_over_lines
 
         tables = views(flat, self.shapes)
@@ -166,6 +195,7 @@ class LineFrames(FrameTables):
         return plan_with_kernel(plan)
 
     def fill(self, spans: Sequence[RowSpan]) -> list[Numbers] | None:
+        """Return the tables of a frame, or None if the graph has no room for it."""
         size, room, sights = self._page_rows, self._lines, line_sights(spans)
         known = tuple(
             (s.rows, s.tail, s.base // BLOCK if s.visible else (s.base,), s.pages[: s.depth(size)])
@@ -181,8 +211,11 @@ class LineFrames(FrameTables):
 def frame_tables(
     decoder: Decoder, kv: KVPages, rows: int, short: bool, hidden: bool
 ) -> Sequence[FrameTables]:
-    """Of the layers that see windows, if any, then of the others. short: as in `TableRoom`; hidden: where
-    policies hide something.
+    """Return the tables of sliding-window layers, if the range has any, then those of the other layers.
+
+    rows: Size of the graph's bucket.
+    short: The graph is for many sequences with few rows each; see `TableRoom`.
+    hidden: The graph is for frames from which a KV policy hides columns.
     """
     config = decoder.config
     layers = set(range(decoder.layers.first, decoder.layers.last))
@@ -196,7 +229,10 @@ def frame_tables(
 
 
 class PromptTables:
-    """The same for a graph of prompts alone."""
+    """Fills the attention tables of a graph for prompts alone.
+
+    shapes: Shapes of the two tables, tiles and pages.
+    """
 
     def __init__(self, rows: int, pages: int, page_rows: int, heads_per_kv: int) -> None:
         self._rows = rows
@@ -205,14 +241,14 @@ class PromptTables:
         self.shapes = (rows // self._tile_rows + MAX_PROMPTS + 1, 4), (pages,)
 
     def plan(self, flat: Tensor, heads_per_kv: int) -> AttentionPlan:
-        """As `FrameTables` has it."""
+        """Return the attention plan that reads these tables; see `FrameTables.plan`."""
         from specsot_kernels.gpu.attention import plan_over_prompts
 
         tiles, pages = views(flat, self.shapes)
         return plan_with_kernel(plan_over_prompts(tiles, pages, self._page_rows))
 
     def fill(self, spans: Sequence[RowSpan]) -> list[Numbers] | None:
-        """What is read; None where others than prompts are among them, or more than there is room for."""
+        """Return the tables of a frame; None if it has trees, or does not fit."""
         if any(span.visible is not None for span in spans):
             return None
         tiles, pages = tabulate_prompts(spans, self._page_rows, self._tile_rows, self._rows)

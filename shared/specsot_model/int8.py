@@ -1,4 +1,4 @@
-"""Weights in 8-bit whole numbers on GPUs, and their products with rows that are rounded to such, too."""
+"""Weights in int8 on GPUs, and their products with activations that are rounded to int8 as well."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from torch import Tensor
 from specsot_model.decoding import Codes
 from specsot_model.fp8 import NormWeight, ShortRows
 
-WEIGHTS_AT_A_TIME = 1 << 24  # that are floats at a time, which bounds the extra memory
-TINY = 1e-30  # instead of a scale of zero
+# Weights. How many are floats at a time; bounds the extra memory.
+WEIGHTS_AT_A_TIME = 1 << 24
+# Divisor in place of a scale of zero.
+TINY = 1e-30
 
 
 class Int8:
-    """[out, in] int8 with a scale for each output; a bias [out] where there is one.
+    """A weight [out, in] in int8 with a scale per output, and an optional bias [out].
 
-    Activations are rounded, too, each row by itself with a scale for each 64 inputs, and sums are exact: what
-    a row gets is the same bits in any company.
+    Activations are rounded to int8 as well, each row with a scale per 64 inputs, and the integer sums are
+    exact. A row's result is therefore the same in any batch, bit for bit.
     """
 
     __slots__ = ("_counts", "_scales", "_whole", "bias")
@@ -39,38 +41,42 @@ class Int8:
 
     @property
     def _outputs_at_a_time(self) -> int:
+        """How many outputs become floats at a time."""
         return max(WEIGHTS_AT_A_TIME // self._whole.shape[1], 1)
 
     @property
     def captured(self) -> bool:
-        """Whether it is fit for a captured graph: all but `__call__` are for those."""
+        """Tell whether a CUDA graph can capture the product; all methods but `__call__` need that."""
         return self._whole.shape[1] % 16 == 0 and multiplies_int8(self._whole.device)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x [rows, in] -> [rows, out]."""
+        """Multiply x [rows, in] -> [rows, out]; it works on any device."""
         return self.heads(x) if self.captured and len(x) else self._multiply_plainly(x)
 
     def wide(self, hidden: Tensor, norm: NormWeight) -> Tensor:
-        """An RMSNorm of hidden [rows, in], then the product, in fp32 as it is summed: [rows, out]."""
+        """Return the product of the RMSNorm of hidden [rows, in], in fp32 as it is summed: [rows, out]."""
         return self._multiply(self._round(hidden, norm), torch.float32)
 
     def normed(self, hidden: Tensor, norm: NormWeight) -> Tensor:
-        """The same in hidden's dtype."""
+        """Return the product of the RMSNorm of hidden [rows, in], in the type of hidden: [rows, out]."""
         return self.heads(hidden, norm)
 
     def heads(self, x: Tensor, norm: NormWeight | None = None, rows: ShortRows | None = None) -> Tensor:
-        """The same, or without a norm. rows: x, if it is rounded already."""
+        """Return the product of x [rows, in], after an RMSNorm if one is given: [rows, out].
+
+        rows: The normed x in int8, if it is computed already.
+        """
         return self._multiply(rows or self._round(x, norm), x.dtype)
 
     def gated(self, hidden: Tensor, norm: NormWeight, rows: ShortRows | None = None) -> ShortRows:
-        """As `normed`, then silu(first half) * second half, as `add_to` takes it. A bias is not asked for."""
+        """Return silu(first half) * second half of what `normed` returns, in int8. A bias is not added."""
         from specsot_kernels.gpu.whole import multiply_gated_whole
 
         short = rows or self._round(hidden, norm)
         return ShortRows(*multiply_gated_whole(*short, self._whole, self._scales))
 
     def add_to(self, hidden: Tensor, x: Tensor | ShortRows, following: NormWeight | None = None) -> None:
-        """Add x [rows, in] times the weight to hidden [rows, out], in place. A bias is not asked for."""
+        """Add x [rows, in] times the weight to hidden [rows, out], in place. A bias is not added."""
         self._multiply(x if isinstance(x, ShortRows) else self._round(x), hidden.dtype, hidden)
 
     def _round(self, x: Tensor, norm: NormWeight | None = None) -> ShortRows:
@@ -91,4 +97,5 @@ class Int8:
 
 
 def multiplies_int8(device: torch.device) -> bool:
+    """Tell whether the int8 kernels run on this device."""
     return device.type == "cuda" and find_spec("triton") is not None

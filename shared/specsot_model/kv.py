@@ -1,4 +1,4 @@
-"""KV pages of a layer range on one device, int8 rows, and the staging buffer for what is sent there."""
+"""KV pages of a layer range on one device, int8 KV rows, and the staging buffer for host-to-device copies."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from specsot.core.info import memory_in_words
 from specsot.errors import ModelError, WireError
 from specsot.members import KvDtype
 
-Moves = Sequence[tuple[int, int]]  # of rows: source and target slot
-Places = tuple[Tensor, Tensor]  # (page, offset) of each row, both LongTensor [rows]
+# Pairs of source and target slot.
+Moves = Sequence[tuple[int, int]]
+# Page and offset within the page of each row, both LongTensor [rows].
+Places = tuple[Tensor, Tensor]
 
 
 def untouched_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """Zeros of this shape. On a CPU their memory is only reserved: what nobody writes to costs none.
+    """Return zeros of this shape. On a CPU, memory is used only once it is written to.
 
-    Raises ModelError where the system does not even reserve it (`ulimit -v`, `vm.overcommit_memory=2`).
+    Raises ModelError if the system does not even reserve it (`ulimit -v`, `vm.overcommit_memory=2`).
     """
     count = math.prod(shape)
     if torch.device(device).type != "cpu" or not count:
@@ -40,15 +42,20 @@ def untouched_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.devi
 
 
 class KVPages:
-    """`pages` pages of `page_rows` rows in each of `layers` layers.
+    """A paged KV cache: `pages` pages of `page_rows` rows in each of `layers` layers.
 
-    One tensor for all, so that what is done to every layer is done in one go; of each layer a view
-    [2, pages, kv_heads, page_rows, head_dim]: keys first, values second. With heads outside rows, the
-    first m rows of a page are a strided view [kv_heads, m, head_dim], and so are those of n consecutive
-    pages: [n * kv_heads, m, head_dim].
-    A slot is the flat number page * page_rows + offset. Rows start as zeros and are never uninitialised:
-    a masked row still meets a zero weight, and zero times NaN is NaN. Pages that are never used take no
-    memory on a CPU; the lowest free number goes out first, so few are.
+    All layers share one tensor, so that moving a slot or copying a page is one operation for all layers.
+    `layers[i]` is the view of one layer, [2, pages, kv_heads, page_rows, head_dim], keys first, values
+    second. Because heads come before rows, the first m rows of a page are a strided view
+    [kv_heads, m, head_dim], and those of n consecutive pages are [n * kv_heads, m, head_dim].
+
+    A slot is the flat number of a row, the same in every layer: page * page_rows + offset.
+
+        # page_rows 8: slot 19 -> page 2, offset 3
+
+    The cache starts as zeros and never holds uninitialised memory: a masked row is still multiplied by a
+    zero weight, and zero times NaN is NaN. Pages that were never used take no memory on a CPU. The allocator
+    gives out the lowest free page first, so few pages are ever touched.
     """
 
     def __init__(
@@ -62,17 +69,20 @@ class KVPages:
         device: torch.device | str,
         kept: KvDtype = "auto",
     ) -> None:
-        """kept: int8 makes rows of int8, which `rows8.as_numbers` reads."""
+        """
+        dtype: Type of the rows, unless `kept` says int8.
+        kept: "int8" stores rows in int8 with a scale, which `as_numbers` reads; "auto" stores `dtype`.
+        """
         width = head_dim + SCALE_BYTES if kept == "int8" else head_dim
         shape = (layers, 2, pages, kv_heads, page_rows, width)
         self._whole = untouched_zeros(shape, torch.int8 if kept == "int8" else dtype, device)
         self.layers = self._whole.unbind()
         self.pages = pages
         self.page_rows = page_rows
-        self.shared: Callable[[int], bool] = lambda page: False  # whether several sequences hold a page
-        self._rows = self._whole.permute(
-            2, 4, 0, 1, 3, 5
-        )  # [pages, page_rows, layers, 2, kv_heads, head_dim]
+        # Tells whether several sequences hold a page; the owner of the page table replaces it.
+        self.shared: Callable[[int], bool] = lambda page: False
+        # A view [pages, page_rows, layers, 2, kv_heads, head_dim], indexed by page and offset.
+        self._rows = self._whole.permute(2, 4, 0, 1, 3, 5)
 
     @property
     def bytes(self) -> int:
@@ -80,7 +90,7 @@ class KVPages:
         return self._whole.nbytes
 
     def locate(self, slots: Tensor) -> Places:
-        """Page and offset of each slot [rows]; once a frame, shared by its layers."""
+        """Return page and offset of each slot [rows]. Call it once per frame; the layers share the result."""
         page = torch.div(slots, self.page_rows, rounding_mode="floor")
         return page, slots - page * self.page_rows
 
@@ -89,6 +99,7 @@ class KVPages:
         self._put_kept(layer, places, round_rows(kv) if self._whole.dtype == torch.int8 else kv)
 
     def _put_kept(self, layer: int, places: Places, rows: Tensor) -> None:
+        """Write rows that are in the stored form already."""
         self._rows[:, :, layer].index_put_(places, rows)
 
     @torch.inference_mode()
@@ -98,14 +109,20 @@ class KVPages:
 
     @torch.inference_mode()
     def move(self, moves: Moves) -> None:
-        """Copy rows from slots to slots in every layer; gathered first, so the two may overlap."""
+        """Copy rows from source to target slots in every layer.
+
+        All sources are gathered before any target is written, so sources and targets may overlap.
+        """
         if not moves:
             return
         page, offset = self.locate(indices(moves, self._whole.device).T)
         self._rows.index_put_((page[1], offset[1]), self._rows[page[0], offset[0]])
 
     def move_on_device(self, moves: Tensor) -> None:
-        """The same of [2, many] slots that are there already, on a GPU; negative ones move nothing."""
+        """Do the same for slots that are on the GPU already.
+
+        moves: int32 [2, num_moves], sources then targets; a negative slot moves nothing.
+        """
         from specsot_kernels.gpu.rows import move_rows
 
         move_rows(self._whole, moves)
@@ -119,25 +136,33 @@ class KVPages:
         own: Tensor | None = None,
         counts: Tensor | None = None,
     ) -> None:
-        """Move those rows of each head whose keys have the least L2 norm, in their order, from `sources`
-        [rows] to `targets` [kept]; gathered first, so the two may overlap.
+        """Prune by key norm: move the rows of each head whose keys have the least L2 norm to `targets`.
 
-        own: bool [rows, kv_heads], the sources that are rows of each head; None: all are rows of every head.
-        counts: [kv_heads], how many rows each head keeps, in the first targets; the targets after those get
-        some finite row, which the head never sees. None: every head keeps as many as there are targets.
+        The rows keep their order. All sources are gathered first, so sources and targets may overlap.
 
-        Norms are compared in bfloat16, and of equal ones the later row's counts as less: in a first layer a
-        token's key has the same norm at any position, and rounding must not decide which one stays.
+        sources: Slots [rows] to choose from.
+        targets: Slots [kept] that receive the chosen rows.
+        own: bool [rows, kv_heads], which sources hold a row of each head; None: every source does.
+        counts: [kv_heads], how many rows each head keeps, in the first targets. The remaining targets receive
+            some finite row that the head never sees. None: every head fills all targets.
+
+            # slots [0 1 2 3], key norms of one head [5 1 4 2], targets [0 1] -> slots 1 and 3 move to 0 and 1
+
+        Norms are compared in bfloat16, and among equal norms the later row counts as smaller. In a first
+        layer a token's key has the same norm at every position, and rounding must not decide which row
+        stays.
         """
         rows = self._rows[:, :, layer][self.locate(sources)]  # [rows, 2, kv_heads, head_dim]
         keys = as_numbers(rows[:, 0], torch.float32).float()
         norms = keys.norm(dim=-1).bfloat16()
         if own is not None:
             norms = norms.masked_fill(~own, float("inf"))
-        least = norms.flip(0).argsort(dim=0, stable=True)[: len(targets)]  # the last row first
+        # The stable sort runs over reversed rows, so that among equal norms the later row comes first.
+        least = norms.flip(0).argsort(dim=0, stable=True)[: len(targets)]
         last = len(sources) - 1
         best = last - least  # [kept, kv_heads]
-        if counts is not None:  # rows beyond a head's count sort behind those that it keeps
+        # Rows beyond a head's count get an index that sorts after all rows that the head keeps.
+        if counts is not None:
             ranks = torch.arange(len(targets), device=best.device)[:, None]
             best = best.masked_fill(ranks >= counts, len(sources))
         best = best.sort(dim=0).values.clamp_max(last)
@@ -146,13 +171,16 @@ class KVPages:
 
     @torch.inference_mode()
     def rows_at(self, layer: int, slots: Sequence[int]) -> Tensor:
-        """A copy, on the host, of rows as they are kept, int8 as float16: [rows, numbers of a row]."""
+        """Return a host copy of rows in their stored form, [rows, numbers of a row].
+
+        The bytes of int8 rows are viewed as float16. It is used to migrate KV to another stage.
+        """
         rows = self._rows[:, :, layer][self.locate(indices(slots, self._whole.device))].flatten(1).cpu()
         return rows.view(torch.float16) if rows.dtype == torch.int8 else rows
 
     @torch.inference_mode()
     def put_rows_at(self, layer: int, slots: Sequence[int], rows: Tensor) -> None:
-        """What `rows_at` gave. Raises WireError where rows are kept in another way here."""
+        """Store rows that `rows_at` returned. Raises WireError if this cache stores rows in another form."""
         here = self._rows[:, :, layer]
         kept = torch.float16 if self._whole.dtype == torch.int8 else self._whole.dtype
         if rows.dtype != kept or rows[0].nbytes != here[0, 0].nbytes:
@@ -162,40 +190,51 @@ class KVPages:
 
     @torch.inference_mode()
     def copy_page(self, source: int, target: int, rows: int) -> None:
+        """Copy the first `rows` rows of page `source` to page `target`, in every layer."""
         self._whole[:, :, target, :, :rows] = self._whole[:, :, source, :, :rows]
 
     @torch.inference_mode()
     def clear_rows(self, slots: Sequence[int]) -> None:
+        """Zero the rows of these slots in every layer."""
         page, offset = self.locate(indices(slots, self._whole.device))
         self._rows[page, offset] = 0
 
     @torch.inference_mode()
     def clear_page(self, page: int) -> None:
-        """Zero a page in every layer: for rows that are not finite, before somebody else gets them."""
+        """Zero a page in every layer, so that NaN or infinity never reaches the next owner of the page."""
         self._whole[:, :, page].zero_()
 
 
-# Of a row, for its scale in fp16: kernels read as many bytes at a time, and rows begin where a read does.
+# Bytes. Size of the field after the numbers of an int8 row, which holds the row's scale in fp16. Kernels read
+# 16 bytes at a time, and rows must begin where a read begins.
 SCALE_BYTES = 16
-MIN_SCALE = 2.0**-24  # least scale, fp16's smallest positive number: a row of zeros stays one
+# Smallest scale of an int8 row: the smallest positive number of fp16, so that a row of zeros stays zero.
+MIN_SCALE = 2.0**-24
 
 
 def round_rows(rows: Tensor) -> Tensor:
-    """[..., head_dim] to int8 [..., head_dim + SCALE_BYTES]. What is not finite comes back as NaN."""
+    """Quantize rows [..., head_dim] to int8 [..., head_dim + SCALE_BYTES].
+
+    A row that holds a value that is not finite becomes a row of NaN when it is read.
+    """
     return F.pad(round_to_int8(rows), (0, SCALE_BYTES - torch.half.itemsize))
 
 
 def round_to_int8(rows: Tensor) -> Tensor:
-    """[..., n] to int8 [..., n + 2], of which the last two are a scale in fp16. See `round_rows`."""
+    """Quantize rows [..., n] to int8 [..., n + 2]; the last two bytes are the scale in fp16.
+
+    The scale is max|x| / 127, and the numbers are round(x / scale). See `round_rows`.
+    """
     wide = rows.float()
     scale = (wide.abs().amax(-1, keepdim=True) / 127).clamp_min(MIN_SCALE).half()
-    scale += scale - scale  # infinity becomes NaN
+    # Infinity minus infinity is NaN, so an infinite scale becomes NaN.
+    scale += scale - scale
     whole = (wide / scale).round().clamp(-127, 127).to(torch.int8)
     return torch.cat((whole, scale.view(torch.int8)), -1)
 
 
 def as_numbers(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rows as they are kept, whichever way that is, as numbers [..., head_dim]."""
+    """Return stored rows as numbers [..., head_dim]; int8 rows are dequantized to `dtype`."""
     if rows.dtype != torch.int8:
         return rows
     scale = rows[..., -SCALE_BYTES:].view(torch.float16)[..., :1]
@@ -203,17 +242,22 @@ def as_numbers(rows: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def row_bytes(head_dim: int, itemsize: int, kept: KvDtype) -> int:
-    """Of one key or value of one head."""
+    """Return the bytes of one key or one value of one head in a cache of form `kept`."""
     return head_dim + SCALE_BYTES if kept == "int8" else head_dim * itemsize
 
 
 Numbers = NDArray[np.int32]
 Shapes = Sequence[tuple[int, ...]]
-ALIGNED = 4  # numbers: where a tensor in a buffer begins; for other addresses kernels are compiled once more
+# int32 numbers. Tensors in a shared buffer begin at multiples of this: Triton compiles a kernel once more for
+# addresses with another alignment.
+ALIGNED = 4
 
 
 class Staging:
-    """Host memory that a copy engine reads: not to be written again before it did."""
+    """A pinned host buffer for asynchronous copies to a device.
+
+    The buffer is not written again before the copy of its previous contents has finished.
+    """
 
     def __init__(self, size: int, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
@@ -222,7 +266,10 @@ class Staging:
         self._sent = torch.cuda.Event() if on_gpu else None
 
     def send(self, parts: Sequence[Numbers], target: Tensor) -> None:
-        """One copy of all parts, one behind the other; what is behind them in `target` stays."""
+        """Copy all parts to `target` in one transfer, one after another, each from an aligned place on.
+
+        Numbers of `target` after the last part keep their values.
+        """
         if self._sent:
             self._sent.synchronize()
         start = 0
@@ -235,21 +282,29 @@ class Staging:
 
 
 def indices(numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """Whole numbers on a device. From pinned memory: else the host waits for all that runs there."""
-    found = torch.tensor(np.asarray(numbers, np.int64))  # of long lists torch makes one much more slowly
+    """Return integers as an int64 tensor on a device.
+
+    The copy starts from pinned memory, because otherwise the host would wait for all work on the device.
+    """
+    # For long lists, NumPy converts much faster than torch.
+    found = torch.tensor(np.asarray(numbers, np.int64))
     return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found.to(device)
 
 
 def aligned(count: int) -> int:
+    """Round `count` numbers up to a multiple of ALIGNED."""
     return -(-count // ALIGNED) * ALIGNED
 
 
 def size_of(shapes: Shapes) -> int:
-    """How many numbers tensors of these shapes take together, each from an aligned place on."""
+    """Return how many numbers tensors of these shapes take in one buffer, each from an aligned place on."""
     return sum(aligned(prod(shape)) for shape in shapes)
 
 
 def views(flat: Tensor, shapes: Shapes) -> list[Tensor]:
-    """Tensors of these shapes, one behind the other in `flat`."""
+    """Return views of `flat` with these shapes, one after another, each from an aligned place on.
+
+    # shapes [(3,), (2, 2)] -> numbers 0..2 and 4..7 of the buffer
+    """
     parts = flat.split([aligned(prod(shape)) for shape in shapes])
     return [part[: prod(shape)].view(shape) for part, shape in zip(parts, shapes)]

@@ -1,6 +1,7 @@
-"""Decoder layers, their norms, and a base's edges.
+"""Decoder layers in plain torch, their norms, and the embedding, final norm and lm_head around them.
 
-Numerics follow Hugging Face's eager modules unless a docstring says otherwise.
+Numerics follow Hugging Face's eager modules unless a docstring says otherwise. Shapes: `rows` is the number
+of tokens in the batch.
 """
 
 from __future__ import annotations
@@ -27,15 +28,16 @@ from specsot_model.weights import Fetch
 
 Part = TypeVar("Part")
 AnyNorm = Callable[[Tensor], Tensor]  # [rows, ..., size] -> the same shape
-# Turns queries and keys of [rows, heads + 2 * kv_heads, head_dim] in place, and stores keys and values.
+# Applies rotary embedding to the queries and keys of [rows, heads + 2 * kv_heads, head_dim], in place, and
+# stores keys and values in the KV cache.
 Keep = Callable[[Tensor], None]
 
 
 class Norm:
     """RMSNorm: x / sqrt(mean(x^2) + eps) * weight over the last dimension, in fp32 inside.
 
-    torch has no fused one for the CPU; there ||x|| and hypot(||x||, sqrt(n eps)) do it in four short
-    passes instead of seven.
+    torch has no fused RMSNorm for the CPU. There, the norm is computed as
+    x / hypot(||x||, sqrt(n * eps)) * (weight * sqrt(n)), in four short passes instead of seven.
     """
 
     __slots__ = ("_floor", "_scaled", "_shape", "eps", "weight")
@@ -72,8 +74,9 @@ class LayerNorm:
 
 
 def fetch_norm(fetch: Fetch, name: str, config: ModelConfig) -> AnyNorm:
-    """The norm called `name` over the hidden width, of the model's kind."""
-    if config.norm_offset:  # exact: a sum near 1 has few bits left in 16
+    """Load the norm called `name` over the hidden size: RMSNorm or LayerNorm, as the model has it."""
+    if config.norm_offset:
+        # Weight + offset is near 1 and would have few bits left in a 16-bit type.
         exact = replace(fetch, dtype=torch.float32)
         return Norm(exact(f"{name}.weight", (config.hidden,)) + config.norm_offset, config.eps)
     weight = fetch(f"{name}.weight", (config.hidden,))
@@ -83,7 +86,7 @@ def fetch_norm(fetch: Fetch, name: str, config: ModelConfig) -> AnyNorm:
 
 
 class Block:
-    """Layer `index` of a model, fetched under its family's names."""
+    """Layer `index` of a model, loaded under the tensor names of its family."""
 
     def __init__(self, fetch: Fetch, index: int, config: ModelConfig) -> None:
         names = config.names
@@ -116,14 +119,16 @@ class Block:
     def forward(
         self, hidden: Tensor, table: Tensor, places: Places, plan: AttentionPlan, kv: KVPages, layer: int
     ) -> None:
-        """Add this layer's two updates to the residual stream [rows, hidden], in place.
+        """Add this layer's attention and MLP updates to the residual stream [rows, hidden], in place.
 
-        table: rotations of the rows; places: where their KV goes; layer: which of `kv`'s layers.
+        table: Rotations of the rows; see `Rotary.table`.
+        places: Where the KV of the rows is stored; see `KVPages.locate`.
+        layer: Index of this layer within `kv`, which starts at the first layer of the range.
         """
         self.update(hidden, self.keeping(table, places, kv, layer), kv.layers[layer], plan)
 
     def keeping(self, table: Tensor, places: Places, kv: KVPages, layer: int) -> Keep:
-        """What turns heads by `table`, and puts keys and values in their places."""
+        """Return a function that rotates queries and keys by `table` and stores keys and values."""
         config = self.config
 
         def keep(heads: Tensor) -> None:
@@ -134,7 +139,7 @@ class Block:
         return keep
 
     def update(self, hidden: Tensor, keep: Keep, kv_layer: Tensor, plan: AttentionPlan) -> None:
-        """The same, with `keep` for what is between the projections and attention."""
+        """Do what `forward` does, with `keep` as the work between the projections and attention."""
         update = self.attention(hidden, keep, kv_layer, plan)
         if self.config.parallel:
             update.add_(self.mlp(self.mlp_norm(hidden)))
@@ -144,7 +149,7 @@ class Block:
             hidden.add_(self.after_mlp(self.mlp(self.mlp_norm(hidden))))
 
     def attention(self, hidden: Tensor, keep: Keep, kv_layer: Tensor, plan: AttentionPlan) -> Tensor:
-        """The first of the two, [rows, hidden]."""
+        """Return the attention update, [rows, hidden], without adding it to the residual stream."""
         heads = self.qkv(self.input_norm(hidden)).view(len(hidden), -1, self.config.head_dim)
         self._norm_heads(heads)
         keep(heads)
@@ -155,7 +160,10 @@ class Block:
         return self.after_attention(self.out(found))
 
     def _norm_heads(self, heads: Tensor) -> None:
-        """Queries and keys of [rows, heads + 2 * kv_heads, head_dim], in place, where there are norms."""
+        """Normalize the queries and keys in [rows, heads + 2 * kv_heads, head_dim], in place.
+
+        Without head norms (QK norm) it changes nothing.
+        """
         config = self.config
         turned = heads.narrow(1, 0, config.heads + config.kv_heads).split((config.heads, config.kv_heads), 1)
         for part, norm in zip(turned, self.head_norms or ()):
@@ -167,7 +175,7 @@ def _unchanged(update: Tensor) -> Tensor:
 
 
 def fetch_sinks(fetch: Fetch, name: str, config: ModelConfig) -> Tensor:
-    """A score of each query head, fp32 [kv_heads, g]; see `attend`."""
+    """Load the attention sinks, one score per query head: fp32 [kv_heads, g]; see `attend`."""
     return fetch(name, (config.heads,)).float().view(config.kv_heads, -1)
 
 
@@ -180,8 +188,14 @@ def fetch_head_norms(
     spans: tuple[int, int] = (1, 1),
     offset: float = 0.0,
 ) -> tuple[Norm, Norm]:
-    """Norms over each query and key head, or over so many of each at once. rotated: as in `interleave`;
-    offset: what is added to their weights."""
+    """Load the norms of queries and keys.
+
+    dim: Head size.
+    rotated: How many numbers of a head rotate; None: all. See `interleave`.
+    spans: How many query heads, and how many key heads, one norm covers at once: (1, 1) normalizes each
+        head by itself, (heads, kv_heads) all heads together.
+    offset: Number added to the weights.
+    """
     exact = replace(fetch, dtype=torch.float32) if offset else fetch
     q, k = (
         interleave(exact(f"{prefix}.{name}.weight", (heads * dim,)), dim, rotated)
@@ -192,11 +206,16 @@ def fetch_head_norms(
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """The parts before a base's first layer and after its last, as its draft head sees it.
+    """The parts before a base model's first layer and after its last, which a draft head may share.
 
-    Each part is found when it is asked for. Raises ModelError for what is not there.
-    embedding: [vocab, hidden]. lm_head: [hidden] -> vocab; final_norm comes before it.
-    lm_head_rows: rows [ids, hidden] of lm_head for token ids [ids], or all rows for None.
+    Each part is loaded or looked up when its function is called, and raises ModelError if it is missing.
+
+    config: The base model's config.
+    embedding: Returns the table [vocab, hidden].
+    final_norm: Returns the norm that precedes the lm_head.
+    lm_head: Returns the product [hidden] -> vocab.
+    lm_head_rows: Returns the rows [ids, hidden] of the lm_head's weight for token ids [ids], or all rows for
+        None.
     """
 
     config: ModelConfig
@@ -207,20 +226,23 @@ class Edges:
 
 
 def held(part: Part | None, name: str) -> Part:
-    """A part of a range of layers. Raises ModelError where it is not there."""
+    """Return `part`, or raise ModelError with its `name` if this range of layers does not have it."""
     if part is None:
         raise ModelError(f"this range of layers holds no {name}")
     return part
 
 
 def add_tap(hidden: Tensor, weight: Tensor | Linear, fused: Tensor | None) -> Tensor:
-    """hidden [rows, H] through a tap's weight [Hd, H], added to `fused` in place where there is one."""
+    """Return `fused` [rows, Hd] plus hidden [rows, H] times a tap's weight [Hd, H].
+
+    `fused` is changed in place; None means zero.
+    """
     part = F.linear(hidden, weight) if isinstance(weight, Tensor) else weight(hidden)
     return part if fused is None else fused.add_(part)
 
 
 def stored_edges(config: ModelConfig, fetch: Fetch) -> Edges:
-    """Of a base that is somewhere else."""
+    """Return the edges of a base model that runs in another process, read from its files when needed."""
     given = fetch, config
     return Edges(
         config,
@@ -232,8 +254,10 @@ def stored_edges(config: ModelConfig, fetch: Fetch) -> Edges:
 
 
 def fetch_embedding(fetch: Fetch, config: ModelConfig, head: Linear | None = None) -> Table:
-    """[vocab, hidden]. head: the lm_head if it is loaded: a tied model's is this table, unless it is packed
-    in another form.
+    """Load the embedding [vocab, hidden].
+
+    head: The lm_head, if it is loaded. In a tied model it is the same table and is shared, unless its
+        packed form cannot be read by rows.
     """
     name = _name_of_embedding(fetch, config)
     if head is not None and name == _name_of_lm_head(fetch, config):
@@ -245,11 +269,15 @@ def fetch_embedding(fetch: Fetch, config: ModelConfig, head: Linear | None = Non
 
 
 def fetch_final_norm(fetch: Fetch, config: ModelConfig) -> AnyNorm:
+    """Load the norm that precedes the lm_head."""
     return fetch_norm(fetch, config.names.norm, config)
 
 
 def fetch_lm_head(fetch: Fetch, config: ModelConfig, embedding: Table | None = None) -> Linear:
-    """[hidden] -> vocab. embedding: if it is loaded, as in `fetch_embedding`."""
+    """Load the lm_head, [hidden] -> vocab.
+
+    embedding: The embedding, if it is loaded; a tied model shares it.
+    """
     name = _name_of_lm_head(fetch, config)
     if embedding is None or name != _name_of_embedding(fetch, config):
         embedding = _fetch_table(fetch, config, name)
@@ -262,7 +290,10 @@ def _fetch_lm_head_rows(fetch: Fetch, config: ModelConfig, ids: Tensor | None) -
 
 
 def rows_of_linear(linear: Linear, ids: Tensor | None, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Weight rows [ids, in] of a loaded product; a packed product multiplies the identity to show them."""
+    """Return the weight rows [ids, in] of a loaded product, or all rows for ids None.
+
+    A packed product has no weight to index; multiplying the identity matrix recovers it.
+    """
     if linear.weight is not None:
         return linear.weight if ids is None else linear.weight[ids]
     columns = linear(torch.eye(linear.shape[1], dtype=dtype, device=device))  # [in, out]
@@ -270,14 +301,18 @@ def rows_of_linear(linear: Linear, ids: Tensor | None, dtype: torch.dtype, devic
 
 
 def _name_of_embedding(fetch: Fetch, config: ModelConfig) -> str:
-    """Tied models may be published with either of the two tables."""
+    """Return the tensor name of the embedding: the lm_head's if a tied model is published only with that."""
     own = config.names.embedding
     other = config.names.head
     return other if config.tied and f"{own}.weight" not in fetch else own
 
 
 def _name_of_lm_head(fetch: Fetch, config: ModelConfig) -> str:
-    """A table of its own counts, whatever the config says of tying, as in Transformers."""
+    """Return the tensor name of the lm_head: the embedding's if the model is tied and has no lm_head.
+
+    If a model has an lm_head, it is used even if the config says that the weights are tied, as in
+    Transformers.
+    """
     own = config.names.head
     other = config.names.embedding
     return other if config.tied and f"{own}.weight" not in fetch else own

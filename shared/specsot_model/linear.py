@@ -1,4 +1,4 @@
-"""Matrix products of a layer: how weights are held (dtypes, int8, int4, 8-bit floats), and their kernels."""
+"""Matrix products of a layer: how weights are stored (dtypes, int8, int4, fp8), and their kernels."""
 
 from __future__ import annotations
 
@@ -23,17 +23,25 @@ from specsot_model.decoding import Codes
 from specsot_model.fp8 import Fp8, NormWeight, ShortRows, Unscaled, multiplies_fp8
 from specsot_model.int8 import Int8
 
-# Numbers of a weight in fp32 that is not packed. On a Xeon with AVX-512, one thread, oneDNN's packed product
-# of 64 thousand takes 42, 46, 78 us with 1, 4, 16 rows, the plain one 7, 10, 79; of 128 thousand 105, 115,
-# 164 and 39, 51, 167. A number of rows that is new costs the packed one up to a millisecond more.
+# Numbers. fp32 weights up to this size are not packed for oneDNN. Chosen by measurement on a Xeon with
+# AVX-512 and one thread: with 1, 4, 16 rows, a weight of 64 thousand numbers takes 42, 46, 78 us packed and
+# 7, 10, 79 us plain; one of 128 thousand takes 105, 115, 164 us and 39, 51, 167 us. The packed product also
+# spends up to a millisecond more on the first batch of each size.
 SMALL = 1 << 17
-PACKED_FOR = 64  # rows that oneDNN is told at packing; the packed form serves every number (probed below)
+# Rows. The batch size that oneDNN is given when it packs a weight. The packed weight works for every batch
+# size; `_choose` checks that.
+PACKED_FOR = 64
 
 Multiply = Callable[[Tensor], Tensor]
 
 
 class Linear:
-    """y = x W^T + b. weight [out, in], bias [out] or None; x [rows, in] -> [rows, out]."""
+    """A product y = x W^T + b: x [rows, in] -> [rows, out], with weight [out, in] and bias [out] or None.
+
+    weight, bias: None if the weight is packed or quantized; only `__call__` can use it then.
+    shape: (out, in).
+    multiply: The product in the chosen form.
+    """
 
     __slots__ = ("bias", "multiply", "shape", "weight")
 
@@ -42,7 +50,10 @@ class Linear:
     def __init__(
         self, weight: Table | Codes, bias: Tensor | None = None, quantization: Quantization | None = None
     ) -> None:
-        # None where weights are packed or quantised: then nobody but `__call__` can use it.
+        """
+        weight: [out, in]; `Codes` if the files hold it quantized in the form `quantization` already.
+        quantization: Form in which to store the weight; None keeps its dtype.
+        """
         self.shape = weight.shape
         self.weight: Tensor | None = None
         self.bias: Tensor | None = None
@@ -79,9 +90,10 @@ def _hold(weight: Tensor | Codes, bias: Tensor | None, kind: Quantization) -> Mu
 
 @cache
 def _choose(dtype: torch.dtype, device: str) -> Callable[[Tensor, Tensor | None], Multiply]:
-    """The packed product for this dtype, if this machine has it and it is right there.
+    """Return oneDNN's packed product for this dtype if this machine has it and computes correctly with it.
 
-    Tried, not trusted: the packed form is told one number of rows and serves all.
+    It is tried on small shapes instead of trusted, because a weight is packed for one batch size but used
+    for all.
     """
     if dtype not in (torch.float32, torch.bfloat16) or device != "cpu":
         return _plain
@@ -94,18 +106,20 @@ def _choose(dtype: torch.dtype, device: str) -> Callable[[Tensor, Tensor | None]
 
 @torch.inference_mode()
 def _agrees(dtype: torch.dtype, shape: tuple[int, int]) -> bool:
+    """Tell whether the packed product of a random weight agrees with the plain one."""
     seeded = torch.Generator().manual_seed(0)
     weight = torch.randn(shape, generator=seeded).to(dtype)
     bias = torch.randn(shape[0], generator=seeded).to(dtype)
     ours, plain = _onednn(weight, bias), _plain(weight, bias)
     inputs = (torch.randn(rows, shape[1], generator=seeded).to(dtype) for rows in (1, 2, 5, 17, 130))
-    allowed = 1e-5 if dtype == torch.float32 else 0.02  # of the largest output: the library orders sums
+    # Fraction of the largest output. The library may add up products in another order.
+    allowed = 1e-5 if dtype == torch.float32 else 0.02
     pairs = ((ours(x).float(), plain(x).float()) for x in inputs)
     return all((a - b).abs().max() <= allowed * b.abs().max() for a, b in pairs)
 
 
 def multiply_wide(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x @ weight.T + bias in fp32, as it is summed, where the library writes that; else in the dtype."""
+    """Return x @ weight.T + bias in fp32, as it is summed, if the library can; else in x's dtype."""
     if x.dtype == torch.float32 or not _writes_sums(x.device):
         return F.linear(x, weight, bias)
     sums = torch.mm(x, weight.t(), out_dtype=torch.float32)
@@ -114,7 +128,7 @@ def multiply_wide(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 
 @cache
 def _writes_sums(device: torch.device) -> bool:
-    """PyTorch 2.8 and later, with cuBLAS."""
+    """Tell whether products can return fp32 sums: PyTorch 2.8 and later, with cuBLAS."""
     return (
         device.type == "cuda" and torch.version.cuda is not None and "dtype" in torch.ops.aten.mm.overloads()
     )
@@ -122,7 +136,11 @@ def _writes_sums(device: torch.device) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RowProduct:
-    """A weight [out, in] and its bias [out]."""
+    """A product for CUDA graphs in floats, which chooses its kernel by the number of rows.
+
+    weight: [out, in].
+    bias: [out], or None.
+    """
 
     weight: Tensor
     bias: Tensor | None = None
@@ -130,11 +148,14 @@ class RowProduct:
     def heads(
         self, x: Tensor, norm: NormWeight | None = None, rows: ShortRows | None = None
     ) -> Tensor | Unscaled:
-        """Queries, keys and values [rows, out] of x [rows, in] after a norm. rows: if rounded already."""
+        """Return queries, keys and values [rows, out] of x [rows, in], after an RMSNorm if one is given.
+
+        rows: Not used; 8-bit products take it.
+        """
         return self(x) if norm is None else self.normed(x, norm)
 
     def normed(self, hidden: Tensor, norm: NormWeight) -> Tensor:
-        """An RMSNorm of hidden [rows, in], then the product: [rows, out]."""
+        """Return the product of the RMSNorm of hidden [rows, in]: [rows, out]."""
         from specsot_kernels.gpu.products import multiply_row
         from specsot_kernels.gpu.rows import norm_rows
 
@@ -143,7 +164,10 @@ class RowProduct:
         return self(norm_rows(hidden, *norm))
 
     def gated(self, hidden: Tensor, norm: NormWeight, rows: ShortRows | None = None) -> Tensor | ShortRows:
-        """`normed`, then silu(first half) * second half: [rows, out / 2]. A bias is not asked for."""
+        """Return silu(first half) * second half of what `normed` returns: [rows, out / 2].
+
+        The product must have no bias.
+        """
         from specsot_kernels.gpu.products import multiply_row
         from specsot_kernels.gpu.rows import norm_rows
 
@@ -152,7 +176,10 @@ class RowProduct:
         return self(norm_rows(hidden, *norm), gated=True)
 
     def __call__(self, x: Tensor, gated: bool = False) -> Tensor:
-        """x [rows, in] -> [rows, out]; gated: silu(first half) * second half, [rows, out / 2]."""
+        """Multiply x [rows, in] -> [rows, out].
+
+        gated: Return silu(first half) * second half of the product, [rows, out / 2].
+        """
         from specsot_kernels.gpu.ordered import multiply_ordered
         from specsot_kernels.gpu.products import multiply_row
         from specsot_kernels.gpu.rows import gate
@@ -165,7 +192,10 @@ class RowProduct:
         return gate(whole) if gated else whole
 
     def wide(self, hidden: Tensor, norm: NormWeight) -> Tensor:
-        """`normed`, in fp32 as it is summed: rounded to fewer bits, large logits tie that were apart."""
+        """Do what `normed` does, but return fp32, as the product is summed.
+
+        It is used for logits: rounded to fewer bits, large logits that differ would become equal.
+        """
         from specsot_kernels.gpu.ordered import multiply_ordered
         from specsot_kernels.gpu.products import multiply_row
         from specsot_kernels.gpu.rows import norm_rows
@@ -181,9 +211,9 @@ class RowProduct:
     def add_to(
         self, hidden: Tensor, x: Tensor | ShortRows, following: NormWeight | None = None
     ) -> ShortRows | None:
-        """Add x [rows, in] times the weight to hidden [rows, out], in place. A bias is not asked for.
+        """Add x [rows, in] times the weight to hidden [rows, out], in place. A bias is not added.
 
-        following: a norm; what it makes of hidden is returned, rounded, where that costs no launch.
+        following: Not used; 8-bit products return the normed `hidden` in 8 bits. This one returns None.
         """
         from specsot_kernels.gpu.ordered import multiply_ordered
         from specsot_kernels.gpu.products import multiply_row
@@ -197,17 +227,18 @@ class RowProduct:
             hidden.addmm_(x, self.weight.t())
 
     def _alone(self, x: Tensor) -> bool:
-        """Whether these rows are one, which has a kernel of its own."""
+        """Tell whether x has a single row, for which there is a kernel of its own."""
         return len(x) == 1
 
     def _ordered(self, x: Tensor, gated: bool = False) -> bool:
+        """Tell whether the kernel with a fixed order of sums is faster for so many rows."""
         from specsot_kernels.gpu.ordered import pays
 
         return pays(x, len(self.weight), gated)
 
 
 class InvariantRowProduct(RowProduct):  # pyrefly: ignore[bad-class-definition]
-    """What a row gets is the same in any company, bit for bit: its sums always run in the same order."""
+    """A product whose sums always run in the same order, so a row's result is the same in any batch."""
 
     __slots__ = ()
 
@@ -222,7 +253,10 @@ CapturedProduct = RowProduct | Fp8 | Int8
 
 
 def captured_product(linear: Linear, invariant: bool = False) -> CapturedProduct | None:
-    """What a captured graph multiplies with; None where it cannot."""
+    """Return the form of a product for CUDA graphs, or None if it cannot be captured.
+
+    invariant: The product must be batch-invariant; fp8 products are not.
+    """
     if isinstance(linear.multiply, Fp8 | Int8):
         exact = isinstance(linear.multiply, Int8) or not invariant
         return linear.multiply if linear.multiply.captured and exact else None
@@ -237,10 +271,10 @@ NAMES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 def resolve_dtype(
     name: str, device: torch.device | str, quantization: Quantization | None = None
 ) -> torch.dtype:
-    """fp32, bf16, fp16, or auto: bf16 on CUDA and on CPUs that multiply it, else fp32; and fp32 beside a
-    CPU's packed weights, whose kernels compute in it.
+    """Return the dtype of the name "fp32", "bf16", "fp16" or "auto".
 
-    InvalidRequest for any other name.
+    "auto" means fp32 with packed CPU weights, whose kernels compute in fp32; else bf16 on CUDA and on CPUs
+    that multiply bf16; else fp32. Raises InvalidRequest for any other name.
     """
     if name == "auto":
         if packs(quantization, device):
@@ -252,7 +286,7 @@ def resolve_dtype(
 
 
 def check_device(device: str) -> None:
-    """Raises InvalidRequest for one that nobody knows, and for a GPU that PyTorch does not see."""
+    """Raise InvalidRequest if torch does not know the device's name, or does not see that GPU."""
     try:
         named = torch.device(device)
     except RuntimeError:
@@ -265,27 +299,31 @@ def check_device(device: str) -> None:
 
 
 def _multiplies_bf16(device: torch.device) -> bool:
+    """Tell whether a device multiplies bf16 natively."""
     if device.type != "cpu":
         return device.type == "cuda"
     able = torch.cpu.get_capabilities()
     return bool(able.get("avx512_bf16") or able.get("amx_bf16"))
 
 
-SCALE = 2  # bytes of a scale in int4, and of its zero point
-LANES = 16  # outputs of a CPU's packed weights are padded to whole multiples, inputs to groups
-FLOATS_AT_A_TIME = 1 << 24  # weights that are floats at a time, on a GPU
+# Bytes. Size of an int4 scale, and of an int4 zero point.
+SCALE = 2
+# Outputs. Packed CPU weights are padded to multiples of this, and their inputs to whole groups.
+LANES = 16
+# Weights. How many int4 weights a GPU converts to floats at a time.
+FLOATS_AT_A_TIME = 1 << 24
 
 
 class Rounded(Protocol):
-    """A quantised weight [out, in], or a part of one."""
+    """A quantized weight [out, in], or some of its outputs."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[rows, in] -> [rows, out]."""
+        """Multiply x [rows, in] -> [rows, out]."""
         ...
 
 
 def check_quantization(kind: str | None, device: str = "cpu") -> None:
-    """Raises InvalidRequest for one that nobody knows, ModelError where what it takes is not installed."""
+    """Raise InvalidRequest for an unknown quantization, ModelError if the packages it needs are missing."""
     if kind is None:
         return
     if kind not in QUANTIZATIONS:
@@ -295,12 +333,12 @@ def check_quantization(kind: str | None, device: str = "cpu") -> None:
 
 
 def packs(kind: Quantization | None, device: torch.device | str) -> bool:
-    """Whether a CPU's packed kernels multiply; embeddings are in 8 bits then, too."""
+    """Tell whether the packed CPU kernels are used: int8 and int4 on a CPU. Embeddings are int8 then."""
     return kind in ("int8", "int4") and torch.device(device).type == "cpu"
 
 
 def in_words(kind: Quantization | None, device: str) -> str:
-    """What is rounded, and so what members of a ring must have in common; empty: nothing."""
+    """Describe what is rounded and how, which all members of a ring must share. Empty: nothing is."""
     if kind == "fp8":
         both = multiplies_fp8(torch.device(device))
         return "fp8 weights, a scale an output" + (", and activations, a scale a row" if both else "")
@@ -313,14 +351,17 @@ def in_words(kind: Quantization | None, device: str) -> str:
 
 
 def of_lm_head(kind: Quantization | None) -> Quantization | None:
-    """What an lm_head is held in: int4 costs text there what int8 does not."""
+    """Return the form of the lm_head: int8 instead of int4, which would change the text too much."""
     return "int8" if kind == "int4" else kind
 
 
 def quantise(weight: Tensor | Codes, kind: Quantization, bias: Tensor | None = None) -> Rounded:
-    """weight: [out, in], or what others rounded to this kind; bias: for all but int4 on a GPU.
+    """Store a weight [out, in] in the form `kind`.
 
-    Raises ModelError for a shape that int4 cannot hold.
+    weight: Floats, or `Codes` if the files hold the weight quantized to this form already.
+    bias: Added by every form except int4 on a GPU, whose caller adds it.
+
+    Raises ModelError if int4 cannot hold the shape.
     """
     if kind == "fp8":
         return Fp8(weight, bias)
@@ -336,12 +377,12 @@ def quantise(weight: Tensor | Codes, kind: Quantization, bias: Tensor | None = N
 
 
 def size_of(shape: tuple[int, ...], itemsize: int, kind: Quantization | None) -> int:
-    """Bytes of a tensor whose numbers have `itemsize` bytes, if matrices are held as `kind`."""
+    """Return the bytes of a tensor of `itemsize` bytes per number, if matrices are stored as `kind`."""
     if kind is None or len(shape) != 2:
         return math.prod(shape) * itemsize
     if kind == "fp8":
         return math.prod(shape) + 4 * shape[0]
-    # Of a CPU's form; other devices need a little less.
+    # This is the size of the packed CPU form; other devices need a little less.
     groups = LONG_GROUP if kind == "int8" else GROUP
     outputs, inputs = (-(-size // whole) * whole for size, whole in zip(shape, (LANES, groups)))
     if kind == "int8":
@@ -350,9 +391,12 @@ def size_of(shape: tuple[int, ...], itemsize: int, kind: Quantization | None) ->
 
 
 class Packed:
-    """Of a CPU: activations are rounded to 8 bits, each row by itself (docs/precision.md).
+    """An int8 or int4 weight packed for the CPU kernels.
 
-    dtype: of its rows, as of the weight that it was made of; fp32 of codes.
+    Activations are rounded to 8 bits, each row by itself, so a row's result does not depend on the batch
+    (docs/precision.md).
+
+    dtype: Type of the rows that `rows` returns: that of the original weight, or fp32 for `Codes`.
     """
 
     __slots__ = ("device", "dtype", "weight")
@@ -372,21 +416,22 @@ class Packed:
         return self.weight.shape
 
     def rows(self, numbers: Tensor) -> Tensor:
-        """Of a weight in 8 bits: numbers [n] -> [n, in]."""
+        """Return the weight rows [n, in] of the outputs `numbers` [n]. The weight must be int8."""
         return self.weight.rows(numbers).to(self.dtype)
 
     def __call__(self, x: Tensor, norm: tuple[Tensor, float] | None = None) -> Tensor:
-        """x [rows, in] -> [rows, out]. norm: weight [in] and epsilon of an RMSNorm that comes before."""
+        """Multiply x [rows, in] -> [rows, out]. norm: weight [in] and epsilon of a preceding RMSNorm."""
         from specsot_kernels.cpu.running import multiply
 
         return multiply(x, self.weight, norm).to(x.dtype)
 
 
-Table = Tensor | Packed  # [vocab, hidden]
+# An embedding [vocab, hidden].
+Table = Tensor | Packed
 
 
 def hold_table(table: Tensor, quantization: Quantization | None) -> Table:
-    """An embedding [vocab, hidden], rounded where weights of this form are packed."""
+    """Return an embedding [vocab, hidden] in the form that it is kept in: int8 with packed CPU weights."""
     if not packs(quantization, table.device):
         return table
     held = quantise(table, "int8")
@@ -395,14 +440,16 @@ def hold_table(table: Tensor, quantization: Quantization | None) -> Table:
 
 
 def look_up(table: Table, tokens: Tensor) -> Tensor:
-    """Token ids [rows] -> their embeddings [rows, hidden]."""
+    """Return the embeddings [rows, hidden] of token ids [rows]."""
     return table.rows(tokens) if isinstance(table, Packed) else F.embedding(tokens, table)
 
 
 class Int4:
-    """Two weights a byte, those of the first half of a row's inputs in the lower bits; w = q * scale + least.
+    """An int4 weight for any device: w = q * scale + least, with 16-bit scale and least per group.
 
-    scale, least: [out, groups, 1], in 16 bits.
+    A byte holds two weights: the low half of byte i is input i, the high half is input i + in / 2.
+
+    # inputs [q0 q1 q2 q3] -> bytes [q0 | q2 << 4, q1 | q3 << 4]
     """
 
     __slots__ = ("_least", "_pairs", "_scale")
@@ -419,6 +466,7 @@ class Int4:
         return x @ self._floats(x.dtype).t()
 
     def _floats(self, dtype: torch.dtype) -> Tensor:
+        """Return the weight [out, in] in floats."""
         outputs, half = self._pairs.shape
         floats = torch.empty((outputs, 2, half), dtype=dtype, device=self._pairs.device)
         floats[:, 0] = self._pairs & 15
@@ -429,6 +477,7 @@ class Int4:
 
 
 def _fours(weight: Tensor) -> Codes:
+    """Quantize a weight [out, in] to int4 codes with torchao's asymmetric rounding."""
     ao = _torchao()
     block = (1, GROUP)
     bounds = (torch.uint8, 0, 15)
@@ -439,7 +488,7 @@ def _fours(weight: Tensor) -> Codes:
 
 
 class Tinygemm:
-    """int4 as PyTorch's kernel for NVIDIA GPUs reads it, in bf16."""
+    """An int4 weight for PyTorch's kernel on NVIDIA GPUs, which computes in bf16."""
 
     __slots__ = ("_held",)
 
@@ -451,7 +500,7 @@ class Tinygemm:
 
 
 class PartedWeight:
-    """Weights [out, in] one below the other: their products side by side."""
+    """A weight in parts of some outputs each, so that only one part is in floats at a time."""
 
     __slots__ = ("_parts",)
 
@@ -463,13 +512,17 @@ class PartedWeight:
 
 
 def _in_parts(weight: Tensor | Codes) -> Rounded:
+    """Quantize a weight to `Int4`, in parts if it is large."""
     outputs = max(FLOATS_AT_A_TIME // weight.shape[1], 1)
     parts: list[Rounded] = [Int4(part) for part in weight.split(outputs)]
     return parts[0] if len(parts) == 1 else PartedWeight(parts)
 
 
 def _torchao() -> ModuleType:
-    """Imported where it is used: it takes seconds. What it warns of is about kernels nobody calls here."""
+    """Import torchao when it is used, because that takes seconds.
+
+    Its warnings are silenced: they are about kernels that this project does not call.
+    """
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))
     try:

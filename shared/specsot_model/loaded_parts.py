@@ -1,5 +1,7 @@
-"""A cache of loaded layers, so that a new range or another epoch loads nothing twice; and what stands for
-weights that are not here yet: it counts and measures a model by what its config asks for.
+"""Caches loaded layers across ranges and epochs, and stands in for weights that are not present yet.
+
+With `LoadedParts`, a new range or another epoch loads no layer twice. `AbsentWeights` has the shapes that a
+config asks for, so that a model can be counted and timed before its files are fetched.
 """
 
 from __future__ import annotations
@@ -22,7 +24,13 @@ from specsot_model.weights import Fetch, Weights, has_files
 
 @dataclass(slots=True)
 class LoadedParts:
-    """What is loaded of one model, in one form, on one device: layers by index, and the edges."""
+    """What is loaded of one model, in one form, on one device.
+
+    blocks: Layers by index.
+    embedding: The embedding; None: not loaded.
+    norm: The final norm; None: not loaded.
+    head: The lm_head; None: not loaded.
+    """
 
     blocks: dict[int, Block] = field(default_factory=dict[int, Block])
     embedding: Table | None = None
@@ -30,7 +38,12 @@ class LoadedParts:
     head: Linear | None = None
 
     def fetch(self, fetch: Fetch, config: ModelConfig, index: int, make: MakeBlock = Block) -> Block:
-        """A layer, and the parts before the first and after the last one; nothing is loaded twice."""
+        """Return a layer; load it if it is not loaded.
+
+        The first layer also loads the embedding, the last one the final norm and the lm_head.
+
+        make: Loads the layer, unless it is a gated delta layer.
+        """
         if index not in self.blocks:
             delta = config.delta if config.recurrent(index) else None
             self.blocks[index] = (
@@ -44,6 +57,7 @@ class LoadedParts:
         return self.blocks[index]
 
     def keep(self, layers: Range, config: ModelConfig) -> None:
+        """Drop everything that a range of layers does not need."""
         kept = range(layers.first, layers.last)
         self.blocks = {index: block for index, block in self.blocks.items() if index in kept}
         if layers.first:
@@ -52,14 +66,15 @@ class LoadedParts:
             self.norm = self.head = None
 
 
-SPREAD = 0.02  # of random weights; as models are initialised, so that no product overflows
+# Standard deviation of random weights: that of initialized models, so that no product overflows.
+SPREAD = 0.02
 
 
 class AbsentWeights(Weights):
-    """Random tensors in the shapes that are asked for; `shape` knows those of every tensor a model reads."""
+    """Random tensors in the shapes that a config asks for; `shape` knows every tensor that a model reads."""
 
     def __init__(self, names: tuple[str, ...], config: ModelConfig) -> None:
-        """names: of the tensors there are."""
+        """names: The tensors that `in` reports as present; it decides which layout of tensors is read."""
         self._names = frozenset(names)
         self._shapes = dict[str, tuple[int, ...]]()
         parts = LoadedParts()
@@ -68,7 +83,7 @@ class AbsentWeights(Weights):
             parts.fetch(fetch, config, layer)
 
     def names(self) -> tuple[str, ...]:
-        """Of those that are read: files may hold others."""
+        """Return the names of the tensors that the model reads; its files may hold further ones."""
         return tuple(self._shapes)
 
     def __contains__(self, name: str) -> bool:
@@ -88,24 +103,30 @@ class AbsentWeights(Weights):
 
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> Tensor:
         made = torch.empty(self._shapes[name], dtype=dtype, device=device)
-        return made if made.is_meta else made.normal_(std=SPREAD)  # 2 ms each for shapes alone
+        # On the meta device only shapes are asked for; filling them would take 2 ms each.
+        return made if made.is_meta else made.normal_(std=SPREAD)
 
 
 def open_shapes(
     directory: Path, config: ModelConfig, bin_too: bool = False, quantization: Quantization | None = None
 ) -> Weights:
-    """A base's tensors for whoever asks for shapes alone: as its files have them where all are here, else as
-    its config has them. Nothing is fetched. Raises as `open_weights`.
+    """Return a source of a base model's tensor shapes, without fetching anything.
+
+    The shapes come from the model's files if all are present, else from its config. Raises like
+    `open_weights`.
     """
     published_of(directory, quantization)
     if has_files(directory, bin_too):
         return open_weights(directory, bin_too, quantization)
-    return AbsentWeights((f"{config.names.embedding}.weight",), config)  # of a tied model the only table
+    # The embedding counts as present; a tied model has no other table.
+    return AbsentWeights((f"{config.names.embedding}.weight",), config)
 
 
 def measured_range(config: ModelConfig) -> Range:
-    """One layer, of those with experts where there are any; not the first or the last where there are others,
-    which come with tables."""
+    """Return the range of one layer to time: a layer with experts if the model has any.
+
+    The first and the last layer are avoided if possible, because they bring the embedding and the lm_head.
+    """
     every = *range(1, config.layers - 1), *range(config.layers)
     layer = next(filter(config.sparse, every), every[0])
     return Range(layer, layer + 1)

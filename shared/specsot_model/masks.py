@@ -1,4 +1,8 @@
-"""Which columns of a reading the rows of a frame must not see, as masks of attention."""
+"""Attention masks: which columns of a page read the rows of a frame must not see.
+
+A *read* (`PageRead`) is what one product of attention reads: some rows of the batch, some columns of a page.
+A mask in this file is true where a row must not see a column.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,13 @@ Bools = NDArray[np.bool_]
 
 
 def as_mask(cut: Bools, reading: PageRead, g: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """Hidden columns, of all heads or of each, as what is added to the scores of each of g queries."""
+    """Return the additive mask of a read, [cells, 1 or kv_heads, rows of a cell * g, columns].
+
+    cut: True where a row must not see a column, [rows, columns] for all heads, or [rows, kv_heads, columns].
+    g: Number of query heads per KV head; each row's mask is repeated g times.
+
+    # one cell, cut [[0 1]] and g 2 -> [[0 -inf], [0 -inf]]
+    """
     by_head = cut[None] if cut.ndim == 2 else cut.transpose(1, 0, 2)
     mask = np.where(np.repeat(by_head, g, 1), np.float32(-np.inf), np.float32(0))
     shaped = mask.reshape(reading.cells, -1, reading.rows * g, reading.columns)
@@ -21,13 +31,19 @@ def as_mask(cut: Bools, reading: PageRead, g: int, dtype: torch.dtype, device: t
 
 
 def blind_rows(cut: Bools, device: torch.device | str) -> Tensor | None:
-    """Rows that see none of the columns, as [rows, 1 or heads, 1]; None where there are none."""
+    """Return which rows see no column at all, bool [rows, 1 or kv_heads, 1]; None if every row sees some."""
     blind: Bools = np.logical_and.reduce(cut, axis=-1)
     return torch.from_numpy(blind.reshape(len(cut), -1, 1)).to(device) if blind.any() else None
 
 
 def hidden_columns(hidden: Bools | None, lead: int, reading: PageRead) -> Bools | None:
-    """What a reading's rows [rows, columns] must not see; None where they see it all."""
+    """Cut the mask of one read, [rows, columns], out of a group's mask.
+
+    hidden: The group's mask from column `lead` on, as `hidden_behind` returns it.
+    lead: All rows of the group see columns 0 .. lead - 1.
+
+    Return None if the read lies before `lead`, so that nothing is hidden.
+    """
     end = reading.at + reading.columns
     if hidden is None or end <= lead:
         return None
@@ -41,7 +57,10 @@ def hidden_columns(hidden: Bools | None, lead: int, reading: PageRead) -> Bools 
 
 
 def hidden_behind(group: ReadGroup) -> Bools | None:
-    """[rows, width - lead]: whether a row must not see column lead + c; None where nothing is hidden."""
+    """Return the mask of a group from column `lead` on, [rows, width - lead]; None if nothing is hidden.
+
+    # two prompt rows after 3 columns: lead 4, width 5 -> [[True], [False]]
+    """
     lead = group.lead
     width = group.width
     if lead == width:

@@ -1,4 +1,7 @@
-"""Checks that weights, KV pages and graphs fit in memory, from weight files' headers, before loading any."""
+"""Checks that weights, KV pages and CUDA graphs fit in memory, from the headers of weight files only.
+
+Nothing is loaded. In this file, `held` describes the form in which weights are stored once they are loaded.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +28,19 @@ from specsot_model.weights import Weights
 
 log = structlog.get_logger()
 
-# Bytes that libraries take for the stream on which graphs are captured; no measurement recorded.
+# Bytes. What libraries allocate for the stream on which graphs are captured. Untuned.
 LIBRARY_BYTES = 64 << 20
 MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """weights, pages, graphs: bytes."""
+    """Bytes that a process needs on a device.
+
+    weights: Bytes of weights.
+    pages: Bytes of KV pages.
+    graphs: Bytes of captured CUDA graphs.
+    """
 
     weights: int
     pages: int
@@ -40,6 +48,7 @@ class Need:
 
     @property
     def whole(self) -> int:
+        """Bytes in all."""
         return self.weights + self.pages + self.graphs
 
     def __str__(self) -> str:
@@ -48,9 +57,10 @@ class Need:
 
 
 def check_fit(what: str, need: Need, device: str, free: int | None) -> None:
-    """Tell in one line what it takes and what there is. Raises ModelError where that is too little.
+    """Log in one line what is needed and what is free. Raises ModelError if too little is free.
 
-    free: bytes; None: nobody knows.
+    what: What needs the memory, for messages.
+    free: Free bytes; None: unknown, and the check passes.
     """
     has = "an unknown amount" if free is None else memory_in_words(free)
     if free is not None and need.whole > free:
@@ -71,11 +81,14 @@ def check_fit(what: str, need: Need, device: str, free: int | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class WeightForm:
-    """How weights are held once loaded: in numbers of so many bytes, matrices perhaps in fewer bits.
+    """The form in which weights are stored once they are loaded.
 
-    packed: for a CPU's kernels, whose embedding is in 8 bits. shared: a tied model has one table for both
-    ends; what a CPU's library packs for products is a second one, where it is not small. parts: devices that
-    share each layer.
+    itemsize: Bytes of a number that is not quantized.
+    quantization: Form of the matrices; None: they are not quantized.
+    packed: Weights are packed for the CPU kernels; the embedding is int8 then.
+    shared: A tied model has one table for embedding and lm_head. Otherwise the copy that a CPU library packs
+        for products is a second table, unless the table is small.
+    parts: Number of devices that share each layer.
     """
 
     itemsize: int
@@ -86,43 +99,48 @@ class WeightForm:
 
     @classmethod
     def on(cls, device: str, itemsize: int, quantization: Quantization | None) -> WeightForm:
+        """Return the form of weights on a device."""
         packed = packs(quantization, device)
         plain = quantization is None
         return cls(itemsize, quantization, packed, packed or (plain and torch.device(device).type == "cuda"))
 
     def bytes(self, files: Weights, names: Iterable[str]) -> int:
-        """Of these tensors; nothing is read but shapes."""
+        """Return the bytes that these tensors take once they are loaded; only their shapes are read."""
         return sum(
             size_of(files.shape(name), self.itemsize, files.form(name, self.quantization)) for name in names
         )
 
     @property
     def whole(self) -> WeightForm:
-        """As norms are."""
+        """The form of norms: not quantized."""
         return WeightForm(self.itemsize)
 
     @property
     def first(self) -> WeightForm:
-        """As an embedding is."""
+        """The form of the embedding."""
         return WeightForm(self.itemsize, "int8" if self.packed else None)
 
     @property
     def last(self) -> WeightForm:
-        """As an lm_head is."""
+        """The form of the lm_head."""
         return WeightForm(self.itemsize, of_lm_head(self.quantization))
 
 
 def tensors_of(files: Weights, config: ModelConfig, layers: Range) -> list[str]:
-    """Names of all that a range reads."""
+    """Return the names of all tensors that a range of layers reads."""
     names = config.names
     parts = [names.layer.format(layer) for layer in range(layers.first, layers.last)]
-    if layers.first == 0 or layers.last == config.layers:  # tied models have one table for both ends
+    # A tied model has one table for embedding and lm_head, so both ends of the model may read either.
+    if layers.first == 0 or layers.last == config.layers:
         parts += names.embedding, names.norm, names.head
     return [name for part in parts for name in files.under(part)]
 
 
 def weights_of(files: Weights, config: ModelConfig, layers: Range, held: WeightForm) -> int:
-    """Bytes a range takes: its layers, the embedding with the first, norm and lm_head with the last."""
+    """Return the bytes that a range of layers takes.
+
+    The first layer brings the embedding, the last one the final norm and the lm_head.
+    """
     inner = sum(_layer(files, config, layer, held) for layer in range(layers.first, layers.last))
     before = _before(files, config, held) if layers.first == 0 else 0
     behind = _behind(files, config, held) if layers.last == config.layers else 0
@@ -132,7 +150,10 @@ def weights_of(files: Weights, config: ModelConfig, layers: Range, held: WeightF
 
 
 def read_of(files: Weights, config: ModelConfig, layers: Range, held: WeightForm) -> float:
-    """Bytes that one row reads of a range: of experts those it chooses, of the embedding nothing."""
+    """Return the bytes of weights that one token reads in a range.
+
+    Of the experts, only the chosen ones are read; of the embedding, nothing is counted.
+    """
     whole = weights_of(files, config, layers, held)
     inner = (files.under(config.names.layer.format(layer)) for layer in range(layers.first, layers.last))
     experts = sum(
@@ -143,13 +164,16 @@ def read_of(files: Weights, config: ModelConfig, layers: Range, held: WeightForm
 
 
 def bytes_of(files: Weights, config: ModelConfig, held: WeightForm) -> WeightBytes:
-    """What weights_of counts, by parts: of the largest layer, before the first one, behind the last one."""
+    """Return the bytes of the largest layer, of the embedding, and of final norm and lm_head."""
     layer = max(_layer(files, config, layer, held) for layer in range(config.layers))
     return WeightBytes(layer, _before(files, config, held), _behind(files, config, held))
 
 
 def drafts_of(files: Weights, held: WeightForm) -> int:
-    """Bytes that what drafts takes. Of a head, fc, which the stages apply, is held whole."""
+    """Return the bytes that a draft head or draft model takes.
+
+    A head's `fc`, which the stages apply, is not quantized.
+    """
     names = set(files.names())
     inner = {name for name in names if name.endswith("_proj.weight")}
     last = {name for name in names if name.endswith("lm_head.weight")}
@@ -160,13 +184,16 @@ def drafts_of(files: Weights, held: WeightForm) -> int:
 
 
 def _layer(files: Weights, config: ModelConfig, layer: int, held: WeightForm) -> int:
+    """Return the bytes of one layer on each of the devices that share it."""
     names = files.under(config.names.layer.format(layer))
     return sum(_size(files, config, name, held) for name in names) // held.parts
 
 
 def _size(files: Weights, config: ModelConfig, name: str, held: WeightForm) -> int:
-    """Bytes of a layer's tensor. A router is never rounded, and in fp32 where scores are sigmoids; of experts
-    in one tensor each is a matrix.
+    """Return the bytes of one tensor of a layer.
+
+    A router is never quantized, and is fp32 if scores are sigmoids. If one tensor holds all experts, each
+    expert counts as a matrix.
     """
     routing = config.routing
     shape = files.shape(name)
@@ -181,22 +208,30 @@ def _size(files: Weights, config: ModelConfig, name: str, held: WeightForm) -> i
 
 
 def _before(files: Weights, config: ModelConfig, held: WeightForm) -> int:
+    """Return the bytes of the embedding."""
     return held.first.bytes(files, files.under(config.names.embedding))
 
 
 def _behind(files: Weights, config: ModelConfig, held: WeightForm) -> int:
+    """Return the bytes of the final norm and the lm_head."""
     names = config.names
     table = names.head if _has_lm_head(files, config) else names.embedding
     return held.whole.bytes(files, files.under(names.norm)) + held.last.bytes(files, files.under(table))
 
 
 def _has_lm_head(files: Weights, config: ModelConfig) -> bool:
-    """Beside the embedding; a tied model has none."""
+    """Tell whether the files hold an lm_head in addition to the embedding; a tied model's do not."""
     return bool(files.under(config.names.head))
 
 
 def pages_of(config: ModelConfig, layers: Range, rows: int, itemsize: int, kept: KvDtype = "auto") -> int:
-    """Bytes of pages of so many rows: keys and values, or what gated delta layers read, and their states."""
+    """Return the bytes of KV pages of `rows` rows in all layers of a range.
+
+    For gated delta layers these are the stored inputs and the stored states.
+
+    itemsize: Bytes of a number of the KV cache, unless `kept` is int8.
+    kept: Type of the KV cache.
+    """
     recurrent = sum(map(config.recurrent, range(layers.first, layers.last)))
     each = 2 * config.kv_heads * row_bytes(config.head_dim, itemsize, kept)
     found = (len(layers) - recurrent) * rows * each
@@ -210,12 +245,16 @@ def pages_of(config: ModelConfig, layers: Range, rows: int, itemsize: int, kept:
 def graph_bytes(
     rows: int, heads: tuple[int, int, int], columns: int, itemsize: int, invariant: bool = False
 ) -> int:
-    """Of a device's memory that captured graphs take at most while they are made, of `rows` rows and fewer.
+    """Return the most bytes that CUDA graphs of at most `rows` rows take while they are captured.
 
-    All live in the memory of the largest, whose layers use the same again; what is to be captured runs once
-    before, beside that. Parts are attention's, one for each row and piece that a frame may have.
+    All graphs live in the memory of the largest one, and its layers reuse the same memory. The work runs once
+    before it is captured, in memory of its own; hence the factor two. Attention needs memory for one partial
+    result per row and piece of its KV.
 
-    heads:   of queries, of keys, and numbers of each. columns: numbers of a row that are there at once.
+    heads: Number of query heads, number of KV heads, and numbers of a head.
+    columns: How many numbers per row are in memory at the same time.
+    itemsize: Bytes of a number.
+    invariant: The range is batch-invariant.
     """
     many, kv_heads, dim = heads
     room = line_room(rows, 0, 1)
@@ -228,12 +267,16 @@ def graph_bytes(
 def laps_of(
     config: ModelConfig, itemsize: int, width: int, wide: bool = True, invariant: bool = False
 ) -> int:
-    """The same of a range's laps, which sum up features of `width` columns; and of prompts alone. wide: those
-    have more rows than other frames, see `cuda_graphs.prompt_rows`.
+    """Return the most bytes that the CUDA graphs of a layer range take, and frames of prompts alone.
+
+    width: Size of the features that the range sums up; 0: none.
+    wide: Frames of prompts alone have more rows than other frames; see `cuda_graphs.prompt_rows`.
+    invariant: The range is batch-invariant.
     """
     heads = config.heads, config.kv_heads, config.head_dim
     stream = 8 * config.hidden + 6 * width + 3 * config.intermediate
-    if config.routing is not None:  # each chosen expert has a row of its own
+    # Every row is copied for each of its chosen experts.
+    if config.routing is not None:
         stream += config.routing.chosen * (4 * config.hidden + 10 * config.routing.width)
     columns = stream + 2 * (heads[0] + heads[1]) * heads[2]
     prompts = PROMPT_ROWS if wide else 0
@@ -243,8 +286,12 @@ def laps_of(
 
 
 def _walk_bytes(delta: Delta, itemsize: int, prompts: int) -> int:
-    """What gated delta layers take of it: rows as they are read, and states that trees set aside. prompts:
-    rows of a frame of those; where no graph has room, a frame is walked in blocks, however long its texts.
+    """Return the bytes that gated delta layers need in graphs and for frames of prompts.
+
+    These are the inputs as they are read, and the states that trees set aside.
+
+    prompts: Rows of a frame of prompts alone. Without a graph, a frame is walked in blocks of bounded size,
+        however long its sequences are.
     """
     room = WalkRoom(max(BUCKETS), delta.kernel - 1)
     read = 4 * (delta.mixed + 3 * delta.value_heads)
@@ -256,9 +303,9 @@ def _walk_bytes(delta: Delta, itemsize: int, prompts: int) -> int:
 
 
 def room_on(device: str) -> int | None:
-    """Free bytes of a device's memory, as far as this process may use it; None where nobody tells.
+    """Return the free bytes of a device's memory that this process may use, or None if they are unknown.
 
-    Raises InvalidRequest: no such device.
+    Raises InvalidRequest if there is no such device.
     """
     check_device(device)
     if torch.device(device).type == "cuda":
@@ -268,9 +315,12 @@ def room_on(device: str) -> int | None:
 
 
 def gpus_on(device: str) -> dict[str, str]:
-    """Ids of the GPUs that `device` may mean, and each one's own name as a device: of "cuda" all that this
-    process sees. By torch, not by NVIDIA's library, whose numbers know nothing of CUDA_VISIBLE_DEVICES.
-    Raises InvalidRequest: no such device.
+    """Return the GPUs that `device` may mean, as device name by GPU id; empty if it is no GPU.
+
+    "cuda" means all GPUs that this process sees. Torch is asked, not NVIDIA's library, whose numbering
+    ignores CUDA_VISIBLE_DEVICES. Raises InvalidRequest if there is no such device.
+
+    # "cuda:1" -> {"<uuid of GPU 1>": "cuda:1"}
     """
     check_device(device)
     kind, _, number = device.partition(":")
@@ -281,12 +331,16 @@ def gpus_on(device: str) -> dict[str, str]:
 
 
 def free_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | None:
-    """What the machine has, or what is left of this container's limit, whichever is less."""
+    """Return the machine's free memory in bytes, or what is left of the container's limit if that is less.
+
+    Return None if neither is known.
+    """
     found = [one for one in (_of_machine(meminfo), _of_container(cgroup)) if one is not None]
     return min(found, default=None)
 
 
 def _of_machine(meminfo: Path) -> int | None:
+    """Return the available bytes of the machine, or None if they are unknown."""
     try:
         lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
         return int(lines["MemAvailable"].split()[0]) * 1024
@@ -295,9 +349,13 @@ def _of_machine(meminfo: Path) -> int | None:
 
 
 def _of_container(cgroup: Path) -> int | None:
-    """cgroup 2; file pages that nobody uses are given back before a limit bites."""
+    """Return the bytes that are left of a cgroup 2 limit, or None if there is no limit.
+
+    Inactive file pages count as free, because the kernel drops them before it enforces the limit.
+    """
     try:
-        limit = int((cgroup / "memory.max").read_text())  # "max" is no number: no limit
+        # Without a limit the file says "max", which raises ValueError.
+        limit = int((cgroup / "memory.max").read_text())
         used = int((cgroup / "memory.current").read_text())
         told = dict(line.split(" ", 1) for line in (cgroup / "memory.stat").read_text().splitlines())
         return max(limit - used + int(told.get("inactive_file", "0")), 0)

@@ -1,4 +1,4 @@
-"""A layer's MLP: gated, plain, or experts and their router."""
+"""A layer's MLP: gated, plain, or a mixture of experts with its router."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ from specsot_model.linear import Linear
 from specsot_model.projections import fuse
 from specsot_model.weights import Fetch
 
-Mlp = Callable[[Tensor], Tensor]  # [rows, hidden] -> [rows, hidden]
+# [rows, hidden] -> [rows, hidden].
+Mlp = Callable[[Tensor], Tensor]
 
+# An activation function, element by element.
 Act = Callable[[Tensor], Tensor]
 
-Gate = Callable[[Tensor], Tensor]  # [rows, 2 * width], gates and ups -> [rows, width]
+# [rows, 2 * width], gates followed by ups -> [rows, width].
+Gate = Callable[[Tensor], Tensor]
 
 ACTS: Mapping[Activation, Act] = {
     "silu": F.silu,
@@ -31,21 +34,22 @@ ACTS: Mapping[Activation, Act] = {
 
 
 def fetch_mlp(fetch: Fetch, layer: str, config: ModelConfig, index: int) -> Mlp:
-    """The MLP of layer `index`, whose tensors begin with `layer`."""
+    """Load the MLP of layer `index`, whose tensor names begin with `layer`."""
     if config.routing is not None and config.sparse(index):
         return fetch_experts(fetch, layer, config, config.routing)
     return (_fetch_plain if config.mlp == "plain" else _fetch_gated)(fetch, layer, config)
 
 
 def gate(gate_up: Tensor, act: Act = F.silu) -> Tensor:
-    """act(gate) * up of [rows, 2 * intermediate]."""
+    """Return act(gate) * up of [rows, 2 * intermediate], gates first: [rows, intermediate]."""
     half = gate_up.shape[-1] // 2
     return act(gate_up.narrow(-1, 0, half)).mul_(gate_up.narrow(-1, half, half))
 
 
 def gate_clamped(gate_up: Tensor, limit: float, gain: float) -> Tensor:
-    """gpt-oss's gate of [rows, 2 * intermediate]: gate * sigmoid(gain * gate) * (up + 1), with the gate at
-    most `limit` and up within +-limit.
+    """Return gate * sigmoid(gain * gate) * (up + 1) of [rows, 2 * intermediate], as gpt-oss has it.
+
+    The gate is limited to at most `limit`, and up to the range from -limit to limit.
     """
     gated, up = gate_up.chunk(2, -1)
     gated = gated.clamp(max=limit)
@@ -54,6 +58,7 @@ def gate_clamped(gate_up: Tensor, limit: float, gain: float) -> Tensor:
 
 
 def gate_of(config: ModelConfig) -> Gate:
+    """Return the gate function of a model's MLPs."""
     if config.clamp is None:
         return partial(gate, act=ACTS[config.activation])
     limit, gain = config.clamp
@@ -93,21 +98,25 @@ RunExperts = Callable[[Tensor, Tensor], Tensor]
 
 
 class Router:
-    """Which experts rows go to, and with which weights; scores in fp32."""
+    """Chooses the experts of each row and their weights; scores are computed in fp32."""
 
     __slots__ = ("_bias", "_correction", "_routing", "_weight")
 
     def __init__(
         self, weight: Tensor, routing: Routing, bias: Tensor | None = None, correction: Tensor | None = None
     ) -> None:
-        """weight: [experts, hidden]; bias: [experts]; correction: [experts], fp32."""
+        """
+        weight: [experts, hidden].
+        bias: [experts], added to the scores before softmax or sigmoid.
+        correction: fp32 [experts], added to the scores for the choice of experts, not for their weights.
+        """
         self._weight = weight
         self._routing = routing
         self._bias = bias
         self._correction = correction
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows [rows, hidden] -> weights and experts, both [rows, chosen]."""
+        """Return weights and numbers of the chosen experts, both [rows, chosen], for x [rows, hidden]."""
         routing = self._routing
         logits = F.linear(x.to(self._weight.dtype), self._weight, self._bias).float()
         scores = logits.sigmoid() if routing.score == "sigmoid" else logits.softmax(-1)
@@ -123,7 +132,10 @@ class Router:
 
 
 def _close_groups(ranked: Tensor, routing: Routing) -> Tensor:
-    """[rows, experts], minus infinity outside of the groups whose two best sum to most."""
+    """Return the scores [rows, experts] with minus infinity outside of each row's best groups.
+
+    A group's score is the sum of its two best experts; the best `open_groups` groups stay open.
+    """
     groups = ranked.unflatten(-1, (routing.groups, -1))
     best = groups.topk(2, -1).values.sum(-1)
     closed = torch.ones_like(best, dtype=torch.bool)
@@ -132,7 +144,12 @@ def _close_groups(ranked: Tensor, routing: Routing) -> Tensor:
 
 
 class Experts:
-    """Each row's chosen experts by their weights, and what every row goes through besides."""
+    """A mixture of experts: the weighted sum of each row's chosen experts, plus a shared MLP if there is one.
+
+    Pairs (row, expert) are sorted by expert, so that the rows of one expert are adjacent:
+
+        # 2 rows, 2 experts each: experts [3 0 | 0 2] -> order [1 2 3 0], rows [0 1 1 0], experts [0 0 2 3]
+    """
 
     __slots__ = ("_router", "_shared", "run")
 
@@ -145,7 +162,7 @@ class Experts:
         weights, experts = self._router(x)
         chosen = experts.shape[1]
         experts = experts.flatten()
-        order = experts.argsort(stable=True)  # one expert's rows side by side
+        order = experts.argsort(stable=True)
         found = self.run(x[order // chosen], experts[order])
         out = torch.empty_like(found)
         out[order] = found
@@ -154,12 +171,12 @@ class Experts:
 
 
 class OpenedMlp:
-    """An MLP times a sigmoid of each row's own."""
+    """An MLP whose output is multiplied by a sigmoid gate per row."""
 
     __slots__ = ("_gate", "_mlp")
 
     def __init__(self, gate: Tensor, mlp: Mlp) -> None:
-        """gate: [1, hidden]."""
+        """gate: [1, hidden], the weight of the gate."""
         self._gate = gate
         self._mlp = mlp
 
@@ -168,15 +185,17 @@ class OpenedMlp:
 
 
 class GroupedExperts:
-    """All experts as one grouped product. waits: PyTorch reads on the host which rows are whose, on a GPU."""
+    """All experts as one grouped matrix product."""
 
     __slots__ = ("_biases", "_down", "_gate", "_gate_up")
 
     def __init__(
         self, gate_up: Tensor, down: Tensor, gate: Gate = gate, biases: tuple[Tensor, Tensor] | None = None
     ) -> None:
-        """gate_up: [experts, 2 * width, hidden]; down: [experts, hidden, width]. biases: [experts, outputs]
-        of both.
+        """
+        gate_up: [experts, 2 * width, hidden].
+        down: [experts, hidden, width].
+        biases: Those of both products, [experts, outputs] each; None: there are none.
         """
         self._gate_up = gate_up
         self._down = down
@@ -185,6 +204,7 @@ class GroupedExperts:
 
     @property
     def waits(self) -> bool:
+        """Whether the product waits until the host has read the number of rows per expert, on a GPU."""
         return self._down.dtype != torch.bfloat16
 
     def __call__(self, rows: Tensor, experts: Tensor) -> Tensor:
@@ -199,7 +219,7 @@ class GroupedExperts:
 
 
 class LoopedExperts:
-    """One expert after the other: those in few bits, and of shapes that grouped products do not take."""
+    """Experts that run one after another: quantized ones, and shapes that grouped products do not support."""
 
     __slots__ = ("_experts",)
 
@@ -213,13 +233,14 @@ class LoopedExperts:
 
 
 def fetch_experts(fetch: Fetch, layer: str, config: ModelConfig, routing: Routing) -> Experts:
-    """Router, experts and shared MLP of the layer whose tensors begin with `layer`."""
+    """Load router, experts and shared MLP of the layer whose tensor names begin with `layer`."""
     run = _fetch_run(fetch, layer, config, routing)
     shared = _fetch_shared(fetch, layer, config, routing)
     return Experts(_fetch_router(fetch, layer, config, routing), run, shared)
 
 
 def _fetch_run(fetch: Fetch, layer: str, config: ModelConfig, routing: Routing) -> RunExperts:
+    """Load a layer's experts from whichever of the published layouts the files have."""
     names = config.names
     if names.whole_experts and f"{layer}.{names.whole_experts[0]}" in fetch:
         return _fetch_whole(fetch, [f"{layer}.{name}" for name in names.whole_experts], config, routing)
@@ -233,11 +254,14 @@ def _fetch_run(fetch: Fetch, layer: str, config: ModelConfig, routing: Routing) 
 def _fetch_stacked(
     fetch: Fetch, names: Sequence[str], config: ModelConfig, routing: Routing
 ) -> GroupedExperts | LoopedExperts:
-    """gpt-oss's: [experts, inputs, outputs] and biases [experts, outputs]; gates and ups take turns."""
+    """Load experts as gpt-oss publishes them: weights [experts, inputs, outputs], biases [experts, outputs].
+
+    Gate and up outputs alternate in the files.
+    """
     many = routing.experts
     hidden = config.hidden
     width = routing.width
-    # MXFP4 is decoded as products read it, and put in order expert by expert: nothing else is there twice.
+    # The decoded tensors are reordered expert by expert, so that only one expert is in memory twice.
     gate_up = fetch(names[0], (many, hidden, 2 * width)).transpose(1, 2).contiguous()
     for one in gate_up:
         one.copy_(_in_halves(one))
@@ -258,7 +282,7 @@ def _fetch_stacked(
 def _fetch_whole(
     fetch: Fetch, names: Sequence[str], config: ModelConfig, routing: Routing
 ) -> GroupedExperts | LoopedExperts:
-    """Qwen3.5's, as products read them: [experts, outputs, inputs], gates before ups."""
+    """Load experts as Qwen3.5 publishes them: weights [experts, outputs, inputs], gates before ups."""
     many = routing.experts
     hidden = config.hidden
     width = routing.width
@@ -271,12 +295,18 @@ def _fetch_whole(
 
 
 def _in_halves(turns: Tensor) -> Tensor:
-    """[2 * width, ...], gates before ups."""
+    """Reorder alternating gate and up rows [2 * width, ...] to gates before ups.
+
+    # [g0 u0 g1 u1] -> [g0 g1 u0 u1]
+    """
     return torch.cat((turns[::2], turns[1::2]))
 
 
 def _fetch_router(fetch: Fetch, layer: str, config: ModelConfig, routing: Routing) -> Router:
-    """In fp32 where scores are sigmoids, as GLM has it: a row's best may be near one another."""
+    """Load a layer's router. It is kept in fp32 if scores are sigmoids, as in GLM.
+
+    A row's best sigmoid scores may be so close that rounding would change the choice.
+    """
     names = config.names
     exact = replace(fetch, dtype=torch.float32)
     near = exact if routing.score == "sigmoid" else fetch
@@ -288,7 +318,7 @@ def _fetch_router(fetch: Fetch, layer: str, config: ModelConfig, routing: Routin
 
 
 def _fetch_shared(fetch: Fetch, layer: str, config: ModelConfig, routing: Routing) -> Mlp | None:
-    """The MLP that every row goes through beside its experts; None: there is none."""
+    """Load the shared MLP, which every row runs in addition to its experts; None if there is none."""
     names = config.names
     if not routing.shared or names.shared is None:
         return None
@@ -299,19 +329,20 @@ def _fetch_shared(fetch: Fetch, layer: str, config: ModelConfig, routing: Routin
 
 
 def can_group(config: ModelConfig, routing: Routing, dtype: torch.dtype) -> bool:
-    """Whether PyTorch has one product for all experts: of rows of whole 16 bytes."""
+    """Tell whether PyTorch's grouped product supports these sizes: rows must be multiples of 16 bytes."""
     sizes = config.hidden, routing.width
     return hasattr(F, "grouped_mm") and not any(size * dtype.itemsize % 16 for size in sizes)
 
 
 def _can_group(fetch: Fetch, config: ModelConfig, routing: Routing) -> bool:
+    """Tell whether the experts that are loaded can run as a grouped product."""
     return fetch.quantization is None and can_group(config, routing, fetch.dtype)
 
 
 def _fetch_grouped(
     fetch: Fetch, named: Sequence[Sequence[str]], config: ModelConfig, routing: Routing
 ) -> GroupedExperts:
-    """Filled expert by expert, so that no more than one of them is there twice."""
+    """Load experts that are published one by one into grouped tensors; only one is in memory twice."""
     hidden = config.hidden
     width = routing.width
     gate_up = torch.empty(len(named), 2 * width, hidden, dtype=fetch.dtype, device=fetch.device)
@@ -326,7 +357,7 @@ def _fetch_grouped(
 def _fetch_biases(
     fetch: Fetch, named: Sequence[Sequence[str]], config: ModelConfig, routing: Routing
 ) -> tuple[Tensor, Tensor] | None:
-    """[experts, 2 * width] and [experts, hidden], where experts have biases."""
+    """Load the experts' biases, [experts, 2 * width] and [experts, hidden]; None if they have none."""
     if not routing.biased:
         return None
     sizes = routing.width, routing.width, config.hidden
@@ -337,12 +368,14 @@ def _fetch_biases(
 def _fetch_looped(
     fetch: Fetch, named: Sequence[Sequence[str]], config: ModelConfig, routing: Routing
 ) -> LoopedExperts:
+    """Load experts that are published one by one as MLPs of their own."""
     return LoopedExperts(
         [_fetch_three(fetch, names, routing.width, config, routing.biased) for names in named]
     )
 
 
 def _fetch_gated(fetch: Fetch, layer: str, config: ModelConfig) -> GatedMlp:
+    """Load a gated MLP from two or three tensors."""
     names = config.names
     if names.gate_up:
         shape = 2 * config.intermediate, config.hidden
@@ -356,13 +389,19 @@ def _fetch_gated(fetch: Fetch, layer: str, config: ModelConfig) -> GatedMlp:
 def _fetch_three(
     fetch: Fetch, named: Sequence[str], width: int, config: ModelConfig, bias: bool = False
 ) -> GatedMlp:
-    """named: gate, up, down. bias: whether they have some, where the config says nothing of it."""
+    """Load a gated MLP from three tensors.
+
+    named: Module names of gate, up and down.
+    width: Number of columns of gate and up.
+    bias: The modules have biases, although `config.mlp_bias` does not say so.
+    """
     gate_up = fuse(fetch, named[:2], (width, config.hidden), bias or config.mlp_bias)
     down = fuse(fetch, named[2:], (config.hidden, width), bias or config.mlp_bias)
     return GatedMlp(gate_up, down, gate_of(config))
 
 
 def _fetch_plain(fetch: Fetch, layer: str, config: ModelConfig) -> PlainMlp:
+    """Load an MLP without a gate."""
     names = config.names
     inner = config.intermediate
     hidden = config.hidden

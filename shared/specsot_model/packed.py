@@ -1,6 +1,6 @@
-"""Layers of a CPU in few bits: one call of a kernel, in which a row is the same in any company.
+"""Runs quantized decoder layers on a CPU in one kernel call, in which a row does not depend on its batch.
 
-Layers built otherwise run as `Block` has them, over the same products.
+Layers of another structure run as `Block` does, over the same quantized products.
 """
 
 from __future__ import annotations
@@ -28,13 +28,24 @@ from specsot_model.rotary import Rotary
 if TYPE_CHECKING:
     from specsot_kernels.cpu.running import ColumnPlan, KernelFrame
 
-ROWS_IN = torch.float16  # what keys and values are kept in
-TURNS_AT_ONCE = 1024  # positions by which the table of rotations grows at least; not measured
+# Type of the KV cache of these layers.
+ROWS_IN = torch.float16
+# Positions. The rotary table grows by at least this many. Untuned.
+TURNS_AT_ONCE = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class LayerParts:
-    """One layer's products and norms. input_norm None: it reads something else than its residual."""
+    """The products and norms of one layer.
+
+    qkv: Queries, keys and values as one product.
+    out: The product after attention.
+    gate_up: Gate and up projections of the MLP as one product.
+    down: The MLP's last product.
+    input_norm: The norm before `qkv`; None if the layer reads other inputs than its residual stream.
+    mlp_norm: The norm before `gate_up`.
+    head_norms: Norms of query and key heads; None if there are none.
+    """
 
     qkv: Linear
     out: Linear
@@ -46,7 +57,7 @@ class LayerParts:
 
     @property
     def table(self) -> NDArray[np.int64]:
-        """See `laps.LAYER`."""
+        """The layer as the kernel reads it, a row of addresses and sizes; see `laps.LAYER`."""
         products = (self.qkv, self.out, self.gate_up, self.down)
         norms = (self.input_norm, self.mlp_norm, *(self.head_norms or (None, None)))
         places = [norm.weight.data_ptr() if norm else 0 for norm in norms]
@@ -56,7 +67,14 @@ class LayerParts:
 
 @dataclass(frozen=True, slots=True)
 class LayerSizes:
-    """Of all layers; inputs: of the first one's product."""
+    """Sizes that all layers share.
+
+    inputs: Number of inputs of `LayerParts.qkv`.
+    intermediate: Width of the MLP.
+    heads: Number of query heads.
+    kv_heads: Number of KV heads.
+    head_dim: Numbers of a head.
+    """
 
     inputs: int
     intermediate: int
@@ -66,28 +84,33 @@ class LayerSizes:
 
     @property
     def width(self) -> int:
+        """Numbers of all query heads."""
         return self.heads * self.head_dim
 
     @property
     def whole(self) -> bool:
-        """Whether kernels read them as whole vectors and groups."""
+        """Tell whether the kernels can read these sizes as whole vectors and quantization groups."""
         return not (
             self.head_dim % 16 or any(one % 32 for one in (self.inputs, self.intermediate, self.width))
         )
 
 
 class PackedLayers:
+    """Consecutive layers that a CPU kernel runs in one call."""
+
     def __init__(self, parts: Sequence[LayerParts], sizes: LayerSizes, frequencies: Tensor) -> None:
-        """frequencies: radians per position of each pair."""
+        """frequencies: Radians per position of each rotary pair; see `Rotary.frequencies`."""
         self._sizes = sizes
         self._frequencies = frequencies
         self._eps = parts[0].mlp_norm.eps
-        self._parts = parts  # tables point into them
+        # The tables hold addresses of these parts' memory, so the parts must stay alive.
+        self._parts = parts
         self._tables = np.stack([part.table for part in parts])
         self._widest = max(sizes.inputs, sizes.intermediate, sizes.width)
         self._turns = torch.empty(0, 2, sizes.head_dim)
 
     def plan(self, spans: Sequence[RowSpan], page_rows: int) -> AttentionPlan:
+        """Plan the attention of a frame: the columns that each row sees."""
         from specsot_kernels.cpu.running import plan_columns
 
         row_bytes = ROWS_IN.itemsize * self._sizes.head_dim
@@ -98,9 +121,14 @@ class PackedLayers:
         self, hidden: Tensor, taps: Mapping[int, Linear | Tensor], fused: Tensor | None,
         positions: Tensor, slots: Tensor, plans: Sequence[AttentionPlan], kv: KVPages,
     ) -> Tensor | None:  # fmt: skip
-        """Hidden [rows, H] through all layers, in place; returns the sum, [rows, Hd], of `fused` and of what
-        taps [Hd, H] make of the inputs of their layers. Within the same call: calls of their own took a
-        tenth of a lap of SmolLM2.
+        """Run hidden states [rows, H] through all layers, in place, with taps.
+
+        taps: By index of the layer among these, the weight [Hd, H] that multiplies the layer's input. The
+            index after the last layer means the output.
+        fused: [rows, Hd], the sum of earlier taps, changed in place; None: no earlier taps.
+
+        Return `fused` plus the taps, [rows, Hd]. The taps run within the kernel call of the layers; as calls
+        of their own they took a tenth of a step of SmolLM2.
         """
         places = np.zeros((len(self._parts), 2), np.int64)
         parts = dict[int, Tensor]()
@@ -121,8 +149,10 @@ class PackedLayers:
         self, positions: Tensor, slots: Tensor, plans: Sequence[AttentionPlan], kv: KVPages,
         taps: NDArray[np.int64] | None = None,
     ) -> Callable[[Tensor, range], None]:  # fmt: skip
-        """What runs hidden rows [rows, H] through some layers, in place. plans: of each.
-        taps: [layers, 2], see `laps.TAPS`.
+        """Return a function that runs hidden states [rows, H], in place, through a range of these layers.
+
+        plans: One plan per layer. If all are the same object, one kernel call runs the whole range.
+        taps: [layers, 2], addresses of each layer's tap and of its result; see `laps.TAPS`.
         """
         from specsot_kernels.cpu import laps
 
@@ -145,7 +175,10 @@ class PackedLayers:
         self, inputs: Tensor, residual: Tensor, layer: int, plan: AttentionPlan,
         positions: Tensor, slots: Tensor, kv: KVPages,
     ) -> Tensor:  # fmt: skip
-        """One layer that reads inputs [rows, ..]: the residual [rows, H] with its updates."""
+        """Run one layer that reads `inputs` [rows, sizes.inputs] instead of its residual stream.
+
+        Return the residual [rows, H] plus the layer's two updates. `residual` is not changed.
+        """
         from specsot_kernels.cpu import laps
 
         frame = self._frame(positions, slots, kv, _columns(plan).longest)
@@ -157,7 +190,7 @@ class PackedLayers:
         return hidden
 
     def remember(self, inputs: Tensor, layer: int, positions: Tensor, slots: Tensor, kv: KVPages) -> None:
-        """Keys and values of inputs [rows, ..] whose output nobody asks for."""
+        """Store keys and values of `inputs` [rows, sizes.inputs], and compute nothing else of the layer."""
         from specsot_kernels.cpu import laps
 
         frame = self._frame(positions, slots, kv, None)
@@ -166,7 +199,10 @@ class PackedLayers:
         frame.run(self._tables[layer], laps.REMEMBER)
 
     def _frame(self, positions: Tensor, slots: Tensor, kv: KVPages, longest: int | None) -> KernelFrame:
-        """longest: columns of a row, at most; None: nobody attends."""
+        """Make the kernel's argument block for a batch.
+
+        longest: The most columns that a row sees; None if no attention runs.
+        """
         from specsot_kernels.cpu import laps
         from specsot_kernels.cpu.running import KernelFrame
 
@@ -187,6 +223,7 @@ class PackedLayers:
         return frame
 
     def _look(self, frame: KernelFrame, plan: AttentionPlan, kv: KVPages, layer: int) -> None:
+        """Let the kernel read the columns of `plan` and the KV cache from `layer` on."""
         from specsot_kernels.cpu import laps
 
         columns = _columns(plan)
@@ -195,6 +232,7 @@ class PackedLayers:
         self._keys(frame, kv, layer)
 
     def _keys(self, frame: KernelFrame, kv: KVPages, layer: int) -> None:
+        """Let the kernel write keys and values to the KV cache from `layer` on."""
         from specsot_kernels.cpu import laps
 
         pages = kv.layers[layer]
@@ -203,7 +241,10 @@ class PackedLayers:
         frame.put(laps.LAYERS_APART, pages.nbytes)
 
     def _turns_to(self, positions: int) -> Tensor:
-        """Rotations of at least so many positions, cosines and signed sines: [positions, 2, head_dim]."""
+        """Return the rotary table of at least `positions` positions, [positions, 2, head_dim].
+
+        It holds cosines and signed sines; a pair (x, y) uses [c c] and [-s s].
+        """
         if len(self._turns) < positions:
             count = max(TURNS_AT_ONCE, 2 ** (positions - 1).bit_length())
             angles = torch.arange(count).float()[:, None] * self._frequencies
@@ -214,17 +255,22 @@ class PackedLayers:
 
 
 def _columns(plan: AttentionPlan) -> ColumnPlan:
+    """Return the visible columns of a plan that `PackedLayers.plan` made."""
     assert plan.columns is not None, "planned by these layers"
     return plan.columns
 
 
 def packed_of(linear: Linear) -> Packed:
+    """Return the packed weight of a quantized CPU product."""
     assert isinstance(linear.multiply, Packed)
     return linear.multiply
 
 
 def pack_layers(blocks: Sequence[Block], rotary: Rotary, dtype: torch.dtype) -> PackedLayers | None:
-    """None where these layers are not in few bits on a CPU, or not built as the kernel has them."""
+    """Return the layers for the CPU kernel, or None if the kernel does not support them.
+
+    It needs packed int8 or int4 weights, fp32 activations, and layers as `can_pack` says.
+    """
     packed = all(isinstance(block.qkv.multiply, Packed) for block in blocks)
     if not (packed and dtype == torch.float32 and can_pack(blocks[0].config)):
         return None
@@ -245,20 +291,29 @@ def _sizes(config: ModelConfig) -> LayerSizes:
 
 
 def can_pack(config: ModelConfig) -> bool:
-    """Layers as Llama and Qwen have them, of whole vectors, on a machine with Numba. No kernel stretches what
-    turns: it turns queries a second time for the sinks of windows."""
+    """Tell whether the CPU kernel supports a model's layers.
+
+    It needs Numba, layers as Llama and Qwen have them, and sizes of whole vectors. It supports no rotary
+    stretch or slope, because it rotates queries a second time for the sinks of windows.
+    """
     plain = can_fuse(config) and config.rope.stretch == 1.0 and not config.rope.slope
     return plain and _sizes(config).whole and find_spec("numba") is not None
 
 
 def row_itemsize(config: ModelConfig, itemsize: int, packed: bool) -> int:
-    """Bytes of a number of keys and values, where they are not in int8. packed: what `packs` says."""
+    """Return the bytes of a number of the KV cache, if the cache is not int8.
+
+    itemsize: Bytes of the model's dtype.
+    packed: Whether the weights are packed; see `packs`.
+    """
     return ROWS_IN.itemsize if packed and itemsize == 4 and can_pack(config) else itemsize
 
 
 def logits_of(head: Linear, norm: AnyNorm, hidden: Tensor) -> Tensor:
-    """Hidden [rows, H] -> logits [rows, V], each row by itself where the head can; in fp32 where that costs
-    nothing.
+    """Return the logits [rows, V] of hidden states [rows, H].
+
+    A packed lm_head computes each row by itself. The result is fp32 if the library returns fp32 without extra
+    cost (`multiply_wide`), else in the type of `hidden`.
     """
     if isinstance(head.multiply, Packed) and isinstance(norm, Norm) and hidden.dtype == torch.float32:
         return head.multiply(hidden, (norm.weight, norm.eps))
@@ -269,8 +324,14 @@ def logits_of(head: Linear, norm: AnyNorm, hidden: Tensor) -> Tensor:
 def choose(
     head: Linear, norm: Norm | None, outputs: Tensor, count: int, offsets: Tensor | None
 ) -> tuple[Tensor, Tensor] | None:
-    """Of each row [rows, H] its best tokens and their log-probabilities, both [rows, count], best first.
-    offsets: [V] what is added to each token. None where no kernel does that.
+    """Return log-probabilities and ids of each row's best tokens, both [rows, count], best first.
+
+    outputs: Hidden states [rows, H].
+    norm: Norm before the lm_head; None: there is none.
+    offsets: [V], the number that turns each output's index into a token id of the base model (d2t) when it is
+        added to the index; None: the index is the token id.
+
+    Return None if no kernel does this for the given head; the caller then computes all logits.
     """
     multiply = head.multiply
     if not isinstance(multiply, Packed) or outputs.dtype != torch.float32:

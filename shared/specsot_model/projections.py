@@ -1,4 +1,4 @@
-"""Projections that the same rows read, loaded as one product."""
+"""Loads projections that read the same input (query, key, value; gate, up) as one fused product."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from specsot_model.weights import Fetch
 
 
 def fuse(fetch: Fetch, names: Sequence[str], shape: tuple[int, int], bias: bool) -> Linear:
-    """Projections of equal shape [out, in], read by the same rows, as one: [in] -> out, out, ..."""
+    """Load projections of equal shape [out, in] as one product: [in] -> the outputs one after another."""
     return _fuse(fetch, dict.fromkeys(names, shape), bias, _join)
 
 
 def fuse_qkv(fetch: Fetch, prefix: str, config: ModelConfig, inputs: int) -> Linear:
-    """Query, key and value projections of `prefix` as one: [inputs] -> heads, kv_heads, kv_heads.
+    """Load the query, key and value projections of the module `prefix` as one product.
 
-    Behind them gates of query heads, where there are any. Query and key rows are interleaved
-    for `rotary.rotate`.
+    The outputs are `heads` query heads, `kv_heads` key heads and `kv_heads` value heads; if the model gates
+    its query heads, `heads` gates follow. Query and key rows are interleaved for `rotary.rotate`.
     """
     fused = config.names.qkv
     heads = config.heads
@@ -39,7 +39,11 @@ def fuse_qkv(fetch: Fetch, prefix: str, config: ModelConfig, inputs: int) -> Lin
 
 
 def _join_qkv(config: ModelConfig, *parts: Tensor) -> Tensor:
-    """Rows of queries, keys, values: of three tensors [rows, ...], or of one of all."""
+    """Join query, key and value rows; `parts` are three tensors [rows, ...], or one tensor with all rows.
+
+    A single tensor lists all queries, then all keys, then all values or, with `qkv_by_head`, the query, key
+    and value of head 0, those of head 1, and so on.
+    """
     dim, rotated = config.head_dim, config.rope.rotated(config.head_dim)
     if len(parts) == 1 and not config.names.qkv_by_head:
         parts = parts[0].split([many * dim for many in (config.heads, config.kv_heads, config.kv_heads)])
@@ -47,7 +51,8 @@ def _join_qkv(config: ModelConfig, *parts: Tensor) -> Tensor:
         parts = tuple(part.flatten(0, 1) for part in parts[0].unflatten(0, (-1, 3, dim)).unbind(1))
     q, k, v = parts
     gates: tuple[Tensor, ...] = ()
-    if config.gated_heads:  # of each query head behind its rows
+    # The gate rows of each query head follow the head's query rows.
+    if config.gated_heads:
         q, gate = (part.flatten(0, 1) for part in q.unflatten(0, (-1, 2, dim)).unbind(1))
         gates = (gate,)
     return torch.cat((interleave(q, dim, rotated), interleave(k, dim, rotated), v, *gates))
@@ -60,7 +65,13 @@ def _join(*parts: Tensor) -> Tensor:
 def _fuse(
     fetch: Fetch, shapes: Mapping[str, tuple[int, int]], bias: bool, join: Callable[..., Tensor]
 ) -> Linear:
-    """shapes: of projections, by name. Raises ModelError where others rounded some of them and not all."""
+    """Load projections and join them.
+
+    shapes: Shape of each projection, by module name.
+    join: Joins weights, biases or codes along the outputs.
+
+    Raises ModelError if the files hold some of the projections quantized and others not.
+    """
     weights = [fetch.matrix(f"{name}.weight", shape) for name, shape in shapes.items()]
     codes = [weight for weight in weights if isinstance(weight, Codes)]
     if 0 < len(codes) < len(weights):

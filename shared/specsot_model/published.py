@@ -1,4 +1,4 @@
-"""Reads a model's tensors from files in which others quantized some of them."""
+"""Reads a model's tensors from files in which some matrices are published quantized."""
 
 from __future__ import annotations
 
@@ -28,9 +28,12 @@ Given = TypeVar("Given", bound=ModelOptions)
 def open_weights(
     directory: Path, allow_pickle_bin: bool = False, quantization: Quantization | None = None
 ) -> WeightFiles | PublishedWeights:
-    """A base's tensors; see `WeightFiles`. quantization: what its matrices shall be held in.
+    """Open the weight files of a base model, whether they are quantized or not.
 
-    Raises ModelError, and InvalidRequest where they are quantized already.
+    quantization: Form in which its matrices are to be stored.
+
+    Raises ModelError if the files cannot be read, and InvalidRequest if they are quantized already in another
+    form than `quantization`.
     """
     files = WeightFiles(directory, allow_pickle_bin)
     published = published_of(directory, quantization)
@@ -38,9 +41,12 @@ def open_weights(
 
 
 def published_of(directory: Path, quantization: Quantization | None = None) -> Published | None:
-    """How others quantized this model; None: nobody did. Raises as `open_weights`.
+    """Return how a model's files are quantized, or None if they are not.
 
-    quantization: the form of theirs, or they would be rounded twice.
+    quantization: The form that is asked for; None: any. Another form than that of the files raises
+        InvalidRequest, because weights would be rounded twice.
+
+    Raises like `open_weights`.
     """
     config = directory / "config.json"
     published = read_published(text_fields(read_json(config), config), config) if config.is_file() else None
@@ -53,8 +59,10 @@ def published_of(directory: Path, quantization: Quantization | None = None) -> P
 
 
 def as_published(options: Given, base: Path) -> Given:
-    """With the --quantization that holds the codes of its files as they are, where kernels here run it and
-    neither that nor a --dtype is given. Raises ModelError.
+    """Set `options.quantization` to the form that can hold the codes of a quantized model as they are.
+
+    The options stay unchanged if the user gave a quantization or a dtype, or if no kernels of this machine
+    run that form. Raises ModelError if the config of `base` cannot be read.
     """
     config = read_config(base)
     form = config.published.form if config.published else None
@@ -63,7 +71,9 @@ def as_published(options: Given, base: Path) -> Given:
     device = torch.device(options.device)
     if packs(form, device):
         runs = find_spec("numba") is not None
-    else:  # experts run as one product, and what is invariant in floats, in --dtype alone
+    else:
+        # Experts run as one grouped product, and batch-invariant layers in int8 or floats; other forms are
+        # decoded to --dtype.
         decoded = config.routing or (options.batch_invariant and form != "int8")
         multiplied = {"fp8": multiplies_fp8, "int8": multiplies_int8}.get(form)
         runs = not decoded and multiplied is not None and multiplied(device)
@@ -71,7 +81,10 @@ def as_published(options: Given, base: Path) -> Given:
 
 
 class PublishedWeights(Weights):
-    """Tensors under the names that the model has for them; quantized matrices are decoded, or `rounded`."""
+    """The tensors of quantized files under the names that the model has for them.
+
+    `tensor` decodes a quantized matrix to floats; `rounded` returns its codes.
+    """
 
     def __init__(self, files: WeightFiles, published: Published) -> None:
         self.published = published
@@ -99,7 +112,10 @@ class PublishedWeights(Weights):
         return self._files.where(next((one for one in marks if one in self._files), name))
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of a decoded matrix; some formats store it as a small tensor, which is read."""
+        """Return the shape of a tensor once it is decoded.
+
+        Some formats store the shape as a small tensor, which is read.
+        """
         module = self._module(name)
         if module is None:
             return self._files.shape(name)
@@ -123,6 +139,10 @@ class PublishedWeights(Weights):
         return self._files.shape(name)
 
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+        """Return a tensor in floats; a quantized matrix is decoded.
+
+        Raises ModelError, also if a weight is stored in 8 bits but has no scale.
+        """
         module = self._module(name)
         if module is not None:
             made = self._decode(module, device).dense(dtype)
@@ -136,7 +156,10 @@ class PublishedWeights(Weights):
         return found.to(dtype)
 
     def rounded(self, name: str, form: Quantization, device: torch.device | str) -> Codes | None:
-        """Raises ModelError where this form cannot hold them."""
+        """Return the codes of a quantized matrix; see `Weights.rounded`.
+
+        Raises ModelError if `form` cannot hold the codes.
+        """
         module = self._module(name)
         if module is None:
             return None
@@ -149,11 +172,11 @@ class PublishedWeights(Weights):
             raise ModelError(said) from None
 
     def form(self, name: str, wanted: Quantization | None) -> Quantization | None:
-        """What others left whole is not rounded to 4 bits."""
+        """Return the form of a matrix: a matrix that is published in floats is int8 where int4 is wanted."""
         return of_lm_head(wanted) if self._module(name) is None else wanted
 
     def _decode(self, module: str, device: torch.device | str) -> StoredMatrix:
-        """Raises ModelError."""
+        """Read the quantized matrix of a module. Raises ModelError."""
         return decode(
             module,
             lambda part: self._part(module, part, device),
@@ -165,7 +188,7 @@ class PublishedWeights(Weights):
         return self._files.raw(f"{module}{part}", device)
 
     def _module(self, name: str) -> str | None:
-        """The quantized matrix that has this name; None for any other tensor."""
+        """Return the module of the quantized matrix that has this name, or None for any other tensor."""
         suffix = self.published.suffix
         module = name.removesuffix(suffix)
         return module if name.endswith(suffix) and module in self._modules else None

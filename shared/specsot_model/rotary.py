@@ -1,4 +1,8 @@
-"""Rotary positions: frequencies of each kind, and tables that turn interleaved heads."""
+"""Rotary position embedding: frequencies of each kind of scaling, and tables that rotate interleaved heads.
+
+A pair is two numbers of a head that are rotated together, as one complex number. Weights are reordered when
+they are loaded (`interleave`), so that the two numbers of a pair are neighbours.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +18,13 @@ from specsot.errors import ModelError
 
 
 def interleave(rows: Tensor, head_dim: int, rotated: int | None = None) -> Tensor:
-    """Reorder rows of a query or key projection [heads * head_dim, ...] (or its bias, or a norm weight
-    [head_dim]): of each head the first d = `rotated` (all) as 0, d/2, 1, d/2 + 1, ..., the rest behind."""
+    """Reorder the rows of a query or key projection so that the two numbers of a rotary pair are neighbours.
+
+    rows: [heads * head_dim, ...]: a weight, its bias, or the weight of a head norm.
+    rotated: How many numbers of each head rotate; None: all. The others keep their places at the end.
+
+    # one head of 6 numbers, rotated 4: [0 1 2 3 4 5] -> [0 2 1 3 4 5]
+    """
     turns = head_dim if rotated is None else rotated
     heads = rows.unflatten(0, (-1, head_dim))
     pairs = heads[:, :turns].unflatten(1, (2, turns // 2)).transpose(1, 2).flatten(1, 2)
@@ -23,11 +32,12 @@ def interleave(rows: Tensor, head_dim: int, rotated: int | None = None) -> Tenso
 
 
 def frequencies(rope: Rope, head_dim: int) -> Tensor:
-    """Radians per position of each pair, fp32 [head_dim / 2]; pairs of the part that does not turn have 0.
+    """Return the radians per position of each pair, fp32 [head_dim / 2]. Pairs that do not rotate have 0.
 
-    llama3: wavelengths beyond original / low are slowed by `factor`, those below original / high are
-    kept, between them the two are blended (as published with Llama 3.1). yarn: the same, blended pair by
-    pair between those that turn `high` and `low` times in the original positions.
+    The kind llama3 divides the frequency of wavelengths beyond original / low by `factor`, keeps wavelengths
+    below original / high, and blends the two in between (as published with Llama 3.1). The kind yarn does
+    the same, but blends linearly by pair index, between the pairs that turn `high` and `low` times within
+    the original context. Raises ModelError if longrope has the wrong number of factors.
     """
     rotated = rope.rotated(head_dim)
     exponents = torch.arange(0, rotated, 2, dtype=torch.int64).float() / rotated
@@ -35,6 +45,7 @@ def frequencies(rope: Rope, head_dim: int) -> Tensor:
 
 
 def _scaled(rope: Rope, plain: Tensor) -> Tensor:
+    """Scale the unscaled frequencies `plain`, one per rotating pair, as `rope.kind` says."""
     if rope.kind == "default":
         return plain
     if rope.kind == "linear":
@@ -53,7 +64,10 @@ def _scaled(rope: Rope, plain: Tensor) -> Tensor:
 
 
 def _blended_pairs(rope: Rope, pairs: int) -> tuple[float, float]:
-    """Yarn: pairs up to the first are kept, those from the last on slowed by the whole factor."""
+    """Return the range of pair indices that yarn blends.
+
+    Pairs up to the first keep their frequency; pairs from the last on are slowed by the whole factor.
+    """
     first, last = (
         pairs * math.log(rope.original / (turns * 2 * math.pi)) / math.log(rope.theta)
         for turns in (rope.high, rope.low)
@@ -65,14 +79,16 @@ def _blended_pairs(rope: Rope, pairs: int) -> tuple[float, float]:
 
 
 def growth(rope: Rope, positions: Tensor) -> Tensor:
-    """What queries of these positions are multiplied by besides, fp32 [rows]; see `Rope.slope`."""
+    """Return the extra factor of queries at these positions, fp32 [rows]; see `Rope.slope`."""
     return 1 + rope.slope * torch.log1p(torch.floor(positions / rope.original))
 
 
 class Rotary:
     """Rotation tables for `heads` query heads and `kv_heads` key heads.
 
-    The attention scale rides along in the query part of the table, so no pass is spent on it.
+    The query part of a table includes the attention scale, so that scaling needs no pass of its own.
+
+    frequencies: Radians per position of each pair, fp32 [head_dim / 2].
     """
 
     def __init__(
@@ -84,7 +100,7 @@ class Rotary:
         device: torch.device | str,
         scalar: int | None = None,
     ) -> None:
-        """scalar: scores are divided by its square root; None: head_dim."""
+        """scalar: Attention scores are divided by its square root; None means head_dim."""
         self._rope = rope
         self._heads = heads
         self.frequencies = frequencies(rope, head_dim).to(device)
@@ -97,7 +113,7 @@ class Rotary:
         self._scales = scales.to(device)
 
     def table(self, positions: Tensor) -> Tensor:
-        """Rotations for positions [rows]: complex64 [rows, heads + kv_heads, head_dim / 2]."""
+        """Return the rotations for positions [rows]: complex64 [rows, heads + kv_heads, head_dim / 2]."""
         angles = positions.float()[:, None, None] * self.frequencies
         scales = self._scales.expand(*angles.shape[:1], -1, angles.shape[-1])
         if self._rope.slope:
@@ -107,14 +123,17 @@ class Rotary:
 
 
 def turn_back(rates: Tensor, steps: Sequence[int]) -> Tensor:
-    """Rotations that bring queries so many positions nearer to the keys before them: complex64
-    [rows, head_dim / 2]. rates: `Rotary.frequencies`."""
+    """Return the rotations that move queries back by `steps` positions: complex64 [rows, head_dim / 2].
+
+    rates: `Rotary.frequencies`.
+    steps: By row, how many positions nearer the query comes to the keys before it.
+    """
     angles = torch.tensor(steps, device=rates.device).float()[:, None] * -rates
     return torch.polar(torch.ones_like(angles), angles)
 
 
 def rotate(qk: Tensor, table: Tensor) -> None:
-    """Rotate interleaved heads [rows, heads + kv_heads, head_dim] in place; in fp32 whatever the dtype."""
+    """Rotate interleaved heads [rows, heads + kv_heads, head_dim] in place, in fp32 for any dtype."""
     wide = qk.float()
     torch.view_as_complex(wide.view(*wide.shape[:2], -1, 2)).mul_(table)
     if wide is not qk:

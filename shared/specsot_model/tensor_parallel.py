@@ -1,8 +1,9 @@
-"""Splits a range's layers over devices of one host: each has some of the heads and of the MLP's width.
+"""Splits a range's layers over the devices of one host (tensor parallelism).
 
-Every device multiplies its part of a layer, over KV pages of its own heads. The first one also has what
-comes before the first layer and after the last. Where GPUs reach each other's memory, each has the residual
-stream and runs a captured graph; elsewhere only the first one has it, and parts of each update go there.
+Every device has some of the heads and some of the MLP's columns, and KV pages of its own heads. The first
+device also has the embedding, the final norm and the lm_head. If the GPUs reach each other's memory, each has
+the whole residual stream and runs a CUDA graph, and kernels sum the parts of each update. Otherwise only the
+first device has the residual stream, and the parts of each update are sent there.
 """
 
 from __future__ import annotations
@@ -33,17 +34,25 @@ from specsot_model.weights import Fetch, Weights
 if TYPE_CHECKING:
     from specsot_kernels.gpu.exchange import PeerSums
 
+# The option that errors name.
 FIELD = "tensor_parallel"
-MOST_ROWS = 512  # that a graph has at most: `cuda_graphs.BUCKETS`
-ENTRY, ATTENTION, MLP = range(3)  # places of `PeerSums`: no sum follows one of the same place
+# Rows. The largest graph; equals the largest of `cuda_graphs.BUCKETS`.
+MOST_ROWS = 512
+# Buffers of `PeerSums`. Consecutive sums use different buffers, so that no sum overwrites a part of the
+# previous sum while another GPU still reads that part.
+ENTRY, ATTENTION, MLP = range(3)
 
+# Loads the layer of this index.
 MakeBlock = Callable[[Fetch, int, ModelConfig], Block]
 
 
 def devices_of(device: torch.device | str, parts: int) -> tuple[torch.device, ...]:
-    """The named device and those that follow it; a CPU is taken several times. Empty: nothing is split.
+    """Return the named device and those that follow it; empty if parts is 1, because nothing is split then.
 
-    Raises InvalidRequest: a GPU without a number, or fewer GPUs than parts.
+    A CPU is named several times. Raises InvalidRequest for a GPU without a number, or if there are fewer GPUs
+    than parts.
+
+    # "cuda:2", 2 parts -> (cuda:2, cuda:3)
     """
     first = torch.device(device)
     if parts == 1:
@@ -61,7 +70,7 @@ def devices_of(device: torch.device | str, parts: int) -> tuple[torch.device, ..
 def check_split(
     config: ModelConfig, parts: int, quantization: Quantization | None, batch_invariant: bool
 ) -> None:
-    """Raises InvalidRequest for a model, or a form of it, that is not split into so many parts."""
+    """Raise InvalidRequest if a model, or a form of it, cannot be split into `parts` parts."""
     if parts < 1:
         raise InvalidRequest(f"tensor_parallel must be 1 or more, got {parts}", FIELD)
     if parts == 1:
@@ -89,7 +98,11 @@ def check_split(
 
 
 class WeightPart(Weights):
-    """One of `parts` equal parts of every tensor that is split; of the others all."""
+    """The weights that one device reads: its part of every split tensor, and the other tensors whole.
+
+    Projections to heads and to the MLP's columns are split by outputs (rows of the weight); projections back
+    to the hidden size are split by inputs (columns).
+    """
 
     def __init__(self, files: Weights, names: Names, part: int, parts: int) -> None:
         self._files = files
@@ -106,11 +119,14 @@ class WeightPart(Weights):
         return self._files.where(name)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of the whole tensor."""
+        """Return the shape of the whole tensor."""
         return self._files.shape(name)
 
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-        """The part. A bias that is added to a sum of parts is the first one's; zeros for the others."""
+        """Return this device's part of a tensor.
+
+        A bias that is added to a sum over devices belongs to the first device; the others get zeros.
+        """
         axis = self._axis(name)
         if axis is not None:
             whole = self._files.tensor(name, dtype, "cpu")
@@ -120,13 +136,14 @@ class WeightPart(Weights):
         return torch.zeros_like(whole) if self._part and summed else whole
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
-        """shape: of the part."""
+        """Raise ModelError if the tensor does not have this shape. shape: the shape of the part."""
         axis = self._axis(name)
         self._files.check(
             name, tuple(size * self._parts if at == axis else size for at, size in enumerate(shape))
         )
 
     def _axis(self, name: str) -> int | None:
+        """Return the axis along which a tensor is split, or None if it is not split."""
         module, _, kind = name.rpartition(".")
         if module.endswith(self._rows):
             return 0
@@ -138,7 +155,10 @@ def _endings(names: Iterable[str]) -> tuple[str, ...]:
 
 
 class SplitBlock(Block):
-    """A layer as blocks of fewer heads and a narrower MLP, one a device."""
+    """A layer that is split over devices.
+
+    parts: One block per device, with fewer heads and a narrower MLP.
+    """
 
     def __init__(
         self, fetch: Fetch, index: int, config: ModelConfig, devices: Sequence[torch.device]
@@ -157,11 +177,12 @@ class SplitBlock(Block):
 
 
 def block_maker(devices: Sequence[torch.device]) -> MakeBlock:
-    """Of whole layers where there are no devices."""
+    """Return the function that loads layers: split over these devices, or whole if there are none."""
     return partial(SplitBlock, devices=devices) if devices else Block
 
 
 def _narrowed(config: ModelConfig, parts: int) -> ModelConfig:
+    """Return the config of one device's part of the layers."""
     return replace(
         config,
         heads=config.heads // parts,
@@ -172,13 +193,19 @@ def _narrowed(config: ModelConfig, parts: int) -> ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class SplitPlan(AttentionPlan):
-    """parts: the plan of each device, over its heads."""
+    """The attention plan of split layers.
+
+    parts: The plan of each device, over its heads.
+    """
 
     parts: tuple[AttentionPlan, ...] = ()
 
 
 class SplitPages(KVPages):
-    """The same pages on each device, of its heads; what is done to rows is done on all."""
+    """KV pages on several devices: the same pages and slots on each, with the KV of the device's heads.
+
+    Every operation on rows or pages runs on all devices.
+    """
 
     def __init__(self, parts: Sequence[KVPages]) -> None:
         self.parts, (first, *_) = parts, parts
@@ -202,6 +229,7 @@ class SplitPages(KVPages):
         own: Tensor | None = None,
         counts: Tensor | None = None,
     ) -> None:
+        """Prune by key norm on every device: each gets its own heads of `own` and `counts`."""
         first = 0
         for part in self.parts:
             here = part.layers[layer]
@@ -226,7 +254,10 @@ class SplitPages(KVPages):
 
 
 def split_captured(config: ModelConfig, devices: Sequence[torch.device]) -> bool:
-    """Whether such layers, split over these devices, are captured as a graph on each."""
+    """Tell whether layers split over these devices run as one CUDA graph per device.
+
+    This needs fused kernels for the layers, and GPUs that reach each other's memory.
+    """
     if not all(map(runs_kernels, devices)) or not can_fuse(config):
         return False
     from specsot_kernels.gpu.exchange import reach_each_other
@@ -236,7 +267,13 @@ def split_captured(config: ModelConfig, devices: Sequence[torch.device]) -> bool
 
 @dataclass(frozen=True, slots=True)
 class SummedProduct:
-    """A device's part of a product; what is added is the sum of all parts. place: of `exchange`."""
+    """One device's part of a product whose parts are summed over all devices.
+
+    weight: This device's part of the weight, [out, in / devices].
+    exchange: Sums the parts.
+    part: Number of this device.
+    place: Buffer of `exchange`: ATTENTION or MLP.
+    """
 
     weight: Tensor
     exchange: PeerSums
@@ -244,6 +281,11 @@ class SummedProduct:
     place: int
 
     def add_to(self, hidden: Tensor, x: Tensor | ShortRows, following: NormWeight | None = None) -> None:
+        """Add the sum of all devices' products to hidden [rows, out], in place.
+
+        x: [rows, in / devices], this device's inputs.
+        following: Not used.
+        """
         from specsot_kernels.gpu.products import multiply_row
 
         assert isinstance(x, Tensor), "rows in 8 bits are for such a weight"
@@ -256,10 +298,15 @@ class SummedProduct:
 
 
 class SummedBlock(FusedBlock):
-    """A layer's part on one device, which has the whole residual stream."""
+    """One device's part of a layer; the device has the whole residual stream."""
 
     def __init__(self, block: Block, exchange: PeerSums, part: int, first: bool) -> None:
-        """first: rows enter here, on the first device."""
+        """
+        exchange: Sums the parts of each update over the devices.
+        part: Number of this device.
+        first: This is the first layer of the range. It copies the hidden states, which enter on the first
+            device, to all devices.
+        """
         places = iter((ATTENTION, MLP))
 
         def summed(linear: Linear) -> SummedProduct:
@@ -279,6 +326,11 @@ class SummedBlock(FusedBlock):
         layer: int,
         rows: ShortRows | None = None,
     ) -> ShortRows | None:
+        """Add this layer's two updates to the residual stream; see `FusedBlock.forward`.
+
+        In the first layer, `hidden` becomes the sum over all devices, of which only the first one has numbers
+        other than zero: so the hidden states reach every device.
+        """
         if self._entry:
             exchange, part = self._entry
             exchange.own(part, ENTRY, len(hidden)).copy_(hidden)
@@ -288,7 +340,13 @@ class SummedBlock(FusedBlock):
 
 @dataclass(frozen=True, slots=True)
 class FusedPart:
-    """A range's layers on one device. alone: see `PeerSums`."""
+    """The part of a layer range that one device runs.
+
+    config: Config of the part: fewer heads, a narrower MLP.
+    device: The device.
+    blocks: The device's part of every layer.
+    alone: Context in which the device waits for no other, for capturing; see `PeerSums.alone`.
+    """
 
     config: ModelConfig
     device: torch.device
@@ -297,18 +355,18 @@ class FusedPart:
 
 
 class SplitHead:
-    """The final norm and lm_head: each device multiplies some of the vocabulary's rows."""
+    """The final norm and lm_head, split over devices by vocabulary."""
 
     def __init__(self, norm: Norm, weight: Tensor, devices: Sequence[torch.device]) -> None:
-        """weight: [vocab, hidden], on the first device."""
+        """weight: The whole lm_head [vocab, hidden], on the first device."""
         shares = zip(weight.chunk(len(devices)), devices)
         self._products = [RowProduct(share.to(device)) for share, device in shares]
         self._norms = [(norm.weight.to(device), norm.eps) for device in devices]
-        # Of their own: other frames may run there meanwhile.
+        # Streams of their own, because other frames may run on these devices at the same time.
         self._streams = [torch.cuda.Stream(device) for device in devices[1:]]
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """Hidden [rows, H] -> fp32 logits [rows, V], on the first device."""
+        """Return the fp32 logits [rows, V] of hidden states [rows, H], on the first device."""
         parts = list[Tensor]()
         for stream, norm, product in zip(self._streams, self._norms[1:], self._products[1:]):
             with torch.cuda.stream(stream):
@@ -321,7 +379,7 @@ class SplitHead:
 
 
 class SplitLayers:
-    """A range's layers, each split over several devices."""
+    """A range's layers, each split over several devices, run layer by layer from the host."""
 
     def __init__(
         self,
@@ -338,12 +396,13 @@ class SplitLayers:
         self._rotaries = [Rotary(config.rope, *sizes, device) for device in devices]
 
     def make_exchange(self) -> PeerSums:
+        """Allocate the buffers by which GPUs sum their parts of each update."""
         from specsot_kernels.gpu.exchange import PeerSums
 
         return PeerSums(self.devices, MOST_ROWS, self._each.hidden, self._dtype)
 
     def fuse(self, exchange: PeerSums) -> list[FusedPart]:
-        """The same layers as each device's own work, whose parts of each update are summed by kernels."""
+        """Return each device's part of the layers for CUDA graphs; kernels sum the parts of each update."""
         return [
             FusedPart(
                 self._each,
@@ -358,10 +417,12 @@ class SplitLayers:
         ]
 
     def make_kv(self, pages: int, page_rows: int, kept: KvDtype) -> SplitPages:
+        """Allocate the KV cache on every device. kept: type of the rows; see `KVPages`."""
         shape = len(self._blocks), pages, page_rows, self._each.kv_heads, self._each.head_dim
         return SplitPages([KVPages(*shape, self._dtype, device, kept) for device in self.devices])
 
     def plan(self, spans: Sequence[RowSpan], page_rows: int, layout: Layout, kernels: bool) -> SplitPlan:
+        """Plan one frame's attention on every device; the arguments are those of `plan_attention`."""
         group = self._each.heads // self._each.kv_heads
         parts = (
             plan_attention(
@@ -379,7 +440,7 @@ class SplitLayers:
         return SplitPlan((), (), None, None, parts=tuple(parts))
 
     def _seen_by(self, part: int, span: RowSpan) -> RowSpan:
-        """What this part's heads see."""
+        """Return the span as the heads of device number `part` see it."""
         if not isinstance(span.sight, HeadColumns):
             return span
         first = part * self._each.kv_heads
@@ -389,12 +450,13 @@ class SplitLayers:
     def runner(
         self, positions: Tensor, slots: Tensor, plans: Sequence[AttentionPlan], kv: KVPages
     ) -> Callable[[Tensor, range], None]:
-        """See `Decoder._runner`."""
+        """Return a function that runs hidden states through a range of layers; see `Decoder._runner`."""
         assert isinstance(kv, SplitPages), "make_kv makes them"
         tables = [rotary.table(positions.to(device)) for rotary, device in zip(self._rotaries, self.devices)]
         places = [part.locate(slots.to(device)) for part, device in zip(kv.parts, self.devices)]
 
         def attend(blocks: Sequence[Block], rows: Sequence[Tensor], layer: int) -> Tensor:
+            """Return the attention update of a layer, summed over the devices."""
             plan = plans[layer]
             assert isinstance(plan, SplitPlan), "plan makes them"
             parts = zip(blocks, rows, tables, places, plan.parts, kv.parts)
@@ -415,9 +477,13 @@ class SplitLayers:
         return run
 
     def _spread(self, hidden: Tensor) -> list[Tensor]:
+        """Return the hidden states on every device."""
         return [hidden.to(device) for device in self.devices]
 
 
 def _sum(parts: Iterable[Tensor]) -> Tensor:
-    """On the device of the first. All are computed before any is waited for."""
+    """Return the sum of all parts, on the device of the first; it is changed in place.
+
+    All parts are launched before any is waited for.
+    """
     return reduce(lambda total, part: total.add_(part.to(total.device)), list(parts))

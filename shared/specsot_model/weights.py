@@ -1,4 +1,4 @@
-"""Reads named tensors from a model directory's weight files on demand, or holds them in memory."""
+"""Reads named tensors from a model directory's weight files on demand, or takes them from memory."""
 
 from __future__ import annotations
 
@@ -29,36 +29,41 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 PICKLE_INDEX = "pytorch_model.bin.index.json"
 PICKLE = "pytorch_model.bin"
-# Bytes read of a file before it is mapped anew, so that what was read leaves memory; not measured.
+# Bytes. After so many bytes were read, the file is mapped anew, so that pages that were read leave memory.
+# Untuned.
 MAPPED = 64 << 20
 
 
 class Weights(ABC):
-    """Tensors by name. Every failure is a ModelError of one line."""
+    """A source of tensors by name. Every failure is a ModelError of one line."""
 
     @abstractmethod
     def names(self) -> tuple[str, ...]:
-        """Every tensor's name."""
+        """Return every tensor's name."""
 
     @abstractmethod
     def where(self, name: str) -> str:
-        """Where a tensor is, for people."""
+        """Return where a tensor comes from, for messages."""
 
     @abstractmethod
     def shape(self, name: str) -> tuple[int, ...]:
-        """A tensor's shape, without reading it."""
+        """Return a tensor's shape without reading the tensor."""
 
     @abstractmethod
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-        """A tensor in this dtype, on this device. Raises ModelError where it cannot be read."""
+        """Return a tensor in this dtype, on this device. Raises ModelError if it cannot be read."""
 
     def __contains__(self, name: str) -> bool:
         return name in self.names()
 
     def under(self, part: str) -> list[str]:
-        """Names of a part's tensors, such as a layer's; a large model has tens of thousands in all."""
+        """Return the names of all tensors of a module, such as a layer: those that begin with "part.".
+
+        The names are searched by bisection, because a large model has tens of thousands.
+        """
         first = bisect_left(self._sorted, f"{part}.")
-        return self._sorted[first : bisect_left(self._sorted, f"{part}/", first)]  # "/" comes after "."
+        # "/" is the character after ".", so this finds the end of the names that begin with "part.".
+        return self._sorted[first : bisect_left(self._sorted, f"{part}/", first)]
 
     @cached_property
     def _sorted(self) -> list[str]:
@@ -67,12 +72,12 @@ class Weights(ABC):
     def expect(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str
     ) -> Tensor:
-        """A tensor that must have this shape; see `check`."""
+        """Return a tensor that must have this shape; see `check`."""
         self.check(name, shape)
         return self.tensor(name, dtype, device)
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
-        """ModelError names both shapes where a tensor has another one."""
+        """Raise a ModelError that names both shapes if a tensor has another shape."""
         found = self.shape(name)
         if found != shape:
             raise ModelError(
@@ -80,19 +85,22 @@ class Weights(ABC):
             )
 
     def rounded(self, name: str, form: Quantization, device: torch.device | str) -> Codes | None:
-        """A matrix that others rounded, in this form, as they did; None: they left it whole."""
+        """Return a matrix that is published quantized, with its own codes in the form `form`.
+
+        Return None if the matrix is published in floats.
+        """
         return None
 
     def form(self, name: str, wanted: Quantization | None) -> Quantization | None:
-        """What a matrix is held in where this is wanted of all."""
+        """Return the form in which a matrix is stored if `wanted` is the form of the model."""
         return wanted
 
 
 class HeldWeights(Weights):
-    """Tensors that are in memory already; one that needs no conversion is not copied."""
+    """Tensors that are in memory already. A tensor that needs no conversion is not copied."""
 
     def __init__(self, held: Mapping[str, Tensor], owner: str) -> None:
-        """owner: whose they are, for people."""
+        """owner: Name of their source, for messages."""
         self._held = {text_name(name): tensor for name, tensor in held.items()}
         self._owner = owner
 
@@ -118,23 +126,26 @@ class HeldWeights(Weights):
 
 
 class WeightFiles(Weights):
-    """Tensors by name from `directory`: one safetensors file, or several by their index. What the hub or
-    another member has and is not here is fetched once a tensor of it is wanted.
+    """Tensors from a model directory: one safetensors file, several with an index, or a GGUF file.
 
-    allow_pickle_bin: also read pytorch_model.bin where there is no safetensors file (restricted
-    unpickling, tensors only). Every failure is a ModelError of one line.
+    A file that is missing, but that the Hugging Face hub or another member of the fleet has, is fetched when
+    one of its tensors is needed. Every failure is a ModelError of one line.
     """
 
     def __init__(self, directory: Path, allow_pickle_bin: bool = False, mapped: int = MAPPED) -> None:
-        """mapped: bytes read of a file before it is mapped anew."""
+        """
+        allow_pickle_bin: Read pytorch_model.bin if there is no safetensors file, by restricted unpickling of
+            tensors only.
+        mapped: Bytes that are read of a file before it is mapped anew.
+        """
         self._directory = directory
         self._mapped = mapped
         self._borrowed = borrowed_of(directory)
         self._opened: dict[str, Any] = {}
-        self._held: dict[
-            str, frozenset[str]
-        ] = {}  # names in each file that was opened: handles list them anew
-        self._read = 0  # bytes since a file was mapped
+        # By file that was opened: the names of its tensors, because handles list them anew on every call.
+        self._held: dict[str, frozenset[str]] = {}
+        # Bytes that were read since a file was last mapped.
+        self._read = 0
         listed = _find(directory, allow_pickle_bin)
         # A single file lists its own tensors.
         files = dict.fromkeys(self._open(listed).keys(), listed) if isinstance(listed, str) else listed
@@ -143,18 +154,18 @@ class WeightFiles(Weights):
 
     @property
     def complete(self) -> bool:
-        """Every file is here."""
+        """Whether every weight file is present."""
         return self._borrowed is None and all(
             (self._directory / file).exists() for file in set(self._files.values())
         )
 
     @property
     def stored(self) -> int:
-        """Bytes of the files, which must all be here."""
+        """Bytes of all weight files, which must all be present."""
         return sum((self._directory / file).stat().st_size for file in set(self._files.values()))
 
     def names(self) -> tuple[str, ...]:
-        """Every tensor's name."""
+        """Return every tensor's name."""
         return tuple(self._files)
 
     def __contains__(self, name: str) -> bool:
@@ -164,7 +175,7 @@ class WeightFiles(Weights):
         return str(self._directory / self._files[name])
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """A tensor's shape, without reading it."""
+        """Return a tensor's shape without reading the tensor."""
         source = self._source(name)
         if isinstance(source, dict):
             return tuple(source[self._stored_names[name]].shape)
@@ -174,7 +185,7 @@ class WeightFiles(Weights):
         return self.raw(name, "cpu").to(device=device, dtype=dtype)
 
     def raw(self, name: str, device: torch.device | str) -> Tensor:
-        """A tensor in the dtype in which it is stored. Raises ModelError where it cannot be read."""
+        """Return a tensor in the dtype in which it is stored. Raises ModelError if it cannot be read."""
         source = self._source(name)
         stored = self._stored_names[name]
         self._borrow(name, source)
@@ -187,12 +198,12 @@ class WeightFiles(Weights):
         return found.to(device)
 
     def fetch(self, names: Iterable[str]) -> None:
-        """Have these tensors' bytes here."""
+        """Make sure that the bytes of these tensors are present; fetch them from another member if not."""
         for name in names:
             self._borrow(name, self._source(name))
 
     def _borrow(self, name: str, source: Any) -> None:
-        """Have its bytes, where they are still another member's."""
+        """Fetch a tensor's bytes if only another member of the fleet has them."""
         if self._borrowed and isinstance(source, GgufTensors):
             place = source.place(name)
             self._borrowed.need(Path(place.file).name, place.begin, place.begin + place.bytes)
@@ -200,13 +211,14 @@ class WeightFiles(Weights):
             self._borrowed.need_tensor(self._files[name], self._stored_names[name])
 
     def _let_go(self, file: str, size: int) -> None:
-        """A mapping keeps all that was read of it in memory, beside what is made of that."""
+        """Close a file after MAPPED bytes: a mapping keeps what was read in memory, next to the tensors."""
         self._read += size
         if self._read >= self._mapped:
             self._read = 0
             del self._opened[file]
 
     def _source(self, name: str) -> Any:
+        """Return the opened file that holds a tensor. Raises ModelError if there is none."""
         if name not in self._files:
             raise ModelError(f"{self._directory}: no tensor {name} in the weight files")
         source = self._open(self._files[name])
@@ -215,6 +227,7 @@ class WeightFiles(Weights):
         return source
 
     def _open(self, file: str) -> Any:
+        """Open a weight file, or return it if it is open; fetch it if it is missing."""
         if file not in self._opened:
             if self._borrowed:
                 self._borrowed.need_header(file)
@@ -225,10 +238,14 @@ class WeightFiles(Weights):
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """`fetch(name, shape)`: tensors of `files` in one dtype on one device, each of the shape it must have.
+    """Loads tensors by `fetch(name, shape)`, all in one dtype on one device.
 
-    ModelError names both shapes where it has another, or the tensor that is missing.
-    quantization: what products make of their weights once they have them.
+    Raises a ModelError that names both shapes if a tensor has another shape, or the tensor if it is missing.
+
+    files: Source of the tensors.
+    dtype: Type of the tensors.
+    device: Device of the tensors.
+    quantization: Form that products convert their weights to; None keeps the dtype.
     """
 
     files: Weights
@@ -240,7 +257,7 @@ class Fetch:
         return self.files.expect(name, shape, self.dtype, self.device)
 
     def matrix(self, name: str, shape: tuple[int, ...]) -> Tensor | Codes:
-        """The same of a product's matrix; where others rounded it, its codes as they are."""
+        """Load the matrix of a product; if it is published quantized in this form, return its codes."""
         found = self.files.rounded(name, self.quantization, self.device) if self.quantization else None
         if found is None:
             return self(name, shape)
@@ -248,6 +265,7 @@ class Fetch:
         return found
 
     def form(self, name: str) -> Quantization | None:
+        """Return the form in which a matrix is stored; see `Weights.form`."""
         return self.files.form(name, self.quantization)
 
     def __contains__(self, name: str) -> bool:
@@ -255,7 +273,7 @@ class Fetch:
 
 
 def has_files(directory: Path, allow_pickle_bin: bool = False) -> bool:
-    """Whether all weight files that `WeightFiles` would read are here."""
+    """Tell whether all weight files that `WeightFiles` would read are present in the directory."""
     kinds = [(INDEX, SINGLE), (PICKLE_INDEX, PICKLE)] if allow_pickle_bin else [(INDEX, SINGLE)]
     for index, single in kinds:
         if (directory / index).exists():
@@ -269,7 +287,10 @@ def has_files(directory: Path, allow_pickle_bin: bool = False) -> bool:
 
 
 def _find(directory: Path, allow_pickle_bin: bool) -> dict[str, str] | str:
-    """File of each tensor, by the index; or the name of the one file that holds all."""
+    """Return the file of each tensor as the index says, or the name of the single file that holds all.
+
+    Raises ModelError if the directory has no weight files that may be read.
+    """
     if not directory.is_dir():
         raise ModelError(f"{directory}: no such model directory")
     if (directory / POINTER).is_file():
@@ -292,6 +313,10 @@ def _find(directory: Path, allow_pickle_bin: bool) -> dict[str, str] | str:
 
 
 def _read_index(source: Path) -> dict[str, str]:
+    """Read the file of each tensor from an index.
+
+    Raises ModelError if the index is malformed, or names a file that is missing and cannot be fetched.
+    """
     files = read_json(source).get("weight_map")
     if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
         raise ModelError(f"{source}: weight_map must map tensor names to file names")
@@ -304,16 +329,20 @@ def _read_index(source: Path) -> dict[str, str]:
 
 
 def _open(path: Path) -> Any:
+    """Open a weight file of any format. Raises ModelError if it is broken."""
     try:
         if path.name == POINTER:
             return GgufTensors(path)
         if path.suffix == ".bin":
-            mapped = is_zipfile(path)  # older files are a plain stream
+            # Only the zip format can be mapped; older files are a plain stream.
+            mapped = is_zipfile(path)
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
         return safe_open(path, framework="pt")
-    except Exception as error:  # torch and safetensors raise many kinds for a broken file
+    except Exception as error:
+        # torch and safetensors raise many kinds of errors for a broken file.
         raise ModelError(f"{path}: {_line(error)}") from None
 
 
 def _line(error: Exception) -> str:
+    """Return an error's message as one line of at most 200 characters."""
     return " ".join(str(error).split())[:200]

@@ -1,8 +1,9 @@
-"""A model directory that another member's files fill, block by block, as its tensors are asked for.
+"""A model directory that is filled from other members' files, block by block, when tensors are needed.
 
-Weight files have their full size from the beginning and holes where nothing was fetched yet, so whatever
-reads safetensors and GGUF files reads them. Every block is kept with its SHA-256: a restart knows it by that.
-Also which files a directory can lend. Needs no torch.
+Weight files are sparse: they have their full size from the beginning, with holes for what was not fetched
+yet, so any reader of safetensors and GGUF files can read them. Every block is stored with its SHA-256
+digest, by which a later run recognizes the block. The module also says which
+files a directory can lend. It needs no torch.
 """
 
 from __future__ import annotations
@@ -32,31 +33,41 @@ from specsot.errors import ModelError, WireError
 
 log = structlog.get_logger()
 
-BLOCK = 1 << 20  # bytes that travel, are checked and are kept as one; not measured
-DIGEST = 32  # bytes
-# files, bytes: what a lender may tell; not measured
+# Bytes. The unit that is sent, checked and stored. Untuned.
+BLOCK = 1 << 20
+# Bytes of a digest.
+DIGEST = 32
+# Files, and bytes of a text file. What a lender may offer at most. Untuned.
 MOST_FILES = 4096
 LONGEST_TEXT = 256 << 20
-HEADER_LIMIT = 100 << 20  # bytes; safetensors' own bound on its header
+# Bytes. Longest header of a safetensors file. Precedent: safetensors' own limit.
+HEADER_LIMIT = 100 << 20
 INDEX = INDEXES[0]
 SINGLE = "model.safetensors"
 LENT_TEXTS = (*(name for name in TEXTS if name != INDEXES[1]), POINTER)
-NAME = re.compile(r"[A-Za-z0-9][\w.+-]*\.(safetensors|gguf)")  # of weight files; no pickles
+# Names of weight files that may be lent; pickles may not.
+NAME = re.compile(r"[A-Za-z0-9][\w.+-]*\.(safetensors|gguf)")
 
-Put = Callable[[str, int, bytes], None]  # (who sent it, where it begins, a whole block or the last one)
-Read = Callable[[str, int, int, Put], None]  # (file, begin, end, put): raises SpecsotError
+# Called with the sender, the offset in the file, and a whole block (or the last, shorter one).
+Put = Callable[[str, int, bytes], None]
+# Called with file, begin, end and put: passes all blocks of that range to put. Raises SpecsotError.
+Read = Callable[[str, int, int, Put], None]
 
 
 @dataclass(frozen=True, slots=True)
 class LentFile:
-    """size: bytes. text: every member needs it."""
+    """A file that a member offers.
+
+    size: Size in bytes.
+    text: It is a text file, which every member needs as a whole.
+    """
 
     size: int
     text: bool
 
 
 def check_files(files: Mapping[str, LentFile]) -> None:
-    """What a lender says it has. Raises WireError."""
+    """Check the files that a lender offers: their number, names and sizes. Raises WireError."""
     if len(files) > MOST_FILES:
         raise WireError(f"a model of {len(files)} files, {MOST_FILES} at most")
     for name, file in files.items():
@@ -69,7 +80,12 @@ def check_files(files: Mapping[str, LentFile]) -> None:
 
 
 class BorrowedModel:
-    """One model on its way here. `stored`: bytes that came so far."""
+    """One model that is fetched from other members.
+
+    folder: The model directory.
+    fingerprint: Fingerprint of the model, as its lenders have it.
+    stored: Bytes that were fetched by this process so far.
+    """
 
     def __init__(
         self,
@@ -79,7 +95,15 @@ class BorrowedModel:
         read: Read,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """folder: where it goes; what is there already stays. Raises ModelError, WireError."""
+        """Make the sparse files.
+
+        folder: The directory to fill; blocks that are in it already are kept.
+        files: What the lenders offer.
+        read: Fetches bytes from a lender.
+
+        Raises WireError if the offered files are not acceptable, and ModelError if the folder cannot be
+        written.
+        """
         check_files(files)
         self.folder = folder
         self.fingerprint = fingerprint
@@ -87,9 +111,11 @@ class BorrowedModel:
         self._files = files
         self._read = read
         self._clock = clock
-        self._fetching = Lock()  # layers are fetched ahead beside whatever loads others
-        self._here = set[tuple[str, int]]()  # blocks that were checked
-        # since the last `tell`
+        # One thread fetches layers ahead while another one loads layers.
+        self._fetching = Lock()
+        # Blocks that are present and were checked.
+        self._here = set[tuple[str, int]]()
+        # Bytes by sender, and seconds, since the last `tell`.
         self._came = Counter[str]()
         self._seconds = 0.0
         self._spans = cache(self._read_spans)
@@ -103,29 +129,36 @@ class BorrowedModel:
             raise ModelError(f"{folder}: {error.strerror} (XDG_CACHE_HOME names another cache)") from None
 
     def need_texts(self) -> None:
+        """Fetch all text files: config, tokenizer, index."""
         for name, file in self._files.items():
             if file.text:
                 self.need(name, 0, file.size)
         self.tell("config and tokenizer")
 
     def need_tensor(self, name: str, tensor: str) -> None:
-        """Of a safetensors file."""
+        """Fetch the bytes of one tensor of a safetensors file."""
         self.need(name, *self._spans(name)[tensor])
 
     def need_header(self, name: str) -> None:
-        """Of a safetensors file; a GGUF file's is in the pointer."""
+        """Fetch the header of a safetensors file; for GGUF, the pointer file has it already."""
         if name != POINTER:
             self._spans(name)
 
     def need(self, name: str, begin: int, end: int) -> None:
-        """Have these bytes in the file. Raises ModelError, and what reading raises."""
+        """Fetch bytes begin .. end - 1 of a file if they are missing.
+
+        Raises ModelError if no member offers these bytes, and what `read` raises.
+        """
         if name not in self._files or not 0 <= begin <= end <= self._files[name].size:
             raise ModelError(f"{self.folder.name}: no member has bytes {begin} to {end} of {name}")
         with self._fetching:
             self._fetch(name, begin, end)
 
     def _fetch(self, name: str, begin: int, end: int) -> None:
-        """What is missing of these bytes."""
+        """Fetch the blocks of these bytes that are missing.
+
+        # BLOCK 1 MiB, bytes 0.5 MiB .. 2.5 MiB: blocks 0, 1, 2; if 1 is present, 0 and 2 are read separately
+        """
         missing = [block for block in range(begin // BLOCK, -(-end // BLOCK)) if not self._has(name, block)]
         if not missing:
             return
@@ -137,7 +170,7 @@ class BorrowedModel:
         self._seconds += self._clock() - began
 
     def tell(self, what: str) -> None:
-        """One line: what came since the last one, from whom, how fast."""
+        """Log one line about what was fetched since the last call: size, senders, rate."""
         if not self._came:
             return
         size = sum(self._came.values())
@@ -153,7 +186,7 @@ class BorrowedModel:
         self._seconds = 0.0
 
     def _put(self, name: str, sender: str, begin: int, data: bytes) -> None:
-        """The digest last: a block with one is whole."""
+        """Store a block. The digest is written last, so a block with a digest is complete."""
         block = begin // BLOCK
         try:
             _write(self.folder / name, begin, data)
@@ -165,7 +198,7 @@ class BorrowedModel:
         self.stored += len(data)
 
     def _has(self, name: str, block: int) -> bool:
-        """A block of an earlier run is read once, to see that it is still what came."""
+        """Tell whether a block is present. A block of an earlier run is checked once by its digest."""
         if (name, block) not in self._here:
             kept = _stored(self._digests(name), block * DIGEST, DIGEST)
             if (
@@ -177,9 +210,11 @@ class BorrowedModel:
         return True
 
     def _digests(self, name: str) -> Path:
+        """Return the file with the digests of a file's blocks."""
         return self.folder / "blocks" / name
 
     def _check_room(self, size: int) -> None:
+        """Raise ModelError if the disk has less than `size` bytes free."""
         free = shutil.disk_usage(self.folder).free
         if size > free:
             raise ModelError(
@@ -188,7 +223,7 @@ class BorrowedModel:
             )
 
     def _read_spans(self, name: str) -> dict[str, tuple[int, int]]:
-        """Where each tensor of a safetensors file begins and ends. Raises ModelError."""
+        """Return the byte range of each tensor in a safetensors file. Raises ModelError."""
         path = self.folder / name
         self.need(name, 0, 8)
         length = header_size(path, _stored(path, 0, 8), self._files[name].size)
@@ -198,13 +233,24 @@ class BorrowedModel:
 
 
 def _runs(blocks: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Yield the first and the last number of each run of consecutive numbers.
+
+    # [0 1 2 5 6] -> (0, 2), (5, 6)
+    """
     for _, run in groupby(enumerate(blocks), lambda one: one[1] - one[0]):
         numbers = [block for _, block in run]
         yield numbers[0], numbers[-1]
 
 
 def header_size(path: Path, prefix: bytes, size: int) -> int:
-    """Bytes of the JSON header behind the 8-byte length that opens a safetensors file. Raises ModelError."""
+    """Return the bytes of a safetensors file's JSON header, which follows an 8-byte length.
+
+    path: The file, for messages.
+    prefix: The first 8 bytes of the file.
+    size: Size of the file in bytes.
+
+    Raises ModelError if the length is not plausible.
+    """
     length = int.from_bytes(prefix, "little")
     if len(prefix) < 8 or length > min(size - 8, HEADER_LIMIT):
         raise ModelError(f"{path}: not a whole safetensors file")
@@ -212,7 +258,7 @@ def header_size(path: Path, prefix: bytes, size: int) -> int:
 
 
 def spans_of(path: Path, header: bytes) -> dict[str, tuple[int, int]]:
-    """Where each tensor begins and ends in a safetensors file's data. Raises ModelError."""
+    """Return the byte range of each tensor, counted from the end of the header. Raises ModelError."""
     try:
         named = {
             one: told["data_offsets"] for one, told in json.loads(header).items() if one != "__metadata__"
@@ -226,12 +272,14 @@ def spans_of(path: Path, header: bytes) -> dict[str, tuple[int, int]]:
 
 
 def _write(path: Path, begin: int, data: bytes) -> None:
+    """Write data at an offset of a file, which is made if it is missing."""
     with path.open("r+b" if path.exists() else "w+b") as file:
         file.seek(begin)
         file.write(data)
 
 
 def _stored(path: Path, begin: int, size: int) -> bytes:
+    """Read up to `size` bytes at an offset of a file; empty if the file is missing."""
     try:
         with path.open("rb") as file:
             file.seek(begin)
@@ -240,20 +288,26 @@ def _stored(path: Path, begin: int, size: int) -> bytes:
         return b""
 
 
-_BORROWED: dict[Path, BorrowedModel] = {}  # of this process, by folder: a path is all that readers pass on
+# The borrowed models of this process, by folder. Readers pass on only a path, so they look the model up here.
+_BORROWED: dict[Path, BorrowedModel] = {}
 
 
 def register(model: BorrowedModel) -> None:
+    """Let `borrowed_of` find this model by its folder."""
     _BORROWED[model.folder] = model
 
 
 def borrowed_of(directory: Path) -> BorrowedModel | None:
-    """None for a directory whose files are here."""
+    """Return the borrowed model of a directory, or None if the directory is no borrowed one."""
     return _BORROWED.get(directory)
 
 
 def lendable(directory: Path) -> dict[str, Path]:
-    """Files that others may take, by name: those that are here, pickles never. Raises ModelError."""
+    """Return the files of a model that other members may fetch, by name.
+
+    Files that are missing are left out, and pickles are never lent. Raises ModelError if an index or pointer
+    file is broken.
+    """
     pointer = directory / POINTER
     index = directory / INDEX
     texts = {name: directory / name for name in LENT_TEXTS}

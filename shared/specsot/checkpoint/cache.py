@@ -1,4 +1,4 @@
-"""The folders of what SpecSoT keeps between runs."""
+"""The folders of files that SpecSoT keeps between runs."""
 
 import fcntl
 import os
@@ -7,22 +7,30 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-USED = ".used"  # in a folder of the cache: its time is that of the last use; locked while one goes on
-KEPT_SECONDS = 30 * 86_400.0  # that nobody used it; a choice, not measured
+# File in a folder of the cache. Its modification time is that of the last use; it is locked during a use.
+USED = ".used"
+# Seconds. A folder that was not used for so long is removed. Untuned.
+KEPT_SECONDS = 30 * 86_400.0
 
 
 def cache_folder() -> Path:
-    """`specsot` in XDG_CACHE_HOME, or in ~/.cache; it need not exist."""
+    """Return the cache folder: `specsot` in XDG_CACHE_HOME, or in ~/.cache. It need not exist."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "specsot"
 
 
 def state_folder() -> Path:
-    """What cannot be had again: `specsot` in XDG_STATE_HOME, or in ~/.local/state; it need not exist."""
+    """Return the folder of files that cannot be made again: `specsot` in XDG_STATE_HOME, or ~/.local/state.
+
+    It need not exist.
+    """
     return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "specsot"
 
 
 def use(folder: Path) -> IO[str]:
-    """While this file is open, nobody forgets the folder. Raises OSError."""
+    """Mark a folder as used. As long as the returned file is open, no process removes the folder.
+
+    Raises OSError.
+    """
     (folder / USED).touch()
     used = (folder / USED).open()
     fcntl.flock(used, fcntl.LOCK_SH)
@@ -30,9 +38,9 @@ def use(folder: Path) -> IO[str]:
 
 
 def forget_unused(place: Path, now: float) -> None:
-    """Removes the folders in it that no process uses, and none has used for a month.
+    """Remove the folders in `place` that no process uses, and that none has used for KEPT_SECONDS.
 
-    now: seconds since 1970.
+    now: Seconds since 1970.
     """
     for mark in place.glob(f"*/{USED}"):
         with suppress(OSError), mark.open() as used:

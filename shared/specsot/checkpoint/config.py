@@ -1,6 +1,6 @@
-"""A base model's shape, read from its Hugging Face config.json; per-head KV windows, from a file beside it.
+"""Reads a base model's shape from its Hugging Face config.json, and per-head KV windows from kv_heads.json.
 
-Required fields and families' spellings. Needs no torch.
+It knows which fields are required and how each family spells them. It needs no torch.
 """
 
 from __future__ import annotations
@@ -32,13 +32,17 @@ from specsot.errors import InvalidRequest, ModelError
 from specsot.params import MAX_TOKENS, HeadImportance, HeadWindows
 
 LAYOUT = "SpecSoT reads Hugging Face directories (config.json, tokenizer.json, *.safetensors) and GGUF files"
-# What a model that reads images says beside `text_config`, not in it.
+# Fields that a model with images has next to its `text_config`, not in it.
 OF_THE_WHOLE = ("eos_token_id", "quantization_config", "compression_config")
-SHOWN = 5  # names of a directory that an error lists
+# Names of a directory's files that an error lists at most.
+SHOWN = 5
 
 
 def require_model_directory(directory: Path) -> Path:
-    """The directory, when it has a config.json. ModelError says what is there instead, and what to do."""
+    """Return the directory if it has a config.json.
+
+    Otherwise raise a ModelError that says what is there instead, and what to do.
+    """
     if directory.is_file():
         raise ModelError(f"{directory}: a file, not a model directory; {LAYOUT}")
     if not directory.is_dir():
@@ -49,14 +53,14 @@ def require_model_directory(directory: Path) -> Path:
 
 
 def require_torch() -> None:
-    """ModelError where PyTorch or safetensors is missing; imports neither."""
+    """Raise ModelError if PyTorch or safetensors is not installed; import neither."""
     missing = [name for name in ("torch", "safetensors") if find_spec(name) is None]
     if missing:
         raise ModelError(f"{' and '.join(missing)} not installed: pip install 'specsot[model]'")
 
 
 def require_quantizer(kind: str | None, device: str) -> None:
-    """ModelError where what holds weights in these bits is not installed; imports nothing."""
+    """Raise ModelError if the library that runs this quantization is not installed; import nothing."""
     on_cpu = device.partition(":")[0] == "cpu"
     library, extra = ("numba", "model") if on_cpu else ("torchao", "quant")
     if (kind == "int4" or (on_cpu and kind == "int8")) and find_spec(library) is None:
@@ -64,7 +68,7 @@ def require_quantizer(kind: str | None, device: str) -> None:
 
 
 def _held(directory: Path) -> str:
-    """What it holds, so that a wrong folder is recognised."""
+    """Describe a directory's files in a few words, so that a user recognizes a wrong folder."""
     names = sorted(path.name for path in directory.iterdir())
     if not names:
         return "it is empty"
@@ -74,18 +78,45 @@ def _held(directory: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A decoder-only model with rotary positions and grouped-query attention.
+    """The shape of a decoder-only model with rotary positions and grouped-query attention.
 
-    heads = kv_heads * g; query head h reads KV head h // g. eos: ids that end a text, may be empty.
-    norm_offset: what RMS norms add to their weights. query_scalar: scores are divided by its square root;
-    None: of head_dim. near_rope: of layers in `windowed`; None: `rope`.
-    window: how many positions a row of the layers in `windowed` sees, its own too; None: there are none.
-    parallel: attention and MLP both read the layer's input.
-    qk_norm: over each query and key head, or over all at once (whole_qk_norm).
-    routing: of layers with experts; None: no layer has any. clamp: limit and gain of a clamped SwiGLU; None:
-    `activation` decides. gated_heads: each query head's output is multiplied by a sigmoid. delta: of gated
-    delta layers; None: every layer attends. published: how matrices are quantized in the files; None: they
-    are not. text_of: the model that reads images, too, of which this is the text; None: it is all there is.
+    model_type: The family, a key of `FAMILIES`.
+    hidden: Hidden size.
+    layers: Number of layers.
+    heads: Number of query heads, g times `kv_heads`; query head h reads KV head h // g.
+    kv_heads: Number of KV heads.
+    head_dim: Numbers of a head.
+    intermediate: Width of the MLP.
+    vocab: Rows of the embedding.
+    eps: Epsilon of the norms.
+    max_positions: Longest sequence in tokens.
+    tied: Embedding and lm_head are one table.
+    rope: Rotary settings of all layers, or of those outside `windowed` if there is a `near_rope`.
+    qkv_bias: The query, key and value projections have biases.
+    out_bias: The projection after attention has a bias.
+    mlp_bias: The MLP's projections have biases.
+    qk_norm: Queries and keys are normed, each head by itself unless `whole_qk_norm` says otherwise.
+    eos: Token ids that end a sequence; may be empty.
+    names: Names of the tensors.
+    norm: Kind of the norms.
+    mlp: Kind of the MLPs.
+    activation: Activation function of the MLPs.
+    parallel: Attention and MLP both read the layer's input.
+    whole_qk_norm: One norm covers all query heads at once, another all key heads.
+    routing: How tokens go to experts; None: no layer has experts.
+    clamp: Limit and gain of a clamped SwiGLU; None: `activation` decides.
+    norm_offset: Number that RMS norms add to their weights.
+    embedding_scale: Factor of the embeddings.
+    attention_softcap: Cap of attention scores, by tanh; None: no cap.
+    logit_softcap: Cap of logits, by tanh; None: no cap.
+    query_scalar: Attention scores are divided by its square root; None means head_dim.
+    near_rope: Rotary settings of the layers in `windowed`; None: those of `rope`.
+    window: How many positions a token sees in the layers in `windowed`, its own included; None: no window.
+    windowed: Numbers of the sliding-window layers.
+    gated_heads: Each query head's output is multiplied by a sigmoid gate.
+    delta: Gated delta layers; None: every layer attends.
+    published: How matrices are quantized in the files; None: they are not.
+    text_of: The model_type of a model with images, if this config is its text part; None: it is no part.
     """
 
     model_type: str
@@ -127,14 +158,16 @@ class ModelConfig:
     text_of: str | None = None
 
     def recurrent(self, layer: int) -> bool:
+        """Tell whether a layer is a gated delta layer."""
         return self.delta is not None and layer in self.delta.layers
 
     def sparse(self, layer: int) -> bool:
+        """Tell whether a layer has experts."""
         return self.routing is not None and layer not in self.routing.dense
 
 
 def read_config(directory: Path) -> ModelConfig:
-    """The config of a model directory. ModelError names the file and what is wrong with it."""
+    """Read the config of a model directory. Raises a ModelError that names the file and what is wrong."""
     require_model_directory(directory)
     source = directory / "config.json"
     generation = directory / "generation_config.json"
@@ -142,7 +175,12 @@ def read_config(directory: Path) -> ModelConfig:
 
 
 def make_config(values: Json, generation: Json, source: Path) -> ModelConfig:
-    """The same from the fields themselves; `source` says for people whose they are."""
+    """Make a config from the fields of config.json and generation_config.json.
+
+    source: Where the fields come from, for messages.
+
+    Raises ModelError for an unknown model_type, and for fields that are missing or wrong.
+    """
     whole = str(values.get("model_type"))
     values = text_fields(values, source)
     family = FAMILIES.get(str(values.get("model_type")))
@@ -155,7 +193,10 @@ def make_config(values: Json, generation: Json, source: Path) -> ModelConfig:
 
 
 def text_fields(values: Json, source: Path) -> Json:
-    """The fields that speak of text: of a model that reads images, too, those of its `text_config`."""
+    """Return the fields that describe the text model.
+
+    For a model with images, these are the fields of its `text_config`, and a few of the whole config.
+    """
     usual = WITH_IMAGES.get(str(values.get("model_type")))
     if usual is None:
         return values
@@ -170,6 +211,7 @@ def text_fields(values: Json, source: Path) -> Json:
 def _read(
     fields: Fields, family: Family, eos: tuple[int, ...], published: Published | None, text_of: str | None
 ) -> ModelConfig:
+    """Read all fields of a config; the family supplies what the config leaves out."""
     hidden = fields.count("hidden_size")
     heads = fields.count("num_attention_heads", family.heads)
     kv_heads, head_dim = _heads(fields, family, hidden, heads)
@@ -217,7 +259,7 @@ def _read(
 
 
 def _heads(fields: Fields, family: Family, hidden: int, heads: int) -> tuple[int, int]:
-    """Key-value heads, and the dimensions of each head."""
+    """Return the number of KV heads, and the numbers of a head."""
     if not family.own_head_dim:
         if hidden % heads:
             raise ModelError(f"{fields.source}: hidden_size {hidden} does not divide into {heads} heads")
@@ -230,14 +272,17 @@ def _heads(fields: Fields, family: Family, hidden: int, heads: int) -> tuple[int
 
 
 def _even(fields: Fields, name: str, value: int) -> int:
+    """Return `value`, or raise ModelError if it is odd."""
     if value % 2:
         raise ModelError(f"{fields.source}: {name} must be even, got {value}")
     return value
 
 
 def _rope(fields: Fields, family: Family, head_dim: int) -> Rope:
+    """Read the rotary settings, and check that an even number of dimensions rotates."""
     values = dict(fields.values)
-    if values.get("rotary_dim") is not None:  # MiniMax's word, where the field of the family is missing
+    # MiniMax writes rotary_dim in place of the family's field.
+    if values.get("rotary_dim") is not None:
         values.setdefault(family.share_field, fields.count("rotary_dim") / head_dim)
     rope = read_rope(values, fields.source, family)
     rotated = rope.rotated(head_dim)
@@ -250,8 +295,10 @@ def _rope(fields: Fields, family: Family, head_dim: int) -> Rope:
 
 
 def _routing(fields: Fields, family: Family, usual: Routing) -> Routing:
-    """num_experts: Qwen's published configs; num_local_experts: Mixtral's, and what Transformers 5 saved of
-    Qwen's; n_routed_experts: GLM's.
+    """Read how tokens go to experts.
+
+    The number of experts is called num_experts in Qwen's published configs, num_local_experts in Mixtral's
+    and in Qwen configs saved by Transformers 5, and n_routed_experts in GLM's.
     """
     words = ("num_experts", "n_routed_experts", "num_local_experts")
     named = next((word for word in words if fields.values.get(word) is not None), words[-1])
@@ -276,7 +323,7 @@ def _routing(fields: Fields, family: Family, usual: Routing) -> Routing:
 
 
 def _groups(fields: Fields, experts: int, chosen: int) -> tuple[int, int]:
-    """How many groups of experts there are, and how many of them a row chooses from."""
+    """Return the number of groups of experts, and from how many of them a token chooses."""
     groups = fields.count("n_group", 1)
     opened = fields.count("topk_group", 1)
     if groups > 1 and (experts % groups or experts < 2 * groups or opened * experts < chosen * groups):
@@ -288,12 +335,16 @@ def _groups(fields: Fields, experts: int, chosen: int) -> tuple[int, int]:
 
 
 def _shared_width(fields: Fields, width: int) -> int:
-    """Qwen names it, GLM has so many as wide as an expert."""
+    """Return the width of the shared MLP: Qwen names it, GLM counts shared experts of an expert's width."""
     return fields.index("shared_expert_intermediate_size", width * fields.index("n_shared_experts", 1))
 
 
 def _dense_layers(fields: Fields, family: Family) -> frozenset[int]:
-    """The first first_k_dense_replace, those of mlp_only_layers, and all but every decoder_sparse_step-th."""
+    """Return the layers without experts.
+
+    These are the first `first_k_dense_replace` layers, those of `mlp_only_layers`, and all layers but every
+    `decoder_sparse_step`-th.
+    """
     layers, step = fields.count("num_hidden_layers"), fields.count("decoder_sparse_step", 1)
     named = fields.values.get("mlp_only_layers") or []
     if not isinstance(named, list) or not all(isinstance(layer, int) for layer in named):
@@ -304,6 +355,7 @@ def _dense_layers(fields: Fields, family: Family) -> frozenset[int]:
 
 
 def _activation(fields: Fields, family: Family) -> Activation:
+    """Read the activation function. Raises ModelError for an unknown one."""
     name = fields.values.get("hidden_activation") or fields.values.get("hidden_act") or family.activation
     if not isinstance(name, str) or name not in ACTIVATIONS:
         raise ModelError(f"{fields.source}: hidden_act {name!r} is not one of {', '.join(ACTIVATIONS)}")
@@ -311,6 +363,7 @@ def _activation(fields: Fields, family: Family) -> Activation:
 
 
 def _clamp(fields: Fields, family: Family) -> tuple[float, float] | None:
+    """Read limit and gain of a clamped SwiGLU; None if the family has none."""
     if family.clamp is None:
         return None
     limit, gain = family.clamp
@@ -318,7 +371,11 @@ def _clamp(fields: Fields, family: Family) -> tuple[float, float] | None:
 
 
 def _delta(fields: Fields, usual: Delta) -> Delta:
-    """layer_types name the layers; else all but every full_attention_interval-th are gated delta layers."""
+    """Read the gated delta layers.
+
+    `layer_types` names them; without it, all layers but every `full_attention_interval`-th are gated delta
+    layers.
+    """
     count = fields.count("num_hidden_layers")
     every = fields.count("full_attention_interval", 4)
     kinds = fields.values.get("layer_types") or [
@@ -343,7 +400,7 @@ def _delta(fields: Fields, usual: Delta) -> Delta:
 
 
 def _softcaps(fields: Fields, family: Family) -> dict[str, float | None]:
-    """Of scores and logits, in families that have them; null in the config: none."""
+    """Read the caps of attention scores and logits, in families that have them; null means no cap."""
     if family.softcaps is None:
         return {}
     named = {"attention_softcap": "attn_logit_softcapping", "logit_softcap": "final_logit_softcapping"}
@@ -354,7 +411,10 @@ def _softcaps(fields: Fields, family: Family) -> dict[str, float | None]:
 
 
 def _windowed(fields: Fields, family: Family) -> tuple[int | None, frozenset[int]]:
-    """Positions that some layers see, and which layers; None: every layer sees all there can be."""
+    """Return the window of sliding-window layers, and which layers these are.
+
+    Return (None, no layers) if every layer sees all positions, or if no sequence can exceed the window.
+    """
     asked = family.window == "asked" and fields.flag("use_sliding_window")
     rows = fields.values.get("sliding_window", family.window_rows)
     if rows is None or not (asked or family.window == "always"):
@@ -369,7 +429,10 @@ def _windowed(fields: Fields, family: Family) -> tuple[int | None, frozenset[int
 
 
 def _layer_types(fields: Fields, family: Family, layers: int) -> list[str]:
-    """Of every layer, as the config names them or by the family's rule."""
+    """Return the attention kind of every layer, from `layer_types` or by the family's rule.
+
+    # sliding_window_pattern 3, 6 layers -> sliding, sliding, full, sliding, sliding, full
+    """
     kinds = ("full_attention", "sliding_attention")
     named = fields.values.get("layer_types")
     if named is None:
@@ -385,7 +448,7 @@ def _layer_types(fields: Fields, family: Family, layers: int) -> list[str]:
 
 
 def _eos(values: Json, generation: Json, source: Path) -> tuple[int, ...]:
-    """End-of-sequence ids: of generation_config.json where it names some, else of config.json."""
+    """Return the end-of-sequence ids: those of generation_config.json if it has any, else of config.json."""
     named = generation.get("eos_token_id")
     found = values.get("eos_token_id") if named is None else named
     ids = found if isinstance(found, list) else [] if found is None else [found]
@@ -398,13 +461,18 @@ HEADS_FILE = "kv_heads.json"
 
 
 def read_heads(directory: Path, config: ModelConfig) -> HeadWindows | None:
-    """None where nothing was measured. Raises ModelError, also for another model's heads."""
+    """Read the KV window of every head from kv_heads.json, or return None if there is no such file.
+
+    Raises ModelError if the file is malformed or belongs to another model.
+    """
     return _read_heads(directory, config, lambda layers: HeadWindows(_of_heads(layers, _head_window)))
 
 
 def read_importance(directory: Path, config: ModelConfig) -> HeadImportance | None:
-    """The importance of each KV head. None if it was not measured, as in files of earlier versions, which
-    have windows alone. Raises ModelError, also for another model's heads.
+    """Read the importance of every KV head from kv_heads.json.
+
+    Return None if it was not measured: there is no file, or the file is of an earlier version, which has
+    windows alone. Raises ModelError if the file is malformed or belongs to another model.
     """
 
     def importance_of(layers: Any) -> HeadImportance | None:
@@ -419,7 +487,7 @@ _Heads = TypeVar("_Heads", HeadWindows, HeadWindows | None, HeadImportance | Non
 
 
 def _read_heads(directory: Path, config: ModelConfig, read: Callable[[Any], _Heads]) -> _Heads | None:
-    """What `read` makes of the layers that the file of measured heads holds. None if there is no file."""
+    """Return what `read` makes of the `layers` in the file of measured heads, or None if there is no file."""
     path = directory / HEADS_FILE
     if not path.is_file():
         return None
@@ -439,18 +507,24 @@ _Head = TypeVar("_Head")
 
 
 def _of_heads(layers: Any, read: Callable[[Any], _Head]) -> tuple[tuple[_Head, ...], ...]:
+    """Read every head of every layer."""
     return tuple(tuple(read(head) for head in heads) for heads in layers)
 
 
 def write_heads(
     path: Path, layers: Sequence[Sequence[Mapping[str, Any]]], measured: Mapping[str, Any]
 ) -> None:
-    """layers: of every KV head `sinks`, `recent` (None: all) and `importance`, and whatever else people
-    should know."""
+    """Write a file of measured heads.
+
+    layers: By layer and KV head, an object with `sinks`, `recent` (None: all positions) and `importance`, and
+        whatever else a reader of the file should know.
+    measured: How the heads were measured, for readers of the file.
+    """
     lines = ",\n".join(f"    {json.dumps(list(heads))}" for heads in layers)
     path.write_text(f'{{\n  "measured": {json.dumps(dict(measured))},\n  "layers": [\n{lines}\n  ]\n}}\n')
 
 
 def _head_window(head: Mapping[str, Any]) -> tuple[int, int]:
+    """Return (sinks, recent) of a head; `recent` null means all positions."""
     recent = head["recent"]
     return head["sinks"], MAX_TOKENS if recent is None else recent

@@ -1,4 +1,4 @@
-"""Families of base models (`model_type`): what their tensors are called, and what their configs leave out."""
+"""Families of base models (`model_type`): the names of their tensors, and defaults that configs leave out."""
 
 from __future__ import annotations
 
@@ -23,19 +23,34 @@ ACTIVATIONS: Mapping[str, Activation] = {
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Tensors of one family, without `.weight` and `.bias`.
+    """Names of the tensors of one family, without `.weight` and `.bias`. An empty name means: no such tensor.
 
-    layer: of layer {}; what follows it here is inside a layer, and under `attention` the projections.
-    qkv:   one tensor of them; empty where q_proj, k_proj, v_proj are apart. qkv_by_head: its rows are
-    [heads, 3, head_dim], else queries, keys, values.
-    after_attention, after_mlp: norms over what both add; empty where there are none.
-    gate_up: one tensor of both; empty where they are apart.
-    gate, up, down: of an MLP; gate is empty where there is none. experts: the same three of expert {};
-    shared: of the MLP beside them, and shared_gate: what opens it, where a layer has these.
-    correction: of the router, without a suffix; empty where there is none.
-    stacked: one tensor of all experts' gates and ups, and one of their downs; in GGUF files they are apart.
-    whole_experts: the same of experts that may be published either way, as products read them.
-    sinks: a score of each query head, without a suffix; empty where there is none.
+    embedding: The embedding.
+    norm: The final norm.
+    head: The lm_head.
+    layer: A layer, with {} for its number. The names below are names inside a layer.
+    input_norm: The norm before attention.
+    mlp_norm: The norm before the MLP.
+    attention: The attention module; `qkv`, `out` and `sinks` are names inside it.
+    qkv: One tensor of queries, keys and values; empty if they are q_proj, k_proj and v_proj.
+    qkv_by_head: The rows of `qkv` are [heads, 3, head_dim]; otherwise queries, then keys, then values.
+    after_attention: A norm over the attention update.
+    after_mlp: A norm over the MLP update.
+    out: The projection after attention.
+    sinks: A score per query head, a full name without a suffix.
+    router: The router of a layer with experts.
+    correction: The router's correction, a full name without a suffix.
+    experts: Gate, up and down of an expert, with {} for its number.
+    stacked: One tensor of all experts' gates and ups, and one of their downs, as gpt-oss publishes them; in
+        GGUF files they are apart.
+    whole_experts: The same two tensors in the layout that products read, for experts that may be published
+        either way.
+    shared: Gate, up and down of the shared MLP; None: there is none.
+    shared_gate: The gate of the shared MLP.
+    gate_up: One tensor of the MLP's gate and up; empty if they are apart.
+    gate: The MLP's gate.
+    up: The MLP's up projection.
+    down: The MLP's down projection.
     """
 
     embedding: str = "model.embed_tokens"
@@ -65,7 +80,7 @@ class Names:
 
 
 def _three(mlp: str) -> tuple[str, str, str]:
-    """Gate, up and down of a gated MLP."""
+    """Return the names of gate, up and down of a gated MLP."""
     return f"{mlp}.gate_proj", f"{mlp}.up_proj", f"{mlp}.down_proj"
 
 
@@ -82,15 +97,20 @@ MIXTRAL_EXPERTS = Names(
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """How a layer's rows go to experts: each to the `chosen` with the highest scores.
+    """How the tokens of a layer go to experts: each to the `chosen` experts with the highest scores.
 
-    width: of each expert. score: what the router's logits become; weights are scores.
-    normalised: whether a row's weights sum to 1 before they are multiplied by `scale`.
-    groups: of neighbouring experts; a row chooses from the `open_groups` whose two best scores sum to most.
-    biased: whether the router adds a number of each expert's to its logits, and experts have biases.
-    corrected: whether choices, not weights, go by scores plus a learned number of each expert.
-    shared: width of an MLP that every row goes through besides; 0: there is none.
-    dense: layers that have one MLP instead.
+    experts: Number of experts of a layer.
+    chosen: Number of experts per token.
+    width: Width of each expert.
+    score: Function that turns the router's logits into scores; the weights of experts are scores.
+    normalised: A token's weights sum to 1 before they are multiplied by `scale`.
+    scale: Factor of the weights.
+    groups: Number of groups of neighbouring experts.
+    open_groups: A token chooses only from so many groups: those whose two best scores have the largest sums.
+    biased: The router adds a bias to its logits, and experts have biases.
+    corrected: Experts are chosen by score plus a learned correction; the weights stay scores.
+    shared: Width of an MLP that every token runs in addition; 0: there is none.
+    dense: Layers that have one MLP instead of experts.
     """
 
     experts: int
@@ -109,9 +129,16 @@ class Routing:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """Gated delta layers: heads of queries and keys, heads of values, their dimensions; the rows that a
-    convolution reads. layers: which ones they are; the others attend. apart: the projections that read a row
-    are tensors of their own (Qwen3.5), not two with each key head's parts side by side.
+    """The sizes of gated delta layers.
+
+    key_heads: Number of query heads and of key heads.
+    value_heads: Number of value heads.
+    key_dim: Numbers of a query or key head.
+    value_dim: Numbers of a value head.
+    kernel: How many tokens the convolution reads, its own included.
+    layers: Numbers of the gated delta layers; the other layers attend.
+    apart: The input projections are tensors of their own (Qwen3.5). Otherwise they are two tensors in which
+        the parts of each key head lie side by side.
     """
 
     key_heads: int = 16
@@ -124,10 +151,12 @@ class Delta:
 
     @property
     def keys(self) -> int:
+        """Numbers of all keys of a token."""
         return self.key_heads * self.key_dim
 
     @property
     def values(self) -> int:
+        """Numbers of all values of a token."""
         return self.value_heads * self.value_dim
 
     @property
@@ -137,45 +166,69 @@ class Delta:
 
     @property
     def row(self) -> int:
-        """Numbers that pages hold of a row: those, and two of each value head."""
+        """Numbers that pages store of a token: `mixed`, and two per value head (b and a)."""
         return self.mixed + 2 * self.value_heads
 
     @property
     def state(self) -> int:
-        """Numbers of a state."""
+        """Numbers of a layer's recurrent state."""
         return self.values * self.key_dim
 
     @property
     def half(self) -> int:
-        """Pages hold them as two rows of so many."""
+        """Pages store the `row` numbers of a token as two rows of this length, as keys and values."""
         return -(-self.row // 2)
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One model_type. Llama's, where nothing else is said.
+    """The defaults of one model_type; the defaults of this class are Llama's.
 
-    qkv_bias, out_bias: fixed by the family; None reads attention_bias (attention_bias: its default).
-    kv_heads: where the config names none; None: as many as heads. head_dim: None: hidden / heads.
-    own_head_dim: whether heads need not fill the hidden width.
-    share: part of each head that is rotated, where the config does not say.
-    partial: whether it may be less than all.
-    window: whether attention slides: never, always, or when use_sliding_window asks for it.
-    window_rows: its width where the config does not say; None: whole.
-    pattern: of so many layers the last one sees all, where the config does not say; 0: all have the window.
-    whole_layers: how many of the first see all, where max_window_layers does not say; 0: it is not read.
-    parallel: whether use_parallel_residual is read.
-    qk_norm: over each query and key head; None reads use_qk_norm. whole_qk_norm: over all of them at once.
-    routing: of layers with experts, where the config does not say. width_field: of an expert's width.
-    first_dense: how many layers have no experts, where first_k_dense_replace does not say.
-    clamp: limit and gain of a clamped SwiGLU (see `mlp.gate_clamped`), where the config does not say.
-    norm_offset: what RMS norms add to their weights. tied: where tie_word_embeddings does not say.
-    scaled: whether embeddings are multiplied by the square root of the hidden width.
-    heads, vocab: where the config does not say; None: it must.
-    softcaps: of attention's scores and of logits, where the config does not say; None: there are none.
-    query_scalar: where query_pre_attn_scalar does not say; None: it is not read.
-    near_theta: of layers with a window, where rope_local_base_freq does not say; None: that of all.
-    gated_heads: whether q_proj also has a gate of each query head. delta: of gated delta layers.
+    Many fields are defaults for a field of config.json, used if the config does not have it.
+
+    names: Names of the tensors.
+    norm: Kind of the norms.
+    mlp: Kind of the MLPs.
+    mlp_bias: The MLP's projections have biases; None reads mlp_bias.
+    qkv_bias: The query, key and value projections have biases; None reads attention_bias.
+    out_bias: The projection after attention has a bias; None reads attention_bias.
+    attention_bias: Default of attention_bias.
+    qk_norm: Queries and keys are normed; None reads use_qk_norm.
+    whole_qk_norm: The norm covers all query heads, or all key heads, at once.
+    heads: Default of num_attention_heads; None: the config must have it.
+    vocab: Default of vocab_size; None: the config must have it.
+    kv_heads: Default of num_key_value_heads; None: as many as query heads.
+    head_dim: Default of head_dim; None: hidden size / query heads.
+    own_head_dim: Heads need not fill the hidden size.
+    activation: Default of hidden_act.
+    eps: Default of the field that `eps_field` names.
+    eps_field: Name of the field with the epsilon of the norms.
+    theta: Default of the field that `theta_field` names.
+    theta_field: Name of the field with the rotary base.
+    share: Default of the field that `share_field` names.
+    share_field: Name of the field with the fraction of each head that rotates.
+    partial: The fraction of a head that rotates may be less than 1.
+    positions: Default of max_position_embeddings.
+    window: Layers may have a sliding window: never, always, or if use_sliding_window asks for it.
+    window_rows: Default of sliding_window, in positions; None: no window.
+    pattern: Default of sliding_window_pattern: the last of so many layers sees everything; 0: every layer has
+        the window.
+    whole_layers: Default of max_window_layers, the number of first layers that see everything; 0: the field
+        is not read.
+    parallel: The field use_parallel_residual is read.
+    routing: Defaults for layers with experts; None: the family has no experts.
+    width_field: Name of the field with an expert's width.
+    first_dense: Default of first_k_dense_replace, the number of first layers without experts.
+    clamp: Defaults of limit and gain of a clamped SwiGLU (`mlp.gate_clamped`); None: there is no clamp.
+    norm_offset: Number that RMS norms add to their weights.
+    gated_heads: q_proj also has a gate per query head.
+    delta: Defaults for gated delta layers; None: the family has none.
+    tied: Default of tie_word_embeddings.
+    scaled: Embeddings are multiplied by the square root of the hidden size.
+    softcaps: Default caps of attention scores and of logits; None: the family has no caps.
+    query_scalar: Default of query_pre_attn_scalar; None: the field is not read.
+    near_theta: Default of rope_local_base_freq, the rotary base of sliding-window layers; None: all layers
+        have the same base.
     """
 
     names: Names = Names()
@@ -357,7 +410,8 @@ FAMILIES: Mapping[str, Family] = {
             stacked=("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
         ),
         mlp="experts",
-        # A softmax over the chosen alone is one over all whose chosen weights are made to sum to 1.
+        # gpt-oss takes the softmax over the chosen experts only. That equals a softmax over all experts whose
+        # chosen weights are normalized to sum to 1.
         routing=Routing(128, 4, 2880, biased=True),
         width_field="intermediate_size",
         clamp=(7.0, 1.702),
@@ -422,7 +476,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
 }
 
-# Models that read images, too, and the family of their text where `text_config` names none.
+# Models with images, and the family of their text model if `text_config` names none.
 WITH_IMAGES: Mapping[str, str] = {
     "mistral3": "mistral",
     "gemma3": "gemma3_text",
@@ -430,7 +484,7 @@ WITH_IMAGES: Mapping[str, str] = {
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
 }
-# How tensors of text are called in those models, and in others.
+# Prefixes of the text model's tensors in models with images, and in models of text alone.
 OF_TEXT: Mapping[str, str] = {
     "model.language_model.": "model.",
     "language_model.model.": "model.",
@@ -439,13 +493,16 @@ OF_TEXT: Mapping[str, str] = {
 
 
 def text_name(name: str) -> str:
-    """What a tensor is called in a model of text alone."""
+    """Return the name of a tensor as a model of text alone has it.
+
+    # "model.language_model.norm.weight" -> "model.norm.weight"
+    """
     found = next((start for start in OF_TEXT if name.startswith(start)), "")
     return f"{OF_TEXT[found]}{name.removeprefix(found)}" if found else name
 
 
 def names_of(module: str) -> list[str]:
-    """What a module of text may be called, in a model of text alone and in one that reads images, too."""
+    """Return the names that a module may have, in a model of text alone and in models with images."""
     inner = f"{module}."
     whole = [
         f"{start}{inner.removeprefix(text)}" for start, text in OF_TEXT.items() if inner.startswith(text)

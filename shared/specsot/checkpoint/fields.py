@@ -1,4 +1,4 @@
-"""Checked access to a JSON file of a model directory. Needs no torch."""
+"""Checked access to a JSON file of a model directory, without torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Json = Mapping[str, Any]
 
 
 def read_json(source: Path) -> dict[str, Any]:
-    """A JSON object from a file; ModelError when it is not one."""
+    """Read a JSON object from a file. Raises ModelError if the file is missing or holds no JSON object."""
     try:
         value = json.loads(source.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -31,13 +31,20 @@ def read_json(source: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Checked access to one JSON object; null counts as absent, `default` None as required."""
+    """Checked access to one JSON object.
+
+    A null counts as absent. If a method's `default` is None, the field is required. Methods raise ModelError
+    for a missing or wrong value.
+
+    source: The file, for messages.
+    values: The object.
+    """
 
     source: Path
     values: Json
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A number > 0."""
+        """Return a number > 0."""
         value = self.values.get(name)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf:
@@ -45,17 +52,18 @@ class Fields:
         return float(value)
 
     def count(self, name: str, default: int | None = None) -> int:
-        """An integer > 0."""
+        """Return an integer > 0."""
         value = self.number(name, default)
         if value != int(value):
             raise ModelError(f"{self.source}: {name} must be an integer, got {value!r}")
         return int(value)
 
     def index(self, name: str, default: int) -> int:
-        """An integer, 0 too."""
+        """Return an integer >= 0."""
         return 0 if self.values.get(name, default) == 0 else self.count(name, default)
 
     def flag(self, name: str, default: bool = False) -> bool:
+        """Return a boolean."""
         value = self.values.get(name)
         value = default if value is None else value
         if not isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""Hashes a model directory to a short name, so that two machines can tell they hold the same model."""
+"""Hashes a model directory to a short name, by which two machines recognize that they hold the same model."""
 
 from __future__ import annotations
 
@@ -16,20 +16,29 @@ from specsot.checkpoint.gguf.finding import POINTER
 from specsot.checkpoint.hub import snapshot_of
 from specsot.errors import ModelError
 
-EDGE = 64 * 1024  # bytes read at either end of a weight file's data; not measured
-SAMPLE = 64  # bytes read of each tensor, so that a layer trained further is noticed; not measured
+# Bytes. How much is read at either end of a weight file's data. Untuned.
+EDGE = 64 * 1024
+# Bytes. How much is read of each tensor, so that a layer that was trained further changes the name. Untuned.
+SAMPLE = 64
+# Fields of config.json that do not concern the weights.
 IGNORED = frozenset(
     {"_name_or_path", "dtype", "torch_dtype", "transformers_version", "use_cache", "architectures"}
 )
 
 
 def fingerprint(directory: Path) -> str:
-    """16 hex digits over config.json (without what says nothing of the weights) and, for each weight
-    file, its name, size, first and last 64 KiB of data; of safetensors also header and each tensor's begin.
-    Of a GGUF file where and what each tensor is, and its begin; not the file's name.
-    Of a repository on the hub those of its commit: nobody has all files. Of a borrowed model its lenders'.
+    """Return 16 hex digits that identify a model.
 
-    ModelError names what is missing or broken.
+    They are a hash of config.json, without the fields in IGNORED, and of samples of the weights:
+
+    * of each weight file its name, its size, and the first and last EDGE bytes of its data; of safetensors
+      files also the header and the first SAMPLE bytes of each tensor;
+    * of a GGUF file the type, shape, place and first SAMPLE bytes of each tensor, but not the file's name.
+
+    A repository on the hub is identified by its commit, because no member has all of its files. A borrowed
+    model has the fingerprint of its lenders.
+
+    Raises a ModelError that names what is missing or broken.
     """
     if borrowed := borrowed_of(directory):
         return borrowed.fingerprint
@@ -45,7 +54,7 @@ def fingerprint(directory: Path) -> str:
 
 
 def _samples(pointer: Path) -> Iterator[bytes]:
-    """Of each tensor in GGUF files what it is, and its first bytes."""
+    """Yield a description and the first bytes of each tensor in GGUF files."""
     opened: dict[str, BinaryIO] = {}
     with ExitStack() as files:
         for name, place in read_places(pointer).items():
@@ -60,6 +69,7 @@ def _samples(pointer: Path) -> Iterator[bytes]:
 
 
 def _weight_files(directory: Path) -> list[Path]:
+    """Return the safetensors files of a directory or, without any, its .bin files. Raises ModelError."""
     files = sorted(directory.glob("*.safetensors")) or sorted(directory.glob("*.bin"))
     if not files:
         raise ModelError(f"{directory}: no weight files (*.safetensors)")
@@ -67,7 +77,7 @@ def _weight_files(directory: Path) -> list[Path]:
 
 
 def _describe(path: Path) -> bytes:
-    """Name, size, and a digest of what is read of one file."""
+    """Return name, size, and a digest of the samples of one weight file."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -83,7 +93,7 @@ def _describe(path: Path) -> bytes:
 
 
 def _header_and_samples(path: Path, file: BinaryIO, size: int) -> Iterator[bytes]:
-    """A safetensors header, then the begin of each tensor; leaves the file where the data begin."""
+    """Yield a safetensors header and the first bytes of each tensor; leave the file where data begin."""
     header = file.read(header_size(path, file.read(8), size))
     data = file.tell()
     yield header

@@ -1,8 +1,8 @@
-"""Models on the Hugging Face Hub: what names one, and fetching its files one by one as they are needed.
+"""Models on the Hugging Face Hub: parses their names, and fetches their files one by one when needed.
 
-huggingface_hub fetches, into its own cache, with its token, offline flag and progress bars. A model is a
-folder of that cache, whose path tells repository and commit: whoever has it can fetch what is not in it.
-Needs no torch.
+huggingface_hub fetches the files into its own cache, with its token, offline flag and progress bars. A model
+is a snapshot folder of that cache. The folder's path contains repository and commit, so missing files can be
+fetched by the path alone. It needs no torch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NAMED = re.compile(
 FOLDER = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-# Everything but weights that anybody here reads. Indexes of pickles are text, too.
+# All files that this project reads, except weights. Indexes of pickles are text as well.
 TEXTS = (
     *("config.json", "generation_config.json", "specsot.json", "kv_heads.json", "router.json"),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -39,13 +39,19 @@ TEXTS = (
 )
 # Templates that only the master reads, so members never lend them to each other.
 NAMED_TEMPLATES = "additional_chat_templates/*.jinja"
-DESCRIBING = ("config.json", "generation_config.json", *INDEXES)  # what a model is, but not what it says
+# Files that describe a model's shape, without its tokenizer.
+DESCRIBING = ("config.json", "generation_config.json", *INDEXES)
 TOKEN = "a token (hf auth login, or HF_TOKEN)"
 
 
 @dataclass(frozen=True, slots=True)
 class HubName:
-    """owner/name, owner/name@revision, and behind either of them perhaps :FILE.gguf."""
+    """The name of a model on the hub: owner/name, owner/name@revision, either one followed by :FILE.gguf.
+
+    repository: owner/name.
+    revision: A branch, tag or commit; None: the default branch.
+    file: The GGUF file that is meant; None: the whole repository.
+    """
 
     repository: str
     revision: str | None = None
@@ -58,14 +64,19 @@ class HubName:
 
 
 def hub_name(named: str) -> HubName | None:
-    """What looks like one; whether there is such a repository, only the hub knows."""
+    """Parse a name that looks like one on the hub, or return None. The hub is not asked."""
     found = NAMED.fullmatch(named)
     return HubName(**found.groupdict()) if found else None
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A repository at one commit, as a folder of a cache. Of its files some are there."""
+    """A repository at one commit, as a folder of the hub's cache. Some of its files may be missing.
+
+    folder: The snapshot folder.
+    repository: owner/name.
+    commit: The commit, 40 hex digits.
+    """
 
     folder: Path
     repository: str
@@ -73,6 +84,7 @@ class Snapshot:
 
     @property
     def cache(self) -> Path:
+        """The cache folder that contains the repository."""
         return self.folder.parents[2]
 
     @property
@@ -83,7 +95,7 @@ class Snapshot:
 
 
 def snapshot_of(path: Path) -> Snapshot | None:
-    """Of a folder or of a file in it; None for what is no part of the hub's cache."""
+    """Return the snapshot that a folder or file belongs to, or None if it is not in a cache of the hub."""
     for folder in (path, *path.parents):
         if folder.parent.name == "snapshots" and COMMIT.fullmatch(folder.name):
             found = FOLDER.fullmatch(folder.parent.parent.name)
@@ -93,10 +105,13 @@ def snapshot_of(path: Path) -> Snapshot | None:
 
 @cache
 def fetch_model(name: HubName) -> Path:
-    """The folder of a repository with its text files, or the GGUF file of one that has no other weights.
+    """Fetch the text files of a repository and return its folder, without weights.
 
-    Weights come when they are asked for, file by file. Asked once in a process: a branch may move meanwhile.
-    Where the hub cannot be reached, what is in the cache serves. Raises ModelError, one line.
+    If a GGUF file is named, or the repository has no other weights than one GGUF file, fetch and return that
+    file. Other weights are fetched later, file by file, when they are needed.
+
+    The result is cached for the process, because a branch may move in the meantime. If the hub cannot be
+    reached, the files in the cache are used. Raises ModelError, in one line.
     """
     from huggingface_hub import snapshot_download
 
@@ -129,9 +144,9 @@ def fetch_model(name: HubName) -> Path:
 
 @cache
 def fetch_description(name: HubName) -> Path:
-    """The folder of a repository with its config and the index of its weights, and nothing else.
+    """Fetch only the config and the weight index of a repository, and return its folder.
 
-    Raises ModelError, one line.
+    Raises ModelError, in one line, also if a GGUF file is named.
     """
     from huggingface_hub import snapshot_download
 
@@ -143,7 +158,9 @@ def fetch_description(name: HubName) -> Path:
 
 
 def shapes_on_hub(path: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes of the tensors in a safetensors file of the hub that is not here, from its first bytes.
+    """Return the shapes of the tensors in a safetensors file on the hub; only the file's header is read.
+
+    path: Path that the file would have in the cache.
 
     Raises ModelError.
     """
@@ -158,7 +175,10 @@ def shapes_on_hub(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def fetched(path: Path) -> Path:
-    """A file of a model, fetched where it is the hub's and not here. Raises ModelError."""
+    """Return the path of a model's file; fetch the file if it is missing and belongs to a hub snapshot.
+
+    Raises ModelError.
+    """
     snapshot = None if path.exists() else snapshot_of(path)
     if snapshot is None:
         return path
@@ -173,7 +193,10 @@ def fetched(path: Path) -> Path:
 
 
 def offers(path: Path) -> bool:
-    """Whether the hub has this file of a model. Raises ModelError where it cannot be asked."""
+    """Tell whether the hub has this file; False for paths outside its cache.
+
+    Raises ModelError if the hub cannot be asked.
+    """
     snapshot = snapshot_of(path)
     if snapshot is None:
         return False
@@ -185,7 +208,10 @@ def offers(path: Path) -> bool:
 
 
 def _list_files(name: HubName) -> list[str] | None:
-    """Of the repository; None where the hub is not to be asked or, after a line that says so, cannot be."""
+    """Return the files of a repository on the hub.
+
+    Return None in offline mode, and if the hub cannot be reached; the latter is logged.
+    """
     from huggingface_hub import HfApi, constants, errors
 
     if constants.HF_HUB_OFFLINE:
@@ -195,7 +221,8 @@ def _list_files(name: HubName) -> list[str] | None:
             found = HfApi().model_info(name.repository, revision=name.revision)
         except (errors.HfHubHTTPError, ValueError):
             raise
-        except Exception as error:  # of its HTTP library, which is another one with every version
+        except Exception as error:
+            # huggingface_hub changes its HTTP library between versions, so any error may come from there.
             _say_unreachable(constants.ENDPOINT, type(error).__name__)
             return None
         return [one.rfilename for one in found.siblings or ()]
@@ -207,6 +234,7 @@ def _say_unreachable(at: str, why: str) -> None:
 
 
 def _fetch_file(name: HubName, file: str, offline: bool) -> Path:
+    """Fetch one file of a repository and return its path in the cache."""
     from huggingface_hub import hf_hub_download
 
     with told_clearly(name, file):
@@ -216,13 +244,14 @@ def _fetch_file(name: HubName, file: str, offline: bool) -> Path:
 
 @contextmanager
 def told_clearly(name: HubName, file: str) -> Generator[None]:
-    """What huggingface_hub raises becomes a ModelError of one line. file: what was asked for."""
+    """Turn errors of huggingface_hub into a ModelError of one line. file: the file that is asked for."""
     from huggingface_hub import constants, errors
     from huggingface_hub.utils import disable_progress_bars
 
     at = constants.ENDPOINT
     if not sys.stderr.isatty():
-        disable_progress_bars()  # they would write into the log
+        # Without a terminal, progress bars would be written into the log.
+        disable_progress_bars()
     try:
         yield
     except ModelError:
@@ -239,7 +268,8 @@ def told_clearly(name: HubName, file: str) -> Generator[None]:
         why = f"no such file or directory here, {off}, and {cache}"
     except errors.EntryNotFoundError:
         why = f"no {file} in this repository of the hub"
-    except Exception as error:  # of its HTTP library, of the disk
+    except Exception as error:
+        # Errors of the HTTP library or of the disk.
         why = f"{file}: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
     else:
         return

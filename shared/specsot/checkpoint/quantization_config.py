@@ -1,6 +1,7 @@
-"""How others quantized a model's weights, as `quantization_config` in its config.json says. Needs no torch.
+"""Reads how a model's weights are published quantized: `quantization_config` of its config.json.
 
-Which matrices are quantized is not read here: their tensors say so.
+Which matrices are quantized is not read from the config: the names of their tensors say so.
+It needs no torch.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from specsot.members import Quantization
 
 Method = Literal["awq", "gptq", "bitsandbytes", "fp8", "compressed-tensors", "mxfp4"]
 
-# Of one matrix X: what its tensors are called behind X. The first one or two tell that it is quantized.
+# Suffixes of the tensors of a quantized matrix. A tensor with a suffix in MARKS says that the matrix is
+# quantized; those in PARTS are its further tensors.
 MARKS: Mapping[Method, tuple[str, ...]] = {
     "awq": (".qweight",),
     "gptq": (".qweight",),
@@ -51,16 +53,22 @@ PARTS: Mapping[Method, tuple[str, ...]] = {
     "mxfp4": ("_scales",),
 }
 PACKED_BITS = (4, 8)
-GROUP = 32  # inputs that share a scale: in our int4, and of a CPU's activations beside it
-LONG_GROUP = 64  # activations that share one on a CPU beside int8
+# Inputs that share a scale: int4 weights, and a CPU's int8 activations that multiply int4 weights.
+GROUP = 32
+# Inputs that share a scale: activations that multiply int8 weights.
+LONG_GROUP = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """Numbers of one matrix. kind: of integers, 8-bit floats, 4-bit floats, or 4-bit places in a table.
+    """The number format of one quantized matrix.
 
-    group: inputs that share a scale; None: a whole row. block: outputs and inputs that do.
-    centred: zero is in the middle of the range. ordered: inputs of a group lie side by side.
+    kind: Integers, 8-bit floats, 4-bit floats, or 4-bit indices into a table.
+    bits: Bits of a number.
+    group: Number of inputs that share a scale; None: a whole row.
+    block: Numbers of outputs and inputs that share a scale; None: scales are not by block.
+    centred: Zero is in the middle of the range, so there are no zero points.
+    ordered: The inputs of a group are adjacent.
     """
 
     kind: Literal["int", "fp8", "fp4", "table"]
@@ -72,7 +80,7 @@ class Numbers:
 
     @property
     def form(self) -> Quantization | None:
-        """The form of ours that holds them as they are; None: none does."""
+        """This project's form that can hold the codes as they are, or None if there is none."""
         if (self.kind, self.bits) == ("int", 4):
             return "int4" if self.ordered and self.group and self.group % GROUP == 0 else None
         if self.group or self.block or not self.centred:
@@ -88,12 +96,17 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Numbers of the matrices that `names` mean: classes of modules, modules, or `re:` and a pattern."""
+    """The number format of some matrices.
+
+    names: Which matrices: names of modules, names of module classes, or "re:" followed by a pattern.
+    numbers: Their number format.
+    """
 
     names: tuple[str, ...]
     numbers: Numbers
 
     def mean(self, module: str) -> bool:
+        """Tell whether `names` has this module, by its name or a pattern; classes do not count."""
         known = names_of(module)
         return any(
             any(re.match(one[3:], name) for name in known) if one.startswith("re:") else one in known
@@ -103,7 +116,12 @@ class Targets:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """zero_offset: what is added to zero points as GPTQ stores them."""
+    """How a model's matrices are published quantized.
+
+    method: The quantization method.
+    targets: Number formats, and which matrices have them; the first one is the default.
+    zero_offset: Number that is added to stored zero points; GPTQ stores them minus one.
+    """
 
     method: Method
     targets: tuple[Targets, ...]
@@ -115,23 +133,29 @@ class Published:
 
     @property
     def form(self) -> Quantization | None:
-        """That of all matrices; see `Numbers`."""
+        """This project's form that can hold the codes of all matrices, or None; see `Numbers.form`."""
         forms: set[Quantization | None] = {one.numbers.form for one in self.targets}
         return forms.pop() if len(forms) == 1 else None
 
     def numbers(self, module: str) -> Numbers:
-        """Of this matrix: its own name decides, else its class."""
+        """Return the number format of a matrix: by its module's name, else by the class Linear."""
         named = (one for one in self.targets if one.mean(module))
         classed = (one for one in self.targets if "Linear" in one.names)
         return next(chain(named, classed, self.targets)).numbers
 
     def modules(self, names: Iterable[str]) -> frozenset[str]:
-        """The quantized ones among those whose tensors have these names."""
+        """Return the modules whose matrix is quantized, of those with tensors of these names.
+
+        # AWQ: "a.qweight", "a.scales", "b.weight" -> {"a"}
+        """
         marks = MARKS[self.method]
         return frozenset(name.removesuffix(mark) for name in names for mark in marks if name.endswith(mark))
 
     def logical(self, name: str, modules: frozenset[str]) -> str:
-        """What the model calls the tensor of which `name` is a part; a name of its own otherwise."""
+        """Return the name of the matrix that tensor `name` is a part of; for other tensors, `name` itself.
+
+        # AWQ: "a.qweight" -> "a.weight", "b.weight" -> "b.weight"
+        """
         for part in (*MARKS[self.method], *PARTS[self.method]):
             if name.endswith(part) and (module := name.removesuffix(part)) in modules:
                 return f"{module}{self.suffix}"
@@ -139,12 +163,18 @@ class Published:
 
     @property
     def suffix(self) -> str:
-        """Of what the model calls a matrix; gpt-oss calls all experts of a layer by one name without any."""
+        """The suffix of a matrix's name; gpt-oss names all experts of a layer without a suffix."""
         return "" if self.method == "mxfp4" else ".weight"
 
 
 def read_published(values: Mapping[str, Any], source: Path) -> Published | None:
-    """None where weights are plain. Raises ModelError in one line for what nobody reads here."""
+    """Read how a model's weights are quantized, or return None if they are not.
+
+    values: The fields of config.json.
+    source: The file, for messages.
+
+    Raises ModelError, in one line, for a method or a variant that is not supported.
+    """
     found = values.get("quantization_config", values.get("compression_config"))
     if found is None:
         return None
@@ -173,6 +203,7 @@ def _gptq(found: Mapping[str, Any]) -> Published:
 
 
 def _grouped(found: Mapping[str, Any]) -> Numbers:
+    """Read the number format of AWQ and GPTQ. Raises ValueError for other bits than 4 and 8."""
     bits = int(found["bits"])
     group = int(found["group_size"])
     _expect(bits, "bits", *PACKED_BITS)
@@ -196,6 +227,7 @@ def _mxfp4(found: Mapping[str, Any]) -> Published:
 
 
 def _compressed(found: Mapping[str, Any]) -> Published:
+    """Read compressed-tensors. Raises ValueError for sparsity, transforms, or without config groups."""
     for name in ("sparsity_config", "transform_config"):
         if found.get(name):
             raise ValueError(f"{name} is not supported")
@@ -209,6 +241,7 @@ def _compressed(found: Mapping[str, Any]) -> Published:
 
 
 def _compressed_numbers(weights: Mapping[str, Any]) -> Numbers:
+    """Read the number format of one config group. Raises ValueError for an unsupported one."""
     bits = int(weights["num_bits"])
     group = weights.get("group_size")
     kind = weights.get("type", "int")
@@ -228,6 +261,7 @@ def _compressed_numbers(weights: Mapping[str, Any]) -> Numbers:
 
 
 def _pair(block: Any) -> tuple[int, int] | None:
+    """Read a block's numbers of outputs and inputs."""
     if block is None:
         return None
     outputs, inputs = block
@@ -235,6 +269,7 @@ def _pair(block: Any) -> tuple[int, int] | None:
 
 
 def _expect(value: object, name: str, *known: object) -> None:
+    """Raise ValueError if `value` is not one of `known`."""
     if value not in known:
         raise ValueError(f"{name} {value!r} is not one of {', '.join(map(str, known))}")
 

@@ -1,4 +1,4 @@
-"""Finds the model that --model or --draft-model names, here or on the hub. Needs no torch."""
+"""Finds the model that --model or --draft-model names, on this machine or on the hub, without torch."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from specsot.checkpoint.hub import HubName, fetch_description, fetch_model, hub_
 
 
 def resolve_model(named: str | Path) -> Path:
-    """The directory with the files of the model that was named. Raises ModelError, one line.
+    """Return the model directory of a named model: a directory, a GGUF file, or a name on the hub.
 
-    Everything else takes what this returns. What is resolved already is returned as it is. What is here wins
-    over a name on the hub, of which the text files are fetched.
+    All other functions take the returned directory. A local path wins over a name on the hub; of a model on
+    the hub, the text files are fetched. A directory that this function returned is returned as it is.
+
+    Raises ModelError, in one line.
     """
     place = Path(named).expanduser()
     if not place.exists() and (name := hub_name(str(named))):
@@ -23,20 +25,22 @@ def resolve_model(named: str | Path) -> Path:
     file = find_gguf(place)
     if file is None:
         return require_model_directory(place)
-    from specsot.checkpoint.gguf.directory import directory_of  # numpy, and the tokenizers library
+    # Imported here, because it needs numpy and the tokenizers library.
+    from specsot.checkpoint.gguf.directory import directory_of
 
     return directory_of(file)
 
 
 def describe_model(named: str | Path) -> Path:
-    """The same; but of a model on the hub there are its config and the index of its weights alone."""
+    """Return the directory like `resolve_model`, but fetch only config and weight index from the hub."""
     name = None if Path(named).expanduser().exists() else hub_name(str(named))
     return require_model_directory(fetch_description(name)) if name else resolve_model(named)
 
 
 def folder_of_model(directory: Path) -> Path:
-    """Where people put files beside its weights (specsot.json, router.json, kv_heads.json): the folder of a
-    GGUF file, else the directory itself.
+    """Return the folder for files that users add to a model: specsot.json, router.json, kv_heads.json.
+
+    It is the folder of the GGUF file for a GGUF model, else the model directory itself.
     """
     if not (directory / POINTER).is_file():
         return directory
@@ -44,13 +48,16 @@ def folder_of_model(directory: Path) -> Path:
 
 
 def name_of_model(directory: Path) -> str:
-    """What a model is called: the hub's name for it, or that of its directory or file."""
+    """Return a model's name: the one on the hub, else that of its directory or file."""
     snapshot = snapshot_of(directory)
     return snapshot.repository if snapshot else directory.resolve().name
 
 
 def address_of_model(directory: Path) -> str:
-    """What names the same model to a process elsewhere, which has other caches."""
+    """Return a name by which a process on another machine, with another cache, finds the same model.
+
+    # <cache>/models--owner--name/snapshots/<commit> -> "owner/name@<commit>"
+    """
     file = directory
     if (directory / POINTER).is_file():
         file = _gguf_of(directory)
@@ -62,12 +69,13 @@ def address_of_model(directory: Path) -> str:
 
 
 def _gguf_of(directory: Path) -> Path:
+    """Return the (first) GGUF file that a model directory was made of."""
     from specsot.checkpoint.gguf.directory import read_places
 
     return Path(min(place.file for place in read_places(directory / POINTER).values()))
 
 
 def _is_snapshot(place: Path) -> bool:
-    """Which of its files are here says nothing of it."""
+    """Tell whether `place` is a snapshot folder of the hub's cache, some of whose files may be missing."""
     snapshot = snapshot_of(place)
     return snapshot is not None and snapshot.folder == place

@@ -1,4 +1,4 @@
-"""Rotary settings of a config.json, spelled the old way or the new one. Needs no torch."""
+"""Reads the rotary settings of a config.json, in the old or the new spelling, without torch."""
 
 from __future__ import annotations
 
@@ -15,14 +15,21 @@ KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary positions. kind: default, linear (positions / factor), llama3 or yarn (both by wavelength), or
-    longrope (each pair slowed by one of `factors`).
+    """Rotary settings.
 
-    low, high, original: llama3's low_freq_factor, high_freq_factor, original_max_position_embeddings; or
-    yarn's beta_slow, beta_fast and the latter. truncate: yarn's range ends at whole pairs.
-    stretch: what queries and keys are multiplied with.
-    slope: queries grow by 1 + slope * log(1 + floor(position / original)), as Llama 4 has it; 0: they do not.
-    share: the part of each head that turns, its first dimensions; the rest stays as it is.
+    theta: Base of the frequencies.
+    kind: "default", "linear" (positions / factor), "llama3" or "yarn" (scaled by wavelength), or "longrope"
+        (each pair slowed by its own factor). "dynamic" configs are read as "default".
+    factor: Factor of the context extension, for linear, llama3 and yarn.
+    low: low_freq_factor of llama3, or beta_slow of yarn.
+    high: high_freq_factor of llama3, or beta_fast of yarn.
+    original: Context length in tokens before the extension.
+    share: Fraction of each head that rotates, its first dimensions.
+    truncate: The range that yarn blends ends at whole pairs.
+    stretch: Factor of rotated queries and keys.
+    factors: For longrope, the divisor of each pair's frequency.
+    slope: Queries are multiplied by 1 + slope * log(1 + floor(position / original)), as in Llama 4; 0: they
+        are not.
     """
 
     theta: float = 10000.0
@@ -38,14 +45,17 @@ class Rope:
     slope: float = 0.0
 
     def rotated(self, head_dim: int) -> int:
-        """Dimensions of a head that turn."""
+        """Return how many dimensions of a head rotate."""
         return int(head_dim * self.share)
 
 
 def read_rope(fields: Json, source: Path, family: Family = LLAMA) -> Rope:
-    """Rotary settings from `rope_parameters` (new) or `rope_theta` and `rope_scaling` (old).
+    """Read rotary settings from `rope_parameters` (new) or `rope_theta` and `rope_scaling` (old).
 
-    ModelError names what is wrong, and a kind that is not supported.
+    source: The file, for messages.
+    family: Defaults of the model's family.
+
+    Raises a ModelError that names what is wrong, or the kind that is not supported.
     """
     settings = fields.get("rope_scaling") or fields.get("rope_parameters") or {}
     if isinstance(settings, dict) and "full_attention" in settings:
@@ -71,7 +81,9 @@ def read_rope(fields: Json, source: Path, family: Family = LLAMA) -> Rope:
 
 
 def _of_kind(kind: str, reader: Fields, fields: Json, theta: float, share: float) -> Rope:
-    if kind in ("default", "dynamic"):  # dynamic is another one beyond max_position_embeddings only
+    """Read the settings of one kind. reader: the rotary settings; fields: the whole config."""
+    # "dynamic" differs from "default" only beyond max_position_embeddings.
+    if kind in ("default", "dynamic"):
         return Rope(theta, share=share)
     if kind == "longrope":
         return _longrope(Fields(reader.source, {**fields, **reader.values}), theta, share)
@@ -89,7 +101,12 @@ def _of_kind(kind: str, reader: Fields, fields: Json, theta: float, share: float
 
 
 def read_near_rope(fields: Fields, usual: float) -> Rope:
-    """Of layers with a window, which no kind scales: `rope_local_base_freq`, or the new spelling."""
+    """Read the rotary settings of sliding-window layers: `rope_local_base_freq`, or the new spelling.
+
+    usual: The base if the config has none.
+
+    Raises ModelError if the config asks for a scaling in these layers.
+    """
     settings = fields.values.get("rope_parameters") or {}
     near = settings.get("sliding_attention") or {} if isinstance(settings, dict) else {}
     if near.get("rope_type", "default") != "default":
@@ -102,8 +119,10 @@ def read_near_rope(fields: Fields, usual: float) -> Rope:
 
 
 def _longrope(reader: Fields, theta: float, share: float) -> Rope:
-    """The long factors where the context is longer than the original one, and for all texts: to change them
-    within a text would change the keys that are there already.
+    """Read longrope. If the model's context is longer than the original one, the long factors are used.
+
+    They are used for every sequence, short ones too: switching within a sequence would change the keys that
+    are in the KV cache already.
     """
     positions = reader.count("max_position_embeddings")
     original = reader.count("original_max_position_embeddings", positions)
@@ -118,7 +137,7 @@ def _longrope(reader: Fields, theta: float, share: float) -> Rope:
 
 
 def _stretch(reader: Fields) -> float:
-    """Yarn's attention_factor, or what Transformers takes where none is given."""
+    """Return yarn's attention_factor, or the value that Transformers derives if the config has none."""
 
     def grown(scale: float) -> float:
         return max(0.1 * scale * log(reader.number("factor")) + 1.0, 1.0)
@@ -129,6 +148,7 @@ def _stretch(reader: Fields) -> float:
 
 
 def _share(reader: Fields, family: Family) -> float:
+    """Read the fraction of a head that rotates. Raises ModelError if the family does not support it."""
     share = reader.number("partial_rotary_factor", family.share)
     if share > 1 or (share < 1 and not family.partial):
         raise ModelError(f"{reader.source}: partial_rotary_factor {share!r} is not supported")

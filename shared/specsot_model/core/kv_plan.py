@@ -1,6 +1,16 @@
-"""Plans what a frame does to the KV cache: page copies, row moves, and which columns every row sees.
+"""Plans what a frame does to the KV cache: page copies, slot moves, and which columns every token sees.
 
-Every stage, and the sequencer's mirror, runs this same rule.
+Every stage, and the sequencer's own copy of the page table, apply this rule to the same frames in the same
+order. Their page tables therefore stay equal, and no message about KV pages is ever sent.
+
+Words of this file:
+
+* A *row* of a frame is one token of its batch. A segment is the run of rows that one sequence contributes.
+* A *position* is the index of a token within its sequence. It decides the rotary embedding.
+* A *column* is the index of a KV entry among those that a sequence still holds. Columns equal positions
+  until a policy gives pages back: with 8-row pages and 2 pages trimmed, position 40 is column 24.
+* A *slot* is the place of a KV entry in the cache: page * page_rows + offset. Column c of a sequence lies in
+  the slot pages[c // page_rows] * page_rows + c % page_rows.
 """
 
 from __future__ import annotations
@@ -22,12 +32,18 @@ from specsot_kernels.segments import HeadColumns, RowSpan, VisibleColumns
 
 @value
 class PolicySpan(RowSpan):
-    """Rows of a sequence whose layers do not all see the same.
+    """The rows of one segment when the layers of the model do not all see the same columns.
 
-    sight: in layers from `skip` on. heads: windows of every layer's heads, for rows at `positions`.
-    kept_by_head: in layers from `skip` on, how many of the first columns are rows that pruning left each KV
-        head, where heads keep different numbers; `positions` are then columns, and every head sees those
-        from `since` on.
+    The inherited `sight` applies to layers from `skip` on only.
+
+    skip: Number of first layers that see every column, because the policy does not apply to them.
+    heads: The window of every KV head of every layer; None unless the policy is `HeadWindows`.
+    positions: One number per row. With `heads` it is the row's true position; with `kept_by_head` it is the
+        row's column.
+    kept_by_head: By layer and KV head, how many of the first columns hold keys that pruning left to this
+        head. It applies to layers from `skip` on, and is set only if heads keep different numbers.
+    since: With `kept_by_head`, the first column that was not pruned yet: every head sees the columns from
+        here on.
     """
 
     skip: int = 0
@@ -37,6 +53,7 @@ class PolicySpan(RowSpan):
     since: int = 0
 
     def at(self, layer: int) -> RowSpan:
+        """Return the span as `layer` (index in the whole model) reads it."""
         if self.heads:
             return replace(self, sight=HeadColumns(self.heads.layers[layer], self.positions))
         if layer < self.skip:
@@ -49,15 +66,21 @@ class PolicySpan(RowSpan):
 
 @value
 class KvPlan:
-    """A frame applied. Trimmed pages are wiped first; copies, moves and prunings come before any row is
-    written, in this order.
+    """What one frame does to the KV cache of every layer.
 
-    slots, positions: of every row of the frame, in row order.
-    spans: of its segments. A sequence without a policy has a column for every KV row; else see `PageTable`.
-    moves: (source slot, target slot) pairs of accepted tree rows; gather all, then scatter.
-    trimmed: pages that a policy does not need, which may be somebody else's already.
-    freed: pages that nobody owns any more. Both are wiped, so that one sequence's rows that are not
-           numbers never reach another.
+    A stage zeroes the trimmed pages first, then copies pages, then moves slots, then prunes, and only then
+    writes the KV of the frame's rows. The freed pages are zeroed as well. Zeroing matters because a masked
+    column is still multiplied by a zero weight: a NaN that one sequence left in a page would reach the next
+    owner of that page.
+
+    trimmed: Pages that a policy gave back. One of them may belong to another sequence of this frame already.
+    copies: Partly filled pages that a fork copies.
+    moves: Pairs (source slot, target slot) of accepted tree nodes. Gather all sources, then scatter.
+    prunings: Prunings that are due before this frame's rows.
+    slots: The slot of every row of the frame, in row order.
+    positions: The position of every row of the frame, in row order.
+    spans: One span per segment: what the rows of the segment may attend to.
+    freed: Pages that no sequence owns after the frame's closings.
     """
 
     trimmed: tuple[int, ...]
@@ -71,10 +94,22 @@ class KvPlan:
 
 
 def plan_frame(table: PageTable, frame: Frame) -> KvPlan:
-    """Apply a header in its order: openings, keeps and new rows, closings.
+    """Apply a frame header to `table` and return what the frame does to the KV cache.
 
-    What policies leave, of sequences that were open before, comes first: whoever counts pages opening by
-    opening and segment by segment then never finds more of them free than there are.
+    The order is fixed: trims, openings, per segment the moves, the pruning and the new slots, closings.
+    Sequences that were open before the frame are trimmed first. A scheduler that counts free pages opening
+    by opening and segment by segment therefore never counts a page that is not free yet.
+
+    Raises WireError if an opening repeats an id, NotFound if a segment or a fork names a sequence that is
+    not open, and Overloaded if the pages do not suffice.
+
+    Example, pages of 8 rows, sequence 1 holds page 0, six of its tokens are committed after this frame's
+    keep. The previous tree had its root at position 4, and its nodes 0 and 2 were accepted:
+
+        # previous tree, positions 4..6:  nodes [0 1 2] in slots [4 5 6]
+        # TreeSegment(committed=6, keep=(0, 2), tree=one node)
+        # moves [(6, 5)]: node 2 follows node 0; slot 6 is free for the new root
+        # slots (6,), positions (6,)
     """
     limited = [one for one in frame.segments if one.sequence in table and table.policy(one.sequence)]
     trimmed = [page for segment in limited for page in table.trim(segment.sequence, base_of(segment))]
@@ -88,7 +123,9 @@ def plan_frame(table: PageTable, frame: Frame) -> KvPlan:
         sequence, base = segment.sequence, base_of(segment)
         policy = table.policy(sequence)
         visible = None
-        at: Sequence[int] = range(base, base + rows_of(segment))  # true token positions
+        # Positions, not columns. Rows of a prompt chunk follow each other; nodes of a tree sit at the depth
+        # of the node, so siblings share a position but not a slot.
+        at: Sequence[int] = range(base, base + rows_of(segment))
         if isinstance(segment, TreeSegment):
             moves += kept_rows(table, segment)
             far, visible = shape_of(segment.tree.parents)
@@ -106,7 +143,11 @@ def plan_frame(table: PageTable, frame: Frame) -> KvPlan:
 
 
 def open_one(table: PageTable, opening: Opening) -> PageCopy | None:
-    """Open one sequence, as a fork where it says so. Ids are never reused: a second one is an error."""
+    """Open one sequence in `table`, as a fork if the opening names one.
+
+    Return the page copy that the fork needs, or None if the fork point lies on a page boundary or there is
+    no fork. Raises WireError if the id is open already: sequence ids are never reused.
+    """
     if opening.sequence in table:
         raise WireError(f"sequence {opening.sequence} is already open")
     if opening.fork is None:
@@ -116,7 +157,11 @@ def open_one(table: PageTable, opening: Opening) -> PageCopy | None:
 
 
 def policy_of(opening: Opening) -> Policy | None:
-    """What a sequence keeps; sinks are tokens of what was asked, never of what it writes."""
+    """Return the KV policy of a sequence, or None if every token attends to all tokens before it.
+
+    The sinks of a window are limited to prompt tokens that the sequence did not write itself (before a
+    repair): generated tokens never become sinks, so a repaired sequence keeps the same sinks.
+    """
     window = opening.window
     if window is None:
         pruning = opening.pruning
@@ -129,8 +174,11 @@ def policy_of(opening: Opening) -> Policy | None:
 
 
 def window_of(opening: Opening) -> Window | None:
-    """The same for those who keep rows by their positions alone: in place of what pruning leaves in every
-    layer, as many recent ones."""
+    """Return the window for a cache that can only drop tokens by position: a drafter's KV, stored features.
+
+    Pruning by key norm has no meaning there. If pruning bounds the rows of every layer, the result is a
+    window without sinks that keeps as many recent positions. None: the cache keeps every position.
+    """
     match policy := policy_of(opening):
         case Window():
             return policy
@@ -141,7 +189,11 @@ def window_of(opening: Opening) -> Window | None:
 
 
 def tree_depth_limit(policy: Policy | None, position: int) -> int | None:
-    """How many positions a tree whose root sits there may span; None: any number."""
+    """Return how many positions a tree may span whose root sits at `position`, or None if there is no limit.
+
+    A window limits a tree to its recent positions. Under pruning, a tree ends before the next multiple of
+    `prune_every`: with prune_every 50, a root at position 48 leaves 2 positions, 48 and 49.
+    """
     match policy:
         case Window(recent=recent):
             return recent
@@ -152,14 +204,22 @@ def tree_depth_limit(policy: Policy | None, position: int) -> int | None:
 
 
 def base_of(segment: Segment) -> int:
-    """Committed rows in front of a segment."""
+    """Return the number of committed tokens before a segment: the position of its first row."""
     return segment.start if isinstance(segment, PromptChunk) else segment.committed
 
 
 def kept_rows(table: PageTable, segment: TreeSegment) -> Sequence[tuple[int, int]]:
-    """Moves that bring the accepted rows of the tree before down to end at `committed`."""
+    """Return the (source slot, target slot) moves that make the accepted nodes of the previous tree adjacent.
+
+    The previous tree was written in node order from its root's position on. After the moves its accepted
+    nodes occupy the positions that end right before `committed`.
+
+        # nodes of the previous tree [0 1 2 3] in slots [10 11 12 13], keep (0, 2, 3)
+        # -> moves [(12, 11), (13, 12)]; the caller gathers all sources before it scatters
+    """
+    # If the accepted nodes are 0, 1, ..., k, they are adjacent already.
     if not segment.keep or segment.keep[-1] + 1 == len(segment.keep):
-        return ()  # accepted rows lie one behind the other already
+        return ()
     start = segment.committed - len(segment.keep)
     sources = table.slots(segment.sequence, start, start + segment.keep[-1] + 1)
     pairs = ((sources[node], sources[i]) for i, node in enumerate(segment.keep))
@@ -169,6 +229,7 @@ def kept_rows(table: PageTable, segment: TreeSegment) -> Sequence[tuple[int, int
 def _hide(
     table: PageTable, sequence: int, policy: Policy, span: RowSpan, positions: Sequence[int]
 ) -> RowSpan:
+    """Return `span` without the columns that the policy of its sequence hides from its rows."""
     match policy:
         case Window():
             return hide_outside_window(policy, span, positions)
@@ -184,7 +245,12 @@ def _hide(
 
 
 def hide_pruned(pruned: tuple[int, int], span: RowSpan, skip: int) -> RowSpan:
-    """Rows where pruning left so many first columns of those before another one."""
+    """Hide the columns that pruning emptied, in layers from `skip` on.
+
+    pruned: (kept, since). Of the columns before `since`, pruning left keys in the first `kept`.
+
+        # columns [0 1 2 3 | 4 .. 9 | 10 11 12], pruned (4, 10) -> rows see 0..3 and 10 onwards, not 4..9
+    """
     kept, since = pruned
     if kept == since:
         return span
@@ -196,8 +262,12 @@ def hide_pruned(pruned: tuple[int, int], span: RowSpan, skip: int) -> RowSpan:
 def hide_pruned_by_head(
     kept: HeadCounts | None, since: int, span: RowSpan, positions: Sequence[int], skip: int
 ) -> RowSpan:
-    """Rows at `positions`, the first of which is their base's, where pruning left each head its own number of
-    the columns before `since`. kept: None before the first pruning.
+    """Hide the columns that pruning emptied, if each KV head keeps its own number, in layers from `skip` on.
+
+    kept: By layer and KV head, how many of the first columns hold keys; None before the first pruning.
+    since: First column that was not pruned yet.
+    positions: Positions of the rows. The first row of a segment sits at the segment's base, so a row's
+        column is base + its position - the first position.
     """
     if kept is None or all(rows == since for heads in kept for rows in heads):
         return span
@@ -207,9 +277,19 @@ def hide_pruned_by_head(
 
 
 def hide_outside_window(window: Window, span: RowSpan, positions: Sequence[int]) -> RowSpan:
-    """Rows at `positions`, the first of which is its base's, as a window leaves them."""
+    """Hide the columns that lie outside a window of sinks and recent positions.
+
+    positions: Positions of the rows; the first row sits at the segment's base.
+
+    The row at position p sees the first `sinks` positions and the positions from p - recent to p. Its query
+    is turned for the sinks as if it sat at sinks + recent (`VisibleColumns.turns`).
+
+        # Window(sinks=2, recent=16), rows at positions 30 and 31
+        # -> sinks (2, 2), since (14, 15), turns (12, 13)
+    """
+    # As long as the window hides nothing, the frame runs the same kernels as without a window.
     if max(positions) - window.recent <= window.sinks:
-        return span  # nothing is hidden yet: frames run as they do without a window
+        return span
     firsts = [position - window.recent for position in positions]
     sight = VisibleColumns(
         tuple(min(window.sinks, position + 1) for position in positions),
@@ -222,7 +302,10 @@ def hide_outside_window(window: Window, span: RowSpan, positions: Sequence[int])
 
 
 def _before(firsts: Sequence[int], positions: Sequence[int]) -> list[int]:
-    """For each of `firsts` the rows at positions in front of it, as bits."""
+    """Return for each position in `firsts` the set of rows at smaller positions, as a bit mask over rows.
+
+    # firsts [3, 5], rows at positions [3 4 4 5] -> [0b0000, 0b0111]
+    """
     order = sorted(range(len(positions)), key=positions.__getitem__)
     ranked = [positions[row] for row in order]
     masks = list(accumulate((1 << row for row in order), or_, initial=0))

@@ -1,7 +1,12 @@
-"""Plans what gated delta layers run of each text: what follows the last state that is kept.
+"""Plans which tokens gated delta layers run for each sequence: those after its last stored state.
 
-A state is a function of the rows before it. Those that are kept are a cache beside the rows of KV pages: a
-state is forgotten as soon as a row that it follows from may be another one.
+A gated delta layer is recurrent: its state after a token is a function of all tokens before. Some states are
+stored in a cache that belongs to the KV pages. A step looks for the last stored state before a segment,
+*replays* the tokens between that state and the segment from their stored inputs, and then runs the segment's
+own tokens. A stored state is dropped as soon as one of the tokens that it was computed from may be replaced.
+
+In this file, a *row* is one token: the rows of a page hold consecutive tokens of a sequence, and the rows of
+a frame are the tokens of its batch.
 """
 
 from __future__ import annotations
@@ -12,26 +17,35 @@ from dataclasses import dataclass, replace
 
 from specsot_kernels.segments import RowSpan
 
-# Rows that are solved together where no kernel runs them one by one. Chunks begin at multiples of it in the
-# text, and are always whole: so a row's output is the same, bit for bit, from whichever state a lap began.
-CHUNK = 64  # not measured
-KEPT_ROWS = 256  # states are kept at its multiples, besides the last one of each text; not measured
-CHUNKED_ROWS = (
-    2 * CHUNK
-)  # of a prompt in one frame, from which on kernels run them by chunks: 75 us for 98 (H100)
+# Tokens. Size of a chunk: tokens that are solved together if no kernel runs them one by one. Chunks begin at
+# multiples of CHUNK in the sequence and are always whole, so that a token's output is the same, bit for bit,
+# whichever state a step started from. Untuned.
+CHUNK = 64
+# Tokens. States are stored at multiples of this, in addition to the last one of each sequence. Untuned.
+KEPT_ROWS = 256
+# Tokens of one prompt segment. From this length on, kernels run the segment by chunks. Chosen by
+# measurement on an H100: 75 us instead of 98.
+CHUNKED_ROWS = 2 * CHUNK
 
 
 def states_for(rows: int) -> int:
-    """How many states there are beside pages of so many rows; one of them is that of a text that begins."""
+    """Return how many states to allocate for KV pages of `rows` rows in all.
+
+    One of them is the zero state, from which every new sequence begins.
+    """
     return rows // KEPT_ROWS + 3
 
 
 @dataclass(frozen=True, slots=True)
 class SpanReplay:
-    """A span, and what runs again of its text: rows from `start` on, from a state (None: the text begins).
+    """One segment of a frame, and the tokens of its sequence that run: from `start` to the segment's end.
 
-    chunks: first rows of chunks from `start` on whose rows run together; the last one may not be whole yet.
-    saves: (row, state): what follows from all rows before that one is kept there.
+    span: The rows of the segment.
+    state: Number of the stored state to start from; None if the sequence starts from the zero state.
+    start: Position of the first token that runs. Tokens start .. span.base - 1 are replayed.
+    chunks: Position of the first token of each chunk, from `start` on, whose tokens run together. The last
+        chunk may reach beyond the segment.
+    saves: Pairs (position, state number): the state after all tokens before that position is stored there.
     """
 
     span: RowSpan
@@ -43,12 +57,15 @@ class SpanReplay:
 
 @dataclass(frozen=True, slots=True)
 class PathReplay:
-    """One path through a text, from a state on.
+    """One root-to-leaf path through a sequence and its tree, run as a plain chain of tokens.
 
-    state:   where it begins; None: at the text's first row.
-    slots:   of its rows, and of as many in front of them as a convolution reads; negative: there is none.
-    outputs: (row of the frame, place in the path) of rows whose outputs are wanted.
-    saves:   (chunk, state): what follows from that chunk and all before it is kept there.
+    Layers without a tree kernel run every path on its own.
+
+    state: Number of the stored state that the path starts from; None for the zero state.
+    slots: KV slots of the path's tokens, preceded by those of as many tokens as a convolution reads. A
+        negative number means that there is no such token.
+    outputs: Pairs (row of the frame, index in the path) of the tokens whose outputs are needed.
+    saves: Pairs (chunk index, state number): the state after that chunk of the path is stored there.
     """
 
     state: int | None
@@ -58,17 +75,21 @@ class PathReplay:
 
 
 class KeptStates:
-    """Which of `count` states follow which page's first rows. The least recently used one is given up first.
+    """An LRU cache of `count` states, keyed by KV page: which state follows which first rows of a page.
 
-    A page that several texts share follows the same rows in all of them. Each page has one state at most.
-    A text that moves on takes the state of the page that it leaves along, but for those at multiples of
-    KEPT_ROWS: so texts that are written push out no more states of others than their rows are counted for.
+    A KV page that several sequences share follows the same tokens in all of them, so the state belongs to
+    the page. Each page has at most one state. A decoding sequence takes its state along from the page that
+    it leaves, except for states at multiples of KEPT_ROWS. Decoding sequences therefore evict no more states
+    of other sequences than `states_for` counts for their rows.
 
-    Where states are kept behind any row (step 1), rows run one by one, or whole chunks together; sums differ
-    in their last bits. So that a row's are the same from whichever state a lap begins, it is fixed when rows
-    come: those of a prompt of CHUNKED_ROWS in one frame, and more, are outputs of their chunks, from the
-    chunk's first row on; a chunk that such rows end leads to its next one as a chunk, which is noted with its
-    page. All other rows, and whatever runs again of them, run one by one.
+    If states may be stored after any token (step 1), tokens run either one by one or in whole chunks, and
+    the two sums differ in their last bits. To make a token's output independent of the state that a step
+    starts from, the choice is fixed when the token first arrives. A prompt segment of at least CHUNKED_ROWS
+    tokens runs by chunks, from the first token of the chunk that it begins in. Each chunk that such a
+    segment completes is noted with its page and is replayed as a chunk. All other tokens run, and are
+    replayed, one by one.
+
+    A step calls `find`, then `reserve`, and `commit` after all layers have run.
     """
 
     def __init__(
@@ -78,21 +99,31 @@ class KeptStates:
         step: int = CHUNK,
         shared: Callable[[int], bool] = lambda page: False,
     ) -> None:
-        """step: states are kept at its multiples alone. shared: whether several texts hold a page."""
+        """
+        page_rows: Rows of a KV page.
+        step: States are stored only at multiples of this position; 1 or CHUNK.
+        shared: Tells whether several sequences hold a page.
+        """
         self.count = count
         self.page_rows = page_rows
         self._step = step
         self._shared = shared
         self._free = list(range(count))
-        self._held: dict[
-            int, tuple[int, int]
-        ] = {}  # by page: a state, and how many rows of the page it follows
-        self._due: dict[int, tuple[int, int]] = {}  # the same, once all layers have run
-        self._starts: Counter[int] = Counter()  # pages whose states are read next, by how many texts
-        self._ended: dict[int, set[int]] = {}  # by page: rows of it after which a chunk ended that ran as one
+        # By page: the number of its state, and how many rows of the page the state follows. Least recently
+        # used pages come first.
+        self._held: dict[int, tuple[int, int]] = {}
+        # The same for states that the current step writes; they become valid with `commit`.
+        self._due: dict[int, tuple[int, int]] = {}
+        # By page: how many sequences of the current step start from its state.
+        self._starts: Counter[int] = Counter()
+        # By page: after how many of its rows a chunk ended that ran as a chunk.
+        self._ended: dict[int, set[int]] = {}
 
     def plan(self, spans: Sequence[RowSpan], history: int) -> list[PathReplay]:
-        """The same by paths, kept too. history: rows in front that a convolution reads."""
+        """Return the paths to run for the segments of a frame, and reserve their states: find, then reserve.
+
+        history: Number of preceding tokens that a convolution reads.
+        """
         replays = list[PathReplay]()
         first = 0
         for one in self.reserve(self.find(spans)):
@@ -101,8 +132,13 @@ class KeptStates:
         return replays
 
     def find(self, spans: Sequence[RowSpan]) -> list[SpanReplay]:
-        """What runs again for rows of a frame, which are written now; nothing is kept of it yet."""
-        self._free += [state for state, _ in self._due.values()]  # of a frame that failed
+        """Return for each segment from which state and position on its sequence runs.
+
+        The frame overwrites the rows of its segments, so states that follow from the old contents of those
+        rows are dropped. No state is reserved yet. States reserved for a previous frame that failed, and was
+        never committed, become free again.
+        """
+        self._free += [state for state, _ in self._due.values()]
         self._due = {}
         for span in spans:
             self._forget_from(span)
@@ -115,18 +151,22 @@ class KeptStates:
         ]
 
     def reserve(self, found: Sequence[SpanReplay]) -> list[SpanReplay]:
-        """The same, with what is kept of it once it has run: then `commit`."""
+        """Return the replays with `saves` filled in. The states are valid only after `commit`."""
         return [replace(one, saves=self._reserve(one)) for one in found]
 
     def commit(self) -> None:
-        """All layers have run what was planned."""
+        """Make the reserved states valid: call it after all layers have run the plan."""
         for page, kept in self._due.items():
             self._give(page)
             self._held[page] = kept
         self._due = {}
 
     def copy(self, source: int, target: int, rows: int) -> tuple[int, int] | None:
-        """Page `target` has the first `rows` rows of `source` now. A state to be copied, and where to."""
+        """Record that page `target` is now a copy of the first `rows` rows of page `source`.
+
+        Return (source state, target state) if the caller must copy a state, or None if the source has no
+        state within those rows or no state can be freed.
+        """
         self.forget(target)
         if ended := {end for end in self._ended.get(source, ()) if end <= rows}:
             self._ended[target] = ended
@@ -141,17 +181,19 @@ class KeptStates:
         return held[0], state
 
     def forget(self, page: int, row: int = 0) -> None:
-        """A page's rows from `row` on are others now."""
+        """Drop what was derived from the rows of `page` from offset `row` on, because they are replaced."""
         if page in self._held and self._held[page][1] > row:
             self._give(page)
         if page in self._ended:
             self._ended[page] = {end for end in self._ended[page] if end <= row}
 
     def _give(self, page: int) -> None:
+        """Free the state of a page, if it has one."""
         if page in self._held:
             self._free.append(self._held.pop(page)[0])
 
     def _forget_from(self, span: RowSpan) -> None:
+        """Drop the states of a sequence after position `span.base`."""
         place, row = divmod(span.base, self.page_rows)
         for page in span.pages[place : place + 1]:
             self.forget(page, row)
@@ -159,34 +201,40 @@ class KeptStates:
             self.forget(page)
 
     def _whole(self, span: RowSpan) -> bool:
-        """Whether its rows run by chunks."""
+        """Tell whether the tokens of a segment run by chunks: only long prompt segments do."""
         return self._step == 1 and span.visible is None and span.rows >= CHUNKED_ROWS
 
     def _goal(self, span: RowSpan) -> int:
-        """The row at whose state its first row's run begins, unless that is forgotten."""
+        """Return the latest position that the run of a segment may start from.
+
+        # span.base 150: run by chunks -> 128 (a multiple of CHUNK), one by one -> 150
+        """
         return span.base // CHUNK * CHUNK if self._whole(span) else span.base
 
     def _note_chunks(self, span: RowSpan) -> None:
-        """Those that end with its rows."""
+        """Note with their pages the chunks that this segment completes."""
         if self._whole(span):
             for end in range(self._goal(span) + CHUNK, span.total + 1, CHUNK):
                 place, row = divmod(end - 1, self.page_rows)
                 self._ended.setdefault(span.pages[place], set()).add(row + 1)
 
     def _ran_whole(self, span: RowSpan, end: int) -> bool:
+        """Tell whether the chunk that ends before position `end` ran as a chunk."""
         place, row = divmod(end - 1, self.page_rows)
         return row + 1 in self._ended.get(span.pages[place], ())
 
     def _chunks(self, span: RowSpan, start: int) -> tuple[int, ...]:
-        """See `SpanReplay`."""
+        """Return `SpanReplay.chunks`: noted chunks that are replayed, then those of the segment itself."""
         goal = self._goal(span)
         lead = range(-(-start // CHUNK) * CHUNK, goal - CHUNK + 1, CHUNK) if self._ended else ()
         own = range(goal, span.total, CHUNK) if self._whole(span) else ()
         return (*(at for at in lead if self._ran_whole(span, at + CHUNK)), *own)
 
     def _find(self, span: RowSpan) -> tuple[int | None, int]:
-        """The page of the last state in front of a span, and the row of the text that follows it; not one
-        within a chunk whose rows run together.
+        """Return the page of the last usable state before a segment, and the position that follows the state.
+
+        A state in the middle of a chunk that ran as a chunk is not usable, because the chunk has to run as a
+        whole. Return (None, 0) if the sequence has to run from its beginning.
         """
         goal = self._goal(span)
         for place in range(min(goal // self.page_rows, len(span.pages) - 1), -1, -1):
@@ -196,12 +244,20 @@ class KeptStates:
             row = place * self.page_rows + held[1]
             end = -(-row // CHUNK) * CHUNK
             if row <= goal and not (row < end <= goal and self._ran_whole(span, end)):
-                self._held[page] = self._held.pop(page)  # the most recently used one
+                # Reinserting the key makes the state the most recently used one.
+                self._held[page] = self._held.pop(page)
                 return page, row
         return None, 0
 
     def _reserve(self, one: SpanReplay) -> tuple[tuple[int, int], ...]:
-        """Where states of rows that stay are kept; a prompt's rows all stay."""
+        """Reserve states for one replay and return its `saves`.
+
+        Only committed tokens have states: all tokens of a prompt segment, and of a tree segment those before
+        its root. The last possible position is stored, and multiples of KEPT_ROWS before it, but at most one
+        state per page.
+
+            # prompt segment of positions 0..599, pages of 256 rows, run by chunks -> saves at 576, 512, 256
+        """
         span = one.span
         start = one.start
         step = CHUNK if self._whole(span) else self._step
@@ -218,14 +274,21 @@ class KeptStates:
         return tuple(saves)
 
     def _left_by(self, one: SpanReplay) -> int | None:
-        """The page of the state that a text moves on from, if nobody else goes on there."""
+        """Return the page whose state this sequence leaves, or None if the state has to stay.
+
+        It stays at multiples of KEPT_ROWS, and on pages that another sequence shares.
+        """
         if one.state is None or one.start % KEPT_ROWS == 0:
             return None
         page = one.span.pages[(one.start - 1) // self.page_rows]
         return None if self._shared(page) else page
 
     def _take(self, page: int, left: int | None = None) -> int | None:
-        """A state for this page; None where all others are read now. left: a page that may lose its own."""
+        """Return a state number for `page`, or None if every state is read in this step.
+
+        left: A page that may lose its own state. The order of preference is: the page's own state, the one of
+        `left`, a free one, the least recently used one that this step does not read.
+        """
         for own in (page, left):
             if own in self._held and self._starts[own] < 2:
                 return self._held.pop(own)[0]
@@ -236,7 +299,12 @@ class KeptStates:
 
 
 def _paths_of(one: SpanReplay, first: int, history: int, page_rows: int) -> Iterator[PathReplay]:
-    """first: row of the frame that is the span's first one."""
+    """Yield the paths of one replay. first: the row of the frame that holds the segment's first token.
+
+    # base 5, tree parents [0 0 0 2], state 7 after 3 tokens, history 2, first row 10, page 3 of 512 rows
+    # path [0 2 3]: slots of columns 1..4 | 5 7 8, outputs ((10, 2), (12, 3), (13, 4))
+    # path [0 1]:   slots of columns 1..4 | 5 6,   outputs ((11, 3),); node 0 has its output already
+    """
     span = one.span
     start = one.start
     here = first + span.rows - span.tail
@@ -252,7 +320,12 @@ def _paths_of(one: SpanReplay, first: int, history: int, page_rows: int) -> Iter
 
 
 def _paths(span: RowSpan) -> Iterator[tuple[list[int], int]]:
-    """Paths that lead to all rows of a span, as numbers of its tail; and as bits which rows are new."""
+    """Yield paths that together reach all rows of a span.
+
+    Each path is a list of tail indices, with a bit mask of the rows that no earlier path has reached.
+
+        # tree parents [0 0 0 2] -> ([0, 2, 3], 0b1101), then ([0, 1], 0b0010)
+    """
     own = span.tail - span.rows
     missing = ((1 << span.rows) - 1) << own
     while missing:
@@ -262,5 +335,6 @@ def _paths(span: RowSpan) -> Iterator[tuple[list[int], int]]:
 
 
 def _slot(span: RowSpan, column: int, page_rows: int) -> int:
+    """Return the KV slot of a column of the span's sequence."""
     place, row = divmod(column, page_rows)
     return span.pages[place] * page_rows + row

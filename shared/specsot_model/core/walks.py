@@ -1,8 +1,12 @@
-"""Orders the rows that kernels of gated delta layers run of a frame: each text's one after the other.
+"""Orders the tokens that GPU kernels of gated delta layers run in a step, each sequence's one after another.
 
-A row goes on from the state that the row before it left. Of a tree, nodes are visited depth first: the state
-of a node with several children is set aside, and taken up again for each child but the first. Rows of chunks
-run together (`specsot_model.core.replays.CHUNKED_ROWS` says which).
+The kernels *walk* a table with one row per token. A token starts from the state that the row before it left.
+The nodes of a tree are visited depth first: the state of a node with several children is set aside, and each
+child except the first starts from there. The tokens of a chunk run together
+(`specsot_model.core.replays.CHUNKED_ROWS` says which tokens run by chunks).
+
+Identifiers still say `text` for a sequence. The states of different sequences are independent, so the kernels
+walk LANES sequences side by side.
 """
 
 from __future__ import annotations
@@ -19,32 +23,53 @@ from specsot_model.core.replays import CHUNK, CHUNKED_ROWS, KEPT_ROWS, SpanRepla
 
 Numbers = NDArray[np.int32]
 
-# Last columns of a row: where its state is taken from, where it is set aside and kept, its output's row.
+# The last four columns of a table row: where the token's state is taken from, where the state after it is set
+# aside, in which stored state it is kept, and the frame row of its output.
 TAKEN = -4
 ASIDE = -3
 KEPT = -2
 OUTPUT = -1
 FIELDS = 4
-NOTHING = -1  # also of a source: there is no such row
-ROOT = -1  # what the first nodes of a tree follow
-LANES = 16  # texts that the kernel walks side by side: its `TEXTS`; every so many follow one another
-BLOCK_ROWS = 2048  # that run at once where no graph has room; as many as a frame of prompts has
-CARRIED = LANES  # texts at most whose states are handed on from one pass to another at once
-HANDED = -(1 << 30)  # and more: in a row's TAKEN and ASIDE, states of those until they have their places
+# A field or a source with this value means: none.
+NOTHING = -1
+# The pseudo node that the first nodes of a tree follow.
+ROOT = -1
+# Sequences. How many the kernel walks side by side; equals `TEXTS` of specsot_kernels.gpu.delta. Sequences
+# i, i + LANES, i + 2 * LANES, ... run one after another in the same lane.
+LANES = 16
+# Table rows. What one pass runs at most if the tables are not captured in a CUDA graph; as many as a frame of
+# prompts has.
+BLOCK_ROWS = 2048
+# Sequences. How many may carry a state from one pass to the next at the same time.
+CARRIED = LANES
+# Placeholders in TAKEN and ASIDE: HANDED - i stands for the i-th carried state until the number of states
+# that are set aside is known; `_Block.walk` then replaces it by that number + i.
+HANDED = -(1 << 30)
 
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """Rows of a frame in the order in which they run: those of chunks, then the others.
+    """The tokens of one pass in the order in which they run: those of chunks first, then the others.
 
-    starts: [texts + 1], rows starts[i] .. starts[i + 1] - 1 are those of text i.
-    rows:   [rows, history + 1 + FIELDS]. Sources first, the rows that a row's convolution reads, itself last:
-            slots, or -2 - i for row i of the frame. Then TAKEN: -1 goes on from the row before, i >= 0 is
-            the i-th state set aside, -2 - i is kept state i. The other fields: -1 for nowhere. Of a chunk's
-            rows, TAKEN is in the first one, ASIDE and KEPT in the last one.
-    aside:  how many states are set aside at once; texts that follow one another share theirs.
-    chunks: [texts + 1], chunks chunks[i] .. chunks[i + 1] - 1 are those of a text; chunk i has the i-th CHUNK
-            rows.
+    starts: [num_sequences + 1]; rows starts[i] .. starts[i + 1] - 1 of the table belong to the i-th sequence
+        whose tokens run one by one.
+    rows: [num_rows, history + 1 + FIELDS]. A row first names the inputs that its convolution reads, the
+        token itself last: a KV slot, or -2 - i for row i of the frame. TAKEN is -1 to continue from the row
+        before, i >= 0 for the i-th state set aside, and -2 - i for stored state i. In the other fields -1
+        means nowhere. A chunk has its TAKEN in its first row, and its ASIDE and KEPT in its last row.
+    aside: Number of states in memory that are set aside or carried at once. Sequences of the same lane share
+        them.
+    chunks: [num_chunked_sequences + 1]; chunks chunks[i] .. chunks[i + 1] - 1 belong to one sequence. Chunk j
+        has the rows j * CHUNK .. (j + 1) * CHUNK - 1.
+
+    Example: a tree with parents [0 0 0 2] after 5 tokens that lie in slots 0..4, from stored state 7, with
+    history 2. Node 0 has two children, so its state is set aside in place 0; node 2 takes it from there.
+
+        # sources       TAKEN  ASIDE  KEPT  OUTPUT
+        #  3  4 -2        -9      0    -1      0     node 0: from stored state 7
+        #  4 -2 -3        -1     -1    -1      1     node 1: continues from node 0
+        #  4 -2 -4         0     -1    -1      2     node 2: from the state that node 0 set aside
+        # -2 -4 -5        -1     -1    -1      3     node 3: continues from node 2
     """
 
     starts: Numbers
@@ -54,7 +79,7 @@ class Walk:
 
     @property
     def counts(self) -> Numbers:
-        """[4]: texts, rows, texts with chunks, chunks."""
+        """[4]: number of sequences that run token by token, table rows, sequences with chunks, chunks."""
         texts = len(self.starts) - 1
         chunks = len(self.chunks) - 1
         return np.array((texts, len(self.rows), chunks, self.chunks[-1]), np.int32)
@@ -62,11 +87,12 @@ class Walk:
 
 @dataclass(frozen=True, slots=True)
 class TextRows:
-    """What runs of one text.
+    """The table rows of one sequence, before the sequences of a frame are combined into walks.
 
-    rows: as a `Walk`'s, states that are set aside numbered from 0 on, `held` of them.
-    pieces: where rows end that run in the same way, and whether they are chunks. whole: so many rows at the
-    end stay together.
+    rows: Table rows as in `Walk.rows`. The states that this sequence sets aside are numbered from 0 on.
+    pieces: Pairs (end row, whether the piece consists of chunks), in order: rows that run in the same way.
+    held: How many states the sequence sets aside at once.
+    whole: How many rows at the end must run in the same pass: a tree, and the token before it.
     """
 
     rows: Numbers
@@ -77,34 +103,49 @@ class TextRows:
 
 @dataclass(frozen=True, slots=True)
 class WalkRoom:
-    """Tables of one size for every frame of at most `rows` rows."""
+    """The fixed table sizes that a CUDA graph uses for every frame of at most `rows` tokens.
+
+    rows: Number of tokens that a frame has at most.
+    history: Number of preceding tokens that a convolution reads.
+    """
 
     rows: int
     history: int
 
     @property
     def lines(self) -> int:
-        """With rows that run again: as many as the last frame may have kept, or all behind a lost state."""
+        """Number of table rows, with room for replayed tokens.
+
+        A sequence replays as many tokens as the last frame may have accepted, or up to KEPT_ROWS if its last
+        state was evicted.
+        """
         return 2 * self.rows + KEPT_ROWS
 
     @property
     def chunks(self) -> int:
-        """Of prompts that begin and end anywhere; none where so few rows have no chunks."""
+        """Number of chunks, for prompts that begin and end anywhere; 0 if frames are too small for chunks."""
         return 2 * self.rows // CHUNK + 2 if self.rows >= CHUNKED_ROWS else 0
 
     @property
     def aside(self) -> int:
-        """Enough for most frames: three rows set aside one state at most, and few texts many at once."""
+        """Number of states that may be set aside at once.
+
+        Three nodes set aside one state at most, and few sequences set aside many at once, so this is enough
+        for most frames; `holds` checks it.
+        """
         return min(self.rows // 3, LANES + self.rows // 8)
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Of counts, starts, chunks, rows."""
+        """Shapes of the four tables: counts, starts, chunks, rows."""
         texts = self.rows // CHUNKED_ROWS + 1
         return (4,), (self.rows + 1,), (texts,), (self.lines, self.history + 1 + FIELDS)
 
     def holds(self, texts: Sequence[TextRows]) -> bool:
-        """In one pass: none of them both as chunks and row by row."""
+        """Tell whether one pass in these tables can run the sequences.
+
+        It cannot if a sequence runs partly by chunks and partly token by token, or if a table is too small.
+        """
         if any(len(text.pieces) > 1 for text in texts):
             return False
         chunks = sum(len(text.rows) for text in texts if text.pieces[0][1])
@@ -113,7 +154,7 @@ class WalkRoom:
         return chunks <= self.chunks * CHUNK and lines <= self.lines and aside <= self.aside
 
     def fill(self, walk: Walk) -> list[Numbers]:
-        """The same tables in these shapes, of a walk that it holds."""
+        """Return counts, starts, chunks and rows of a walk, padded with zeros to `shapes`."""
         starts, chunks, rows = (np.zeros(shape, np.int32) for shape in self.shapes[1:])
         starts[: len(walk.starts)], rows[: len(walk.rows)] = walk.starts, walk.rows
         chunks[: len(walk.chunks)] = walk.chunks
@@ -121,7 +162,13 @@ class WalkRoom:
 
 
 def texts_of(replays: Sequence[SpanReplay], history: int, page_rows: int, begun: int) -> list[TextRows]:
-    """begun: the state of a text that begins. No state is kept yet: see `keep`."""
+    """Return the table rows of each replay of a frame, in the order of its segments.
+
+    history: Number of preceding tokens that a convolution reads.
+    begun: Number of the zero state, from which a new sequence begins.
+
+    No row stores a state yet; `keep` adds that.
+    """
     found = list[TextRows]()
     first = 0
     for one in replays:
@@ -131,7 +178,7 @@ def texts_of(replays: Sequence[SpanReplay], history: int, page_rows: int, begun:
 
 
 def _text(one: SpanReplay, first: int, history: int, page_rows: int, begun: int) -> TextRows:
-    """first: row of the frame that is the span's first one."""
+    """Return the table rows of one replay. first: the frame row of the segment's first token."""
     sources = _sources(one, first, history, page_rows)
     lead = one.span.base - one.start
     taken = -2 - (begun if one.state is None else one.state)
@@ -147,13 +194,17 @@ def _text(one: SpanReplay, first: int, history: int, page_rows: int, begun: int)
         whole = len(rows) - lead + (bool(lead) and not behind)
     rows[0, TAKEN] = taken
     pieces = tuple(_pieces(one, len(rows)))
-    if missing := pieces[-1][0] - len(rows):  # of the last chunk
+    # The last chunk is filled up with empty rows.
+    if missing := pieces[-1][0] - len(rows):
         rows = np.pad(rows, ((0, missing), (0, 0)), constant_values=NOTHING)
     return TextRows(rows, pieces, held, whole)
 
 
 def _pieces(one: SpanReplay, many: int) -> Iterator[tuple[int, bool]]:
-    """As `TextRows` has them, of so many rows."""
+    """Yield `TextRows.pieces` for a sequence of `many` table rows.
+
+    # chunks at rows [10 74], 150 rows, CHUNK 64 -> (10, False), (138, True), (150, False)
+    """
     end = 0
     for at in (chunk - one.start for chunk in one.chunks):
         if at > end:
@@ -168,18 +219,23 @@ def _pieces(one: SpanReplay, many: int) -> Iterator[tuple[int, bool]]:
 
 
 def aside_of(held: Sequence[int]) -> int:
-    """How many states texts set aside that each need so many; see `LANES`."""
+    """Return how many states must be available in memory if sequence i sets aside held[i] at once.
+
+    Sequences of the same lane run one after another and share their places, so each lane needs its maximum.
+
+        # held: sixteen times 1, then 3 and 2 -> lane 0 needs 3, lane 1 needs 2, the others 1: 19
+    """
     return sum(max(held[lane::LANES]) for lane in range(min(LANES, len(held))))
 
 
 def walk_of(texts: Sequence[TextRows]) -> Walk:
-    """All in one pass. Their rows are theirs no longer."""
+    """Return one walk that runs all sequences in a single pass. It modifies the arrays in `texts`."""
     (walk,) = in_blocks(texts, sum(len(text.rows) for text in texts))
     return walk
 
 
 def keep(texts: Sequence[TextRows], replays: Sequence[SpanReplay]) -> None:
-    """Have states kept as these say, of the same spans."""
+    """Mark in the table rows which states are stored: `replays` are those of `texts`, with their `saves`."""
     for text, one in zip(texts, replays):
         for end, state in one.saves:
             text.rows[end - 1 - one.start, KEPT] = state
@@ -187,7 +243,13 @@ def keep(texts: Sequence[TextRows], replays: Sequence[SpanReplay]) -> None:
 
 @dataclass(slots=True)
 class _Block:
-    """A walk while it is made. held: of each part of rows, how many states it sets aside."""
+    """A walk under construction.
+
+    chunks: Table rows that run by chunks, one array per sequence.
+    rows: Table rows that run one by one, one array per sequence.
+    held: For each array of `rows`, how many states it sets aside at once.
+    lines: Number of table rows in all.
+    """
 
     chunks: list[Numbers] = field(default_factory=list[Numbers])
     rows: list[Numbers] = field(default_factory=list[Numbers])
@@ -195,12 +257,17 @@ class _Block:
     lines: int = 0
 
     def put(self, part: Numbers, chunked: bool, held: int = 0) -> None:
+        """Add the table rows of one sequence."""
         (self.chunks if chunked else self.rows).append(part)
         self.held += [] if chunked else [held]
         self.lines += len(part)
 
     def walk(self, aside: int, handed: int) -> Walk:
-        """aside: how many states are set aside at once. handed: how many behind those are handed on."""
+        """Return the finished walk.
+
+        aside: Number of states that are set aside at once, in any block of the frame.
+        handed: Number of carried states, which are stored after those.
+        """
         if any(self.held):
             _share_aside(self.rows, self.held)
         parts = [*self.chunks, *self.rows]
@@ -216,12 +283,14 @@ class _Block:
 
 
 def in_blocks(texts: Sequence[TextRows], most: int = BLOCK_ROWS) -> list[Walk]:
-    """Walks of at most so many rows, one behind the other: so what they take is bounded, however far back a
-    text begins. A text that goes on in the next one, or behind its chunks, hands its state on. The rows of
-    the texts are theirs no longer.
+    """Return walks of at most `most` table rows each, to be run one after another.
+
+    This bounds the memory of a pass, however far back a sequence has to be replayed. A sequence that
+    continues in the next walk, or that runs token by token after its chunks, carries its state over in
+    memory. It modifies the arrays in `texts`.
     """
-    # from which block on there is a place for a state to hand on
     blocks = [_Block()]
+    # For each carried state, the first block in which it is unused.
     free = [0] * CARRIED
     for number, text in enumerate(texts):
         slot = number % CARRIED
@@ -236,7 +305,13 @@ def in_blocks(texts: Sequence[TextRows], most: int = BLOCK_ROWS) -> list[Walk]:
 
 
 def _put_parts(text: TextRows, blocks: list[_Block], at: int, most: int, handed: int) -> int:
-    """From block `at` on; the block behind its last part. handed: its state, in between."""
+    """Distribute one sequence over `blocks`, from block `at` on, and add blocks as needed.
+
+    handed: Placeholder of the state that the sequence carries from part to part.
+
+    Return the block after its last part. Within a block, chunks run before single tokens, so chunks that
+    follow single tokens go into the next block.
+    """
     begin = 0
     rows = text.rows
     before = False
@@ -259,12 +334,13 @@ def _put_parts(text: TextRows, blocks: list[_Block], at: int, most: int, handed:
                 rows[begin - 1, ASIDE] = rows[begin, TAKEN] = handed
             begin, part = begin + size, rows[begin : begin + size]
             blocks[at].put(part, chunked, text.held if begin == len(rows) else 0)
-            before = not chunked  # chunks of a block run before its rows
+            # Chunks of a block run before its single tokens, so a chunk after these needs the next block.
+            before = not chunked
     return at + 1
 
 
 def _share_aside(parts: Sequence[Numbers], held: Sequence[int]) -> None:
-    """Number the states that each text sets aside, 0 .. held - 1 so far, among those of all."""
+    """Renumber the states that each sequence sets aside from 0 .. held - 1 to its lane's places, in place."""
     begin = 0
     for lane in range(min(LANES, len(parts))):
         for part in parts[lane::LANES]:
@@ -274,7 +350,13 @@ def _share_aside(parts: Sequence[Numbers], held: Sequence[int]) -> None:
 
 
 def _sources(one: SpanReplay, first: int, history: int, page_rows: int) -> Numbers:
-    """Of columns start - history .. total - 1. first: row of the frame that is the span's first one."""
+    """Return the source codes of columns start - history .. total - 1 of one sequence.
+
+    A column of an earlier step is named by its KV slot, a token of this frame by -2 - its row, and a column
+    before the sequence by -1.
+
+        # base 5, 4 tokens in frame rows 0..3, start 5, history 2, page 0 -> [3 4 -2 -3 -4 -5]
+    """
     span = one.span
     columns = np.arange(one.start - history, span.total)
     place, row = np.divmod(columns.clip(0), page_rows)
@@ -285,6 +367,10 @@ def _sources(one: SpanReplay, first: int, history: int, page_rows: int) -> Numbe
 
 
 def _in_a_row(sources: Numbers, history: int) -> Numbers:
+    """Return table rows of a chain of tokens: each reads the `history` sources before its own.
+
+    # sources [3 4 -2 -3], history 2 -> rows that begin [3 4 -2] and [4 -2 -3], with empty fields
+    """
     many = len(sources) - history
     rows = np.full((many, history + 1 + FIELDS), NOTHING, np.int32)
     for back in range(history + 1):
@@ -295,10 +381,17 @@ def _in_a_row(sources: Numbers, history: int) -> Numbers:
 def _depth_first(
     span: RowSpan, sources: Numbers, lead: int, first: int, taken: int, cut: bool, history: int
 ) -> tuple[Numbers, int]:
-    """What leads to a tree, then the tree; and how many states it sets aside at once, numbered from 0 on.
-    taken: the state in front of all; with `cut`, in front of the tree.
+    """Return the table rows of the tokens that lead to a tree and of the tree itself.
 
-    The largest child comes last: its parent's state is not held any longer, so few are held at once.
+    The second result is the number of states that the tree sets aside at once.
+
+    lead: Number of replayed tokens before the tree.
+    first: Row of the frame that holds the first node of the segment.
+    taken: Code of the state before all rows or, with `cut`, before the tree.
+    cut: The tree starts from a carried state instead of the row before it, because chunks precede the tree.
+
+    Of the children of a node, the one with the largest subtree comes last. The state of the parent is
+    released before that subtree runs, so few states are held at once.
     """
     before = _in_a_row(sources[: history + lead], history)
     parents = _parents(span)
@@ -335,7 +428,10 @@ def _depth_first(
 
 
 def _parents(span: RowSpan) -> dict[int, int]:
-    """By node of the tail that some row sees."""
+    """Return the parent of every tail node that some row sees, by node; ROOT for first nodes.
+
+    # visible [0b1, 0b11, 0b101, 0b1101] -> {0: ROOT, 1: 0, 2: 0, 3: 2}
+    """
     parents: dict[int, int] = {}
     for bits in span.seen:
         before = ROOT
@@ -346,7 +442,7 @@ def _parents(span: RowSpan) -> dict[int, int]:
 
 
 def _children(parents: dict[int, int]) -> dict[int, list[int]]:
-    """Of each node that has some, the one that leads to most last."""
+    """Return the children of every node that has any; the child with the largest subtree comes last."""
     sizes = dict.fromkeys(parents, 1)
     children = dict[int, list[int]]()
     for node in sorted(parents, reverse=True):

@@ -1,5 +1,5 @@
-"""GGUF files (llama.cpp's format) as model directories: what a file's metadata says becomes text files in a
-cache. `specsot_model.gguf_tensors` reads the tensors out of the file itself.
+"""Turns GGUF files (llama.cpp's format) into model directories.
 
-Knows nothing of layers as they are computed.
+The metadata of a GGUF file become text files (config, tokenizer) in a cache. The tensors stay in the GGUF
+file; `specsot_model.gguf_tensors` reads them there. The package knows nothing of layers as they are computed.
 """

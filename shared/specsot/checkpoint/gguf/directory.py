@@ -1,4 +1,4 @@
-"""Makes of a GGUF file a model directory of text files, once, in a cache; weights stay where they are."""
+"""Makes a model directory of text files from a GGUF file, once, in a cache; the weights stay in the file."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ from specsot.checkpoint.gguf.layout import Place, config_of, places_of
 from specsot.checkpoint.gguf.tokenizer import StoredTokenizer
 from specsot.errors import ModelError
 
-FORM = "3"  # of the directories; another one for each change of what is in them
+# Version of the directories' content. Every change of the content needs another version.
+FORM = "3"
 
 
 def directory_of(file: Path) -> Path:
-    """The model directory of a GGUF file, which is made where there is none yet. Raises ModelError.
+    """Return the model directory of a GGUF file, and make it if it does not exist yet.
 
-    It has the file's name. Several processes may make it at once: the first one's stays.
+    The directory has the file's name. Several processes may make it at the same time; the first one wins.
+    Raises ModelError if the file is broken or not supported, or if the cache cannot be written.
     """
     parts = [one.absolute() for one in parts_of(file)]
     made = cache_folder() / "gguf" / _key(parts) / stem_of(parts[0])
@@ -39,7 +41,10 @@ def directory_of(file: Path) -> Path:
 
 
 def read_places(pointer: Path) -> dict[str, Place]:
-    """Where each tensor of a directory is: a file beside the pointer counts. Raises ModelError."""
+    """Return where each tensor of a model directory is stored.
+
+    If a GGUF file of the stored name lies next to the pointer, that file is used. Raises ModelError.
+    """
     places: dict[str, Place] = {}
     for name, stored in read_json(pointer).items():
         axes, order = stored.pop("order") or ((), ())
@@ -51,7 +56,7 @@ def read_places(pointer: Path) -> dict[str, Place]:
 
 
 def _key(parts: Sequence[Path]) -> str:
-    """Another one for each file, and for each state of it."""
+    """Return a key that differs for every GGUF file, and for every change of its size or time."""
     told = [FORM]
     for part in parts:
         try:
@@ -63,7 +68,10 @@ def _key(parts: Sequence[Path]) -> str:
 
 
 def _joined(parts: Sequence[Path]) -> Header:
-    """The first part has the metadata; every part tells of its own tensors."""
+    """Combine the headers of a file's parts: the first part has the metadata, every part its own tensors.
+
+    Raises ModelError if parts or tensors are missing.
+    """
     headers = [read_header(part) for part in parts]
     tensors = {name: one for header in headers for name, one in header.tensors.items()}
     whole = replace(headers[0], tensors=tensors)
@@ -77,12 +85,16 @@ def _joined(parts: Sequence[Path]) -> Header:
 
 
 def _publish(header: Header, made: Path) -> None:
-    """Whole or not at all."""
+    """Write the directory completely or not at all: it is written elsewhere and then renamed.
+
+    Raises ModelError if the metadata do not describe a supported model.
+    """
     try:
         files = dict(_text_files(header))
     except (ModelError, OSError):
         raise
-    except Exception as error:  # of whatever else a file says of itself; tokenizers raises bare Exception
+    except Exception as error:
+        # Metadata may be wrong in any way, and the tokenizers library raises bare Exception.
         said = " ".join(str(error).split())[:200]
         raise ModelError(f"{header.file}: its metadata make no model ({said})") from None
     draft = Path(tempfile.mkdtemp(dir=made.parent))
@@ -90,13 +102,15 @@ def _publish(header: Header, made: Path) -> None:
         (draft / name).write_text(text, encoding="utf-8")
     try:
         draft.rename(made)
-    except OSError:  # somebody was faster
+    except OSError:
+        # Another process was faster; its directory is used.
         rmtree(draft, ignore_errors=True)
         if not (made / POINTER).is_file():
             raise
 
 
 def _text_files(header: Header) -> Iterator[tuple[str, str]]:
+    """Yield name and content of every file of the model directory."""
     config = config_of(header)
     tokenizer = StoredTokenizer(header)
     yield POINTER, json.dumps({name: asdict(place) for name, place in places_of(header, config).items()})

@@ -1,4 +1,4 @@
-"""Which GGUF file is meant by a path."""
+"""Finds the GGUF file that a path means, and the parts of a split file."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ from pathlib import Path
 
 from specsot.errors import ModelError
 
-POINTER = "gguf.json"  # in a directory made of a GGUF file: where each tensor is
+# File in a model directory that was made of a GGUF file; it says where each tensor is.
+POINTER = "gguf.json"
 PART = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf")
 WEIGHTS = ("*.safetensors", "*.bin")
 
 
 def find_gguf(place: Path) -> Path | None:
-    """The GGUF file that is meant by a file, or by a folder with no other weights. Raises ModelError for a
-    folder with several.
+    """Return the GGUF file that a path means, or None if it means none.
+
+    A path to a file means that file; a folder without other weights means its only GGUF file. If that
+    file is split, its first part is returned. Image projectors (mmproj) are ignored. Raises
+    ModelError if a folder has several GGUF files.
     """
     if place.is_file():
         return place
@@ -27,6 +31,10 @@ def find_gguf(place: Path) -> Path | None:
 
 
 def parts_of(file: Path) -> list[Path]:
+    """Return all parts of a split GGUF file, or the file itself if it is not split.
+
+    # "m-00002-of-00002.gguf" -> ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"]
+    """
     split = PART.fullmatch(file.name)
     if split is None:
         return [file]
@@ -35,5 +43,6 @@ def parts_of(file: Path) -> list[Path]:
 
 
 def stem_of(first: Path) -> str:
+    """Return a GGUF file's name without suffix and part number."""
     split = PART.fullmatch(first.name)
     return split[1] if split else first.stem

@@ -1,4 +1,4 @@
-"""From a GGUF header to config.json, and to where each tensor that Transformers names is in the file."""
+"""Translates a GGUF header to the fields of a config.json and to the places of Transformers' tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specsot.checkpoint.families import FAMILIES, Names
 from specsot.checkpoint.gguf.header import Header, StoredTensor
 from specsot.errors import ModelError
 
-# By general.architecture; "llama" is Llama, Mistral, and, with experts, Mixtral.
+# The model_type by general.architecture. "llama" means Llama, Mistral and, with experts, Mixtral.
 ARCHITECTURES = {
     "llama": "llama",
     "mistral3": "ministral3",
@@ -30,21 +30,29 @@ ARCHITECTURES = {
     "gpt-oss": "gpt_oss",
     "gptneox": "gpt_neox",
 }
-ROPE_FREQS = "rope_freqs.weight"  # Llama 3's scaling, worked out for each frequency
-# of longrope
+# Tensor with the divisor of each rotary frequency, computed by Llama 3's scaling.
+ROPE_FREQS = "rope_freqs.weight"
+# Tensors with the factors of longrope.
 LONG = "rope_factors_long.weight"
 SHORT = "rope_factors_short.weight"
-LARGEST_GEMMAS = {"gemma2": 46, "gemma3": 62}  # layers of those whose query_pre_attn_scalar is not head_dim
+# Layers of the Gemma models whose query_pre_attn_scalar is not head_dim.
+LARGEST_GEMMAS = {"gemma2": 46, "gemma3": 62}
 
 Order = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tensor is stored. kind: ggml's number of its type. begin, bytes: within its file.
+    """Where a tensor is stored.
 
-    order: its rows seen as so many axes, and these axes in the order they should have; None: as stored.
-    more: what was added to its numbers.
+    file: Path of the GGUF file.
+    kind: ggml's number of the tensor's type.
+    shape: Shape of the tensor, rows first.
+    begin: Offset in the file, in bytes.
+    bytes: Size in bytes.
+    order: How to reorder the rows: the axes that the rows are split into, and the order in which these axes
+        should be; None: rows stay as stored. See `_order`.
+    more: Number that the converter added to all numbers of the tensor; the reader subtracts it.
     """
 
     file: str
@@ -57,7 +65,7 @@ class Place:
 
 
 def model_type_of(header: Header) -> str:
-    """Raises ModelError for an architecture that is none of ours."""
+    """Return the model_type of a GGUF file. Raises ModelError for an unsupported architecture."""
     found = ARCHITECTURES.get(header.architecture)
     if found is None:
         known = ", ".join(ARCHITECTURES)
@@ -66,7 +74,10 @@ def model_type_of(header: Header) -> str:
 
 
 def config_of(header: Header) -> dict[str, Any]:
-    """What its config.json would say. Raises ModelError."""
+    """Return the fields that the model's config.json would have.
+
+    Raises ModelError for an architecture or a feature that is not supported.
+    """
     kind = model_type_of(header)
     heads = header.count("attention.head_count")
     head_dim = header.get("attention.key_length", header.count("embedding_length") // heads)
@@ -96,11 +107,12 @@ def config_of(header: Header) -> dict[str, Any]:
 
 
 def _layers(header: Header) -> int:
-    """Without those behind them that predict further tokens."""
+    """Return the number of layers, without the last ones that predict further tokens (MTP)."""
     return header.count("block_count") - header.get("nextn_predict_layers", 0)
 
 
 def _particulars(kind: str, header: Header) -> dict[str, Any]:
+    """Return the config fields that only some families have."""
     window = header.get("attention.sliding_window") or None
     if kind == "mixtral":
         experts = header.count("expert_count")
@@ -111,7 +123,8 @@ def _particulars(kind: str, header: Header) -> dict[str, Any]:
             "num_experts": header.count("expert_count"),
             "num_experts_per_tok": header.count("expert_used_count"),
             "moe_intermediate_size": header.count("expert_feed_forward_length"),
-            "norm_topk_prob": True,  # as llama.cpp runs them
+            # GGUF has no such field; llama.cpp always normalizes the weights of these models.
+            "norm_topk_prob": True,
         }
     if kind == "glm4_moe":
         return _of_glm(header)
@@ -136,6 +149,7 @@ def _particulars(kind: str, header: Header) -> dict[str, Any]:
 
 
 def _of_gemma(kind: str, header: Header) -> dict[str, Any]:
+    """Return the config fields that only Gemma models have."""
     heads = header.count("attention.head_count")
     caps = (50.0, 30.0) if kind == "gemma2" else (None, None)
     width = header.count("embedding_length")
@@ -151,6 +165,7 @@ def _of_gemma(kind: str, header: Header) -> dict[str, Any]:
 
 
 def _of_glm(header: Header) -> dict[str, Any]:
+    """Return the config fields that only GLM models have."""
     return {
         "n_routed_experts": header.count("expert_count"),
         "num_experts_per_tok": header.count("expert_used_count"),
@@ -173,7 +188,7 @@ def _embedding(header: Header) -> StoredTensor:
 
 
 def _rope_scaling(header: Header) -> dict[str, Any] | None:
-    """Raises ModelError for a kind that is not supported."""
+    """Return the `rope_scaling` of the config, or None. Raises ModelError for an unsupported kind."""
     kind = header.get("rope.scaling.type", "none")
     factor = header.get("rope.scaling.factor")
     if ROPE_FREQS in header.tensors:
@@ -191,6 +206,7 @@ def _rope_scaling(header: Header) -> dict[str, Any] | None:
 
 
 def _longrope(header: Header) -> dict[str, Any]:
+    """Return longrope's settings; the factors are tensors of the file."""
     found: dict[str, Any] = {
         "long_factor": _numbers(header, LONG).tolist(),
         "short_factor": _numbers(header, SHORT).tolist(),
@@ -200,7 +216,11 @@ def _longrope(header: Header) -> dict[str, Any]:
 
 
 def _yarn(header: Header, factor: float | None) -> dict[str, Any]:
-    """mscale: of both kinds alike, as llama.cpp has one number. Ranges of gpt-oss are not of whole pairs."""
+    """Return yarn's settings.
+
+    llama.cpp has one number for both mscale and mscale_all_dim. gpt-oss does not round the range that is
+    blended to whole pairs.
+    """
     scale = header.get("rope.scaling.yarn_log_multiplier")
     scaling = "rope.scaling"
     found: dict[str, Any] = {
@@ -217,7 +237,7 @@ def _yarn(header: Header, factor: float | None) -> dict[str, Any]:
 
 
 def _numbers(header: Header, name: str) -> NDArray[np.float32]:
-    """Of a tensor of fp32."""
+    """Return the numbers of an fp32 tensor."""
     found = header.tensors[name]
     with found.file.open("rb") as file:
         file.seek(found.begin)
@@ -225,7 +245,11 @@ def _numbers(header: Header, name: str) -> NDArray[np.float32]:
 
 
 def _llama3_scaling(header: Header) -> dict[str, Any]:
-    """The file has its result only, which all of Llama 3.1 to 3.3 made of the same three numbers."""
+    """Recover the settings of Llama 3's rotary scaling from the frequency divisors that the file has.
+
+    Llama 3.1 to 3.3 all use the same low and high factors and original context; only `factor` differs. Raises
+    ModelError if the divisors do not follow from these settings.
+    """
     factors = _numbers(header, ROPE_FREQS)
     theta = header.get("rope.freq_base", 10000.0)
     low = 1.0
@@ -250,7 +274,10 @@ def _llama3_scaling(header: Header) -> dict[str, Any]:
 
 
 def places_of(header: Header, config: Mapping[str, Any]) -> dict[str, Place]:
-    """By the names that Transformers gives them. Raises ModelError: a type or a tensor nobody knows here."""
+    """Return the place of every tensor by the name that Transformers gives it.
+
+    Raises ModelError for an unknown tensor, or a type that cannot be dequantized.
+    """
     sizes = BlockSizes()
     found = dict[str, Place]()
     further = _further(header)
@@ -267,18 +294,22 @@ def places_of(header: Header, config: Mapping[str, Any]) -> dict[str, Place]:
 
 
 def _further(header: Header) -> tuple[str, ...]:
-    """How tensors of layers begin that predict further tokens."""
+    """Return the prefixes of the tensors of layers that predict further tokens; they are not read."""
     first = _layers(header)
     return tuple(f"blk.{layer}." for layer in range(first, header.count("block_count")))
 
 
 def _named(stored: str, place: Place, config: Mapping[str, Any]) -> Iterator[tuple[str, Place]]:
-    """Name and place; of experts that are stored as one, of each of them."""
+    """Yield Transformers' name and the place of a stored tensor; of stacked experts, those of each expert.
+
+    # "blk.3.attn_q.weight" -> "model.layers.3.self_attn.q_proj.weight"
+    """
     family = FAMILIES[config["model_type"]]
     names = family.names
     outer = {"token_embd": names.embedding, "output_norm": names.norm, "output": names.head}
     stem, _, suffix = stored.rpartition(".")
-    if stem.endswith("norm"):  # Gemma's are stored as they multiply
+    # Gemma's norms are stored with the offset already added to their weights.
+    if stem.endswith("norm"):
         place = replace(place, more=family.norm_offset)
     if stem in outer:
         yield f"{outer[stem]}.{suffix}", place
@@ -301,16 +332,18 @@ def _named(stored: str, place: Place, config: Mapping[str, Any]) -> Iterator[tup
 
 
 def _experts(names: Names) -> dict[str, str]:
+    """Return the names of an expert's tensors by their GGUF names; empty without experts."""
     return dict(zip(("ffn_gate", "ffn_up", "ffn_down"), names.experts)) if names.router else {}
 
 
 def _bare(names: Names) -> dict[str, str]:
-    """Those that have no suffix here."""
+    """Return the names of tensors that have no suffix in Transformers, by their GGUF names."""
     sinks = names.sinks and f"{names.attention}.{names.sinks}"
     return {"attn_sinks": sinks, "exp_probs_b": names.correction}
 
 
 def _inner(names: Names) -> dict[str, str]:
+    """Return the names of the other tensors inside a layer, by their GGUF names."""
     shared = dict(zip(("ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"), names.shared or ()))
     own = {
         "attn_norm": names.input_norm,
@@ -331,7 +364,7 @@ def _inner(names: Names) -> dict[str, str]:
 
 
 def _apart(place: Place) -> Iterator[Place]:
-    """The experts of one tensor, which are stored one after the other."""
+    """Yield the place of each expert in a tensor of all experts, which are stored one after another."""
     count = place.shape[0]
     shape = place.shape[1:]
     size = place.bytes // count
@@ -339,8 +372,15 @@ def _apart(place: Place) -> Iterator[Place]:
 
 
 def _order(part: str, place: Place, config: Mapping[str, Any]) -> Order | None:
-    """llama.cpp turns neighbouring rows of Llama's queries and keys, Transformers the two halves of a head;
-    and of GPT-NeoX it stores all queries, then all keys, then all values.
+    """Return how the rows of a stored projection must be reordered for Transformers; None: they stay.
+
+    llama.cpp rotates neighbouring rows of Llama's query and key heads, Transformers rows of the two halves of
+    a head:
+
+        # one head of 4 rows, stored [a0 b0 a1 b1], axes (1, 2, 2), order (0, 2, 1) -> [a0 a1 b0 b1]
+
+    For GPT-NeoX, llama.cpp stores all queries, then all keys, then all values; Transformers expects the
+    three of head 0, then those of head 1, and so on.
     """
     heads = config["num_attention_heads"]
     kind = config["model_type"]
@@ -353,9 +393,10 @@ def _order(part: str, place: Place, config: Mapping[str, Any]) -> Order | None:
 
 
 class BlockSizes:
-    """How many bytes tensors take, by the gguf package's tables. Raises ModelError where that is missing."""
+    """Computes how many bytes tensors take, by the tables of the gguf package."""
 
     def __init__(self) -> None:
+        """Raises ModelError if the gguf package is not installed."""
         try:
             from gguf import constants, quants
         except ImportError:
@@ -365,7 +406,11 @@ class BlockSizes:
         self._known: dict[int, tuple[int, int]] = {}
 
     def count(self, stored: StoredTensor, where: str) -> int:
-        """Raises ModelError: a type nobody dequantizes, rows that are no whole blocks, a file too short."""
+        """Return the bytes of a tensor.
+
+        Raises ModelError if its type cannot be dequantized, if its rows are no whole blocks, or if the file
+        is too short.
+        """
         if stored.kind not in self._known:
             self._known[stored.kind] = self._find(stored.kind, where)
         block, size = self._known[stored.kind]
@@ -380,7 +425,7 @@ class BlockSizes:
         return total
 
     def _find(self, kind: int, where: str) -> tuple[int, int]:
-        """Numbers of a block, and bytes."""
+        """Return how many numbers and how many bytes a block of this ggml type has."""
         try:
             named = self._constants.GGMLQuantizationType(kind)
             block, size = self._constants.GGML_QUANT_SIZES[named]

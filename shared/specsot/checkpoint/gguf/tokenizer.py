@@ -1,4 +1,4 @@
-"""From a GGUF file's metadata to a tokenizer (the `tokenizers` library's), and to what surrounds it."""
+"""Builds a tokenizer of the `tokenizers` library, its config and end tokens from a GGUF file's metadata."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from specsot.checkpoint.gguf.header import Header
 from specsot.core.vocabulary import FIM_ENDS
 from specsot.errors import ModelError
 
-# llama.cpp's types of tokens
+# llama.cpp's types of tokens.
 CONTROL = 3
 USER_DEFINED = 4
 UNUSED = 5
-SPACE = "\u2581"  # sentencepiece's picture of a space
+# The character that stands for a space in sentencepiece vocabularies.
+SPACE = "\u2581"
 
-# How a byte-level vocabulary's merges expect text to be split, by tokenizer.ggml.pre; as in llama.cpp.
+# How text is split before the merges of a byte-level vocabulary apply, by tokenizer.ggml.pre, as in
+# llama.cpp.
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -45,8 +47,9 @@ SPLITS: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("gpt-4o", "minimax-m2"), (GPT4O,)),
 }
 IGNORE_MERGES = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "lfm2", "tekken")
-# Control tokens that end an answer, whatever a file names besides; as in llama.cpp.
-HARMONY = ("<|return|>", "<|call|>")  # where both are, <|end|> ends a message of several
+# If a vocabulary has both, <|end|> only ends one of several messages (gpt-oss) and is no end token.
+HARMONY = ("<|return|>", "<|call|>")
+# Control tokens that end an answer, in addition to those that a file names; as in llama.cpp.
 ENDS = (
     *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|end_of_text|>", "<|endoftext|>", "<|eom_id|>"),
     *("<end_of_turn>", *HARMONY, *FIM_ENDS),
@@ -55,9 +58,13 @@ SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_
 
 
 class StoredTokenizer:
-    """What the metadata say. Raises ModelError where they say too little, or of a kind nobody knows here."""
+    """The tokenizer that a GGUF file's metadata describe.
+
+    template: The chat template, or None.
+    """
 
     def __init__(self, header: Header) -> None:
+        """Raises ModelError if the metadata are incomplete, or of an unsupported kind of tokenizer."""
         self._header = header
         self._kind = self._get("model")
         if self._kind not in ("gpt2", "llama"):
@@ -65,12 +72,14 @@ class StoredTokenizer:
         self._tokens: list[str] = self._get("tokens", [])
         self._types: list[int] = self._get("token_type", [1] * len(self._tokens))
         self._gemma = self._kind == "llama" and header.architecture.startswith("gemma")
-        if self._gemma:  # tokens of several spaces are stored as such
+        # Gemma's files store tokens of several spaces as plain spaces.
+        if self._gemma:
             self._tokens = [SPACE * len(one) if one and not one.strip(" ") else one for one in self._tokens]
         if not self._tokens or len(self._types) != len(self._tokens):
             raise self._wrong(f"{len(self._tokens)} tokens of {len(self._types)} types make no vocabulary")
 
     def build(self) -> Tokenizer:
+        """Build the tokenizer. Raises ModelError if merges, scores or splits are missing or unknown."""
         tokenizer = self._byte_level() if self._kind == "gpt2" else self._sentencepiece()
         tokenizer.add_special_tokens([AddedToken(one, normalized=False) for one in self._special()])
         defined = [one for one in self._of_type(USER_DEFINED) if one.strip(SPACE)]
@@ -82,6 +91,7 @@ class StoredTokenizer:
         return tokenizer
 
     def config(self) -> dict[str, Any]:
+        """Return the fields of tokenizer_config.json."""
         names = {field: self._name(stored) for field, stored in SPECIAL.items()}
         return {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -89,6 +99,7 @@ class StoredTokenizer:
         }
 
     def ends(self) -> list[int]:
+        """Return the ids of all tokens that end an answer, ascending."""
         stored = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
         told = {self._get(f"{one}_token_id") for one in stored} - {None}
         kinds = (CONTROL, USER_DEFINED)
@@ -108,6 +119,7 @@ class StoredTokenizer:
         return self._get("pre", "default")
 
     def _byte_level(self) -> Tokenizer:
+        """Build a byte-level BPE tokenizer, as in GPT-2, Llama 3 and Qwen."""
         splits = SPLITS.get(self._pre)
         if splits is None:
             raise self._wrong(f"tokenizer.ggml.pre {self._pre!r} is not known here")
@@ -120,11 +132,13 @@ class StoredTokenizer:
         return tokenizer
 
     def _sentencepiece(self) -> Tokenizer:
+        """Build a sentencepiece BPE tokenizer, as in Llama 2 and Gemma."""
         merges = [tuple(one.split(" ", 1)) for one in self._get("merges", [])] or list(self._implied_merges())
         unknown = self._name("unknown") or "<unk>"
         tokenizer = Tokenizer(BPE(self._ids(), merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
         before = bool(self._get("add_space_prefix", True))
-        if self._header.architecture == "phi3":  # a space comes before a space, too
+        # Phi-3 puts a space before the text even if the text begins with a space.
+        if self._header.architecture == "phi3":
             tokenizer.normalizer = normalizers.Sequence(
                 [normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)]
             )
@@ -136,7 +150,11 @@ class StoredTokenizer:
         return tokenizer
 
     def _implied_merges(self) -> Iterator[tuple[str, str]]:
-        """Sentencepiece joins whatever pair makes the token with the best score; Gemma, the first one."""
+        """Return the merges that a sentencepiece vocabulary without merges implies, the first one first.
+
+        Sentencepiece joins the pair that makes the token with the best score. Gemma's scores are replaced by
+        the order of its tokens: the first token is the best. Raises ModelError if there are no scores.
+        """
         ids = self._ids()
         scores = self._get("scores", [])
         if self._gemma:
@@ -152,13 +170,15 @@ class StoredTokenizer:
         return ((left, right) for *_, left, right in sorted(pairs, key=lambda pair: pair[:3]))
 
     def _ids(self) -> dict[str, int]:
+        """Return the vocabulary, without padding."""
         return {token: id for id, token in enumerate(self._tokens) if not self._is_padding(id)}
 
     def _is_padding(self, id: int) -> bool:
-        """Whether converters invented the name, such as [PAD151935], of a row that only pads the lm_head."""
+        """Tell whether a token only pads the lm_head; converters name such tokens [PAD151935], say."""
         return self._types[id] == UNUSED and self._tokens[id] == f"[PAD{id}]"
 
     def _special(self) -> list[str]:
+        """Return the special tokens: all control tokens, and those that have a special id."""
         named = [name for one in SPECIAL.values() if (name := self._name(one)) is not None]
         return list(dict.fromkeys([*self._of_type(CONTROL), *named]))
 
@@ -166,6 +186,7 @@ class StoredTokenizer:
         return [token for token, one in zip(self._tokens, self._types) if one == kind]
 
     def _name(self, special: str) -> str | None:
+        """Return the token of a special id, such as "bos", or None. Raises ModelError for a wrong id."""
         id = self._get(f"{special}_token_id")
         if id is None:
             return None
