@@ -1,6 +1,6 @@
-"""`SpecSoT`: the whole system as one Python object, for async and sync callers.
+"""Offers the whole system as one Python object, `SpecSoT`, for async and sync callers.
 
-It opens a fleet, asks it, and gathers the events.
+The object opens a fleet, sends requests to it, and gathers the events.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from specsot_app.fleet.options import ClientOptions, FleetOptions, models_of
 from specsot_app.runtime import BackgroundLoop
 
 OF_PYTHON = Offer(without=("kind", "master", "client"))
-# Names that other systems have for our options: ours, and what makes our value of theirs.
+# Names of options in other systems: our name, and a function that converts their value to ours.
 OTHER_NAMES: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     **{
         name: (entry.keyword, meaning)
@@ -45,16 +45,18 @@ OTHER_NAMES: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
         for name, meaning in entry.option.keywords.items()
     },
     "task_prompt": ("prompt", same),
-    "num_samples": ("samples", same),  # of a data set, the first ones
+    # The first so many samples of a data set.
+    "num_samples": ("samples", same),
 }
 OF_REQUESTS_ALONE = frozenset(OPTIONS) - {entry.keyword for entry in entries_of(FleetOptions, OF_PYTHON)}
-IGNORED = ("use_scheduling",)  # Branches are always scheduled.
+# Accepted without effect, since branches are always scheduled.
+IGNORED = ("use_scheduling",)
 
 
 class SpecSoT:
     """A model that answers. The fleet starts with the first question, or with `await model`.
 
-    Made by `from_pretrained` (a fleet in this process) or `connect` (a master that runs already).
+    Make it with `from_pretrained` (a fleet in this process) or `connect` (a master that is already running).
     Close it, or use it in `with` or `async with`.
     """
 
@@ -127,20 +129,24 @@ class SpecSoT:
         return self._answer(self._ask(prompt, options))
 
     def generate_sync(self, prompt: str | Turns, **options: Any) -> Answer:
-        """The same for a caller without an event loop."""
+        """Return what `generate` returns, for a caller without an event loop."""
         return self._loop().run(self._gather(self._ask(prompt, options)))
 
     def stream(self, prompt: str | Turns, **options: Any) -> AsyncIterator[Event]:
-        """Events as they happen (specsot.events), `Finished` last. Leaving early cancels the request.
+        """Yield events as they happen (specsot.events), `Finished` last. Leaving the loop early cancels the
+        request.
 
-        One generator of the caller's loop: of two, one within the other, a loop that ends closes both at
-        once, and says that it cannot.
+        The generator belongs to the caller's event loop. If one such generator is used within another, a loop
+        that ends closes both at once, and reports that it cannot.
         """
         return self._loop().iterate(self._events(self._ask(prompt, options)))
 
     @property
     def tokenizer(self) -> Any:
-        """The model's own tokenizer, as Transformers loads it. Raises Unavailable for a fleet elsewhere."""
+        """Return the model's own tokenizer, as Transformers loads it. Raises Unavailable for a
+        remote fleet.
+
+        """
         if self._wanted.master is not None:
             raise Unavailable("the tokenizer is with the master")
         if self._tokenizer is None:
@@ -156,7 +162,7 @@ class SpecSoT:
         return self
 
     def close(self) -> None:
-        """End the fleet and its thread. Closing twice is fine."""
+        """End the fleet and its thread. Closing twice is allowed."""
         background = self._background
         self._background = None
         self._closed = True
@@ -184,6 +190,9 @@ class SpecSoT:
         await asyncio.to_thread(self.close)
 
     def _loop(self) -> BackgroundLoop:
+        """Return the background loop, started at its first use. Raises Unavailable after `close`, or in a
+        forked process.
+        """
         if self._closed:
             raise Unavailable("this model is closed")
         if self._background and self._background.gone:
@@ -194,6 +203,7 @@ class SpecSoT:
         return self._background
 
     def _ask(self, prompt: str | Turns | None, options: dict[str, Any]) -> Ask:
+        """Return the request. Raises InvalidRequest."""
         ours = translate(options)
         said = ours.pop("prompt", prompt)
         if said is None:
@@ -204,9 +214,10 @@ class SpecSoT:
         return await self._loop().await_(self._gather(ask))
 
     def _generate_as_seeds(self, **options: Any) -> tuple[Any, dict[str, Any]]:
-        """(output_ids [1, tokens] as a torch tensor, stats). Their top_p 0 meant no cut, and so on.
+        """Return (output_ids [1, tokens] as a torch tensor, stats), as the seeds' `generate` did.
 
-        Of a planned answer, headings are among output_ids; of a fleet elsewhere, only what its model wrote.
+        In the seeds, top_p 0 and repetition_penalty 0 meant none. The output_ids of a planned answer include
+        its headings; of a remote fleet's, only what the model wrote.
         """
         options |= {name: options.get(name) or None for name in ("top_p", "repetition_penalty")}
         answer = self._loop().run(self._gather(self._ask(None, options)))
@@ -216,7 +227,9 @@ class SpecSoT:
         return row_of(tokens), stats_of(answer, len(tokens)) | {"peak_memory_mb": peak_memory() / (1 << 20)}
 
     async def _fleet(self) -> FleetClient:
-        """The fleet, opened once; a failed opening is told to everybody who waits, and may be retried."""
+        """Return the fleet, which is opened once. If opening fails, every waiting caller gets the error, and
+        the next call retries.
+        """
         if self._opening is None:
             self._opening = asyncio.ensure_future(self._opener(self._wanted))
         try:
@@ -226,26 +239,32 @@ class SpecSoT:
             raise
 
     async def _events(self, ask: Ask) -> AsyncGenerator[Event]:
+        """Yield the events of a request."""
         source = (await self._fleet()).generate(ask)
         async with aclosing(cast("AsyncGenerator[Numbered]", source)) as events:
             async for numbered in events:
                 yield numbered.event
 
     async def _gather(self, ask: Ask) -> Answer:
+        """Return the answer to a request."""
         return answer_of(await hear(await self._fleet(), ask))
 
     async def _close(self) -> None:
+        """Close the fleet if it was opened."""
         if self._opening is not None:
             await (await self._opening).close()
 
 
 def fleet_of(options: Mapping[str, Any]) -> FleetOptions:
-    """Raises InvalidRequest for an option nobody knows, and for a value that none of them has."""
+    """Return the options of a fleet. Raises InvalidRequest for an unknown option or an impossible value."""
     return made_of(FleetOptions, options, OF_PYTHON)
 
 
 def translate(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Our names for all options. Raises InvalidRequest when two names of one say different things."""
+    """Return the options under our names, without those that are None.
+
+    Raises InvalidRequest if two names of one option have different values.
+    """
     ours: dict[str, Any] = {}
     for given, value in options.items():
         name, meaning = OTHER_NAMES.get(given, (given, same))
@@ -262,14 +281,17 @@ def translate(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def row_of(tokens: Sequence[int]) -> Any:
-    """Token ids as the seeds returned them: a LongTensor [1, tokens]."""
+    """Return token ids as the seeds returned them: a LongTensor [1, tokens]."""
     import torch
 
     return torch.tensor([list(tokens)], dtype=torch.long)
 
 
 def peak_memory() -> int:
-    """Bytes: of the GPUs that this process computes on, else of the process, since it began."""
+    """Return the peak bytes of the GPUs that this process computes on, else of the process, since
+    it began.
+
+    """
     import torch
 
     if torch.cuda.is_available() and torch.cuda.is_initialized():
