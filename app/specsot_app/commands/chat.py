@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from specsot_app.terminal.line_input import LineInput
     from specsot_app.terminal.show import Streams
 
-TERMINATED = 143  # exit status after SIGTERM: 128 + 15
+# Exit status after SIGTERM: 128 + 15.
+TERMINATED = 143
 
 
 OF_CHAT = Offer(
@@ -75,7 +76,7 @@ def chat(given: ChatOptions) -> int:
 
 
 def leave(number: int, frame: FrameType | None) -> None:
-    """The fleet is closed on the way out."""
+    """End the process by an exception, so that the fleet is closed on the way out."""
     raise SystemExit(TERMINATED)
 
 
@@ -87,6 +88,7 @@ def converse(
     streams: Streams,
     opener: Opener = open_fleet,
 ) -> int:
+    """Open the fleet, run the chat, and close the fleet; return the exit status."""
     from specsot_app.runtime import BackgroundLoop
     from specsot_app.terminal.chat import Chat
     from specsot_app.terminal.show import format_for

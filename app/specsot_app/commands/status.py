@@ -1,4 +1,6 @@
-"""`specsot info`, `status`, `rebalance`: report on a running master, or re-share its layers."""
+"""Implements `specsot info`, `status`, `rebalance`: report on a running master, or redistribute its
+layers.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
     from specsot.core.info import Info, Rebalanced
     from specsot.transport.grpc_client import MasterClient
 
-PAUSE = 0.1  # seconds between checks of a ring that is not complete yet; not measured
+# Seconds between checks of a ring that is not complete yet. Untuned.
+PAUSE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,7 @@ def info(given: InfoOptions) -> int:
 
 
 def show(given: MasterOptions, as_json: bool) -> int:
+    """Print the state once; return 0 if the ring is complete, else 1."""
     from specsot_app.terminal.status_view import lines_of
 
     found = run_until_signal(ask(given))
@@ -56,6 +60,7 @@ def show(given: MasterOptions, as_json: bool) -> int:
 
 
 async def ask(given: MasterOptions) -> Info:
+    """Return the master's state."""
     async with given.client.connected(given.master) as master:
         return await master.info()
 
@@ -86,6 +91,7 @@ def status(given: StatusOptions) -> int:
 
 
 async def keep_looking(given: StatusOptions) -> None:
+    """Show the state until cancelled."""
     from rich.console import Console
 
     from specsot_app.terminal.status_view import watch
@@ -114,6 +120,10 @@ def rebalance(given: RebalanceOptions) -> int:
 
 
 async def form_anew(given: RebalanceOptions) -> Rebalanced:
+    """Redistribute the layers, and wait for the new ring. Raises Unavailable if it is not complete
+    in time.
+
+    """
     async with given.client.connected(given.master) as master:
         try:
             async with asyncio.timeout(given.wait):
@@ -125,13 +135,13 @@ async def form_anew(given: RebalanceOptions) -> Rebalanced:
 
 
 def settled(found: Info, epoch: int) -> bool:
-    """The newest ring is complete, as are all others that were formed."""
+    """Return whether the ring of this epoch, and all other rings that were formed, are complete."""
     formed = [one for one in found.replicas if one.plan]
     return found.ready and found.epoch >= epoch and all(one.ready for one in formed)
 
 
 async def complete(master: MasterClient, epoch: int, wait: float) -> None:
-    """Raises Unavailable, naming what is missing."""
+    """Wait until the ring of this epoch is complete. Raises Unavailable, naming what is missing."""
     lacking = "the master"
     try:
         async with asyncio.timeout(wait):
