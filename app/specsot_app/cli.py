@@ -107,11 +107,13 @@ class Group(click.Group):
             add_version(self, "specsot")
 
     def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all subcommands, those that are known here first."""
         known = [name for names in self._listed.values() for name in names]
         below = (path.rpartition(".")[2] for path in paths_below(self._prefix)) if self._prefix else ()
         return list(dict.fromkeys((*known, *below)))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a subcommand, importing its module; None if there is no such command."""
         if cmd_name not in self.list_commands(ctx):
             return None
         path = f"{self._prefix}.{cmd_name}" if self._prefix else cmd_name
@@ -127,6 +129,10 @@ class Group(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the subcommand of the arguments; for an unknown one, fail and suggest the most
+        similar name.
+
+        """
         name = args[0]
         known = self.get_command(ctx, name) is not None
         if not (
@@ -144,6 +150,7 @@ class Group(click.Group):
         return [*named, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of subcommands under their headings."""
         for heading, names in self._listed.items():
             with formatter.section(heading):
                 write_list(formatter, list(names.items()), COLUMN // 2)
@@ -159,6 +166,8 @@ Shell = Literal["bash", "zsh", "fish"]
 
 @dataclass(frozen=True, slots=True)
 class CompletionOptions:
+    """Arguments of `specsot completion`."""
+
     HEADING: ClassVar[str] = "Arguments"
 
     shell: Annotated[Shell, Option("bash, zsh or fish.", positional=True)]
@@ -197,7 +206,11 @@ def version() -> int:
 
 
 def main(arguments: Sequence[str] | None = None, only: click.Command | None = None) -> int:
-    """Run one command; returns the exit status. only: the arguments are of this command, without its name."""
+    """Run one command; return the exit status.
+
+    arguments: without the program's name; None takes the process's. only: the arguments are those of this
+        command, without its name.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
     set_runtime_defaults()
     with warnings.catch_warnings():
@@ -222,7 +235,7 @@ class Warnings:
 
 
 def run(given: list[str], only: click.Command | None = None) -> int:
-    """Run one command; returns the exit status."""
+    """Run one command; return the exit status, and print errors in one line."""
     try:
         command = only or specsot()
         # A shell's completion script asks for completions.
@@ -265,7 +278,6 @@ ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True}
 def command_of(path: str) -> click.Command:
     """Return the command with this path. If it is not installed, return a command that says what to
     install.
-
     """
     point = _points().get(path)
     return (_load(point) if point else None) or _refusing(path)

@@ -134,6 +134,7 @@ async def _end(source: AsyncGenerator[Any], free: asyncio.Lock) -> None:
 
 
 def _make_stderr_logger(*names: object) -> structlog.PrintLogger:
+    """Return a logger that writes to stderr."""
     return structlog.PrintLogger(sys.stderr)
 
 
@@ -150,6 +151,7 @@ def quiet_logs() -> None:
 
 
 def _configure_logs(level: int) -> None:
+    """Configure logs of at least this level, written to stderr."""
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(level), logger_factory=_make_stderr_logger
     )

@@ -104,6 +104,7 @@ class Scores:
 
     @cached_property
     def _decoder(self) -> Decoder:
+        """Return the base, loaded at its first use."""
         return load_whole(self._models)
 
     def quality(self, runs: Runs) -> Perplexities:

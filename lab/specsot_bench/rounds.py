@@ -108,6 +108,9 @@ def measure(task: TableRun) -> tuple[Row, list[Row]]:
 
 
 async def _write(task: TableRun) -> tuple[Row, Answers, list[Row]]:
+    """Load everything and write all answers; return the settings, the answers and the rows that were left
+    out.
+    """
     async with Runners(task.models) as runners:
         failed = await _warm_up(task, runners)
         left_out = [row for method in task.course.methods for row in _left_out(task, runners, method, failed)]
@@ -135,7 +138,6 @@ async def write_rounds(
 ) -> tuple[Answers, dict[tuple[str, int], str]]:
     """Return all answers, and why there are none of a method that failed on any question or was not
     reached.
-
     """
     answers: Answers = {(method.name, tokens): [] for method, tokens in wanted}
     broken: dict[tuple[str, int], str] = {}

@@ -295,6 +295,7 @@ def tile_of(rows: int, heads_per_kv: int) -> int:
 
 
 def _fits(inner: tuple[int, ...], outer: tuple[int, ...]) -> bool:
+    """Return whether every size of `inner` is at most that of `outer`."""
     return all(one <= other for one, other in zip(inner, outer))
 
 

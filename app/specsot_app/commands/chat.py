@@ -34,6 +34,8 @@ OF_CHAT = Offer(
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
+    """Options of `specsot chat`."""
+
     HEADING: ClassVar[str] = "Conversation"
 
     system_prompt: str = option("", "System message, before the conversation.")

@@ -32,6 +32,8 @@ BETWEEN = "\n---\n"
 
 @dataclass(frozen=True, slots=True)
 class InferOptions:
+    """Options of `specsot infer`."""
+
     HEADING: ClassVar[str] = "Output"
 
     question: str | None = option(

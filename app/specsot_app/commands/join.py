@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class JoinOptions:
+    """Options of `specsot join`."""
+
     HEADING: ClassVar[str] = "Joining"
 
     code: Annotated[str, Option("What `specsot serve --share` printed.", positional=True)]

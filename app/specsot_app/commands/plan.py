@@ -88,6 +88,8 @@ OF_PLANNED = Offer(
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
+    """Options of `specsot plan`."""
+
     HEADING: ClassVar[str] = "Plan"
 
     json: bool = option(False, "Print one JSON object.")

@@ -79,6 +79,8 @@ OF_MASTER = Offer(
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
+    """Options of `specsot serve`."""
+
     HEADING: ClassVar[str] = "Addresses"
 
     host: str = option(LOOPBACK, "Address that the master listens on.")
@@ -201,7 +203,6 @@ def cut(models: Models, splits: str | None) -> Models:
 def http_port_of(asked: int | None) -> int | None:
     """Return the master's HTTP port; None if no port was asked for and the HTTP packages are not
     installed.
-
     """
     from specsot_app.fleet.processes import free_port, is_free
 

@@ -28,6 +28,8 @@ PAUSE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class MasterOptions:
+    """Options that all commands for a running master have."""
+
     HEADING: ClassVar[str] = "Options"
 
     master: str = option("127.0.0.1:50050", "The master to ask.", metavar="HOST:PORT")
@@ -36,6 +38,8 @@ class MasterOptions:
 
 @dataclass(frozen=True, slots=True)
 class InfoOptions(MasterOptions):
+    """Options of `specsot info`."""
+
     HEADING: ClassVar[str] = "Options"
 
     json: bool = option(False, "Print one JSON object.")
@@ -67,6 +71,8 @@ async def ask(given: MasterOptions) -> Info:
 
 @dataclass(frozen=True, slots=True)
 class StatusOptions(MasterOptions):
+    """Options of `specsot status`."""
+
     HEADING: ClassVar[str] = "Options"
 
     every: float = option(1.0, "Seconds between refreshes.", least=0.1, most=3600, metavar="SECONDS")
@@ -102,6 +108,8 @@ async def keep_looking(given: StatusOptions) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RebalanceOptions(MasterOptions):
+    """Options of `specsot rebalance`."""
+
     HEADING: ClassVar[str] = "Options"
 
     wait: float = option(120.0, "Seconds to wait for the new ring.", least=0, metavar="SECONDS")
@@ -122,7 +130,6 @@ def rebalance(given: RebalanceOptions) -> int:
 async def form_anew(given: RebalanceOptions) -> Rebalanced:
     """Redistribute the layers, and wait for the new ring. Raises Unavailable if it is not complete
     in time.
-
     """
     async with given.client.connected(given.master) as master:
         try:

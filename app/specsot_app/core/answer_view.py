@@ -241,6 +241,8 @@ class _Code(CodeBlock):
 
 
 class _Answer(Markdown):
+    """An answer's Markdown with left-aligned headings, plain code blocks and kept indentation."""
+
     elements: ClassVar[dict[str, type[MarkdownElement]]] = {
         **Markdown.elements,
         "heading_open": _Title,

@@ -31,7 +31,11 @@ FRAMES_PER_SECOND = 8
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """Where answers (out) and remarks (err) are written."""
+    """Where output goes.
+
+    out: stream of the answers.
+    err: stream of remarks.
+    """
 
     out: TextIO
     err: TextIO
@@ -119,6 +123,7 @@ class _Count(MofNCompleteColumn):
     """A column such as "3/30", shown once the total is known."""
 
     def render(self, task: Task) -> Text:
+        """Return the count, or nothing while the total is unknown."""
         return Text() if task.total is None else super().render(task)
 
 

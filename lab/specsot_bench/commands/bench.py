@@ -25,6 +25,8 @@ OF_MEASURED = Offer(
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
+    """Where results are written."""
+
     HEADING: ClassVar[str] = "Output"
 
     output: Path | None = option(
@@ -50,6 +52,8 @@ class OutputOptions:
 
 @dataclass(frozen=True, slots=True)
 class TablesOptions:
+    """Options of `specsot bench quick` and `full`."""
+
     HEADING: ClassVar[str] = "Measurement"
 
     methods: TableOptions = field(default_factory=TableOptions)

@@ -210,7 +210,8 @@ def _lay_out(
                 seen = seen | (other[None, :] == at[:, None])
                 depth += (at > 0).to(tl.int32)
                 at = tl.where(at > 0, _parent(parents, at, nodes), -1)
-            if mode == PACKED:  # one tile holds every word that there is
+            # Packed trees have at most 32 nodes, so that one tile holds whole words.
+            if mode == PACKED:
                 word = tl.sum(
                     tl.where(seen & (other < nodes)[None, :], 1, 0).to(tl.int64) << other[None, :], 1
                 )
