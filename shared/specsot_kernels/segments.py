@@ -47,10 +47,13 @@ class VisibleColumns:
 class HeadColumns:
     """What the heads of one layer see if each KV head has a window of its own. Columns are positions here.
 
-    windows: (sinks, recent) of every KV head: its first columns, and its columns at most `recent` before the
+    windows: (sinks, recent) of every KV head: its first columns, and the columns at most `recent` before the
         row.
     positions: positions of the rows.
-    since: every head sees all columns from this one on, whatever its window says.
+    since: columns before this one are hidden from every head, except its sinks, even if its window reaches
+        further.
+
+    With windows ((1, 2),) and since = 0, the row at position 5 sees columns 0, 3, 4 and 5.
     """
 
     windows: tuple[tuple[int, int], ...]

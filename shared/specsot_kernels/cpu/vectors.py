@@ -179,8 +179,9 @@ NEAREST = 3
 def fetch_line(b: Builder, at: Value, near: int = NEAREST) -> None:
     """Emit a prefetch of a cache line.
 
-    Where a line serves several rows, memory would wait for products: the processor looks ahead by a number of
-    instructions, and there are many between two lines.
+    The processor looks ahead by a limited number of instructions. If a line serves several rows, many
+    instructions lie between two lines, so that without a prefetch the memory would idle while products are
+    computed.
     """
     line = b.inttoptr(at, I8.as_pointer())
     call_named(b, "llvm.prefetch.p0", ir.VoidType(), line, I32(0), I32(near), I32(1))
