@@ -131,13 +131,10 @@ class Group(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the subcommand of the arguments; for an unknown one, fail and suggest the most
         similar name.
-
         """
         name = args[0]
         known = self.get_command(ctx, name) is not None
-        if not (
-            known or name.startswith("-") or ctx.resilient_parsing
-        ):  # a shell that completes is told nothing
+        if not (known or name.startswith("-") or ctx.resilient_parsing):  # Completion must not print errors.
             near = get_close_matches(name, self.list_commands(ctx), 1)
             ctx.fail(f"No such command {name!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
         return super().resolve_command(ctx, args)

@@ -168,7 +168,7 @@ class AttentionTables(NamedTuple):
     starts: [rows + 1]: row r merges the partial results slots[starts[r] : starts[r + 1]].
     slots: slot numbers, grouped by row; see `starts`.
 
-    A tree with root 0 and its children 1 and 2 behind 10 committed columns has leads [10, 10, 10], bases [10,
+    A tree with root 0 and its children 1 and 2 after 10 committed columns has leads [10, 10, 10], bases [10,
     10, 10] and bits [0b001, 0b011, 0b101]: node 2 sees columns 0..9, the root's (10) and its own (12), but
     not its sibling's (11).
     """
@@ -366,12 +366,16 @@ def cut_pieces(
     many = across * down
     of = np.arange(len(first)).repeat(many)
     place = np.arange(len(of)) - (many.cumsum() - many)[of]
+    # Piece `place` of a stretch is tile place % down of column range place // down.
     left = place // down[of] * step
     below = place % down[of] * tile_rows
     top = first[of] + below
     high = np.minimum(rows[of] - below, tile_rows)
     where = (held.cumsum() - held)[of] + left // page_rows
     wide = np.minimum(columns[of] - left, step)
+    # The smallest lead of each piece's rows: `reduceat` reduces between neighbouring edges, and every second
+    # of these
+    # ranges is a piece.
     edges = np.array((top, top + high)).T.reshape(-1)
     lead = np.where(of < seen, np.minimum.reduceat(np.append(leads, 0), edges)[::2], ANCHORED)
     used = high.cumsum() - high
@@ -411,6 +415,7 @@ def _merges(firsts: Ints, counts: Ints, rows: int) -> tuple[Numbers, Numbers]:
     4].
     """
     ends = np.cumsum(counts)
+    # The row of each slot. A stable sort by row then keeps a row's pieces in order.
     rows_of = np.arange(ends[-1]) + np.repeat(firsts + counts - ends, counts)
     starts = np.zeros(rows + 1, np.int32)
     np.cumsum(np.bincount(rows_of, minlength=rows), out=starts[1:])
@@ -458,6 +463,7 @@ def _piece_columns(columns: Ints, down: Ints, page_rows: int, tile_rows: int, pl
     pieces = -(-columns // steps[:, None]) @ down
     each = steps + BEGUN
     times = -(-(columns @ down + pieces * BEGUN) // (places * each)) * each
+    # `TableRoom.pieces` keeps memory for so many pieces and no more.
     fitting = pieces <= int(down.sum()) + WAVES * places
     return int(steps[fitting][times[fitting].argmin()])
 

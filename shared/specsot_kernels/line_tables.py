@@ -5,7 +5,7 @@ decoding has committed tokens, a tree node has its ancestors. Every line is cut 
 PIECE_COLUMNS columns. Rows read whole blocks of columns together as far as all of them see the same; the rest
 of its line each row reads by itself.
 
-A tree [root, a, b] with a and b below the root, behind 200 committed tokens: the lines are 0..199 with root,
+A tree [root, a, b] with a and b below the root, after 200 committed tokens: the lines are 0..199 with root,
 root a, root b. All three rows read columns 0..191 together (192 = 3 * BLOCK), then each reads 192..199 and
 its own nodes.
 """
@@ -163,6 +163,9 @@ def _cut(rows: Ints, leads: Numbers, wheres: Numbers, shared: Sequence[int], til
     shared: [sequences + 1]: columns that each sequence shares with its predecessor; 0 at both ends.
     """
     firsts = rows.cumsum() - rows
+    # Columns that a sequence shares with a neighbour are read by all of them in one run; the sequence's own
+    # stretch
+    # begins after these columns.
     ats = np.maximum(shared[:-1], shared[1:])
     runs = [*_runs(firsts.tolist(), rows.tolist(), shared)]
     stretches = np.concatenate(
@@ -173,12 +176,14 @@ def _cut(rows: Ints, leads: Numbers, wheres: Numbers, shared: Sequence[int], til
     across = np.maximum(-((at - stop) // PIECE_COLUMNS), 0)
     many: Ints = down * across
     of = np.arange(len(stretches)).repeat(many)
+    # Piece `place` of a stretch is tile place % down of column range place // down.
     place = np.arange(len(of)) - (many.cumsum() - many)[of]
     top = first[of] + place % down[of] * tile_rows
     high = np.minimum(first[of] + high[of] - top, tile_rows)
     left = at[of] + place // down[of] * PIECE_COLUMNS
     right = np.minimum(np.minimum(left + PIECE_COLUMNS, stop[of]), leads[top + high - 1])
     pieces = np.stack((top, high, wheres[top], left, right), 1).astype(np.int32)
+    # A tile whose rows all see fewer columns has no piece in this range.
     return pieces[right > left]
 
 

@@ -74,8 +74,8 @@ class RowSpan:
         tail == rows).
     sight: set if a policy hides more columns; such rows are read by themselves.
 
-    A tree [root, a, b, c] with a and b below the root and c below a, behind 10 committed tokens: rows = tail
-    = 4, base = 10, visible = (0b0001, 0b0011, 0b0101, 0b1011).
+    A tree [root, a, b, c] with a and b below the root and c below a, after 10 committed tokens: rows = tail =
+    4, base = 10, visible = (0b0001, 0b0011, 0b0101, 0b1011).
     """
 
     rows: int
@@ -209,8 +209,8 @@ RowBlock = tuple[int, RowSpan]
 def _cut(first: int, span: RowSpan) -> Iterator[RowBlock]:
     """Split a long causal span into blocks of rows, so that each block's scores fit MAX_GROUP_CELLS.
 
-    To a block, the rows before it are history: 6 rows behind base 10 in blocks of 4 become rows 0..3 with
-    base 10 and rows 4..5 with base 14.
+    To a block, the rows before it are history: 6 rows with base 10 in blocks of 4 become rows 0..3 with base
+    10 and rows 4..5 with base 14.
     """
     step = max(MAX_GROUP_CELLS // span.total, 1)
     if span.visible is not None or span.rows <= step:

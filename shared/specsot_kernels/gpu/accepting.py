@@ -82,6 +82,7 @@ def _accept(
         mine = tl.where(taken == turn, node, mine)
         target = tl.load(targets + first + node)
         if turn == 0:
+            # The due row of an accepted node has the node's target as its token and the node's feature.
             token = tl.where((target >= 0) & (target < ids), target, 0)
             slot = tl.load(slots + tree * room + taken)
             at = tree * most + taken
@@ -105,6 +106,7 @@ def _accept(
         tl.store(asked + tree, (tree * most + taken - 1).to(tl.int32))
         number = tl.arange(0, across)
         attend = tl.minimum(taken, attending)
+        # The last `attend` due rows: row i of them sees its own column and all before it.
         lead = tl.where(number < attend, committed + taken - attend + number + 1, 0)
         tl.store(leads + tree * attending + number, lead, mask=number < attending)
         row = tl.arange(0, width)

@@ -355,6 +355,7 @@ def _read_piece(
     slot = tl.load(piece + 6)
     line = tl.arange(0, tile)
     d = tl.arange(0, room)
+    # A tile holds g query heads of each row: with g = 4, lines 0..3 are row 0, lines 4..7 row 1.
     row = top_row + line // g
     live = line < high * g
     lead = tl.load(leads + row, mask=live, other=0)
@@ -372,6 +373,9 @@ def _read_piece(
     queries = tl.load(q + from_q[:, None] + d[None, :], mask=there, other=0.0)
     if anchored:  # noqa: SIM102  # the first is known when this is compiled
         if common < 0:
+            # The piece consists of anchors: rotate the query towards them. The partner of number d in a
+            # rotated pair
+            # is d ^ 1.
             lead = tl.load(anchors + row, mask=live, other=0)
             since = tl.zeros_like(lead)
             other = tl.load(q + from_q[:, None] + (d ^ 1)[None, :], mask=there, other=0.0).to(tl.float32)
@@ -451,7 +455,6 @@ def _seen(
 ):  # fmt: skip
     """Return which columns of a tile each row sees: those from `since` to `lead`, and those whose
     bit is set.
-
     """
     column = left + tl.arange(0, wide)
     bit = at + column[None, :] - base[:, None]

@@ -160,7 +160,6 @@ def _lay(
 ):  # fmt: skip
     """Write one row's slots: of the columns from its lead to its base, then of the columns whose
     bit is set.
-
     """
     let_next_begin(early)
     row = tl.program_id(0)
@@ -175,6 +174,8 @@ def _lay(
     place = tl.arange(0, room)
     word = tl.load(bits + row * words + place // 32, mask=place // 32 < words, other=0)
     bit = (word >> (place % 32)) & 1
+    # Columns with a set bit are stored without gaps: bits 0b10110 -> ranks 0, 1, 2 of columns base + 1, + 2,
+    # + 4.
     rank = tl.cumsum(bit, 0) - 1
     column = base + place
     page = tl.load(pages + column // page_rows, mask=bit == 1, other=0)
