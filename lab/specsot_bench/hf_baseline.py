@@ -74,7 +74,6 @@ class HfBaseline:
 class TokenTimes:
     """A streamer of `generate`: receives tokens as they are decided, the prompt first, and notes
     the times.
-
     """
 
     def __init__(self) -> None:
@@ -147,7 +146,6 @@ def _load(model: Path, dtype: torch.dtype, device: str, small: Path | None) -> N
 def _write(prompt: Ids, count: int, assisted: bool, seconds: float | None) -> HfText | str:
     """Write in the child process. An error is returned as a string, since not every exception can
     be pickled.
-
     """
     (held,) = _held
     if isinstance(held, str):

@@ -53,7 +53,6 @@ class LapRecorder(WorkerWatch):
     def __init__(self, row_bytes: int, drafts: DraftRecorder | None = None, clock: Clock = now) -> None:
         """Record with a clock. row_bytes: KV bytes of a position in all layers. drafts: records the
         drafter.
-
         """
         self._row_bytes = row_bytes
         self._drafts = drafts

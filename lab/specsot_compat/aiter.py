@@ -211,7 +211,6 @@ build_tree_kernel_efficient = build_tree_efficient_triton
 def _known(parent_list: Tensor, batch: int) -> Tensor:
     """Return the parent list; SGLang's list for a single level is empty, and becomes [-1] for each
     request.
-
     """
     return parent_list if parent_list.shape[1] else parent_list.new_full((batch, 1), -1)
 

@@ -561,8 +561,7 @@ def sights_of(spans: Sequence[TableSpan], window: int | None = None) -> RowSight
     """Return what each row sees, in row order.
 
     window: a tree row's bits keep only the last `window` positions of its path; None keeps all. (Columns
-        before `base`
-    are cut by `sinces_of` instead.)
+        before `base` are cut by `sinces_of` instead.)
     """
     counts = [span.rows for span in spans]
     bases = np.repeat(numbers([span.base for span in spans]), counts)

@@ -29,12 +29,10 @@ class TreeMaskMode(IntEnum):
     column.
 
     FULL_MASK: flat bool; the rows of request 0, then of request 1 and so on. A row of request b has
-    seq_lens[b] columns
-        for the sequence so far, then n columns for the tree.
+        seq_lens[b] columns for the sequence so far, then n columns for the tree.
     QLEN_ONLY: flat bool [bs * n * n], the trees' columns alone.
     QLEN_ONLY_BITPACKING: one word a row, [bs * n]: bit j says whether node j is attended to. The words are
-    little-endian:
-        uint8 up to 8 nodes, uint16 up to 16, uint32 up to 32; larger trees do not fit.
+        little-endian: uint8 up to 8 nodes, uint16 up to 16, uint32 up to 32; larger trees do not fit.
 
     A chain root -> 1 -> 2 has the QLEN_ONLY rows [1 0 0], [1 1 0], [1 1 1], and the words 0b001, 0b011,
     0b111.

@@ -77,7 +77,6 @@ def announce(choice: ChosenDevice, out: TextIO) -> None:
 def device_here(device: str, out: TextIO) -> str:
     """Return the device of a machine that joins another one's fleet, whose model's size it does not
     know yet.
-
     """
     if device != AUTO:
         return device

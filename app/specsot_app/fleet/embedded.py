@@ -144,7 +144,6 @@ class EmbeddedFleet:
     async def close(self) -> None:
         """Let every member leave, and wait until all have. Requests that are still waiting end with
         an error.
-
         """
         self._master.end("the fleet is closed")
         self._leaving.set()

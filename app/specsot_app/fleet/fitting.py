@@ -338,7 +338,6 @@ def _stage(
 def _speed(stages: Sequence[StagePlan]) -> float | None:
     """Return tokens a second if a step only has to read the weights; None if a stage's bandwidth is
     unknown.
-
     """
     seconds = [stage.read / stage.bandwidth for stage in stages if stage.bandwidth]
     whole = len(seconds) == len(stages)

@@ -155,7 +155,6 @@ def ring_of(options: FleetOptions) -> RingOptions:
 def adding_up(watch: Watch, layers: int) -> Callable[[str, int], None]:
     """Return a callback that adds up the layers that each worker has loaded, and passes the sum to
     `watch`.
-
     """
     there: dict[str, int] = {}
 

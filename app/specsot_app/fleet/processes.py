@@ -308,7 +308,6 @@ async def keep_running(children: list[ChildProcess], tell: OnLine, vital: int = 
 class Lives:
     """Counts each member's short lives in a row. Loading alone may take minutes and then run out of
     memory.
-
     """
 
     def __init__(self) -> None:

@@ -104,7 +104,6 @@ class ChatHistory:
     def answered(self, question: str, answer: str) -> ChatHistory:
         """Return the conversation with this exchange; with an empty answer, the conversation stays
         as it was.
-
         """
         if not answer.strip():
             return self

@@ -39,7 +39,6 @@ class LineInput(Protocol):
 class PipeInput:
     """Lines of a pipe. Every line waits for its turn, so that only Ctrl-C arrives while an answer
     is written.
-
     """
 
     def __init__(self, lines: TextIO) -> None:

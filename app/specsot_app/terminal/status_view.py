@@ -136,7 +136,6 @@ def draw_status(standing: StatusView) -> RenderableType:
 def curve(values: Sequence[float]) -> str:
     """Return one character for each value, as high as the value relative to the highest: [1, 2, 4]
     -> "▃▅█".
-
     """
     highest = max(values, default=0.0)
     if not highest:

@@ -179,7 +179,6 @@ def unwritten(
 def row_of(runs: Runs, plain: Runs, quality: Perplexities) -> dict[str, object]:
     """Return a row of the table. plain: the baseline at the same length; a ratio is taken within
     its round.
-
     """
     readings = runs.readings
     method = runs.method
@@ -214,8 +213,7 @@ def runs_of(answers: Mapping[tuple[str, int], Sequence[Recording]], course: Meth
     """Return what was measured, by length and then in the methods' order.
 
     answers: one a round, by method and requested length. Plans were written for every length; of other
-        methods only the
-    longest was written, and the shorter ones are its prefixes.
+        methods only the longest was written, and the shorter ones are its prefixes.
     """
     found: list[Runs] = []
     for tokens in course.lengths:

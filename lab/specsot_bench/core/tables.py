@@ -61,8 +61,7 @@ def pipes(headings: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1)
     """Return a Markdown table with aligned columns, so that its source is readable, too.
 
     left: number of text columns; figures after them are right-aligned. A row whose last cells are empty ends
-        with a reason
-    that spans them.
+        with a reason that spans them.
     """
     lines = [list(headings), *map(list, rows)]
     whole = [line for line in lines if line[-1]]

@@ -313,8 +313,7 @@ def choose(
     count] each.
 
     offsets: int64 [out], added to each output's number to get its token id; None adds nothing. The weight's
-        outputs must
-    be a multiple of 16, since padding would compete.
+        outputs must be a multiple of 16, since padding would compete.
     """
     frame = _product(x, weight, norm)
     shape = (len(x), count)

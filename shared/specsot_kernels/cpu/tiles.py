@@ -76,9 +76,9 @@ class _Sums:
     """Exact sums of products of unsigned weights (4 of each of 16 outputs in a step) with signed inputs, for
     AVX-512 VNNI.
 
-    Class fields: vectors: registers that hold one row's sums for 16 outputs. kind: type of such a register.
-    apart: partial
-    sums that an output has until `end`.
+    vectors: registers that hold one row's sums for 16 outputs.
+    kind: type of such a register.
+    apart: partial sums that an output has until `end`.
     """
 
     vectors = 1

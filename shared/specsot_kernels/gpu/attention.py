@@ -73,11 +73,15 @@ def launch_of(
 ) -> Launch:
     """Return the fastest launch parameters for tiles of `tile` queries.
 
-    room: head_dim, rounded up to a power of two. itemsize: bytes of a number. eight: the KV is int8. short:
-        see
-    `TreePlan`. copied: see `are_copied`. Small, short and copied tiles were measured on an H100, the others
-    on an H200 (docs/results/h200-product.md, h100-product.md, h100-vllm.md, h100-kernels.md). With a head_dim
-    above 128, fewer stages fit shared memory; untuned.
+    room: head_dim, rounded up to a power of two.
+    itemsize: bytes of a number.
+    eight: the KV is int8.
+    short: see `TreePlan`.
+    copied: see `are_copied`.
+
+    Small, short and copied tiles were measured on an H100, the others on an H200
+    (docs/results/h200-product.md, h100-product.md, h100-vllm.md, h100-kernels.md). With a head_dim above 128,
+    fewer stages fit shared memory; untuned.
     """
     if room <= 128:
         few = Launch(COLUMNS, 8, 3) if eight else Launch(COLUMNS, 2, 1) if short else Launch(COLUMNS, 4, 2)

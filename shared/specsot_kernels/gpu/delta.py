@@ -204,8 +204,7 @@ def _prepare(
     and keys.
 
     For a value head, compute its decay and rate, too. A source s >= 0 is a slot, and -2 - i is row i of the
-    frame: source
-    -5 is row 3.
+    frame: source -5 is row 3.
     """
     let_next_begin(early)
     head = tl.program_id(1)

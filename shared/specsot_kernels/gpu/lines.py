@@ -139,8 +139,7 @@ def _own_launch(g: int, warps: int, stages: int) -> tuple[int, int, int]:
     """Return queries of a tile, warps and stages for the columns that one row reads by itself.
 
     warps, stages: those of the pieces. On tensor cores, one warp with 16 queries gives a row the same bits as
-        four warps
-    with 64 queries; two warps with 32 queries did not on an H100.
+        four warps with 64 queries; two warps with 32 queries did not on an H100.
     """
     return (WARP, 1, 2) if g <= WARP and warps == QUERIES // WARP else (QUERIES, warps, stages)
 

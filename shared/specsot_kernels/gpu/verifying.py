@@ -173,8 +173,7 @@ def _weigh(
     """Walk one tree, and sum the probability mass of one range of the vocabulary after the path's last node.
 
     ends: float64 [bs * (1 + parts), 2]: first each request's last node and its row; then each range's mass
-        that the
-    rejected children leave, and its whole mass.
+        that the rejected children leave, and its whole mass.
     """
     b = tl.program_id(0).to(tl.int64)
     number = tl.program_id(1)

@@ -343,8 +343,7 @@ def _sum_up(line, values, tall: tl.constexpr, as_bits: tl.constexpr):
     """Return the products of a group, summed, as floats.
 
     as_bits: integer sums below 2 ** 22 are added to the bits of HALF_WAY, which adds them to its value: this
-        replaces a
-    conversion where that is slower.
+        replaces a conversion where that is slower.
     """
     sums = tl.dot(values, line.T, out_dtype=tl.int32) if tall else tl.dot(line, values.T, out_dtype=tl.int32)
     if as_bits:
