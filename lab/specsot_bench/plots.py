@@ -1,4 +1,4 @@
-"""Pictures of what was measured: bars with their spread, shares of a whole."""
+"""Draws plots of what was measured: bars with their spread, and shares of a whole."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ DPI = 110
 def picture(
     file: Path, title: str, size: tuple[float, float], panels: int = 1, **shared: bool
 ) -> Generator[list[Any]]:
-    """Panels side by side, with one legend of what is labelled in them; a PNG at the end.
+    """Draw panels side by side, with one legend of their labels, and write a PNG at the end of the context.
 
-    shared: `sharex` or `sharey`. Raises InvalidRequest where matplotlib is not installed.
+    shared: `sharex` or `sharey`. Raises InvalidRequest if matplotlib is not installed.
     """
     try:
         from matplotlib.figure import Figure
@@ -59,7 +59,9 @@ def bars(
     colours: Sequence[str] | str = SAME,
     spread: Sequence[tuple[float, float]] = (),
 ) -> None:
-    """A bar each, the first on top, with a text behind it. spread: least and most of each."""
+    """Draw a bar for each value, the first on top, with a text after it. spread: least and most of each
+    value.
+    """
     around = None
     if spread:
         around = [[max(value - low, 0) for value, (low, _) in zip(values, spread)],
@@ -69,12 +71,13 @@ def bars(
     panel.bar_label(drawn, texts, padding=4, fontsize=8, bbox=white)
     panel.set_yticks(range(len(values)), names)
     panel.margins(x=0.25)
-    if not panel.yaxis_inverted():  # once, where panels share it
+    # Panels may share the axis, which must be inverted once.
+    if not panel.yaxis_inverted():
         panel.invert_yaxis()
 
 
 def draw(rows: Sequence[Row], title: str, stem: Path) -> None:
-    """`stem`-speed.png and `stem`-memory.png: a panel for every length. Raises InvalidRequest."""
+    """Write `stem`-speed.png and `stem`-memory.png, with a panel for every length. Raises InvalidRequest."""
     lengths = by_length([row for row in rows if "skipped" not in row])
     most = max(map(len, lengths.values()), default=0)
     size = 5.2 * len(lengths) + 2, 0.34 * most + 1.6
@@ -89,7 +92,7 @@ def draw(rows: Sequence[Row], title: str, stem: Path) -> None:
 
 
 def drawn(draw: Callable[[], object]) -> None:
-    """Draw; a line instead where nothing can."""
+    """Draw; if matplotlib is missing, print a line instead."""
     try:
         draw()
     except InvalidRequest as error:
@@ -97,6 +100,7 @@ def drawn(draw: Callable[[], object]) -> None:
 
 
 def _speeds(panel: Any, rows: Sequence[Row]) -> None:
+    """Draw the speedups."""
     texts = [f"{row['tokens_per_second']:.0f} tok/s" for row in rows]
     _methods(panel, rows, "speedup", texts, [row["speedup_range"] for row in rows])
     panel.axvline(1, color=PLAIN, linewidth=0.8)
@@ -104,6 +108,7 @@ def _speeds(panel: Any, rows: Sequence[Row]) -> None:
 
 
 def _memory(panel: Any, rows: Sequence[Row]) -> None:
+    """Draw the memory of each method."""
     _methods(panel, rows, "memory_mib", [f"{row['memory_mib']:.1f}" for row in rows])
     panel.set_xlabel("own memory, MiB")
 
@@ -115,12 +120,14 @@ def _methods(
     texts: Sequence[str],
     spread: Sequence[tuple[float, float]] = (),
 ) -> None:
+    """Draw a bar for each method."""
     names = [row["method"] for row in rows]
     values = [row[key] for row in rows]
     bars(panel, names, values, texts, list(map(_colour, rows)), spread)
 
 
 def _colour(row: Row) -> str:
+    """Return a method's colour."""
     if row["rival"]:
         return RIVAL
     if row["method"] == "plain":

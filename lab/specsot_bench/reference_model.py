@@ -1,5 +1,5 @@
-"""Loads a whole model as SpecSoT or Transformers does, and finds the tokens of a text that greedy decoding by
-it would not have chosen.
+"""Loads a whole model as SpecSoT or Transformers does, and finds tokens that its greedy decoding would not
+have chosen.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from specsot_model.linear import check_device, check_quantization
 
 
 def load_whole(options: ModelOptions) -> Decoder:
-    """All layers. Raises ModelError, InvalidRequest."""
+    """Load all layers. Raises ModelError, InvalidRequest."""
     check_device(options.device)
     check_quantization(options.quantization, options.device)
     return Decoder.of(options)
 
 
-# By Transformers, whose Mixtral would have random experts.
+# Families whose GGUF files Transformers reads; Mixtral is left out because it would get random experts.
 GGUF_READ = ("llama", "qwen2", "qwen3", "qwen3_moe", "phi3", "gemma2", "gemma3_text", "minimax_m2")
 
 
 def load_in_transformers(folder: Path, dtype: torch.dtype) -> Any:
-    """Raises ModelError where Transformers cannot load it, in its own words.
+    """Load a model with Transformers. Raises ModelError with Transformers' own words.
 
-    A GGUF file is read and dequantized by Transformers itself. The config is ours: it overlooks how Llama 3
-    scales rotary positions, and head sizes of Qwen3.
+    A GGUF file is read and dequantized by Transformers itself, but with our config: Transformers overlooks
+    how Llama 3 scales rotary positions, and head sizes of Qwen3.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.utils import logging
@@ -54,17 +54,20 @@ def load_in_transformers(folder: Path, dtype: torch.dtype) -> Any:
             if (folder / POINTER).is_file():
                 file = _one_gguf(folder)
                 config = AutoConfig.from_pretrained(folder)
-                config.pad_token_id = None  # else the family's usual one, which the vocabulary may not have
+                # Without this, the family's default is used, which the vocabulary may lack.
+                config.pad_token_id = None
                 given |= {"gguf_file": file.name, "config": config}
                 folder = file.parent
             loader = AutoModelForImageTextToText if reads_images else AutoModelForCausalLM
             return loader.from_pretrained(folder, **given)
-    except Exception as error:  # of many kinds, assertions too
+    # Transformers raises many kinds of exceptions, including assertions.
+    except Exception as error:
         line = str(error).strip().partition("\n")[0]
         raise ModelError(f"{folder}: Transformers cannot load it ({line})") from error
 
 
 def _one_gguf(folder: Path) -> Path:
+    """Return the model's GGUF file. Raises ValueError if Transformers cannot read it."""
     first, *others = {place.file for place in read_places(folder / POINTER).values()}
     kind = read_config(folder).model_type
     if others or kind not in GGUF_READ:
@@ -73,7 +76,9 @@ def _one_gguf(folder: Path) -> Path:
 
 
 def feed_base(base: Decoder, tokens: Tensor, taps: Mapping[int, Tensor]) -> tuple[Tensor, Tensor | None]:
-    """The states [n, H] behind the last layer, and the sum [n, Hd] over the taps, where there are any."""
+    """Return the hidden states [n, H] after the last layer, and the sum [n, Hd] over the taps, or None
+    without taps.
+    """
     rows = len(tokens)
     plan = base.plan([RowSpan(rows, 0, rows, (0,))], rows, "packed")
     places = torch.arange(rows, device=base.device)
@@ -82,25 +87,29 @@ def feed_base(base: Decoder, tokens: Tensor, taps: Mapping[int, Tensor]) -> tupl
 
 
 def feed_head(head: EagleHead, tokens: Tensor, features: Tensor, room: int = 0) -> tuple[Tensor, KVPages]:
-    """Outputs [n, hidden] from features [n, hidden], and the KV in a page with `room` for more rows."""
+    """Return outputs [n, hidden] for features [n, hidden], and the KV in a page with room for `room` more
+    rows.
+    """
     rows = len(tokens)
     kv = head.make_kv(1, rows + room)
-    span = RowSpan(rows, 0, rows, (0,))  # every row sees itself and all before it
+    # Every row sees itself and all rows before it.
+    span = RowSpan(rows, 0, rows, (0,))
     places = torch.arange(rows, device=head.device)
     return head.forward(tokens, features, HeadRows(places, places, head.plan([span], rows + room), kv)), kv
 
 
-Logits = Callable[[Sequence[int], int], Tensor]  # (a text, how many of its last rows) -> [rows, V]
+# (token ids, number of last rows) -> logits [rows, V]
+Logits = Callable[[Sequence[int], int], Tensor]
 
 
 def of_transformers(model: Path, dtype: torch.dtype, device: str) -> Logits:
-    """A model as Transformers loads and runs it. Raises ModelError where it cannot."""
+    """Return the logits of a model that Transformers loads and runs. Raises ModelError."""
     held = load_in_transformers(model, dtype).to(device).eval()
     return lambda text, rows: held(torch.tensor([text], device=device), logits_to_keep=rows).logits[0]
 
 
 def of_base(base: Decoder) -> Logits:
-    """A model as SpecSoT reads a whole text, in one pass without drafts."""
+    """Return the logits of a model as SpecSoT reads a whole text, in one pass without drafts."""
     return lambda text, rows: base.logits(
         feed_base(base, torch.tensor(text, device=base.device), {})[0][-rows:]
     )
@@ -110,10 +119,10 @@ def of_base(base: Decoder) -> Logits:
 def compare(
     reference: Logits, prompt: Sequence[int], written: Sequence[int], ends: Collection[int] | None
 ) -> list[TokenDifference]:
-    """Every token that is not the reference's choice behind the tokens before it.
+    """Return every token that is not the reference's choice after the tokens before it.
 
-    With none, greedy decoding by the reference writes exactly this. ends: one of these must come next; None
-    where the answer was cut off.
+    If there is none, greedy decoding by the reference writes exactly these tokens.
+    ends: one of these tokens must come next; None if the answer was cut off.
     """
     logits = reference([*prompt, *written], len(written) + 1).float()
     first, second = logits.topk(2).values.unbind(-1)

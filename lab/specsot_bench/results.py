@@ -1,7 +1,7 @@
-"""The clock of every measurement, and what that leaves behind: JSON that says what was measured, where, how,
-and row by row what came.
+"""Holds the clock of every measurement, and writes results: JSON with what was measured, where, how, and row
+by row.
 
-Every row has a name of its own; names of figures carry their units.
+Every row has a unique name; names of figures contain their units.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ now: Clock = time.perf_counter
 
 
 class Stopwatch:
-    """Seconds since it was made."""
+    """Measures the seconds since it was made."""
 
     def __init__(self, clock: Clock = now) -> None:
         self._clock = clock
@@ -31,11 +31,12 @@ class Stopwatch:
 
     @property
     def seconds(self) -> float:
+        """Return the seconds since the stopwatch was made."""
         return self._clock() - self.begun
 
 
 def write_results(file: Path, bench: str, settings: Row, rows: Sequence[Row]) -> None:
-    """One object; its parents are made. Paths in it become texts."""
+    """Write one JSON object; folders are created. Paths in it become strings."""
     figures = {
         "bench": bench,
         "version": __version__,
@@ -55,9 +56,10 @@ def publish(
     output: Path | None,
     draw: Callable[[Path], object] | None = None,
 ) -> None:
-    """Show the page. Where figures are asked for: JSON, and beside it the page and pictures.
+    """Print the page. If an output file is given, write the figures as JSON, and the page and plots beside
+    it.
 
-    draw: given the files' common stem; left out, with a line, where matplotlib is not installed.
+    draw: called with the files' common stem; without matplotlib, a line is printed instead.
     """
     print(page)
     if output is None:
@@ -69,18 +71,19 @@ def publish(
 
 
 def named(rows: Sequence[Row], *keys: str) -> list[Row]:
-    """Rows called after what they are of: texts as they are, numbers with what they count."""
+    """Return the rows with names made of these keys: strings as they are, numbers after their key."""
     return [
         {"name": ", ".join(_said(key, row[key]) for key in keys if key in row)} | dict(row) for row in rows
     ]
 
 
 def _said(key: str, value: object) -> str:
+    """Return one part of a row's name."""
     return value if isinstance(value, str) else f"{key} {value}"
 
 
 def describe_machine() -> dict[str, object]:
-    """Where the clients ran; a fleet of processes ran there too."""
+    """Return where the clients ran; a fleet of processes ran there, too."""
     return {
         "processor": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),

@@ -1,7 +1,7 @@
-"""`specsot bench quick` and `full`: every method of the tables on the same questions, round by round.
+"""Runs `specsot bench quick` and `full`: every method of the tables on the same questions, round by round.
 
-In a round the methods follow each other, so that a machine that drifts hits all alike, and every ratio is
-taken within a round.
+Within a round the methods run one after another, so that a machine whose speed drifts affects all alike;
+every ratio is taken within a round.
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ from specsot_bench.runners import PAGE_ROWS, ModelSet, Runners
 
 Answers = dict[tuple[str, int], list[Recording]]
 
-WARM = 64  # tokens that each method writes before it counts; a plan wants as many
-SLACK = 16  # positions that drafts may need behind the last token
+# Tokens that each method writes before it is measured; a plan needs as many.
+WARM = 64
+# Positions that drafts may need after the last token.
+SLACK = 16
 
 QUESTIONS = (
     "Explain how a steam engine works, part by part.",
@@ -52,10 +54,14 @@ QUESTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class TableRun:
-    """What is asked of whom.
+    """What is measured.
 
-    reference: a text for perplexity. seconds: behind which the first round has no answer but plain's, not
-    even one under way, and no other round is begun that would not end in time.
+    course: the methods, lengths and rounds.
+    models: the models.
+    questions: one for each round, from the first one on again if there are more rounds.
+    reference: a text for perplexity, or None.
+    seconds: after so many, the first round has no answers except those without drafts, not even one in
+        progress, and no further round begins that would not end in time.
     """
 
     course: MethodTable
@@ -65,11 +71,12 @@ class TableRun:
     seconds: float = math.inf
 
     def question(self, number: int) -> str:
+        """Return the question of a round."""
         return self.questions[number % len(self.questions)]
 
 
 def models_of(wanted: FleetOptions, small: str | None) -> ModelSet:
-    """What a run is made with; the demo model brings a head and a small model. Raises ModelError."""
+    """Return the models of a run; the demo model brings a head and a small model. Raises ModelError."""
     named = [path and resolve_model(path) for path in (wanted.model, wanted.draft_model, small)]
     if named[0] is None:
         named = [path or small_pair() / usual for path, usual in zip(named, ("base", "eagle3", "small"))]
@@ -79,8 +86,8 @@ def models_of(wanted: FleetOptions, small: str | None) -> ModelSet:
 
 
 def read_reference(file: Path | None) -> str:
-    """A text for perplexity; unless one is named, passages of an encyclopedia.
-    Raises InvalidRequest, OSError.
+    """Return a text for perplexity: the file's, or passages of an encyclopedia. Raises InvalidRequest,
+    OSError.
     """
     if file is not None:
         try:
@@ -92,13 +99,18 @@ def read_reference(file: Path | None) -> str:
 
 
 def measure(task: TableRun) -> tuple[Row, list[Row]]:
+    """Run everything; return the settings and the rows of the table."""
     quiet_logs()
-    scores = Scores(task.models, task.reference)  # first: a text that cannot be read is known at once
+    # Made first, so that a text that cannot be used is reported at once.
+    scores = Scores(task.models, task.reference)
     settings, answers, left_out = run_until_signal(_write(task))
     return settings, _rows(task, answers, scores) + left_out
 
 
 async def _write(task: TableRun) -> tuple[Row, Answers, list[Row]]:
+    """Load everything and write all answers; return the settings, the answers and the rows that were left
+    out.
+    """
     async with Runners(task.models) as runners:
         failed = await _warm_up(task, runners)
         left_out = [row for method in task.course.methods for row in _left_out(task, runners, method, failed)]
@@ -114,6 +126,8 @@ async def _write(task: TableRun) -> tuple[Row, Answers, list[Row]]:
 
 
 class MethodWriter(Protocol):
+    """Something that answers a question with a method."""
+
     async def write(
         self, method: Method, question: str, tokens: int, seconds: float | None = None
     ) -> Recording: ...
@@ -122,14 +136,17 @@ class MethodWriter(Protocol):
 async def write_rounds(
     task: TableRun, writer: MethodWriter, wanted: Sequence[tuple[Method, int]], clock: Clock = now
 ) -> tuple[Answers, dict[tuple[str, int], str]]:
-    """All answers, and why there are none of a method that failed on any question, or was not reached."""
+    """Return all answers, and why there are none of a method that failed on any question or was not
+    reached.
+    """
     answers: Answers = {(method.name, tokens): [] for method, tokens in wanted}
     broken: dict[tuple[str, int], str] = {}
     watch = Stopwatch(clock)
     with counting_bar(sys.stderr, "answers", len(wanted) * task.course.rounds) as count:
         for number in range(task.course.rounds):
             if number and watch.seconds * (number + 1) / number > task.seconds:
-                break  # half a round is no comparison
+                # The next round would not end in time, and half a round is no comparison.
+                break
             for method, tokens in order(wanted, number):
                 key = method.name, tokens
                 left = None if number else _left(task, method, watch.seconds)
@@ -146,14 +163,17 @@ async def write_rounds(
 
 
 def _left(task: TableRun, method: Method, passed: float) -> float | None:
-    """Seconds for an answer; None: as many as it takes. Without plain there is nothing to compare with."""
+    """Return the seconds left for an answer; None if unlimited.
+
+    The baseline is not limited, since without it there is nothing to compare with.
+    """
     return None if method.name == PLAIN or task.seconds == math.inf else task.seconds - passed
 
 
 async def _try(
     writer: MethodWriter, method: Method, question: str, tokens: int, seconds: float | None
 ) -> Recording | str:
-    """An answer, or why there is none. Plain may not fail."""
+    """Return an answer, or why there is none. Raises SpecsotError if the baseline fails."""
     try:
         return await writer.write(method, question, tokens, seconds)
     except TimeoutError:
@@ -165,15 +185,19 @@ async def _try(
 
 
 def _asked(method: Method, lengths: Sequence[int], missing: set[object]) -> Sequence[int]:
-    """Which answers are written: of the longest length all others are read off, but not of a plan, whose
-    branches share its length.
+    """Return the lengths that are written.
+
+    Shorter answers are prefixes of the longest one; but each length of a plan is written, since its branches
+    share it.
     """
     left = [tokens for tokens in lengths if name_of(method, tokens) not in missing]
     return left if method.planned else left[-1:]
 
 
 async def _warm_up(task: TableRun, runners: Runners) -> dict[str, str]:
-    """Everything is loaded and has written once; returns what cannot, and why."""
+    """Load every method and let it write once; return the methods that cannot, and why. Raises ModelError for
+    the baseline.
+    """
     failed: dict[str, str] = {}
     with counting_bar(sys.stderr, "loading", len(task.course.methods)) as count:
         for method in task.course.methods:
@@ -192,6 +216,7 @@ async def _warm_up(task: TableRun, runners: Runners) -> dict[str, str]:
 
 
 def _left_out(task: TableRun, runners: Runners, method: Method, failed: dict[str, str]) -> list[Row]:
+    """Return the rows of a method that cannot be measured."""
     found: list[Row] = []
     for tokens in task.course.lengths_of(method):
         why = failed.get(method.name) or _too_long(task, runners, tokens)
@@ -201,7 +226,10 @@ def _left_out(task: TableRun, runners: Runners, method: Method, failed: dict[str
 
 
 def _too_long(task: TableRun, runners: Runners, tokens: int) -> str | None:
-    """A window would reach farther, but there is nothing to measure it by."""
+    """Return why a length is too long for the model's context, or None.
+
+    A window could write more, but there would be no baseline to compare it with.
+    """
     prompt = max(len(runners.prompt(task.question(number))) for number in range(task.course.rounds))
     needed = prompt + tokens + SLACK
     positions = runners.config.max_positions
@@ -211,7 +239,7 @@ def _too_long(task: TableRun, runners: Runners, tokens: int) -> str | None:
 
 
 def _rows(task: TableRun, answers: Answers, scores: Scores) -> list[Row]:
-    """By length, then in the methods' order."""
+    """Return the measured rows, by length, then in the methods' order."""
     runs = runs_of(answers, task.course)
     with counting_bar(sys.stderr, "perplexity", len(runs)) as count:
         found: list[Row] = []
@@ -222,6 +250,7 @@ def _rows(task: TableRun, answers: Answers, scores: Scores) -> list[Row]:
 
 
 def _settings(task: TableRun, runners: Runners) -> Row:
+    """Return the settings of the run."""
     models = task.models
     return {
         "model": "demo" if is_small(models.base) else models.base.name,
@@ -243,7 +272,7 @@ def _settings(task: TableRun, runners: Runners) -> Row:
 
 
 def publish(task: TableRun, name: str, output: Path | None = None) -> int:
-    """Measure, show, keep. output: the JSON file; Markdown, LaTeX and plots go beside it."""
+    """Measure, show and save. output: the JSON file; Markdown, LaTeX and plots are written beside it."""
     settings, rows = measure(task)
     title = f"specsot bench {name}, {settings['model']}"
     page = page_of(title, _said(name, settings), rows, recommend(rows))
@@ -254,6 +283,7 @@ def publish(task: TableRun, name: str, output: Path | None = None) -> int:
 
 
 def _said(name: str, settings: Row) -> str:
+    """Return the paragraph that says what was measured on which machine."""
     machine = results.describe_machine()
     return (
         f"`specsot bench {name}`: {settings['model']}, {precision_of(settings)}, {settings['device']}"
@@ -264,7 +294,7 @@ def _said(name: str, settings: Row) -> str:
 
 
 def precision_of(settings: Row) -> str:
-    """As far as it differs from the usual."""
+    """Return the precision, as far as it differs from the default."""
     kept = {"auto": None, "int8": "int8 KV"}.get(str(settings.get("kv_cache_dtype")))
     drafts = settings.get("draft_quantization") or settings.get("draft_dtype")
     told = settings["dtype"], settings.get("quantization"), kept, drafts and f"drafts {drafts}"

@@ -1,7 +1,8 @@
-"""What writes for `specsot bench quick` and `full`: fleets around one set of weights, and Transformers.
+"""Answers questions for `specsot bench quick` and `full`: fleets that share one set of weights, and
+Transformers.
 
-One fleet serves all methods that draft alike; they take turns on the same thread, so
-what is idle only holds memory.
+One fleet serves all methods that draft in the same way. The fleets run in turn on the same thread, so that an
+idle one only holds memory.
 """
 
 from __future__ import annotations
@@ -47,10 +48,12 @@ from specsot_worker.worker import Worker
 
 
 class LapRecorder(WorkerWatch):
-    """Follows a worker that has all layers; `begin` it before each request."""
+    """Records the steps of a worker that has all layers; call `begin` before each request."""
 
     def __init__(self, row_bytes: int, drafts: DraftRecorder | None = None, clock: Clock = now) -> None:
-        """row_bytes: of KV, in all layers."""
+        """Record with a clock. row_bytes: KV bytes of a position in all layers. drafts: records the
+        drafter.
+        """
         self._row_bytes = row_bytes
         self._drafts = drafts
         self._clock = clock
@@ -58,7 +61,7 @@ class LapRecorder(WorkerWatch):
         self.begin()
 
     def begin(self) -> None:
-        """Another request; nothing of the one before is open any more."""
+        """Start the record of another request; no sequence of an earlier one is open."""
         self._watch = Stopwatch(self._clock)
         self._gone = dict[int, int]()
         self._evicted = dict[int, int]()
@@ -70,13 +73,15 @@ class LapRecorder(WorkerWatch):
 
     @property
     def seconds(self) -> float:
+        """Return the seconds since `begin`."""
         return self._watch.seconds
 
     def formed(self, configuration: Configuration, stage: StageRunner) -> None:
+        """Note the page table of the stage."""
         self._table = stage.table
 
     def computed(self, frame: Frame, seconds: float) -> None:
-        """The table is as the frame left it: what it reserved is held, what a window hides is gone."""
+        """Note memory and evictions after a frame. The page table is in the state that the frame left."""
         table = self._table
         assert table is not None
         self._pages = max(self._pages, table.count - table.free)
@@ -90,6 +95,7 @@ class LapRecorder(WorkerWatch):
                 self._evicted[segment.sequence] = evicted_by(window, committed_by(segment))
 
     def returned(self, result: Result, now: float) -> None:
+        """Note the tokens of a result."""
         trees = [outcome for outcome in result.outcomes if outcome.step]
         self._laps += bool(trees)
         self._proposed += result.drafted
@@ -101,6 +107,7 @@ class LapRecorder(WorkerWatch):
             self.moments.append(self._moment())
 
     def _moment(self) -> LapSample:
+        """Return the sample of this step."""
         assert self._table is not None
         pages = self._pages * self._table.page_rows * self._row_bytes
         return LapSample(
@@ -117,7 +124,7 @@ class LapRecorder(WorkerWatch):
 
 
 class DraftRecorder(DrafterWatch):
-    """Follows a drafter. weights: bytes of what drafts."""
+    """Records a drafter's memory. weights: bytes of the draft model."""
 
     def __init__(self, row_bytes: int, weights: int) -> None:
         self._row_bytes = row_bytes
@@ -128,48 +135,57 @@ class DraftRecorder(DrafterWatch):
         self._page_rows = 0
 
     def begin(self) -> None:
+        """Start the record of another request."""
         self._most = 0
 
     @property
     def held(self) -> int:
-        """Bytes at most."""
+        """Return the largest number of bytes since `begin`."""
         return self._weights + self._most * self._page_rows * self._row_bytes
 
     def formed(self, configuration: Configuration, free: Callable[[], int]) -> None:
+        """Note how many pages there are, and how to ask for the free ones."""
         self._free = free
         self._count = configuration.pages
         self._page_rows = configuration.page_rows
 
     def drafted(self, drafts: Drafts, seconds: float) -> None:
+        """Note the pages in use."""
         self._most = max(self._most, self._count - self._free())
 
 
 def _drafts_in(outcome: Outcome) -> int:
-    """Accepted nodes, without the root, which is no draft."""
+    """Return the number of accepted drafts; the root is no draft."""
     return max(len(outcome.accepted) - 1, 0)
 
 
-PAGE_ROWS = 256  # of a page, as the services have it
-# of KV that a fleet has pages for; without branches it needs fewer
+# Positions of a KV page, as in the services.
+PAGE_ROWS = 256
+# KV positions that a fleet has pages for; a small draft model, which needs fewer, has FEWER.
 ROWS = 8192
 FEWER = 4096
-HEAD_MEMORY = 1 << 28  # bytes for a head's pages
+# Bytes for a head's KV pages.
+HEAD_MEMORY = 1 << 28
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSet(DraftModelOptions):
-    """head: of EAGLE; small: a language model with the base's tokens. None: there is none. What is said of
-    numbers is not Transformers', which rounds nothing.
+    """The models of a run. The options of precision apply to SpecSoT; Transformers computes without
+    quantization.
+
+    head: an EAGLE head, or None.
+    small: a language model with the base's tokens, or None.
     """
 
     head: Path | None = None
     small: Path | None = None
 
     def drafts_with(self, drafter: DrafterName) -> Path | None:
-        """The directory of what drafts; None: nothing does."""
+        """Return the directory of the model that drafts, or None if no model does."""
         return {"eagle": self.head, "model": self.small}.get(drafter)
 
     def lacks(self, method: Method) -> str | None:
+        """Return what is missing for a method, or None."""
         if method.small and self.small is None:
             return "needs --small-model"
         if method.drafter == "eagle" and self.head is None:
@@ -178,10 +194,10 @@ class ModelSet(DraftModelOptions):
 
 
 class Runners:
-    """Opens what is needed when it is first needed; all of that is closed with it."""
+    """Opens what is needed when it is first needed, and closes all of it."""
 
     def __init__(self, models: ModelSet, rows: int = ROWS) -> None:
-        """rows: of KV that a fleet has pages for."""
+        """Prepare the shared weights. rows: KV positions that a fleet has pages for."""
         self.models = models = as_published(models, models.base)
         self.config = read_config(models.base)
         self._numbers = resolve_dtype(models.dtype, models.device, models.quantization)
@@ -204,17 +220,19 @@ class Runners:
 
     @property
     def dtype(self) -> str:
+        """Return the data type of the base."""
         return str(self._numbers).removeprefix("torch.")
 
     def prompt(self, question: str) -> tuple[int, ...]:
-        """A question as all that is not planned has it."""
+        """Return a question as the tokens of a direct request."""
         return self._prompts.chat((Message("user", question),))
 
     async def write(
         self, method: Method, question: str, tokens: int, seconds: float | None = None
     ) -> Recording:
-        """One answer of so many tokens, whatever ends come. Raises what writing raises; TimeoutError behind
-        so many seconds, loading not counted. Then one lap may still be under way.
+        """Return one answer of so many tokens, whatever end tokens come. Raises what writing raises.
+
+        Raises TimeoutError after so many seconds, loading not counted; one step may still be running then.
         """
         if method.rival:
             return await self._written_elsewhere(method, question, tokens, seconds)
@@ -246,6 +264,7 @@ class Runners:
     async def _written_elsewhere(
         self, method: Method, question: str, tokens: int, seconds: float | None
     ) -> Recording:
+        """Return Transformers' answer."""
         prompt = self.prompt(question)
         assisted = method.rival == "assisted"
         told = await asyncio.to_thread(self._elsewhere().write, prompt, tokens, assisted, seconds)
@@ -263,6 +282,7 @@ class Runners:
         return Recording(moments, told.tokens, told.seconds, prompt=prompt)
 
     def _elsewhere(self) -> HfBaseline:
+        """Return the process with Transformers, started at its first use."""
         if self._rival is None:
             models = self.models
             self._rival = HfBaseline(models.base, self._numbers, models.device, models.small)
@@ -270,12 +290,14 @@ class Runners:
         return self._rival
 
     async def _fleet_of(self, method: Method) -> tuple[EmbeddedFleet, LapRecorder]:
+        """Return the fleet of a method and its recorder."""
         key = method.drafter, method.options
         if key not in self._fleets:
             self._fleets[key] = await self._open(*key)
         return self._fleets[key]
 
     async def _open(self, drafter: DrafterName, options: DraftOptions) -> tuple[EmbeddedFleet, LapRecorder]:
+        """Open a fleet that shares the base's weights."""
         models = self.models
         loop = asyncio.get_running_loop()
         compute = self._threads.of(models.device)
@@ -303,6 +325,7 @@ class Runners:
     def _drafter(
         self, drafter: DrafterName, options: DraftOptions
     ) -> tuple[drafters.DraftLoader | None, DraftRecorder | None]:
+        """Load what drafts, and return it with its recorder; (None, None) if no model drafts."""
         models = self.models
         folder = self.models.drafts_with(drafter)
         if folder is None:
@@ -314,7 +337,7 @@ class Runners:
         return source, DraftRecorder(source.registration().row_bytes, weights)
 
     def _row_bytes(self, folder: Path, kept: KvDtype = "auto", packed: bool = False) -> int:
-        """KV of one position in all layers."""
+        """Return the KV bytes of one position in all layers."""
         config = read_config(folder)
         each = row_itemsize(config, self._numbers.itemsize, packed)
         return 2 * config.layers * config.kv_heads * row_bytes(config.head_dim, each, kept)

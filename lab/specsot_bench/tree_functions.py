@@ -1,6 +1,7 @@
-"""The tree functions of `specsot_kernels`, which raise `InvalidRequest` as everything in SpecSoT does.
+"""Offers the tree functions of `specsot_kernels`, with `InvalidRequest` for wrong arguments as everywhere in
+SpecSoT.
 
-The kernels know nothing of `specsot.errors`, because they can be imported alone. Needs NumPy only.
+The kernels do not know `specsot.errors`, because they can be imported alone. This module needs NumPy only.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Made = TypeVar("Made")
 
 
 def _checked(function: Callable[Given, Made]) -> Callable[Given, Made]:
-    """The same function, whose InvalidArguments become InvalidRequest."""
+    """Return the same function, with InvalidArguments turned into InvalidRequest."""
 
     @wraps(function)
     def call(*given: Given.args, **named: Given.kwargs) -> Made:

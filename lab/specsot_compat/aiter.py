@@ -1,8 +1,10 @@
-"""AITER's and SGLang's names and in-place arguments for EAGLE's tree functions, over `specsot_kernels`.
+"""Offers AITER's and SGLang's names and in-place arguments for EAGLE's tree functions, over
+`specsot_kernels`.
 
-`EAGLEInference` and `EAGLEConfig` are `Eagle` and `EagleConfig` of `specsot.eagle`; the rest takes torch
-tensors on any device. Shapes and element types are those of `specsot_kernels.contract`. Arrays that a caller
-gives as outputs keep their values where nothing was accepted: fill them with -1 (accept_index) beforehand.
+`EAGLEInference` and `EAGLEConfig` correspond to `Eagle` and `EagleConfig` of `specsot.eagle`; the other
+functions take torch tensors on any device. Shapes and element types are those of `specsot_kernels.contract`.
+Arrays that the caller passes as outputs keep their values where no token was accepted, so fill them with -1
+(accept_index) beforehand.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ __all__ = [
     "verify_tree_greedy_triton",
 ]
 
-Tensor = Any  # torch.Tensor; torch is imported by those who have one
+# A torch.Tensor. This module does not import torch, since a caller with a tensor has.
+Tensor = Any
 Call = TypeVar("Call", bound=Callable[..., Any])
 
 
@@ -67,7 +70,7 @@ def __getattr__(name: str) -> Any:
 
 
 class EAGLEInference:
-    """`Eagle` with AITER's arguments, and figures that are mappings."""
+    """`Eagle` with AITER's arguments and with statistics as mappings."""
 
     def __init__(
         self,
@@ -77,9 +80,12 @@ class EAGLEInference:
         device: str | None = None,
         dtype: str | None = None,
     ) -> None:
-        """draft_model: an EAGLE head. target_model: as `Eagle` takes it; one in memory is moved to `device`.
+        """Load or take the models.
 
-        dtype: of directories ("fp16"). Raises ModelError, HeadMismatch, InvalidRequest.
+        draft_model: an EAGLE head.
+        target_model: as in `Eagle`; a model in memory is moved to `device`.
+        dtype: for directories, such as "fp16".
+        Raises ModelError, HeadMismatch, InvalidRequest.
         """
         if device is not None and hasattr(target_model, "to"):
             target_model = target_model.to(device)
@@ -96,9 +102,10 @@ class EAGLEInference:
         top_k: int | None = None,
         return_stats: bool = True,
     ) -> tuple[Tensor, dict[str, float] | None]:
-        """Prompts with what was written behind them, and the figures of `figures_of`.
+        """Return the prompts followed by what was generated, and the statistics of `figures_of` (None without
+        return_stats).
 
-        temperature, top_p, top_k: of this call; None: the config's.
+        temperature, top_p, top_k: for this call; None takes the config's.
         """
         given: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
         once = copy.copy(self.eagle)
@@ -107,7 +114,9 @@ class EAGLEInference:
         return ids, figures_of(stats) if return_stats else None
 
     def benchmark(self, test_data: Sequence[Any], max_new_tokens: int = 100) -> dict[str, float]:
-        """Against plain decoding of the same target: `speedup` is the median ratio of the speeds."""
+        """Compare with decoding of the same target without drafts; `speedup` is the median ratio of the
+        speeds.
+        """
         found: EagleBenchmark = self.eagle.benchmark(test_data, max_new_tokens)
         fast, plain = found.comparison.rates
         return {
@@ -122,8 +131,10 @@ class EAGLEInference:
 
 
 def figures_of(stats: EagleStats) -> dict[str, float]:
-    """By AITER's names. speedup: forwards of the target that plain decoding takes, for each that was run;
-    `EAGLEInference.benchmark` measures seconds.
+    """Return the statistics under AITER's names.
+
+    speedup: target forwards that decoding without drafts would take, divided by those that were run.
+    `EAGLEInference.benchmark` measures seconds instead.
     """
     trees = stats.trees
     plain = max((len(one.tokens) for one in stats.sequences), default=0)
@@ -143,7 +154,7 @@ def figures_of(stats: EagleStats) -> dict[str, float]:
 
 
 def either_spelling(call: Call) -> Call:
-    """SGLang writes `retrieve_index` in some places and `retrive_index` in others."""
+    """Accept `retrieve_index` as well as `retrive_index`, since SGLang uses both spellings."""
 
     @wraps(call)
     def spelled(*given: Any, **named: Any) -> Any:
@@ -168,9 +179,10 @@ def build_tree_efficient_triton(
     tree_mask_buf: Tensor | None = None,
     position_buf: Tensor | None = None,
 ) -> TreeArrays:
-    """See `specsot_kernels.build_tree_structure`. Mask and positions are written to the buffers, if given.
+    """Run `specsot_kernels.build_tree_structure`; mask and positions are written to the buffers, if given.
 
-    Without seq_lens_sum a full mask's buffer says how long all texts are; no device is waited for.
+    Without seq_lens_sum, the sum of a full mask is derived from its buffer's size, so that no device is
+    waited for.
     """
     parent_list = _known(parent_list, len(verified_id))
     if seq_lens_sum is None and tree_mask_buf is not None:
@@ -197,11 +209,14 @@ build_tree_kernel_efficient = build_tree_efficient_triton
 
 
 def _known(parent_list: Tensor, batch: int) -> Tensor:
-    """SGLang's of a single level is empty."""
+    """Return the parent list; SGLang's list for a single level is empty, and becomes [-1] for each
+    request.
+    """
     return parent_list if parent_list.shape[1] else parent_list.new_full((batch, 1), -1)
 
 
 def _in_buffer(buffer: Tensor | None, made: Tensor) -> Tensor:
+    """Return what was computed, copied to the buffer if there is one."""
     if buffer is None:
         return made
     buffer[: len(made)].copy_(made)
@@ -223,13 +238,14 @@ def sgl_build_tree_kernel_efficient(
     draft_token_num: int,
     tree_mask_mode: int,
 ) -> None:
-    """`sgl_kernel.build_tree_kernel_efficient`: the same into arrays of the caller's.
+    """Write what `sgl_kernel.build_tree_kernel_efficient` writes into the caller's arrays.
 
-    A full mask may be longer than the trees' own; what of it is no tree's becomes true.
+    A full mask may be longer than the trees need; entries that belong to no tree become True.
     """
     parents = _known(parent_list, len(verified_seq_len))
     arrays = (tree_mask, positions, retrive_index, retrive_next_token, retrive_next_sibling)
-    given = (verified_seq_len, parents, selected_index, selected_index, verified_seq_len)  # no tokens
+    # This function returns no tokens, so that any arrays of the right shape stand for them.
+    given = (verified_seq_len, parents, selected_index, selected_index, verified_seq_len)
     shape = (topk, depth, draft_token_num)
     if write_tree_structure(arrays, given, *shape, tree_mask_mode):
         return
@@ -250,9 +266,9 @@ def verify_tree_greedy_func(
     target_predict: Tensor,
     topk: int = -1,
 ) -> tuple[Tensor, ...]:
-    """`specsot_kernels.verify_tree_greedy` into the first three, which are returned.
+    """Run `specsot_kernels.verify_tree_greedy` into the first three arrays, and return them.
 
-    A walk goes down as many levels as accept_index has columns, less one. topk is not needed.
+    A path goes down as many levels as accept_index has columns, less one. topk is ignored.
     """
     outputs = Verified(predicts, accept_index, accept_token_num)
     links = (retrive_index, retrive_next_token, retrive_next_sibling)
@@ -266,7 +282,7 @@ verify_tree_greedy_triton = verify_tree_greedy_func
 
 
 def sgl_verify_tree_greedy(*given: Tensor, **named: Tensor) -> None:
-    """`sgl_kernel.verify_tree_greedy`, which returns nothing."""
+    """Run `verify_tree_greedy_func` without a result, as `sgl_kernel.verify_tree_greedy` does."""
     verify_tree_greedy_func(*given, **named)
 
 
@@ -287,9 +303,9 @@ def tree_speculative_sampling_target_only(
     threshold_acc: float = 1.0,
     deterministic: bool = True,
 ) -> None:
-    """`specsot_kernels.tree_speculative_sampling` into the first three.
+    """Run `specsot_kernels.tree_speculative_sampling` into the first three arrays.
 
-    draft_probs is read, and not used as scratch memory. It is always deterministic.
+    draft_probs is only read, and not used as scratch memory. The result is always deterministic.
     """
     outputs = Verified(predicts, accept_index, accept_token_num)
     tree = (candidates, retrive_index, retrive_next_token, retrive_next_sibling)
@@ -303,32 +319,37 @@ def tree_speculative_sampling_target_only(
 
 
 def _copy(outputs: Verified, found: Verified) -> None:
-    """By `where`, so that a device is not waited for. SGLang's own predicts are a row longer."""
+    """Copy results that are not -1.
+
+    `where` is used so that the device is not waited for. SGLang's predicts are one row longer than needed.
+    """
     for out, one in zip(outputs, found):
         row = out[: len(one)]
         row.copy_(one.where(one >= 0, row.to(one.dtype)))
 
 
 def fast_topk_torch(scores: Tensor, k: int, dim: int = -1, sorted: bool = True) -> tuple[Tensor, Tensor]:
+    """Return torch's top-k."""
     return scores.topk(k, dim=dim, sorted=sorted)
 
 
 def select_top_k_tokens(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Scores and ids of the k likeliest of [bs, V], or of [bs, candidates, V]."""
+    """Return scores and ids of the k most likely tokens of logits [bs, V] or [bs, candidates, V]."""
     return logits.topk(k, dim=-1)
 
 
 def generate_token_bitmask(token_ids: Tensor, vocab_size: int) -> Tensor:
-    """bool [bs, V]: true at the ids of each row of [bs, n]."""
+    """Return bool [bs, V], true at the ids of each row of token_ids [bs, n]."""
     return token_ids.new_zeros((len(token_ids), vocab_size)).scatter_(1, token_ids, 1).bool()
 
 
 def sample_from_logits(
     logits: Tensor, temperature: float = 1.0, top_p: float | None = None, top_k: int | None = None
 ) -> Tensor:
-    """One id for each row of [bs, V], by torch's random numbers; temperature 0: the likeliest.
+    """Return one id for each row of logits [bs, V], by torch's random numbers; temperature 0 takes the most
+    likely id.
 
-    top_k first; of what is left the likeliest ones whose probabilities reach top_p together, at least one.
+    top_k applies first. top_p keeps the fewest most likely tokens that reach it together, at least one.
     """
     if temperature == 0:
         return logits.argmax(dim=-1)
@@ -343,13 +364,13 @@ def sample_from_logits(
 
 
 def calculate_acceptance_rate(accept_lengths: Tensor, num_draft_tokens: int) -> float:
-    """Accepted tokens of those in trees of so many; 0 where there are none."""
+    """Return accepted tokens divided by drafted tokens, num_draft_tokens for each tree; 0 without trees."""
     proposed = num_draft_tokens * len(accept_lengths)
     return float(accept_lengths.sum()) / proposed if proposed else 0.0
 
 
 def pad_to_alignment(tensor: Tensor, alignment: int, dim: int = 0, value: float = 0.0) -> Tensor:
-    """With `value` behind the end of a dimension, up to a multiple of `alignment`."""
+    """Return the tensor, padded with `value` at the end of a dimension to a multiple of `alignment`."""
     missing = -tensor.shape[dim] % alignment
     shape = [*tensor.shape]
     shape[dim] += missing
@@ -359,5 +380,5 @@ def pad_to_alignment(tensor: Tensor, alignment: int, dim: int = 0, value: float 
 
 
 def next_power_of_2(n: int) -> int:
-    """The least power of two that is not below n; 1 for 0."""
+    """Return the smallest power of two that is at least n; 1 for 0."""
     return 1 << max(n - 1, 0).bit_length()

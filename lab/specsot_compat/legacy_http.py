@@ -1,4 +1,4 @@
-"""The endpoints of SpecSoT's predecessors: /generate, /health, /info."""
+"""Serves the endpoints of SpecSoT's predecessors: /generate, /health, /info."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from specsot_master.http.json_bodies import JsonRoute
 from specsot_master.http.openai_schemas import Words
 from specsot_master.text import Text
 
-GENERATE_TOKENS = 512  # tokens of an answer by default, as in those systems
+# Tokens. Default length of an answer. Precedent: SpecSoT's predecessors, 512.
+GENERATE_TOKENS = 512
 _LEGACY_FIELDS = {"mode": "enable_parallel", "constraint": "use_semantic_constraint"}
 
 
@@ -38,6 +39,7 @@ class GenerateBody(BaseModel):
 
 
 def legacy_routes(context: HttpContext) -> APIRouter:
+    """Return the router with these endpoints."""
     router = APIRouter(tags=["as before"], route_class=JsonRoute)
 
     @router.post("/generate", responses=schemas.documented(schemas.Generated), openapi_extra=schemas.CALLERS)
@@ -79,7 +81,7 @@ def legacy_routes(context: HttpContext) -> APIRouter:
 
 
 def legacy_ask(body: GenerateBody) -> Ask:
-    """Raises InvalidRequest."""
+    """Return the request for a body. Raises InvalidRequest."""
     return Ask(
         prompt=body.prompt,
         mode="auto" if body.enable_parallel else "direct",
@@ -90,6 +92,7 @@ def legacy_ask(body: GenerateBody) -> Ask:
 
 
 async def last_of(events: Any) -> Finished:
+    """Return the last event, which ends the request."""
     finished: Finished | None = None
     async for _, numbered in events:
         if isinstance(numbered.event, Finished):
@@ -99,8 +102,9 @@ async def last_of(events: Any) -> Finished:
 
 
 def generated(finished: Finished, text: Text) -> dict[str, Any]:
-    """Under the words of those systems; tokens: of the text that is returned. Raises SpecsotError where there
-    is no text.
+    """Return the response body with the predecessors' field names. Raises SpecsotError if there is no text.
+
+    `tokens` counts the tokens of the returned text.
     """
     figures = finished.statistics
     planned = figures.mode == "sot"
@@ -115,6 +119,7 @@ def generated(finished: Finished, text: Text) -> dict[str, Any]:
 
 
 def health_status(context: HttpContext) -> str:
+    """Return one word for the state of the service."""
     if context.counter.closing:
         return "leaving"
     if not context.counter.info().ready:

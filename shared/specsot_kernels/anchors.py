@@ -1,7 +1,8 @@
-"""What a policy leaves rows of the columns before them, as tables of numbers beside `attention_tables`.
+"""Tabulates which columns a KV policy leaves visible to rows, as additions to `attention_tables`.
 
-Pure. Anchors are first columns that rows see besides what is recent: a window's sinks, or what pruning left.
-They are pieces of their own, which the query turns to read.
+Pure NumPy. *Anchors* are first columns of a sequence that rows see in addition to the recent ones: the sinks
+of a window policy, or what pruning left. Anchors are read as pieces of their own, with the query rotated to a
+position closer to them.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from specsot_kernels.segments import RowSpan, VisibleColumns
 
 
 class PolicySights(NamedTuple):
-    """Of every row, [rows].
+    """What a policy leaves visible to every row, [rows] each.
 
-    sinces:  the first column that it sees as it does without a policy.
-    anchors: of the first columns it sees so many, too, as it would from a position nearer by `turns`.
+    sinces: the first of the columns that the row sees without the policy's rotation.
+    anchors: the row sees so many of the first columns as anchors.
+    turns: by how many positions the query is rotated towards the anchors.
     """
 
     sinces: Numbers
@@ -29,7 +31,10 @@ class PolicySights(NamedTuple):
 
 
 def policy_sights(spans: Sequence[RowSpan], window: int | None) -> PolicySights:
-    """Of all rows, in row order. window: of the layer, as `sinces_of` has it."""
+    """Return the sights of all rows, in row order.
+
+    window: the layer's sliding window, as in `sinces_of`, or None; the narrower of window and policy applies.
+    """
     each = [(sight, (0,) * span.rows) for span in spans for sight in (visible_of(span),)]
     sinces = numbers([since for sight, none in each for since in (sight.since if sight else none)])
     anchors = numbers([count for sight, none in each for count in (sight.sinks if sight else none)])
@@ -40,7 +45,9 @@ def policy_sights(spans: Sequence[RowSpan], window: int | None) -> PolicySights:
 
 
 def anchored_of(spans: Sequence[RowSpan], page_rows: int) -> Iterator[PageStretch]:
-    """The columns that are anchors to any row; neighbours on the same pages read them at once."""
+    """Yield the stretches of anchor columns; neighbouring spans with the same anchor pages form one
+    stretch.
+    """
     first = 0
     for (columns, pages), group in groupby(spans, lambda span: _anchoring(span, page_rows)):
         rows = sum(span.rows for span in group)
@@ -50,23 +57,23 @@ def anchored_of(spans: Sequence[RowSpan], page_rows: int) -> Iterator[PageStretc
 
 
 def _anchoring(span: RowSpan, page_rows: int) -> tuple[int, tuple[int, ...]]:
-    """How many of its columns are anchors, and the pages that hold them."""
+    """Return how many of the span's columns are anchors to any row, and the pages that hold these columns."""
     columns = anchors_in(span)
     return columns, span.pages[: -(-columns // page_rows)]
 
 
 def anchors_in(span: RowSpan) -> int:
-    """To any of its rows."""
+    """Return how many columns are anchors to at least one of the span's rows."""
     sight = visible_of(span)
     return max(sight.sinks) if sight else 0
 
 
 def first_of(span: RowSpan) -> int:
-    """The first column that any of its rows sees as it does without a policy."""
+    """Return the first column that any of the span's rows sees without rotation; 0 without a policy."""
     sight = visible_of(span)
     return min(sight.since) if sight else 0
 
 
 def visible_of(span: RowSpan) -> VisibleColumns | None:
-    """What a policy leaves, where kernels read that."""
+    """Return the span's policy sight, or None if it has none that the GPU kernels read."""
     return span.sight if isinstance(span.sight, VisibleColumns) else None

@@ -1,7 +1,16 @@
-"""Attention work of a frame as tables of numbers: which rows read which columns.
+"""Builds a frame's attention work as tables of integers: which rows read which KV columns.
 
-Pure. A stretch is a run of pages and the rows that read it; full pages that neighbouring sequences share, and
-every row of them sees, are one stretch for all.
+Pure NumPy, without torch. A *row* is one token of the batch, that is, one row of the query matrix. A *column*
+is one KV position of a sequence, numbered from the sequence's first token. A *stretch* is a run of KV pages
+together with the rows that read it. If neighbouring sequences share full pages (a common prefix) and every
+row of these sequences sees all of the columns on them, the shared pages form one stretch for all of these
+rows, so that they are read once. Stretches are then cut into *pieces*, one GPU program each, and the partial
+results of a row are merged by their log-sum-exp.
+
+Two sequences with 4 columns a page that share the pages 7 and 8:
+
+    a: rows 0..1, columns 0..10 on pages (7, 8, 3)      b: row 2, columns 0..10 on pages (7, 8, 5)
+    stretches: rows 0..2 read columns 0..7 on (7, 8); rows 0..1 read 8..10 on (3); row 2 reads 8..10 on (5)
 """
 
 from __future__ import annotations
@@ -16,33 +25,49 @@ from numpy.typing import NDArray
 
 from specsot_kernels.segments import last_bits
 
-QUERIES = 64  # rows of a tile at most; no measurement recorded
-SHORT = 32  # queries of a tile where many texts have a few rows each: docs/results/h100-vllm.md
-# The same in frames of at most so many rows, plain ones above all: docs/results/h100-product.md
+# A query is one head of one row; a tile of 64 queries holds 16 rows with 4 query heads for each KV head.
+# Queries. Largest tile. Untuned.
+QUERIES = 64
+# Queries. Tile for frames in which many sequences have a few rows each. Chosen by docs/results/h100-vllm.md.
+SHORT = 32
+# Queries. The same for frames of at most SHORTEST_ROWS rows, mostly frames without trees. Chosen by
+# docs/results/h100-product.md.
 SHORTEST = 16
+# Rows. Largest frame that uses tiles of SHORTEST queries. Chosen by docs/results/h100-product.md.
 SHORTEST_ROWS = 64
-PROMPT_QUERIES = 128  # rows of a tile of prompts alone: docs/results/h100-product.md
+# Queries. Tile for frames that consist of prompts alone. Chosen by docs/results/h100-product.md.
+PROMPT_QUERIES = 128
 
 Numbers = NDArray[np.int32]
 Ints = NDArray[np.int64]
 
-# Columns of a piece that are worth a program; twice as many for more than FEW rows; no measurement recorded.
+# Columns. Smallest piece that is worth a GPU program; twice as many for tiles of FEW rows or more. Untuned.
 LEAST = 64
+# Rows. Tiles of at least so many rows use pieces of at least 2 * LEAST columns. Untuned.
 FEW = 8
-# How stretches are cut, as fits what an H100 takes (docs/results/h100-kernels.md#how-long-texts-are-cut):
-# that read at once, two on each of 132 SMs; heads of most models
+# The next five describe an H100 to the cost model that cuts stretches into pieces; see
+# docs/results/h100-kernels.md#how-long-texts-are-cut.
+# Programs. How many run at once: two on each of the 132 SMs.
 PROGRAMS = 264
+# KV heads. The number that most models have; the default where a model's number is not given.
 KV_HEADS = 8
-BEGUN = 384  # columns that are read in the time in which a piece begins and ends
-PIECES = 32  # of a stretch at most: each row's are merged one after another
-WAVES = 2  # of programs that cuts add at most: memory is kept for all of them
-WORD = 32  # bits of a mask's word
-BITS = 3  # place of the bits among a room's tables
-ANCHORED = -1  # in place of the columns that all rows of a piece see: see `anchors`
+# Columns. How many a program reads in the time that starting and ending a piece costs.
+BEGUN = 384
+# Pieces. Most that one stretch is cut into, because the pieces of a row are merged one after another.
+PIECES = 32
+# Waves of programs. How many cutting may add to the least number of pieces; buffers are sized for all of
+# them.
+WAVES = 2
+# Bits. Width of one word of a visibility mask.
+WORD = 32
+# Index. Where `bits` stands in `TableRoom.shapes`.
+BITS = 3
+# Replaces the count of commonly visible columns in a piece that consists of anchors; see `anchors`.
+ANCHORED = -1
 
 
 class TableSpan(Protocol):
-    """One sequence's rows in a frame: see `specsot_kernels.segments.RowSpan`."""
+    """One sequence's rows in a frame, as much of `specsot_kernels.segments.RowSpan` as the tables need."""
 
     @property
     def rows(self) -> int: ...
@@ -59,8 +84,10 @@ class TableSpan(Protocol):
 
 
 class WholePages(NamedTuple):
-    """A `TableSpan` over all of its pages, whose rows see what is before the base's own page: so it stays for
-    many laps, and names every column that they see.
+    """A `TableSpan` that names all columns of its pages and whose rows see every column before `base`.
+
+    `base` is where the page that holds the newest tokens begins, so the span, and the pieces cut from it,
+    stay valid for all steps until the sequence needs another page.
     """
 
     rows: int
@@ -71,16 +98,20 @@ class WholePages(NamedTuple):
 
     @property
     def lead(self) -> int:
+        """Return how many columns, from the first on, every row sees: those before `base`."""
         return self.base
 
 
 def whole_pages(rows: int, base: int, pages: tuple[int, ...], page_rows: int) -> WholePages:
-    """Of so many rows, which see what is before column `base`, where a page begins."""
+    """Return the span of `rows` rows over whole pages.
+
+    `base` is the first column of a page; every row sees all columns before `base`.
+    """
     return WholePages(rows, base, len(pages) * page_rows - base, pages)
 
 
 class SeenRows(NamedTuple):
-    """A sequence's rows, from row `first` of the frame on, which all see the columns before `lead`."""
+    """Rows of one sequence, which begin at row `first` of the frame and all see the columns 0 .. lead - 1."""
 
     first: int
     span: TableSpan
@@ -88,7 +119,9 @@ class SeenRows(NamedTuple):
 
 
 class PageStretch(NamedTuple):
-    """Rows first .. first + rows - 1 read columns at .. at + columns - 1, which lie on these pages."""
+    """Rows first .. first + rows - 1 read the columns at .. at + columns - 1, which lie on `pages`
+    in order.
+    """
 
     first: int
     rows: int
@@ -98,7 +131,11 @@ class PageStretch(NamedTuple):
 
 
 class Stretches(NamedTuple):
-    """The same of many, each of as many numbers. held: pages of each; pages: of all, one behind the other."""
+    """Many `PageStretch` values as arrays, [stretches] each.
+
+    held: number of pages of each stretch.
+    pages: pages of all stretches, concatenated.
+    """
 
     first: Ints
     rows: Ints
@@ -109,7 +146,7 @@ class Stretches(NamedTuple):
 
 
 class RowSights(NamedTuple):
-    """What each row sees, as `Tables` has it."""
+    """Which columns each row sees, as in `AttentionTables`."""
 
     leads: Numbers
     bases: Numbers
@@ -117,14 +154,23 @@ class RowSights(NamedTuple):
 
 
 class AttentionTables(NamedTuple):
-    """A frame's work; slots are numbered through, one for each row of each piece.
+    """The attention work of one frame.
 
-    pieces: [pieces, 7] first row, rows, where its pages start in `pages`, columns, the first column,
-            columns that all of its rows see (or ANCHORED), first slot.
-    pages:  page numbers of all pieces.
-    leads:  [rows] columns before this one are seen; bases: [rows] column of bit 0 of the row's bits.
-    bits:   [rows, words], bit j of word i: column base + 32 i + j is seen.
-    starts: [rows + 1] and slots: row r merges slots[starts[r] : starts[r + 1]].
+    A slot is one row's partial result from one piece; slots are numbered through all pieces, piece by piece.
+
+    pieces: [pieces, 7]: first row, number of rows, index of its first page in `pages`, number of columns,
+        first column, number of columns (from column 0 on) that all of its rows see, or ANCHORED, and first
+        slot.
+    pages: page numbers of all pieces, concatenated.
+    leads: [rows]: row r sees every column before leads[r].
+    bases: [rows]: the column that bit 0 of the row's bits stands for.
+    bits: [rows, words]: bit j of word i is set if the row sees column base + 32 * i + j.
+    starts: [rows + 1]: row r merges the partial results slots[starts[r] : starts[r + 1]].
+    slots: slot numbers, grouped by row; see `starts`.
+
+    A tree with root 0 and its children 1 and 2 after 10 committed columns has leads [10, 10, 10], bases [10,
+    10, 10] and bits [0b001, 0b011, 0b101]: node 2 sees columns 0..9, the root's (10) and its own (12), but
+    not its sibling's (11).
     """
 
     pieces: Numbers
@@ -137,7 +183,7 @@ class AttentionTables(NamedTuple):
 
 
 class PieceTables(NamedTuple):
-    """What of `AttentionTables` does not say what rows see of the pieces."""
+    """The part of `AttentionTables` that does not depend on what single rows see."""
 
     pieces: Numbers
     starts: Numbers
@@ -147,12 +193,18 @@ class PieceTables(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TableRoom:
-    """Tables of one size for every frame of at most `rows` rows, tiles of `tile_rows` of them, and `pages`
-    pages named: what one captured graph reads. In the order of `Tables`, but pages come last: few of them
-    are in use, and only what is in use needs to be copied.
+    """Sizes of tables that hold every frame of at most `rows` rows, so that one captured CUDA graph can read
+    them.
 
-    short: for frames of many texts with a few rows each. anchored: of texts with a policy, too.
-    places: see `places_of`.
+    The order is that of `AttentionTables`, except that the pages come last: only the pages in use need to be
+    copied.
+
+    rows: largest number of rows in a frame.
+    tile_rows: rows of one tile.
+    pages: largest number of page numbers that the pieces name.
+    short: whether frames have many sequences with a few rows each.
+    anchored: whether sequences may have a policy that leaves anchors; see `anchors`.
+    places: pieces that run at once under each KV head; see `places_of`.
     """
 
     rows: int
@@ -164,28 +216,33 @@ class TableRoom:
 
     @property
     def pieces(self) -> int:
-        """As many as any frame that shares at most two levels of prefixes has; see `_piece_columns`."""
+        """Return how many pieces any frame has that shares at most two levels of prefixes; see
+        `_piece_columns`.
+        """
         return WAVES * self.places + (2 + self.anchored) * self.rows
 
     @property
     def slots(self) -> int:
-        """Of one piece a stretch, of which a row reads at most three, and its anchors; of those that cuts
-        add, full of rows.
+        """Return how many partial results there are at most.
+
+        A row reads at most three stretches, and its anchors, with one piece each; the pieces that cutting
+        adds are counted as full of rows.
         """
         cut = WAVES * self.places * min(self.rows, self.tile_rows)
         return cut + (3 + self.anchored) * self.rows
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Of pieces, leads, bases, bits, starts, slots, pages."""
+        """Return the shapes of pieces, leads, bases, bits, starts, slots and pages."""
         rows = self.rows
         words = self.rows // WORD + 1
         return (self.pieces, 7), (rows,), (rows,), (rows, words), (rows + 1,), (self.slots,), (self.pages,)
 
     def fill(self, tables: AttentionTables) -> list[Numbers] | None:
-        """The same tables in these shapes, pages cut to those in use; None where they do not fit.
+        """Return the tables padded with zeros to `shapes` (pages: only those in use), or None if the tables
+        do not fit.
 
-        A piece of no rows does nothing; a row of no pieces gets zeros.
+        A piece of no rows does nothing, and a row without pieces gets zeros.
         """
         cut = self.fill_pieces(PieceTables(tables.pieces, tables.starts, tables.slots, tables.pages))
         if cut is None or not _fits(tables.bits.shape, self.shapes[3]):
@@ -193,7 +250,7 @@ class TableRoom:
         return [cut[0], *self.fill_sights(RowSights(*tables[2:5])), *cut[1:]]
 
     def fill_pieces(self, cut: PieceTables) -> list[Numbers] | None:
-        """Pieces, starts, slots and pages alone."""
+        """Return pieces, starts, slots and pages padded to `shapes`, or None if they do not fit."""
         shapes = self.shapes[0], *self.shapes[4:]
         if any(not _fits(part.shape, shape) for part, shape in zip(cut, shapes)):
             return None
@@ -202,7 +259,7 @@ class TableRoom:
         return [pieces, starts, slots, cut.pages]
 
     def fill_sights(self, sights: RowSights) -> list[Numbers]:
-        """Leads, bases and bits alone, of rows for which there is room."""
+        """Return leads, bases and bits padded to `shapes`. The caller checks that the rows fit."""
         return [grown(part, shape) for part, shape in zip(sights, self.shapes[1:4])]
 
 
@@ -214,8 +271,10 @@ def room_for(
     anchored: bool = False,
     kv_heads: int = KV_HEADS,
 ) -> TableRoom:
-    """Of the tables of every frame of at most `rows` rows and `pages` pages. short, anchored: as in
-    `TableRoom`.
+    """Return the sizes for tables of every frame of at most `rows` rows and `pages` pages.
+
+    heads_per_kv: query heads of each KV head.
+    short, anchored: as in `TableRoom`.
     """
     tile = tile_of(rows, heads_per_kv)
     if short:
@@ -224,20 +283,24 @@ def room_for(
 
 
 def places_of(kv_heads: int) -> int:
-    """Pieces that a GPU reads at once under each KV head."""
+    """Return how many pieces a GPU reads at once under each KV head, at least 1."""
     return max(PROGRAMS // kv_heads, 1)
 
 
 def tile_of(rows: int, heads_per_kv: int) -> int:
-    """Queries of a tile, a power of two: of all heads of a few rows."""
+    """Return the queries of a tile: the power of two that holds all heads of `rows` rows, within 16 ..
+    QUERIES.
+    """
     return min(max(1 << (rows * heads_per_kv - 1).bit_length(), 16), QUERIES)
 
 
 def _fits(inner: tuple[int, ...], outer: tuple[int, ...]) -> bool:
+    """Return whether every size of `inner` is at most that of `outer`."""
     return all(one <= other for one, other in zip(inner, outer))
 
 
 def grown(part: Numbers, shape: tuple[int, ...]) -> Numbers:
+    """Return the array padded with zeros at its end to `shape`."""
     grown = np.zeros(shape, np.int32)
     grown[tuple(map(slice, part.shape))] = part
     return grown
@@ -252,10 +315,15 @@ def tabulate(
     anchored: Sequence[PageStretch] = (),
     places: int = PROGRAMS // KV_HEADS,
 ) -> AttentionTables:
-    """The work of one frame whose spans come in row order; a piece has at most tile_rows rows.
+    """Return the attention work of one frame whose spans come in row order.
 
-    window: as in `sights_of`. sinces: see `sinces_of`; whole pages before them are not read.
-    anchored: see `anchored_of`. places: see `places_of`.
+    page_rows: columns of a page.
+    tile_rows: most rows of a piece.
+    window: as in `sights_of`.
+    sinces: [rows], the first column that each row sees, see `sinces_of`; whole pages before them are not
+        read.
+    anchored: stretches of anchor columns, see `anchors.anchored_of`.
+    places: see `places_of`.
     """
     sights = sights_of(spans, window)
     stretches = stretches_of(spans, page_rows, sinces)
@@ -274,8 +342,16 @@ def cut_pieces(
     anchored: Sequence[PageStretch] = (),
     places: int = PROGRAMS // KV_HEADS,
 ) -> PieceTables:
-    """leads: as in `AttentionTables`. times: for each row of the stretches so many. anchored: see
-    `anchored_of`. places: see `places_of`.
+    """Cut stretches into pieces, tile by tile and column range by column range.
+
+    stretches: in row order. If they are given as `Stretches`, `anchored` must already be their last entries.
+    leads: [rows] as in `AttentionTables`.
+    times: each stretch row stands for so many rows of the frame.
+    anchored: see `anchors.anchored_of`.
+    places: see `places_of`.
+
+    A stretch of 6 rows and 1024 columns, cut with tile_rows = 4 and 512 columns a piece, becomes four pieces:
+    rows 0..3 with columns 0..511, rows 4..5 with 0..511, rows 0..3 with 512..1023, rows 4..5 with 512..1023.
     """
     if not isinstance(stretches, Stretches):
         stretches = as_arrays((*stretches, *anchored))
@@ -285,16 +361,21 @@ def cut_pieces(
     rows = rows * times
     down = -(-rows // tile_rows)
     step = _piece_columns(columns, down, page_rows, tile_rows, places)
-    across = -(-columns // step)  # by `down` pieces of each stretch
+    # A stretch is cut into a grid of `down` tiles of rows by `across` ranges of columns.
+    across = -(-columns // step)
     many = across * down
     of = np.arange(len(first)).repeat(many)
     place = np.arange(len(of)) - (many.cumsum() - many)[of]
+    # Piece `place` of a stretch is tile place % down of column range place // down.
     left = place // down[of] * step
     below = place % down[of] * tile_rows
     top = first[of] + below
     high = np.minimum(rows[of] - below, tile_rows)
     where = (held.cumsum() - held)[of] + left // page_rows
     wide = np.minimum(columns[of] - left, step)
+    # The smallest lead of each piece's rows: `reduceat` reduces between neighbouring edges, and every second
+    # of these
+    # ranges is a piece.
     edges = np.array((top, top + high)).T.reshape(-1)
     lead = np.where(of < seen, np.minimum.reduceat(np.append(leads, 0), edges)[::2], ANCHORED)
     used = high.cumsum() - high
@@ -303,6 +384,7 @@ def cut_pieces(
 
 
 def as_arrays(stretches: Sequence[PageStretch]) -> Stretches:
+    """Return the stretches as arrays."""
     told = [(first, rows, at, columns, len(run)) for first, rows, at, columns, run in stretches]
     pages = numbers([page for stretch in stretches for page in stretch.pages])
     first, rows, at, columns, held = np.array(told).T
@@ -312,7 +394,11 @@ def as_arrays(stretches: Sequence[PageStretch]) -> Stretches:
 def stretches_alone(
     rows: Sequence[int], pages: Sequence[tuple[int, ...]], page_rows: int
 ) -> Stretches | None:
-    """Of texts of so many rows each, which read all of these pages; None where texts may share some."""
+    """Return one stretch for each sequence, which reads all of its pages, or None if sequences may share
+    pages.
+
+    rows, pages: row count and pages of each sequence. Sharing is detected by equal first pages.
+    """
     if len({own[0] for own in pages}) < len(pages):
         return None
     held = np.array([len(own) for own in pages])
@@ -322,7 +408,14 @@ def stretches_alone(
 
 
 def _merges(firsts: Ints, counts: Ints, rows: int) -> tuple[Numbers, Numbers]:
+    """Group the slots by row: return `starts` and `slots` of `AttentionTables`.
+
+    firsts, counts: first row and number of rows of each piece.
+    Pieces with rows 0..1 and 0..2 have the slots 0, 1 and 2, 3, 4: starts [0, 2, 4, 5], slots [0, 2, 1, 3,
+    4].
+    """
     ends = np.cumsum(counts)
+    # The row of each slot. A stable sort by row then keeps a row's pieces in order.
     rows_of = np.arange(ends[-1]) + np.repeat(firsts + counts - ends, counts)
     starts = np.zeros(rows + 1, np.int32)
     np.cumsum(np.bincount(rows_of, minlength=rows), out=starts[1:])
@@ -332,11 +425,13 @@ def _merges(firsts: Ints, counts: Ints, rows: int) -> tuple[Numbers, Numbers]:
 def tabulate_prompts(
     spans: Sequence[TableSpan], page_rows: int, tile_rows: int, padded: int = 0
 ) -> tuple[Numbers, Numbers]:
-    """The work of a frame of prompts alone, whose rows see all before them: tiles [tiles, 4], which are first
-    row, rows, columns before the first row's own, where its pages start; and pages. Those that read most come
-    first.
+    """Return the work of a frame of prompts alone, whose rows are causal: tiles [tiles, 4], and pages.
 
-    padded: rows behind those of the spans up to this one, too, read something.
+    A tile is: first row, number of rows, columns before the first row's own, index of its sequence's first
+    page in `pages`. Tiles with most columns come first, so that the longest programs start first.
+
+    padded: rows from the spans' end up to this number get tiles that read the first columns of some page, so
+        that their outputs are defined.
     """
     tiles: list[tuple[int, int, int, int]] = []
     pages: list[int] = []
@@ -352,10 +447,15 @@ def tabulate_prompts(
 
 
 def _piece_columns(columns: Ints, down: Ints, page_rows: int, tile_rows: int, places: int) -> int:
-    """Whole pages, so many that all is read soonest: in waves of `places` pieces, where what is left of each
-    stretch takes a part of a place.
+    """Return the columns of a piece, a multiple of `page_rows`, that reads all stretches in the least
+    estimated time.
 
-    columns, down: of every stretch, and how many tiles its rows make. places: see `places_of`.
+    The model: pieces run in waves of `places`; a piece costs its columns plus BEGUN; the remainder of a
+    stretch takes a proportional part of a place. Sizes that add more than WAVES * places pieces are not
+    considered.
+
+    columns, down: columns of every stretch, and the number of tiles that its rows make.
+    places: see `places_of`.
     """
     least = LEAST if tile_rows < FEW else 2 * LEAST
     wanted = np.maximum(-(-int(columns.max()) // np.arange(1, PIECES + 1)), least)
@@ -363,6 +463,7 @@ def _piece_columns(columns: Ints, down: Ints, page_rows: int, tile_rows: int, pl
     pieces = -(-columns // steps[:, None]) @ down
     each = steps + BEGUN
     times = -(-(columns @ down + pieces * BEGUN) // (places * each)) * each
+    # `TableRoom.pieces` keeps memory for so many pieces and no more.
     fitting = pieces <= int(down.sum()) + WAVES * places
     return int(steps[fitting][times[fitting].argmin()])
 
@@ -370,7 +471,10 @@ def _piece_columns(columns: Ints, down: Ints, page_rows: int, tile_rows: int, pl
 def stretches_of(
     spans: Sequence[TableSpan], page_rows: int, sinces: Numbers | None = None
 ) -> tuple[PageStretch, ...]:
-    """What spans read, which come in row order. sinces: see `tabulate`."""
+    """Return the stretches that the spans read. The spans come in row order. sinces: see `tabulate`.
+
+    Shared prefixes are searched only if two spans have the same first page; see the module's example.
+    """
     starts = (0, *accumulate(span.rows for span in spans))
     if len({span.pages[0] for span in spans}) < len(spans):  # some may share pages
         found = tuple(_cut([SeenRows(at, span, span.lead) for at, span in zip(starts, spans)], 0, page_rows))
@@ -384,7 +488,9 @@ def stretches_of(
 
 
 def _cut(blocks: Sequence[SeenRows], level: int, page_rows: int) -> Iterator[PageStretch]:
-    """Stretches of neighbours from the level-th page on."""
+    """Yield the stretches of neighbouring spans from the level-th page on; shared pages come before each
+    span's own.
+    """
     for run in _runs(blocks, level, page_rows):
         (first, span, _) = run[0]
         at = level * page_rows
@@ -400,7 +506,9 @@ def _cut(blocks: Sequence[SeenRows], level: int, page_rows: int) -> Iterator[Pag
 
 
 def _runs(blocks: Sequence[SeenRows], level: int, page_rows: int) -> list[list[SeenRows]]:
-    """Neighbours whose level-th page is the same, full, and seen whole."""
+    """Group neighbours whose level-th page is the same and full, and all of whose rows see every column of
+    that page.
+    """
     runs: list[list[SeenRows]] = []
     before: int | None = None
     for block in blocks:
@@ -414,14 +522,16 @@ def _runs(blocks: Sequence[SeenRows], level: int, page_rows: int) -> list[list[S
 
 
 def _shared_until(run: Sequence[SeenRows], level: int, page_rows: int) -> int:
-    """The first level from this one on whose page the run does not share."""
+    """Return the first level, from `level` on, whose page the run does not share or does not see as
+    a whole.
+    """
     pages = [block.span.pages for block in run]
     most = min(block.lead for block in run) // page_rows
     return next((at for at in range(level, most) if len({each[at] for each in pages}) > 1), max(level, most))
 
 
 def _from(stretches: Sequence[PageStretch], sinces: Numbers, page_rows: int) -> Iterator[PageStretch]:
-    """What is left of them from the first page on that any of their rows sees."""
+    """Yield each stretch without the leading whole pages that none of its rows sees."""
     for first, rows, at, columns, pages in stretches:
         gone = max(int(sinces[first : first + rows].min()) - at, 0) // page_rows
         if gone * page_rows < columns:
@@ -430,19 +540,29 @@ def _from(stretches: Sequence[PageStretch], sinces: Numbers, page_rows: int) -> 
 
 
 def sinces_of(spans: Sequence[TableSpan], window: int) -> Numbers:
-    """The first column of each row's line that it sees, where it sees the last `window` positions."""
+    """Return the first position of each row's own path that it sees if it sees the last `window` positions.
+
+    A row's path has the columns that it sees without a window: the row itself is its last. Row 0 of a causal
+    span with base 10 has a path of 11 positions; with window 4 it sees those from 7 on.
+    """
     return numbers([max(length - window, 0) for span in spans for length in _lengths(span)])
 
 
 def _lengths(span: TableSpan) -> list[int]:
-    """Of each row's line."""
+    """Return the length of each row's path: a causal row's column + 1, a tree node's base plus its visible
+    tail columns.
+    """
     if span.visible is None:
         return [span.base + row + 1 for row in range(span.rows)]
     return [span.base + seen.bit_count() for seen in span.visible]
 
 
 def sights_of(spans: Sequence[TableSpan], window: int | None = None) -> RowSights:
-    """Of all rows, in row order. window: bits have the last so many positions of a line alone."""
+    """Return what each row sees, in row order.
+
+    window: a tree row's bits keep only the last `window` positions of its path; None keeps all. (Columns
+        before `base` are cut by `sinces_of` instead.)
+    """
     counts = [span.rows for span in spans]
     bases = np.repeat(numbers([span.base for span in spans]), counts)
     leads = bases.copy()
@@ -460,7 +580,9 @@ def sights_of(spans: Sequence[TableSpan], window: int | None = None) -> RowSight
 
 
 def _words_of(rows: Sequence[int]) -> Numbers:
-    """Each row's bits in as many words as the longest needs."""
+    """Pack each row's bits into int32 words, as many as the row with the highest bit needs: bit 33 -> word 1,
+    bit 1.
+    """
     words = max(map(int.bit_length, rows), default=0) // WORD + 1
     if words <= 2:
         return np.array(rows, f"<u{4 * words}").view("<i4").reshape(len(rows), words)
@@ -469,4 +591,5 @@ def _words_of(rows: Sequence[int]) -> Numbers:
 
 
 def numbers(values: Sequence[int] | Sequence[tuple[int, ...]]) -> Numbers:
+    """Return the values as an int32 array."""
     return np.array(values, np.int32)

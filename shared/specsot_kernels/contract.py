@@ -1,8 +1,12 @@
-"""The arrays of EAGLE's tree functions: names, shapes, element types, the mask's three layouts, and checks.
+"""Defines the arrays of EAGLE's tree functions: names, shapes, element types, the mask's layouts, and checks.
 
-bs requests, each with a tree of n nodes, the root (its newest token, not fed yet) included; k candidates
-below each node that was drafted from, S levels of drafting, V tokens. Candidates are numbered flat:
-0 .. k - 1 below the root, then k * k of each further level. -1 means none in every index array.
+There are bs requests, each with a tree of n nodes. The root counts as a node; its token is the newest token
+of the request, which has not been fed to the target yet. Drafting has S levels; each node that was drafted
+from offers k candidates; the vocabulary has V tokens. Candidates have flat numbers: 0 .. k - 1 below the
+root, then k * k numbers for each further level. In every index array, -1 means none.
+
+With k = 2, candidates 0 and 1 hang below the root; 2, 3 below the first node of level 1's frontier and 4, 5
+below its second node; then come 6, 7, 8, 9 of level 3.
 """
 
 from __future__ import annotations
@@ -16,17 +20,22 @@ from specsot_kernels.errors import InvalidArguments
 
 Array = Any  # numpy.ndarray or torch.Tensor
 
-MOST_PACKED = 32  # nodes whose bits fit the largest word
+# Nodes. Largest tree whose visibility bits fit into one word of QLEN_ONLY_BITPACKING.
+MOST_PACKED = 32
 
 
 class TreeMaskMode(IntEnum):
-    """How the attention mask of the trees is laid out; true, or a set bit, means: attends.
+    """How the attention mask of the trees is laid out. True, or a set bit, means that the row attends to the
+    column.
 
-    FULL_MASK: flat bool; request b's rows, one after the other, seq_lens[b] columns of its text and
-               then n columns of its tree each.
+    FULL_MASK: flat bool; the rows of request 0, then of request 1 and so on. A row of request b has
+        seq_lens[b] columns for the sequence so far, then n columns for the tree.
     QLEN_ONLY: flat bool [bs * n * n], the trees' columns alone.
-    QLEN_ONLY_BITPACKING: one word a row, [bs * n]: bit j says whether node j is attended. Little-endian
-               uint8 up to 8 nodes, uint16 up to 16, uint32 up to 32; more do not fit.
+    QLEN_ONLY_BITPACKING: one word a row, [bs * n]: bit j says whether node j is attended to. The words are
+        little-endian: uint8 up to 8 nodes, uint16 up to 16, uint32 up to 32; larger trees do not fit.
+
+    A chain root -> 1 -> 2 has the QLEN_ONLY rows [1 0 0], [1 1 0], [1 1 1], and the words 0b001, 0b011,
+    0b111.
     """
 
     FULL_MASK = 0
@@ -40,10 +49,10 @@ MODES = frozenset(TreeMaskMode)
 class DraftResults(NamedTuple):
     """The best candidates of every request.
 
-    parent_list:      int64 [bs, k * (S - 1) + 1]; entry t is the flat number of the parent that
-                      candidates t * k .. t * k + k - 1 share, -1 for the root.
-    top_scores_index: int64 [bs, n - 1], flat numbers of the best, ascending.
-    draft_tokens:     int64 [bs, n - 1], their tokens.
+    parent_list: int64 [bs, k * (S - 1) + 1]; entry t is the flat number of the parent that the candidates t *
+        k .. t * k + k - 1 share, -1 for the root.
+    top_scores_index: int64 [bs, n - 1], flat numbers of the best candidates, ascending.
+    draft_tokens: int64 [bs, n - 1], the tokens of these candidates.
     """
 
     parent_list: Array
@@ -52,14 +61,16 @@ class DraftResults(NamedTuple):
 
 
 class TreeArrays(NamedTuple):
-    """Trees of bs requests, ready to be fed and verified.
+    """Trees of bs requests, ready to be fed to the target and verified.
 
-    tree_mask:             by TreeMaskMode.
-    positions:             int64 [bs * n], sequence length plus depth.
-    retrieve_index:        int64 [bs, n], the row of each node in the batch: b * n + node.
-    retrieve_next_token:   int64 [bs, n], the first child.
+    tree_mask: laid out by TreeMaskMode.
+    positions: int64 [bs * n], sequence length plus depth of the node.
+    retrieve_index: int64 [bs, n], the row of each node in the batch: b * n + node.
+    retrieve_next_token: int64 [bs, n], the first child of each node.
     retrieve_next_sibling: int64 [bs, n], the next child of the same parent.
-    draft_tokens:          int64 [bs * n], the root's token first.
+    draft_tokens: int64 [bs * n], the root's token first.
+
+    A root with the children 1 and 2, and 3 below 1: next_token [1, 3, -1, -1], next_sibling [-1, 2, -1, -1].
     """
 
     tree_mask: Array
@@ -71,11 +82,11 @@ class TreeArrays(NamedTuple):
 
 
 class Verified(NamedTuple):
-    """What was accepted of bs trees. New tokens of request b: predicts[accept_index[b, : num + 1]].
+    """What was accepted of bs trees. New tokens of request b are predicts[accept_index[b, : num + 1]].
 
-    predicts:         int32 [bs * n], the token behind each row of the walk; -1 elsewhere.
-    accept_index:     int32 [bs, S + 1], rows of the accepted nodes, the root first, then -1.
-    accept_token_num: int32 [bs], how many drafts were accepted; the root is none.
+    predicts: int32 [bs * n], the token after each row on the accepted path; -1 elsewhere.
+    accept_index: int32 [bs, S + 1], rows of the accepted nodes, the root first, then -1.
+    accept_token_num: int32 [bs], number of accepted drafts; the root does not count.
     """
 
     predicts: Array
@@ -84,7 +95,9 @@ class Verified(NamedTuple):
 
 
 def check_mode(mode: int, nodes: int) -> TreeMaskMode:
-    """The mode, if trees of so many nodes can be told in it. Raises InvalidArguments."""
+    """Return the mode as a TreeMaskMode. Raises InvalidArguments if the mode is unknown or too small for
+    `nodes` nodes.
+    """
     if mode not in MODES:
         named = ", ".join(f"{one.name} ({one.value})" for one in TreeMaskMode)
         raise InvalidArguments(f"tree_mask_mode must be one of {named}, got {mode!r}", "tree_mask_mode")
@@ -97,14 +110,18 @@ def check_mode(mode: int, nodes: int) -> TreeMaskMode:
 
 
 def count_candidates(topk: int, steps: int) -> int:
-    """How many candidates `steps` levels of drafting offer: topk, then topk * topk a level."""
+    """Return how many candidates `steps` levels of drafting offer: topk, then topk * topk a level."""
     return topk + (steps - 1) * topk * topk
 
 
 def check_candidates(
     score_list: Sequence[Array], token_list: Sequence[Array], parents_list: Sequence[Array], nodes: int
 ) -> None:
-    """The three lists of one drafting fit each other, and offer enough. Raises InvalidArguments."""
+    """Check that the three lists of one drafting fit each other and offer enough candidates for `nodes`
+    nodes.
+
+    Raises InvalidArguments.
+    """
     steps = len(score_list)
     if not steps or len(token_list) != steps or len(parents_list) != steps:
         raise InvalidArguments(
@@ -123,7 +140,9 @@ def check_candidates(
 
 
 def check_nodes(topk: int, steps: int, nodes: int) -> None:
-    """So much drafting offers a tree of so many nodes. Raises InvalidArguments."""
+    """Check that `steps` levels of drafting with `topk` offer a tree of `nodes` nodes. Raises
+    InvalidArguments.
+    """
     most = 1 + count_candidates(topk, steps)
     if not 1 <= nodes <= most:
         raise InvalidArguments(
@@ -134,13 +153,16 @@ def check_nodes(topk: int, steps: int, nodes: int) -> None:
 
 
 def check_shape(name: str, array: Array, *wanted: int) -> None:
-    """Raises InvalidArguments naming both shapes."""
+    """Check the array's shape. Raises InvalidArguments with both shapes."""
     if array.shape != wanted:
         raise InvalidArguments(f"{name} must have shape {list(wanted)}, got {list(array.shape)}", name)
 
 
 def check_steps(num_steps: int | None, nodes: int) -> int:
-    """How many levels a walk may go down; None: as many as a tree of so many nodes can have."""
+    """Return how many levels a path may go down; for None, as many as a tree of `nodes` nodes can have.
+
+    Raises InvalidArguments if num_steps is negative.
+    """
     if num_steps is None:
         return nodes - 1
     if num_steps < 0:
@@ -149,18 +171,24 @@ def check_steps(num_steps: int | None, nodes: int) -> int:
 
 
 def check_threshold(name: str, value: float) -> None:
-    """Raises InvalidArguments unless it is a share."""
+    """Check that the value is in [0, 1]. Raises InvalidArguments."""
     if not 0 <= value <= 1:
         raise InvalidArguments(f"{name} must be in [0, 1], got {value!r}", name)
 
 
 @dataclass(frozen=True, slots=True)
 class TreeStatistics:
-    """Of `trees` trees. An accept length counts accepted drafts; the root and the bonus token are none.
+    """Statistics of `trees` trees. An accept length counts accepted drafts, without the root and the bonus
+    token.
 
-    mean, max and min are of accept lengths. total_proposed: drafts in all trees.
-    acceptance_rate: accepted drafts of those proposed.
-    depth_rates: share of the trees that were accepted at least 1, 2, ... num_steps deep.
+    trees: number of trees.
+    mean_accept_length: mean of the accept lengths.
+    max_accept_length: largest accept length.
+    min_accept_length: smallest accept length.
+    acceptance_rate: accepted drafts divided by proposed drafts.
+    total_proposed: drafts in all trees.
+    total_accepted: accepted drafts in all trees.
+    depth_rates: shares of the trees that were accepted at least 1, 2, ... num_steps deep.
     """
 
     trees: int
@@ -174,10 +202,10 @@ class TreeStatistics:
 
 
 def compute_tree_statistics(accept_lengths: Array, num_draft_tokens: int, num_steps: int) -> TreeStatistics:
-    """Statistics of trees of num_draft_tokens nodes each, the root included.
+    """Return statistics of trees of num_draft_tokens nodes each, the root included.
 
     accept_lengths: accepted drafts of each tree: numbers, or an array [trees].
-    Raises InvalidArguments when there is none, or one that no such tree can have.
+    Raises InvalidArguments if there are no lengths, or if such a tree cannot have one of them.
     """
     lengths = [int(length) for length in accept_lengths]
     most = min(num_steps, num_draft_tokens - 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class InvalidArguments(ValueError):
-    """Arrays or numbers that do not fit each other; `field` names the argument."""
+    """Arrays or numbers that do not fit each other. `field` names the wrong argument, or is None."""
 
     def __init__(self, message: str, field: str | None = None) -> None:
         super().__init__(message)

@@ -1,5 +1,7 @@
-"""What `gpu.growing`, `gpu.accepting` and `gpu.choosing` read and write: levels of trees that grow, and trees
-that grow and are chosen before the host has read what they grow from.
+"""Defines the device arrays that the tree growing, accepting and choosing kernels read and write.
+
+`gpu.growing` grows draft trees level by level; `gpu.accepting` finds the rows that a draft head computes
+next, and `gpu.choosing` selects a tree's nodes, both before the host has read the verification result.
 """
 
 from __future__ import annotations
@@ -9,12 +11,19 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-WORD = 32  # bits of a mask's word
+# Bits. Width of one word of a visibility mask.
+WORD = 32
 
 
 @dataclass(frozen=True, slots=True)
 class CandidatePool:
-    """All candidates of B trees, int64 and fp32 [B, n], parents first: see `selection.Candidates`."""
+    """All candidates of B trees, parents before children: [B, n] each; see `selection.Candidates` in the
+    drafter.
+
+    tokens: int64 token ids.
+    scores: fp32 scores.
+    parents: int64, one more than the number of the parent in the pool; 0 is the root.
+    """
 
     tokens: Tensor
     scores: Tensor
@@ -23,10 +32,11 @@ class CandidatePool:
 
 @dataclass(frozen=True, slots=True)
 class LevelPlace:
-    """Of a level of a tree.
+    """Where one level of a tree lies.
 
-    first: its candidates' place in the pool. fed: rows of the tree that are fed before its frontier.
-    width: nodes of its frontier, no more than it has candidates.
+    first: number in the pool of the level's first candidate.
+    fed: rows of the tree that are fed to the head before the level's frontier.
+    width: nodes of the level's frontier, at most as many as the level has candidates.
     """
 
     first: int
@@ -36,11 +46,12 @@ class LevelPlace:
 
 @dataclass(frozen=True, slots=True)
 class LevelFrontier:
-    """The candidates that are fed next, [B, width] each but the bits.
+    """The candidates that are fed to the draft head next: [B, width] each except `bits`.
 
-    scores, tokens, numbers: as in the pool, and each one's place in it.
-    origins: rows of the head's last outputs that they are fed with.
-    bits:    [B * width, words] int32: which rows of the tree, itself included, each one sees.
+    scores, tokens: as in the pool.
+    numbers: each candidate's number in the pool.
+    origins: rows of the head's last outputs whose features the candidates are fed with.
+    bits: int32 [B * width, words]; which rows of its tree, itself included, each candidate attends to.
     """
 
     scores: Tensor
@@ -51,12 +62,17 @@ class LevelFrontier:
 
 
 class VerifiedTrees(NamedTuple):
-    """Trees of a frame, row behind row; all int32, [rows] or [trees, n].
+    """The trees of a frame, whose rows are concatenated; int32, [rows] or [trees, n].
 
-    targets: the token behind each node; negative: none, its logits are not numbers.
-    tokens, parents: of the nodes; a parent's number in its tree is lower, and the root is its own.
-    told:  of each tree its first row, its nodes, and how many tokens its text has before the root.
-    slots: of the text's draft rows from that many on.
+    targets: the target token after each node; negative if the node's logits are not finite numbers.
+    tokens: the token of each node.
+    parents: the number of each node's parent within its tree; a parent's number is lower than its child's,
+        and the root is its own parent.
+    told: [trees, 3]: each tree's first row, its number of nodes, and the number of its sequence's tokens
+        before the root.
+    slots: [trees, n]: KV slots of the sequence's draft rows from that number of tokens on.
+
+    Two trees of 3 and 2 nodes: rows [r a b | r c], told [[0, 3, 10], [3, 2, 7]].
     """
 
     targets: Tensor
@@ -67,13 +83,18 @@ class VerifiedTrees(NamedTuple):
 
 
 class DueNumbers(NamedTuple):
-    """What a graph of growth reads, int32, of all trees it has room for; see `graph_growth`.
+    """The inputs of a captured graph that grows trees, int32, for all trees that it has room for; see
+    `graph_growth`.
 
-    due:    [4, n] tokens, positions, slots, origins of the rows that are due, `most` places a tree.
-    asked:  [trees] the place of each tree's last one. leads: [trees, attending] columns before it are seen.
-    grown:  [3, m] positions, slots, bases of grown rows. places: [trees, g] where a tree's are among them.
-    below:  [g] how far below the root's child each is.
-    said:   [trees, 1 + most] how many rows are due, and their tokens.
+    A row is due if its token was accepted, and the head has not computed it yet.
+
+    due: [4, n]: tokens, positions, KV slots and feature origins of the due rows, `most` places a tree.
+    asked: [trees]: the place of each tree's last due row, whose output starts the next draft.
+    leads: [trees, attending]: the row sees the columns before this one.
+    grown: [3, m]: positions, KV slots and bases of the rows that are grown afterwards.
+    places: [trees, g]: where in `grown` the rows of each tree are.
+    below: [g]: how far below the root's child each grown row is.
+    said: [trees, 1 + most]: the number of due rows of each tree, then their tokens.
     """
 
     due: Tensor
@@ -86,11 +107,14 @@ class DueNumbers(NamedTuple):
 
 
 class ChoiceNumbers(NamedTuple):
-    """What says which candidates of a pool become trees, and is told so.
+    """The inputs, and outputs, of choosing which candidates of a pool become nodes of trees.
 
-    places: int32 [trees], each one's row in the pool. depths: int32 [n] of candidates, at least 1.
-    trust:  fp32 [levels], what is added to a score at a depth; never rising.
-    ranks:  int32 [trees, n], written over. chosen: int32 [trees, nodes - 1], candidates in the tree's order.
+    places: int32 [trees]: each tree's row in the pool.
+    depths: int32 [n]: depth of each candidate, at least 1.
+    trust: fp32 [levels]: what is added to a score at each depth; never rises with depth.
+    ranks: int32 [trees, n]: scratch, overwritten: each candidate's node number in the tree, 0 if it is not
+        chosen.
+    chosen: int32 [trees, nodes - 1]: output, the chosen candidates in node order.
     """
 
     places: Tensor
@@ -101,8 +125,11 @@ class ChoiceNumbers(NamedTuple):
 
 
 class TreeRows(NamedTuple):
-    """What a lap's graph reads of trees, int32: tokens and positions [rows], and bits [rows, words] of the
-    tree's rows that a row sees, itself included; see `AttentionTables`.
+    """The rows of trees that a captured graph of a verification step reads, all int32.
+
+    tokens: [rows].
+    positions: [rows].
+    bits: [rows, words]: which rows of its tree, itself included, each row sees; see `AttentionTables`.
     """
 
     tokens: Tensor

@@ -1,8 +1,13 @@
-"""Batch-invariant attention of a frame as tables of numbers: rows read their lines, cut at the same places.
+"""Builds tables for batch-invariant attention, where a row's result is the same bits in every batch.
 
-Pure. A row's line are the columns that it sees, in the order of its text: a tree's node reads its ancestors
-where plain decoding has committed tokens. A line is cut into pieces of PIECE_COLUMNS; rows read whole blocks
-of it together (as far as all of them see the same), and each by itself what is left.
+Pure NumPy. A row's *line* is the list of columns that it sees, in the order of its sequence: where plain
+decoding has committed tokens, a tree node has its ancestors. Every line is cut at the same places, each
+PIECE_COLUMNS columns. Rows read whole blocks of columns together as far as all of them see the same; the rest
+of its line each row reads by itself.
+
+A tree [root, a, b] with a and b below the root, after 200 committed tokens: the lines are 0..199 with root,
+root a, root b. All three rows read columns 0..191 together (192 = 3 * BLOCK), then each reads 192..199 and
+its own nodes.
 """
 
 from __future__ import annotations
@@ -26,18 +31,26 @@ from specsot_kernels.attention_tables import (
     sights_of,
 )
 
-PIECE_COLUMNS = 512  # whatever the frame; no measurement recorded
-BLOCK = 64  # columns: what rows of a tree read together is a multiple of it
+# Columns. Length of a piece, the same for every frame, since it decides the order of additions. Untuned.
+PIECE_COLUMNS = 512
+# Columns. What rows of a tree read together is a multiple of it. Untuned.
+BLOCK = 64
 
 
 class LineCut(NamedTuple):
-    """Who reads what; slots are numbered through, for each row one for each PIECE_COLUMNS of its line.
+    """Which rows read which pieces of their lines.
 
-    pieces: [pieces, 5] first row, rows, where their text's pages begin in `pages`, first column, last + 1.
-    starts: [rows] first slot of each row.
-    wheres: [rows] where its text's pages begin in `pages`.
-    pages:  page numbers of all texts.
-    slots:  how many.
+    Slots hold partial results and are numbered through: for each row one slot for each PIECE_COLUMNS of its
+    line.
+
+    pieces: [pieces, 5]: first row, number of rows, index in `pages` of their sequence's first page, first
+        column, last column + 1.
+    starts: [rows]: first slot of each row.
+    wheres: [rows]: index in `pages` of the first page of the row's sequence.
+    pages: page numbers of all sequences, concatenated.
+    slots: number of slots.
+
+    Rows with lines of 1100 and 300 columns have 3 slots and 1: starts [0, 3], slots = 4.
     """
 
     pieces: Numbers
@@ -47,31 +60,38 @@ class LineCut(NamedTuple):
     slots: int
 
     def beside(self, sights: RowSights) -> tuple[Numbers, ...]:
-        """Tables in the order of `LineRoom.shapes`."""
+        """Return the tables, with the given sights between them, in the order of `LineRoom.shapes`."""
         return self.pieces, *sights, self.starts, self.wheres, self.pages
 
 
 @dataclass(frozen=True, slots=True)
 class LineRoom(TableRoom):
-    """The same of batch-invariant tables, in another order behind the bits: starts, wheres, pages."""
+    """Sizes of batch-invariant tables for one captured graph; after the bits come starts, wheres
+    and pages.
+    """
 
     @property
     def pieces(self) -> int:
-        """Enough for one text of 128k columns, or for any number of 8k each."""
+        """Return how many pieces there is room for: one sequence of 128k columns, or any number of
+        8k each.
+        """
         return 256 + 16 * self.rows
 
     @property
     def slots(self) -> int:
+        """Return how many partial results there is room for."""
         return max(4096, 16 * self.rows)
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Return the shapes of pieces, leads, bases, bits, starts, wheres and pages."""
         rows = (self.rows,)
         return (self.pieces, 5), rows, rows, (self.rows, self.rows // WORD + 1), rows, rows, (self.pages,)
 
     def fill_lines(self, cut: LineCut) -> list[Numbers] | None:
-        """Pieces, starts, wheres and pages in these shapes, pages cut to those in use; None where they do not
-        fit. A piece of no rows does nothing; a row without columns gets zeros.
+        """Return pieces, starts and wheres padded to `shapes`, and the pages in use; None if they do not fit.
+
+        A piece of no rows does nothing, and a row without columns gets zeros.
         """
         if cut.slots > self.slots or len(cut.pages) > self.pages or len(cut.pieces) > self.pieces:
             return None
@@ -80,24 +100,38 @@ class LineRoom(TableRoom):
 
 
 def line_room(rows: int, pages: int, heads_per_kv: int) -> LineRoom:
+    """Return the sizes for tables of frames of at most `rows` rows and `pages` pages."""
     return LineRoom(rows, tile_rows_of(heads_per_kv), pages)
 
 
 def tile_rows_of(heads_per_kv: int) -> int:
-    """Rows of a tile, which never changes its size."""
+    """Return the rows of a tile. A tile never changes its size, since that would change the order of
+    additions.
+    """
     return max(QUERIES // heads_per_kv, 1)
 
 
 def line_sights(spans: Sequence[TableSpan]) -> RowSights:
-    """Of all rows: which columns they read in pieces, and the bits of those that are next on their lines."""
+    """Return which columns each row reads in pieces (`leads`), and the bits of the columns that follow on its
+    line.
+
+    A tree row's lead is rounded down to a multiple of BLOCK (base 200 -> lead 192); a causal row's lead is
+    its column plus 1, so that it reads its whole line in pieces.
+    """
     leads, bases, bits = sights_of(spans)
     return RowSights(np.where(leads == bases, leads // BLOCK * BLOCK, leads), bases, bits)  # of trees
 
 
 def cut_lines(spans: Sequence[TableSpan], leads: Numbers, page_rows: int, tile_rows: int) -> LineCut:
-    """The work of one frame whose spans come in row order; a piece has at most tile_rows rows."""
+    """Return the work of one frame whose spans come in row order.
+
+    leads: [rows], from `line_sights`.
+    page_rows: columns of a page.
+    tile_rows: most rows of a piece.
+    """
     rows = np.array([span.rows for span in spans])
-    own = numbers([BLOCK + span.tail if span.visible else 0 for span in spans]).repeat(rows)  # at most
+    # An upper bound of what a tree row reads by itself: less than a block before its base, and its tail.
+    own = numbers([BLOCK + span.tail if span.visible else 0 for span in spans]).repeat(rows)
     counts = -((leads + own) // -PIECE_COLUMNS)
     held = [span.pages[: -(-(span.base + span.tail) // page_rows)] for span in spans]
     sizes = np.array([*map(len, held)])
@@ -109,7 +143,11 @@ def cut_lines(spans: Sequence[TableSpan], leads: Numbers, page_rows: int, tile_r
 
 
 def _shared(held: Sequence[tuple[int, ...]], ends: Sequence[int], page_rows: int) -> Iterator[int]:
-    """Of each text and the one before: columns of whole pieces that lie on the same pages for both."""
+    """Yield for each sequence but the first how many columns, in whole pieces, lie on the same pages as in
+    the one before.
+
+    held: pages of each sequence. ends: columns that each sequence's rows read in pieces.
+    """
     for at in range(1, len(held)):
         pages = 0
         most = min(len(held[at - 1]), len(held[at]))
@@ -119,8 +157,15 @@ def _shared(held: Sequence[tuple[int, ...]], ends: Sequence[int], page_rows: int
 
 
 def _cut(rows: Ints, leads: Numbers, wheres: Numbers, shared: Sequence[int], tile_rows: int) -> Numbers:
-    """rows: of each text. shared: of each with the one before, and of nobody with the last."""
+    """Return the pieces of a frame.
+
+    rows: number of rows of each sequence.
+    shared: [sequences + 1]: columns that each sequence shares with its predecessor; 0 at both ends.
+    """
     firsts = rows.cumsum() - rows
+    # Columns that a sequence shares with a neighbour are read by all of them in one run; the sequence's own
+    # stretch
+    # begins after these columns.
     ats = np.maximum(shared[:-1], shared[1:])
     runs = [*_runs(firsts.tolist(), rows.tolist(), shared)]
     stretches = np.concatenate(
@@ -131,17 +176,21 @@ def _cut(rows: Ints, leads: Numbers, wheres: Numbers, shared: Sequence[int], til
     across = np.maximum(-((at - stop) // PIECE_COLUMNS), 0)
     many: Ints = down * across
     of = np.arange(len(stretches)).repeat(many)
+    # Piece `place` of a stretch is tile place % down of column range place // down.
     place = np.arange(len(of)) - (many.cumsum() - many)[of]
     top = first[of] + place % down[of] * tile_rows
     high = np.minimum(first[of] + high[of] - top, tile_rows)
     left = at[of] + place // down[of] * PIECE_COLUMNS
     right = np.minimum(np.minimum(left + PIECE_COLUMNS, stop[of]), leads[top + high - 1])
     pieces = np.stack((top, high, wheres[top], left, right), 1).astype(np.int32)
+    # A tile whose rows all see fewer columns has no piece in this range.
     return pieces[right > left]
 
 
 def _runs(firsts: Sequence[int], rows: Sequence[int], shared: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """First row, rows, first column and last one + 1 of pieces that several texts read together."""
+    """Yield first row, number of rows, first column and last column + 1 of pieces that several sequences read
+    together.
+    """
     for stop in range(PIECE_COLUMNS, max(shared) + 1, PIECE_COLUMNS):
         begin = 0
         for at in range(1, len(rows) + 1):

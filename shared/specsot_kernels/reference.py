@@ -8,14 +8,20 @@ import numpy as np
 
 from specsot_kernels.contract import Array, DraftResults, TreeArrays, TreeMaskMode, Verified
 
-Pick = Callable[[int, Iterator[int]], int | None]  # (node, its children in order) -> the accepted one
+# (node, its children in order) -> the accepted child, or None.
+Pick = Callable[[int, Iterator[int]], int | None]
+# (most nodes, element type) of the words of QLEN_ONLY_BITPACKING.
 WORDS = ((8, "u1"), (16, "<u2"), (32, "<u4"))
 
 
 def organize_draft_results(
     score_list: Sequence[Array], token_list: Sequence[Array], parents_list: Sequence[Array], nodes: int
 ) -> DraftResults:
-    """Ties go to the lower number, so that a parent comes before its equals; NaN is worse than anything."""
+    """Return the `nodes` - 1 best candidates of each request; see `trees.organize_draft_results`.
+
+    Of equal scores the lower flat number wins, so that a parent precedes a child of equal score. NaN ranks
+    last.
+    """
     batch = len(score_list[0])
     scores = np.concatenate([each.reshape(batch, -1) for each in score_list], axis=1)
     falling = -np.where(np.isnan(scores), -np.inf, scores)
@@ -36,13 +42,20 @@ def build_trees(
     mode: TreeMaskMode,
     total: int | None,
 ) -> TreeArrays:
-    """Of nobody's child no parent is known: see `arrange_trees`."""
+    """Return trees from the chosen candidates; see `trees.build_tree_structure`.
+
+    A candidate whose parent was not chosen becomes an orphan; see `arrange_trees`.
+    """
     tokens = np.concatenate((verified[:, None], drafts), axis=1)
     return arrange_trees(tokens, _find_parents(parent_list, selected, topk), seq_lens, mode, total)
 
 
 def _find_parents(parent_list: Array, top_scores_index: Array, topk: int) -> Array:
-    """int64 [bs, n]: node number of each node's parent; -1 for the root and for an orphan."""
+    """Return int64 [bs, n]: the node number of each node's parent; -1 for the root and for an orphan.
+
+    With topk 2, chosen [0, 1, 3] and parent_list [-1, 0, 1]: candidate 3 is in group 1, whose parent is
+    candidate 0, that is node 1; parents are [-1, 0, 0, 1].
+    """
     batch, chosen = top_scores_index.shape
     parents = np.full((batch, chosen + 1), -1, np.int64)
     for b in range(batch):
@@ -56,7 +69,11 @@ def _find_parents(parent_list: Array, top_scores_index: Array, topk: int) -> Arr
 def arrange_trees(
     tokens: Array, parents: Array, seq_lens: Array, mode: TreeMaskMode, total: int | None
 ) -> TreeArrays:
-    """An orphan is nobody's child: it attends the root and itself. total: needed on devices alone."""
+    """Return trees whose parents are known; see `trees.arrange_trees`.
+
+    An orphan is no node's child and attends to the root and itself. total: unused here; kernels on a GPU need
+    it.
+    """
     batch, nodes = tokens.shape
     links = np.full((2, batch, nodes), -1, np.int64)
     masks = np.zeros((batch, nodes, nodes), np.bool_)
@@ -75,7 +92,7 @@ def arrange_trees(
 
 
 def _links(parents: Array) -> Array:
-    """First children and next siblings [2, n], made by prepending from the last node on."""
+    """Return first children and next siblings, [2, n], made by prepending from the last node on."""
     first, following = np.full((2, len(parents)), -1, np.int64)
     for node in range(len(parents) - 1, 0, -1):
         parent = parents[node]
@@ -85,7 +102,9 @@ def _links(parents: Array) -> Array:
 
 
 def _mask(parents: Array) -> Array:
-    """bool [n, n]: the root, itself and its ancestors; a parent's row comes before its children's."""
+    """Return bool [n, n]: a node sees the root, itself and its ancestors; a parent's row must precede its
+    children's.
+    """
     mask = np.eye(len(parents), dtype=np.bool_)
     mask[:, 0] = True
     for node, parent in enumerate(parents):
@@ -95,7 +114,7 @@ def _mask(parents: Array) -> Array:
 
 
 def _lay_out(masks: Array, seq_lens: Array, mode: TreeMaskMode) -> Array:
-    """bool [bs, n, n] as the mode has it."""
+    """Return the masks, bool [bs, n, n], laid out as the mode says."""
     if mode == TreeMaskMode.QLEN_ONLY:
         return masks.reshape(-1)
     if mode == TreeMaskMode.FULL_MASK:
@@ -114,7 +133,9 @@ def verify_tree_greedy(
     retrieve_next_sibling: Array,
     steps: int,
 ) -> Verified:
-    """A child is accepted iff its token is the target's behind its parent; of equal siblings the first."""
+    """Accept a child if and only if its token is the target's token after its parent; of equal siblings the
+    first.
+    """
     targets, found = target_predict.reshape(-1), _Found(candidates, retrieve_index, steps)
     for b in range(len(candidates)):
 
@@ -140,7 +161,9 @@ def tree_speculative_sampling(
     threshold_acc: float,
     steps: int,
 ) -> Verified:
-    """One coin at each node; its children share it out by their probabilities, in sibling order."""
+    """Draw one uniform number at each node; the children divide it by their probabilities, in
+    sibling order.
+    """
     coins, found = uniform_samples.astype(np.float64), _Found(candidates, retrieve_index, steps)
     for b in range(len(candidates)):
         chances = target_probs[b].astype(np.float64)
@@ -168,14 +191,16 @@ def tree_speculative_sampling(
 
 
 def _draw(chances: Array, coin: float) -> int:
-    """Inverse CDF in vocabulary order, of chances that need not sum to 1."""
+    """Draw a token by inverse CDF in vocabulary order; `chances` need not sum to 1."""
     sums = np.cumsum(chances)
     token = int(np.searchsorted(sums, float(coin) * sums[-1], side="right"))
     return min(token, int((sums < sums[-1]).sum()))
 
 
 def _walk(first: Array, following: Array, steps: int, pick: Pick) -> list[int]:
-    """Nodes from the root down, as long as `pick` accepts a child."""
+    """Return the nodes from the root down, as long as `pick` accepts a child and at most `steps`
+    levels deep.
+    """
     walk = [0]
     while len(walk) <= steps:
         child = pick(walk[-1], _children(first, following, walk[-1]))
@@ -186,7 +211,9 @@ def _walk(first: Array, following: Array, steps: int, pick: Pick) -> list[int]:
 
 
 def _children(first: Array, following: Array, node: int) -> Iterator[int]:
-    """Links that go in a circle end, too."""
+    """Yield a node's children in sibling order; links that form a circle end after as many children as there
+    are nodes.
+    """
     child = int(first[node])
     for _ in following:
         if child < 0:
@@ -196,7 +223,7 @@ def _children(first: Array, following: Array, node: int) -> Iterator[int]:
 
 
 class _Found:
-    """The arrays of a verification, filled request by request."""
+    """The result arrays of a verification, filled request by request."""
 
     def __init__(self, candidates: Array, retrieve_index: Array, steps: int) -> None:
         self._candidates = candidates
@@ -209,6 +236,7 @@ class _Found:
         )
 
     def write(self, b: int, walk: list[int], bonus: int) -> None:
+        """Write request b's path and the token after it: tokens of the drafts on the path, then the bonus."""
         predicts, accepted, counts = self.arrays
         slots = self._slots[b, walk]
         predicts[slots] = [*(int(self._candidates[b, node]) for node in walk[1:]), bonus]

@@ -1,7 +1,7 @@
-"""EAGLE's tree functions over arrays: build trees, verify them. The contract is AITER's and SGLang's.
+"""Builds and verifies EAGLE draft trees over arrays, with the function contract of AITER and SGLang.
 
-Torch tensors on a GPU with Triton go to `gpu`, all else to `reference`, for which tensors come to the host;
-results are of the same library, on the same device.
+Torch tensors on a GPU with Triton are computed by `gpu`, everything else by `reference`; tensors are copied
+to the host for it. Results belong to the same library and lie on the same device as the arguments.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ def organize_draft_results(
     parents_list: Sequence[Array],
     num_draft_tokens: int,
 ) -> DraftResults:
-    """The num_draft_tokens - 1 best candidates of each request, parents before children.
+    """Return the num_draft_tokens - 1 best candidates of each request, parents before children.
 
-    score_list:   of the first step [bs, 1, k], of each further [bs, k, k]: cumulative scores (products
-                  of probabilities or sums of their logarithms). NaN counts as the worst.
-    token_list:   [bs, k], then [bs, k * k].
-    parents_list: [bs, k + 1] (-1, 0 .. k - 1), then [bs, k]: flat numbers of the k candidates that the
-                  step's frontier keeps. The last one is nobody's parent and not used.
+    score_list: the first step's scores [bs, 1, k], then [bs, k, k] for each further step. Scores are
+        cumulative: products of probabilities, or sums of their logarithms. NaN counts as the worst.
+    token_list: [bs, k], then [bs, k * k].
+    parents_list: [bs, k + 1] (-1, 0 .. k - 1), then [bs, k]: flat numbers of the k candidates that the step's
+        frontier keeps. No candidate has a parent in the last entry, which is therefore not used.
     Raises InvalidArguments for lists that do not fit each other, or that offer too few candidates.
     """
     rules, scores, tokens, parents = _prepare_lists(score_list, token_list, parents_list)
@@ -67,12 +67,15 @@ def build_tree_structure(
     tree_mask_mode: int = TreeMaskMode.FULL_MASK,
     seq_lens_sum: int | None = None,
 ) -> TreeArrays:
-    """Trees from the chosen candidates, each below its request's newest token.
+    """Build trees from the chosen candidates, each below its request's newest token.
 
-    verified_id: [bs], that token. seq_lens: [bs], tokens before it. topk: k. spec_steps: S.
-    num_draft_tokens: n. The other arrays: see DraftResults.
-    seq_lens_sum: of seq_lens, for those who know it; a full mask on a GPU then waits for nothing.
-    A candidate whose parent was not chosen is nobody's child and is never accepted.
+    verified_id: [bs], that newest token.
+    seq_lens: [bs], tokens before it.
+    topk: k. spec_steps: S. num_draft_tokens: n.
+    parent_list, top_scores_index, draft_tokens: see DraftResults.
+    seq_lens_sum: sum of seq_lens, if the caller knows it; then building a full mask on a GPU does not wait
+        for the device.
+    A candidate whose parent was not chosen is no node's child and is never accepted.
     Raises InvalidArguments for shapes that do not fit each other, or a mode that cannot hold so many nodes.
     """
     given = (verified_id, parent_list, top_scores_index, draft_tokens, seq_lens)
@@ -88,10 +91,13 @@ def write_tree_structure(
     num_draft_tokens: int,
     tree_mask_mode: int,
 ) -> bool:
-    """`build_tree_structure` into tensors of the caller's on a GPU: tree_mask, positions, the three links.
+    """Run `build_tree_structure` into the caller's tensors on a GPU: tree_mask, positions, and the three
+    links.
 
-    given: its first five. What is no tree's of a full mask is true then. False: these cannot be written to
-    directly, and nothing was. Raises InvalidArguments as it does.
+    given: the first five arguments of `build_tree_structure`.
+    Entries of a full mask that belong to the sequence rather than the tree must already be true.
+    Return False, with nothing written, if these tensors cannot be written directly.
+    Raises InvalidArguments as `build_tree_structure` does.
     """
     if not has_kernels(arrays[0].device.type):
         return False
@@ -104,7 +110,10 @@ def write_tree_structure(
 def _prepare_trees(
     given: Sequence[Array], topk: int, steps: int, nodes: int, mode: int
 ) -> tuple[Any, tuple[Array, ...], TreeMaskMode]:
-    """What comes behind the five is left as it is, but has to be on their device."""
+    """Check the first five arrays, and return rules, all arrays and the mode.
+
+    Arrays after the fifth are not checked, except that they must be on the same device.
+    """
     rules, arrays = _prepare(*given)
     verified, parents, selected, drafts, lengths = arrays[:5]
     batch = verified.shape[0]
@@ -125,10 +134,11 @@ def arrange_trees(
     tree_mask_mode: int = TreeMaskMode.FULL_MASK,
     seq_lens_sum: int | None = None,
 ) -> TreeArrays:
-    """Trees whose parents are known, however they were drafted.
+    """Build trees whose parents are known, whatever drafted them.
 
-    tokens, parents: [bs, n], the root first, parents before children; a parent is a node's number, -1
-    for the root and for a node that hangs on nothing. seq_lens: [bs], tokens before each root;
+    tokens, parents: [bs, n], the root first, parents before children. A parent is a node number; it is -1 for
+        the root and for a node without a parent in the tree.
+    seq_lens: [bs], tokens before each root.
     seq_lens_sum: see `build_tree_structure`.
     Raises InvalidArguments for shapes that do not fit each other, or a mode that cannot hold so many nodes.
     """
@@ -147,11 +157,11 @@ def verify_tree_greedy(
     retrieve_next_sibling: Array,
     num_steps: int | None = None,
 ) -> Verified:
-    """Walk down each tree as long as a child's token is the target's behind its parent.
+    """Walk down each tree as long as a child's token is the target's token after its parent.
 
-    candidates:     [bs, n] tokens of the nodes, the root first.
-    target_predict: [bs, n] the target's token behind each node, found by the node's retrieve_index.
-    num_steps:      S, how deep a walk may go; None: n - 1.
+    candidates: [bs, n] tokens of the nodes, the root first.
+    target_predict: [bs, n] the target's token after each node, found by the node's retrieve_index.
+    num_steps: S, how deep a path may go; None means n - 1.
     Raises InvalidArguments for shapes that do not fit each other.
     """
     links = (retrieve_index, retrieve_next_token, retrieve_next_sibling)
@@ -160,11 +170,13 @@ def verify_tree_greedy(
 
 
 def write_tree_greedy(found: Verified, given: tuple[Array, ...]) -> bool:
-    """`verify_tree_greedy` into tensors of the caller's on a GPU.
+    """Run `verify_tree_greedy` into the caller's tensors on a GPU.
 
-    given: its first five. A walk goes down as many levels as accept_index has columns, less one; what it
-    does not write keeps its value. False: these cannot be written to directly, and nothing was.
-    Raises InvalidArguments as it does.
+    given: the first five arguments of `verify_tree_greedy`.
+    A path goes down as many levels as accept_index has columns, less one. Entries that are not written keep
+    their value.
+    Return False, with nothing written, if these tensors cannot be written directly.
+    Raises InvalidArguments as `verify_tree_greedy` does.
     """
     if not has_kernels(found.predicts.device.type):
         return False
@@ -176,7 +188,10 @@ def write_tree_greedy(found: Verified, given: tuple[Array, ...]) -> bool:
 
 
 def _prepare_greedy(given: tuple[Array, ...], num_steps: int | None) -> tuple[Any, tuple[Array, ...], int]:
-    """What comes behind the five is left as it is, but has to be on their device."""
+    """Check the first five arrays, and return rules, all arrays and the number of levels.
+
+    Arrays after the fifth are not checked, except that they must be on the same device.
+    """
     rules, arrays = _prepare(*given)
     shape = arrays[0].shape
     for name, array in zip(GREEDY, arrays[1:5]):
@@ -197,14 +212,16 @@ def tree_speculative_sampling(
     threshold_acc: float = 1.0,
     num_steps: int | None = None,
 ) -> Verified:
-    """Walk down each tree by chance: with both thresholds 1, every token comes with the target's probability.
+    """Walk down each tree by chance. With both thresholds 1, every token has exactly the target's
+    probability.
 
-    At a node one coin u falls, uniform_samples of that node [bs, n]; the first child is accepted at which
-    the probabilities of the children so far reach u * threshold_acc, or whose own reaches
-    threshold_single. The last token is drawn with uniform_samples_final [bs] from what the refused
-    children left of target_probs [bs, n, V] at the last accepted node; draft_probs (same shape; zeros
-    where absent, and never written) are taken off too. After S accepted drafts it is drawn from all of it.
-    Thresholds below 1 accept more, and are not exact. Raises InvalidArguments for shapes that do not fit.
+    At each node one uniform number u is used: uniform_samples [bs, n]. The first child is accepted at which
+    the summed probabilities of the children so far reach u * threshold_acc, or whose own probability reaches
+    threshold_single. The last token is drawn with uniform_samples_final [bs] from what the rejected children
+    leave of target_probs [bs, n, V] at the last accepted node. draft_probs (same shape, never written; None
+    means zeros) are subtracted too. After S accepted drafts the last token is drawn from the whole of
+    target_probs. Thresholds below 1 accept more drafts, and are not exact. Raises InvalidArguments for shapes
+    that do not fit.
     """
     links = (retrieve_index, retrieve_next_token, retrieve_next_sibling)
     given = (candidates, *links, uniform_samples, uniform_samples_final, target_probs, draft_probs)
@@ -214,7 +231,10 @@ def tree_speculative_sampling(
 
 
 def write_tree_sampling(found: Verified, given: tuple[Array, ...], *thresholds: float) -> bool:
-    """As `write_tree_greedy`; given: the first eight of `tree_speculative_sampling`, thresholds: both."""
+    """Run `tree_speculative_sampling` into the caller's tensors on a GPU, as `write_tree_greedy` does.
+
+    given: the first eight arguments of `tree_speculative_sampling`. thresholds: single and acc.
+    """
     if not has_kernels(found.predicts.device.type):
         return False
     rules, arrays, steps = _prepare_sampling((*given, *found), thresholds, found.accept_index.shape[1] - 1)
@@ -227,7 +247,10 @@ def write_tree_sampling(found: Verified, given: tuple[Array, ...], *thresholds: 
 def _prepare_sampling(
     given: tuple[Array | None, ...], thresholds: tuple[float, ...], num_steps: int | None
 ) -> tuple[Any, tuple[Array, ...], int]:
-    """What comes behind the eight is left as it is, but has to be on their device."""
+    """Check the first eight arrays, and return rules, all arrays and the number of levels.
+
+    Arrays after the eighth are not checked, except that they must be on the same device.
+    """
     rules, arrays = _prepare(*given)
     shape = arrays[0].shape
     chances = arrays[6].shape
@@ -244,6 +267,7 @@ def _prepare_sampling(
 
 
 def _prepare_lists(*lists: Sequence[Array]) -> tuple[Any, list[Array], list[Array], list[Array]]:
+    """Prepare all arrays of three lists together; return the rules and the three lists."""
     flat = [array for each in lists for array in each]
     rules, prepared = _prepare(*flat)
     taken = iter(prepared)
@@ -252,11 +276,12 @@ def _prepare_lists(*lists: Sequence[Array]) -> tuple[Any, list[Array], list[Arra
 
 
 def _prepare(*arrays: Array | None) -> tuple[Any, tuple[Array, ...]]:
-    """The rules for these arrays, and the arrays as they take them.
+    """Return the module that computes these arrays, and the arrays in the form that it takes.
 
     Raises InvalidArguments for tensors on several devices.
     """
-    torch: Any = sys.modules.get("torch")  # who has a tensor has torch
+    # If torch was never imported, no argument can be a tensor.
+    torch: Any = sys.modules.get("torch")
     if torch and _on_one_gpu(torch.Tensor, arrays):
         return _gpu(), arrays
     devices = {each.device for each in arrays if torch and isinstance(each, torch.Tensor)}
@@ -273,7 +298,9 @@ def _prepare(*arrays: Array | None) -> tuple[Any, tuple[Array, ...]]:
 
 
 def _on_one_gpu(kind: type, arrays: tuple[Array | None, ...]) -> bool:
-    """Plain tensors all, the usual case: nothing has to be made of them."""
+    """Return whether all arrays are plain tensors on one GPU with kernels: the usual case, in which no array
+    is converted.
+    """
     device = None
     for each in arrays:
         if type(each) is kind:
@@ -288,6 +315,7 @@ def _on_one_gpu(kind: type, arrays: tuple[Array | None, ...]) -> bool:
 
 @cache
 def _gpu() -> Any:
+    """Return `specsot_kernels.gpu`, imported on first use because it needs Triton."""
     from specsot_kernels import gpu
 
     return gpu
@@ -295,19 +323,19 @@ def _gpu() -> Any:
 
 @cache
 def has_kernels(device: str) -> bool:
-    """Where there is a GPU and Triton; AMD's devices are called cuda too."""
+    """Return whether the device type is a GPU and Triton is installed. AMD's devices are called cuda too."""
     return device == "cuda" and find_spec("triton") is not None
 
 
 def _on_host(tensor: Any) -> Array:
-    """NumPy knows no bfloat16."""
+    """Return the tensor as a NumPy array; bfloat16 becomes float32, since NumPy has no bfloat16."""
     if tensor is None:
         return None
     return (tensor.float() if "bfloat16" in str(tensor.dtype) else tensor).numpy(force=True)
 
 
 class _ReferenceForTensors:
-    """`reference`, whose results become tensors on this device."""
+    """`reference`, with results converted to tensors on one device."""
 
     def __init__(self, device: Any) -> None:
         self._device = device

@@ -1,4 +1,4 @@
 """One file per subcommand of `specsot`.
 
-Refuses to know each other; heavy rooms are imported inside the function that needs them.
+Commands do not import one another; heavy packages are imported inside the function that needs them.
 """

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from specsot_app.terminal.line_input import LineInput
     from specsot_app.terminal.show import Streams
 
-TERMINATED = 143  # exit status after SIGTERM: 128 + 15
+# Exit status after SIGTERM: 128 + 15.
+TERMINATED = 143
 
 
 OF_CHAT = Offer(
@@ -33,6 +34,8 @@ OF_CHAT = Offer(
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
+    """Options of `specsot chat`."""
+
     HEADING: ClassVar[str] = "Conversation"
 
     system_prompt: str = option("", "System message, before the conversation.")
@@ -75,7 +78,7 @@ def chat(given: ChatOptions) -> int:
 
 
 def leave(number: int, frame: FrameType | None) -> None:
-    """The fleet is closed on the way out."""
+    """End the process by an exception, so that the fleet is closed on the way out."""
     raise SystemExit(TERMINATED)
 
 
@@ -87,6 +90,7 @@ def converse(
     streams: Streams,
     opener: Opener = open_fleet,
 ) -> int:
+    """Open the fleet, run the chat, and close the fleet; return the exit status."""
     from specsot_app.runtime import BackgroundLoop
     from specsot_app.terminal.chat import Chat
     from specsot_app.terminal.show import format_for

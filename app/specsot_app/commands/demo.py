@@ -15,6 +15,8 @@ from specsot_app.fleet import demo as files
 
 @dataclass(frozen=True, slots=True)
 class FetchOptions:
+    """Options of `specsot demo`."""
+
     HEADING: ClassVar[str] = "Arguments"
 
     what: Literal["fetch"] = option("fetch", "What to do: fetch.", positional=True)

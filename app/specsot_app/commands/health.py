@@ -19,6 +19,8 @@ SHOWN = Offer(
 
 @dataclass(frozen=True, slots=True)
 class HealthOptions:
+    """Options of `specsot health`."""
+
     HEADING: ClassVar[str] = "Options"
 
     address: Annotated[str, Option("host:port of a master, worker or drafter.", positional=True)]

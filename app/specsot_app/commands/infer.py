@@ -26,11 +26,14 @@ if TYPE_CHECKING:
 
 
 NO_QUESTION = 'a question is needed: specsot infer "How can I sleep better?"'
-BETWEEN = "\n---\n"  # two answers in a file or a pipe
+# Separates two answers in a file or a pipe.
+BETWEEN = "\n---\n"
 
 
 @dataclass(frozen=True, slots=True)
 class InferOptions:
+    """Options of `specsot infer`."""
+
     HEADING: ClassVar[str] = "Output"
 
     question: str | None = option(
@@ -90,14 +93,17 @@ def infer(given: InferOptions) -> int:
 
 
 def read_question() -> str:
-    """The question from a pipe; a person at a terminal is told how to ask."""
+    """Return the question from a pipe. At a terminal, raises InvalidRequest, which says how to ask."""
     if sys.stdin.isatty():
         raise InvalidRequest(NO_QUESTION, field="prompt")
     return sys.stdin.read().strip()
 
 
 def read_schema(given: str) -> str:
-    """A schema as it was written on the command line, or the text of the file that was named there."""
+    """Return the schema that was given on the command line, or the text of the file that was named.
+
+    Raises InvalidRequest if it is neither.
+    """
     if given.lstrip().startswith("{"):
         return given
     try:
@@ -109,7 +115,9 @@ def read_schema(given: str) -> str:
 
 
 def other_way(ask: Ask, planned: bool = False) -> Ask:
-    """The same question with a plan, or without if one was `planned`. Raises InvalidRequest."""
+    """Return the same question with a plan, or without one if the first answer was `planned`. Raises
+    InvalidRequest.
+    """
     if planned:
         return replace(ask, mode="direct", polish=False)
     return replace(ask, mode="sot")
@@ -123,7 +131,10 @@ async def answer(
     opener: Opener = open_fleet,
     compare: bool = False,
 ) -> int:
-    """Open the fleet, show the request, close the fleet; 1 when the request failed."""
+    """Open the fleet, show the request, close the fleet; return 1 if the request failed, else 0.
+
+    compare: afterwards, answer the other way and show both durations.
+    """
     from specsot_app.core.answer_view import has_no_plan, summary
     from specsot_app.terminal.show import show
 

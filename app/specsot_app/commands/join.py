@@ -1,4 +1,4 @@
-"""`specsot join CODE`: this machine runs layers of a fleet that another one shares."""
+"""Implements `specsot join CODE`: this machine runs layers of a fleet that another machine shares."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class JoinOptions:
+    """Options of `specsot join`."""
+
     HEADING: ClassVar[str] = "Joining"
 
     code: Annotated[str, Option("What `specsot serve --share` printed.", positional=True)]
@@ -52,13 +54,14 @@ def join(given: JoinOptions) -> int:
 
     require_torch()
     given = replace(given, device=device_here(given.device, sys.stderr))
-    with suppress(KeyboardInterrupt):  # being told to leave is how a member ends well
+    # Ctrl-C is the normal end of a member.
+    with suppress(KeyboardInterrupt):
         run_until_signal(take_part(given))
     return 0
 
 
 async def take_part(given: JoinOptions) -> None:
-    """Be let in, then run a worker until told to leave, or until it cannot be helped."""
+    """Join, then run a worker until it is stopped, or until it ends and cannot be restarted."""
     from specsot_app.commands.serve import pass_on
     from specsot_app.fleet.joining import join_fleet
     from specsot_app.fleet.processes import end_all, keep_running, start
@@ -72,13 +75,14 @@ async def take_part(given: JoinOptions) -> None:
 
 
 def worker_of(given: JoinOptions, place: JoinedFleet, tls: Tls) -> Service:
-    """It has no files: the base model comes from the workers that have them."""
+    """Return the worker's service. It has no model files: the layers come from workers that have them."""
     from specsot_app.core.device_map import FIRST_PORT, address_of
     from specsot_app.fleet.processes import free_port, is_free
     from specsot_app.fleet.service_specs import LOOPBACK, UNCONFIGURED, Service, flags_of
 
     host = given.advertise or place.own
-    if host == LOOPBACK:  # whose first ports the other fleet's members may be about to take
+    # On one machine, the fleet's own members may be about to take the first ports.
+    if host == LOOPBACK:
         port = free_port()
     else:
         port = next(port for port in range(FIRST_PORT, FIRST_PORT + 100) if is_free(port, host))

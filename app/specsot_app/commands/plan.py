@@ -21,6 +21,7 @@ TITLES = ("device", "layers", "weights", "KV", "graphs", "drafter", "together", 
 
 
 def lines_of(plan: FleetPlan) -> list[str]:
+    """Return the plan as lines: models, a table of stages, KV and speed, what is missing."""
     rows = [TITLES, *map(_row, plan.stages)]
     widths = [max(map(len, column)) for column in zip(*rows)]
     table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
@@ -29,6 +30,7 @@ def lines_of(plan: FleetPlan) -> list[str]:
 
 
 def _models(plan: FleetPlan) -> list[str]:
+    """Return the lines about base model and drafter."""
     others = ", ".join(f"{form} {memory_in_words(size)}" for form, size in plan.forms.items())
     weights = f"{memory_in_words(plan.weights)} in {plan.held}" + (f" ({others})" if others else "")
     text_only = ", text only" if plan.text_only else ""
@@ -41,12 +43,14 @@ def _models(plan: FleetPlan) -> list[str]:
 
 
 def _row(stage: StagePlan) -> tuple[str, ...]:
+    """Return a stage's row of the table."""
     room = "unknown" if stage.room is None else memory_in_words(stage.room)
     parts = (stage.weights, stage.kv, stage.graphs, stage.drafter, stage.need)
     return (stage.place, stage.layers, *(memory_in_words(part) if part else "-" for part in parts), room)
 
 
 def _ring(plan: FleetPlan) -> list[str]:
+    """Return the lines about KV positions and speed."""
     pages = f"{plan.positions // plan.page_rows} pages of {plan.page_rows}"
     return [
         f"KV        {plan.positions:,} positions in {pages}, for all sequences together; "
@@ -56,6 +60,7 @@ def _ring(plan: FleetPlan) -> list[str]:
 
 
 def _speed(stages: Sequence[StagePlan], predicted: float | None) -> str:
+    """Return the predicted speed, or why there is none."""
     read = f"{memory_in_words(sum(stage.read for stage in stages))} of weights that one lap reads"
     if predicted is None:
         return f"not predicted: it takes the memory bandwidth of every device ({read})"
@@ -83,6 +88,8 @@ OF_PLANNED = Offer(
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
+    """Options of `specsot plan`."""
+
     HEADING: ClassVar[str] = "Plan"
 
     json: bool = option(False, "Print one JSON object.")

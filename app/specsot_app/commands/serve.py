@@ -1,6 +1,8 @@
-"""`specsot serve`: master, workers and drafter as processes, here or on other machines, until stopped.
+"""Implements `specsot serve`: master, workers and drafter as processes, here or on other machines, until
+stopped.
 
-It starts them and passes their lines on. Of those elsewhere it says how.
+The command starts this machine's processes and passes their output on; for other machines it prints the
+commands.
 """
 
 from __future__ import annotations
@@ -33,11 +35,12 @@ if TYPE_CHECKING:
     from specsot_app.fleet.processes import Absent
     from specsot_app.fleet.service_specs import Service, Serving
 
-HTTP_PORT = 8000  # as vLLM's; any free one if it is taken
+# Default HTTP port; any free port if it is taken. Precedent: vLLM, 8000.
+HTTP_PORT = 8000
 LOOPBACK = "127.0.0.1"
 
 
-# What the master is told of that, beside what follows from the fleet.
+# Options that are passed to the master as they are, in addition to those that follow from the fleet.
 REQUESTS = {"conduct": Offer(only=("live", "queue", "plan_style"))}
 CONDUCT = Offer(
     only=(
@@ -76,6 +79,8 @@ OF_MASTER = Offer(
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
+    """Options of `specsot serve`."""
+
     HEADING: ClassVar[str] = "Addresses"
 
     host: str = option(LOOPBACK, "Address that the master listens on.")
@@ -122,7 +127,7 @@ EXAMPLES = (
 
 
 def on_http_port(given: dict[str, Any]) -> dict[str, Any]:
-    """In the words of systems that serve nothing but HTTP, the port is HTTP's."""
+    """Return the options with `port` as the HTTP port, as systems mean it that serve HTTP alone."""
     if given.get("http-port") is not None or "port" not in given:
         return given
     return {**given, "http-port": given["port"], "port": 0}
@@ -143,7 +148,7 @@ def serve(given: ServeOptions) -> int:
     from specsot_app.fleet.service_specs import Serving, flags_of, inviting, spread
 
     fleet, choice = choose_for(with_demo(given.fleet, sys.stderr), given.master.ring.replicas)
-    # No devices: some may be elsewhere.
+    # Devices are left out here, because some may be on other machines.
     wanted = replace(fleet, kind="processes", devices=None)
     models = cut(models_of(wanted), given.layer_splits)
     master = given.master
@@ -165,34 +170,40 @@ def serve(given: ServeOptions) -> int:
         token_file=master.token_file,
     )
     if master.token_file:
-        first_token(master.token_file)  # before anything is started
+        # An unreadable token file is reported before any process is started.
+        first_token(master.token_file)
     stages = len(models.layers) or wanted.stages
     if given.share:
         serving = inviting(serving, stages, wanted.device, master.fleet_listen)
     else:
         check_stages(stages, places, ring.replicas)
         serving = spread(serving, master.fleet_listen, master.service.insecure)
-    if serving.token_file and serving.fleet is None:  # members show none: they have a door of their own
+    # Members send no tokens, so that they need a server of their own.
+    if serving.token_file and serving.fleet is None:
         serving = replace(serving, fleet=address_of(LOOPBACK, free_port()))
     if given.port:
-        check_free(serving.listens(given.port))  # a refusal is one line, and says nothing of devices
+        # Checked before the device is announced, so that a taken port gives one line of output.
+        check_free(serving.listens(given.port))
     if choice:
         announce(choice, sys.stderr)
-    with suppress(KeyboardInterrupt):  # being told to stop is how a fleet ends well
+    # Ctrl-C is the normal end of a fleet.
+    with suppress(KeyboardInterrupt):
         show = webbrowser.open if given.browser else None
         run_until_signal(keep(wanted, models, given.port, http_port_of(given.http_port), serving, show))
     return 0
 
 
 def cut(models: Models, splits: str | None) -> Models:
-    """Raises InvalidRequest."""
+    """Return the models with the layer ranges of --layer-splits. Raises InvalidRequest."""
     if splits is None:
         return models
     return replace(models, layers=split_ranges(splits, read_config(models.base).layers))
 
 
 def http_port_of(asked: int | None) -> int | None:
-    """Where the master serves HTTP; None where nobody asked and the packages are not there."""
+    """Return the master's HTTP port; None if no port was asked for and the HTTP packages are not
+    installed.
+    """
     from specsot_app.fleet.processes import free_port, is_free
 
     if asked is None and not all(map(find_spec, ("fastapi", "msgspec", "uvicorn", "prometheus_client"))):
@@ -210,13 +221,14 @@ async def keep(
     serving: Serving,
     show: Callable[[str], object] | None = None,
 ) -> None:
-    """Run the fleet until it is told to stop, or its master ends. show: opens the page."""
+    """Run the fleet until it is stopped, or its master ends. show: opens the page in a browser."""
     from specsot.transport.grpc_server import check_free
     from specsot_app.fleet.processes import ProcessFleet
 
     async with AsyncExitStack() as stack:
         if serving.joining:
-            for taken in filter(None, (port, http_port)):  # before anybody is invited
+            # Checked before an invitation is printed.
+            for taken in filter(None, (port, http_port)):
                 check_free(serving.listens(taken))
             await stack.enter_async_context(open_to_machines(wanted, serving))
         fleet = await ProcessFleet.start(wanted, models, port, pass_on, http_port, serving, absent=asking())
@@ -229,7 +241,7 @@ async def keep(
 
 
 def open_to_machines(wanted: FleetOptions, serving: Serving) -> AbstractAsyncContextManager[object]:
-    """The door for those that join."""
+    """Return the context in which the join server runs."""
     from specsot_app.core.device_map import address_of
     from specsot_app.fleet.joining import PORT, SHARED, open_door
 
@@ -243,16 +255,19 @@ def open_to_machines(wanted: FleetOptions, serving: Serving) -> AbstractAsyncCon
 
 
 def page_of(serving: Serving, http_port: int) -> str:
+    """Return the address of the web page."""
     return f"{'https' if serving.papers_of_clients else 'http'}://{serving.reached(http_port)}/"
 
 
 QUESTION = "How can I sleep better?"
-# Where tokens are needed reflection is off: this repository's protos tell grpcurl what there is.
+# With tokens, reflection is off, and grpcurl reads this repository's protos instead.
 PROTOS = "-import-path protos -proto specsot/v1/master.proto"
 
 
 def closing(model: str, serving: Serving, master: str, http_port: int | None) -> list[str]:
-    """What one can do now: each line works as it stands, in the folder where `serve` was started."""
+    """Return the lines that say what a user can do now. Each works as it is, in the folder where `serve` was
+    started.
+    """
     shown = serving.client
     file = quote(str(shown.token_file))
     read = f"awk 'NF {{print $1; exit}}' {file}" if serving.token_file else f"cat {file}"
@@ -281,7 +296,9 @@ def closing(model: str, serving: Serving, master: str, http_port: int | None) ->
 
 
 def asking() -> Absent:
-    """Says how those elsewhere are started, once; then who of them is still missing."""
+    """Return a callback that prints, once, how services of other machines are started, then which are still
+    missing.
+    """
     from specsot_app.fleet.service_specs import command_of
 
     told: set[str] = set()
@@ -299,4 +316,5 @@ def asking() -> Absent:
 
 
 def pass_on(service: str, line: str) -> None:
+    """Print a service's line of output."""
     print(f"{service:<8} | {line}", file=sys.stderr, flush=True)

@@ -1,4 +1,6 @@
-"""`specsot info`, `status`, `rebalance`: report on a running master, or re-share its layers."""
+"""Implements `specsot info`, `status`, `rebalance`: report on a running master, or redistribute its
+layers.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,14 @@ if TYPE_CHECKING:
     from specsot.core.info import Info, Rebalanced
     from specsot.transport.grpc_client import MasterClient
 
-PAUSE = 0.1  # seconds between checks of a ring that is not complete yet; not measured
+# Seconds between checks of a ring that is not complete yet. Untuned.
+PAUSE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class MasterOptions:
+    """Options that all commands for a running master have."""
+
     HEADING: ClassVar[str] = "Options"
 
     master: str = option("127.0.0.1:50050", "The master to ask.", metavar="HOST:PORT")
@@ -33,6 +38,8 @@ class MasterOptions:
 
 @dataclass(frozen=True, slots=True)
 class InfoOptions(MasterOptions):
+    """Options of `specsot info`."""
+
     HEADING: ClassVar[str] = "Options"
 
     json: bool = option(False, "Print one JSON object.")
@@ -48,6 +55,7 @@ def info(given: InfoOptions) -> int:
 
 
 def show(given: MasterOptions, as_json: bool) -> int:
+    """Print the state once; return 0 if the ring is complete, else 1."""
     from specsot_app.terminal.status_view import lines_of
 
     found = run_until_signal(ask(given))
@@ -56,12 +64,15 @@ def show(given: MasterOptions, as_json: bool) -> int:
 
 
 async def ask(given: MasterOptions) -> Info:
+    """Return the master's state."""
     async with given.client.connected(given.master) as master:
         return await master.info()
 
 
 @dataclass(frozen=True, slots=True)
 class StatusOptions(MasterOptions):
+    """Options of `specsot status`."""
+
     HEADING: ClassVar[str] = "Options"
 
     every: float = option(1.0, "Seconds between refreshes.", least=0.1, most=3600, metavar="SECONDS")
@@ -86,6 +97,7 @@ def status(given: StatusOptions) -> int:
 
 
 async def keep_looking(given: StatusOptions) -> None:
+    """Show the state until cancelled."""
     from rich.console import Console
 
     from specsot_app.terminal.status_view import watch
@@ -96,6 +108,8 @@ async def keep_looking(given: StatusOptions) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RebalanceOptions(MasterOptions):
+    """Options of `specsot rebalance`."""
+
     HEADING: ClassVar[str] = "Options"
 
     wait: float = option(120.0, "Seconds to wait for the new ring.", least=0, metavar="SECONDS")
@@ -114,6 +128,9 @@ def rebalance(given: RebalanceOptions) -> int:
 
 
 async def form_anew(given: RebalanceOptions) -> Rebalanced:
+    """Redistribute the layers, and wait for the new ring. Raises Unavailable if it is not complete
+    in time.
+    """
     async with given.client.connected(given.master) as master:
         try:
             async with asyncio.timeout(given.wait):
@@ -125,13 +142,13 @@ async def form_anew(given: RebalanceOptions) -> Rebalanced:
 
 
 def settled(found: Info, epoch: int) -> bool:
-    """The newest ring is complete, as are all others that were formed."""
+    """Return whether the ring of this epoch, and all other rings that were formed, are complete."""
     formed = [one for one in found.replicas if one.plan]
     return found.ready and found.epoch >= epoch and all(one.ready for one in formed)
 
 
 async def complete(master: MasterClient, epoch: int, wait: float) -> None:
-    """Raises Unavailable, naming what is missing."""
+    """Wait until the ring of this epoch is complete. Raises Unavailable, naming what is missing."""
     lacking = "the master"
     try:
         async with asyncio.timeout(wait):

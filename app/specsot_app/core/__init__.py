@@ -1,3 +1,4 @@
 """Pure parts of the app: requests, presets, devices and layer ranges, what screens and reports show.
 
-Refuses to know loops, networks, tensors, clocks and dice."""
+They use no event loops, networks, tensors, clocks or random numbers.
+"""

@@ -1,4 +1,4 @@
-"""Draws a request with rich: the plan, a panel for each branch, the merged answer, a line about it. Pure."""
+"""Draws a request with rich: the plan, a panel for each branch, the merged answer, a summary line. Pure."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ from rich.text import Text
 from specsot.core.view import Panel, View
 from specsot.events import NO_PLAN, Finished, Forecast, Reason, Started, Statistics
 
-PANEL_WIDTH = 38  # columns of a panel at least: narrower prose is hard to read; not measured
-LEAST_LINES = 3  # lines of a panel at least
-SCREEN = Console(width=PANEL_WIDTH)  # only measures text
+# Columns. Least width of a panel, since narrower prose is hard to read. Untuned.
+PANEL_WIDTH = 38
+# Lines. Least height of a panel.
+LEAST_LINES = 3
+# Only measures text.
+SCREEN = Console(width=PANEL_WIDTH)
 
 STYLES = {
     None: "cyan",
@@ -40,19 +43,22 @@ ENDS = {
     Reason.FAILED: "failed",
     Reason.PARENT_FAILED: "left out, for what it needs failed",
 }
-WORTHWHILE = 1.05  # tokens a lap and branch; fewer round to the 1.0 of plain decoding
-MOSTLY = 0.5  # of the trees, from which on drafting rests
+# Tokens per step and branch. Fewer would be rounded to the 1.0 of decoding without drafts.
+WORTHWHILE = 1.05
+# Share of steps. If drafting was paused in so many, the summary says so.
+MOSTLY = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Of the terminal, in character cells."""
+    """Size of the terminal, in character cells."""
 
     width: int
     height: int
 
 
 def draw(view: View, size: Size) -> RenderableType:
+    """Draw a running request."""
     if not view.planned:
         plan = [text_frame("plan", view.titles, size)] if view.titles else []
         return Group(heading(view), *plan)
@@ -62,27 +68,30 @@ def draw(view: View, size: Size) -> RenderableType:
 
 
 def merges(view: View) -> bool:
-    """Nothing is written but the answer itself."""
+    """Return whether only the merged answer is still being written."""
     return not view.panels or (bool(view.merged) and all(panel.reason for panel in view.panels))
 
 
 def heading(view: View) -> Text:
+    """Return the line above: forecast, model, mode, seed."""
     parts = [foresee(view.forecast)] if view.forecast else []
     parts += [introduce(view.started)] if view.started else ["waiting"]
     return Text(" · ".join(filter(None, parts)), style="dim", no_wrap=True, overflow="ellipsis")
 
 
-WIDE = 1.5  # times the least; what is narrower is told as one figure, which then is within a fifth or so
+# Ratio of most to least. A narrower range is shown as one figure, which is then right within about a fifth.
+WIDE = 1.5
 
 
 def foresee(forecast: Forecast) -> str:
-    """ "direct 6-25 s, planned ~8 s"; a range where it is known and wide."""
+    """Return a forecast such as "direct 6-25 s, planned ~8 s"; a range is shown if it is known and wide."""
     direct = _span(forecast.direct, forecast.direct_least, forecast.direct_most)
     planned = _span(forecast.planned, forecast.planned_least, forecast.planned_most)
     return ", ".join(f"{way} {span}" for way, span in (("direct", direct), ("planned", planned)) if span)
 
 
 def _span(seconds: float | None, least: float | None, most: float | None) -> str | None:
+    """Return a duration or a range of durations; None if unknown."""
     if seconds is None:
         return None
     if least is None or most is None or most <= WIDE * least:
@@ -91,23 +100,29 @@ def _span(seconds: float | None, least: float | None, most: float | None) -> str
 
 
 def _figure(seconds: float) -> str:
+    """Return seconds with a decimal if they are few."""
     return f"{seconds:.1f}" if seconds < 5 else f"{seconds:.0f}"
 
 
 def introduce(started: Started) -> str:
+    """Return what is known of a request that has started."""
     model = started.model or "model"
     return f"{model} · mode {started.mode} · seed {started.seed} · {started.prompt_tokens} prompt tokens"
 
 
 def text_frame(title: str, text: str, size: Size) -> Frame:
-    """One frame over the whole width with the end of a text."""
+    """Return a frame over the whole width with the end of a text."""
     lines = max(LEAST_LINES, size.height - 4)
     body = last_lines(text, size.width - 4, lines)
     return Frame(body, title=title, title_align="left", border_style="cyan", box=box.ROUNDED)
 
 
 def panels(shown: tuple[Panel, ...], size: Size) -> list[RenderableType]:
-    """All panels as a grid; else those that write, and a line for each other; else a line for each."""
+    """Return all panels as a grid if they fit; else a grid of the branches being written and a line for each
+    other branch.
+
+    If even that does not fit, return a line for each branch.
+    """
     busy = tuple(panel for panel in shown if panel.writing)
     rest = tuple(panel for panel in shown if not panel.writing)
     if lines_each(len(shown), size) >= LEAST_LINES:
@@ -119,18 +134,23 @@ def panels(shown: tuple[Panel, ...], size: Size) -> list[RenderableType]:
 
 
 def columns_for(count: int, width: int) -> int:
-    """How many panels stand side by side: no more rows than needed, and those about equally long."""
+    """Return how many panels are drawn side by side: no more rows than needed, and rows of about equal
+    length.
+
+    7 panels where 3 fit side by side need 3 rows, so that there are 3 columns; 4 panels need 2 rows of 2.
+    """
     rows = -(-count // max(1, width // PANEL_WIDTH))
     return -(-count // rows)
 
 
 def lines_each(count: int, size: Size) -> int:
-    """Text lines of each of `count` panels, when they share the height below the heading."""
+    """Return the text lines of each of `count` panels that share the height below the heading."""
     rows = -(-count // columns_for(count, size.width))
     return min(12, (size.height - 3) // rows - 2)
 
 
 def grid(shown: tuple[Panel, ...], lines: int, size: Size) -> RenderableType:
+    """Return the panels as a grid."""
     columns = columns_for(len(shown), size.width)
     table = Table.grid(expand=True)
     for _ in range(columns):
@@ -143,7 +163,7 @@ def grid(shown: tuple[Panel, ...], lines: int, size: Size) -> RenderableType:
 
 
 def frame(panel: Panel, inner: int, lines: int) -> Frame:
-    """One branch: its title above, the end of its text, its state below."""
+    """Return one branch: its title at the top, the end of its text, its state at the bottom."""
     return Frame(
         last_lines(panel.text, inner, lines),
         title=Text(f"{panel.point.id} {clean(panel.point.title)}", overflow="ellipsis", no_wrap=True),
@@ -157,6 +177,7 @@ def frame(panel: Panel, inner: int, lines: int) -> Frame:
 
 
 def one_line(panel: Panel) -> Text:
+    """Return one branch as a line."""
     style = STYLES[panel.reason] if panel.started else "dim"
     line = f"{panel.point.id:>3} {state(panel):<12} {clean(panel.point.title)}"
     if panel.writing:
@@ -165,6 +186,7 @@ def one_line(panel: Panel) -> Text:
 
 
 def state(panel: Panel) -> str:
+    """Return the state of a branch in words."""
     if not panel.started:
         return f"after {', '.join(map(str, panel.point.needs))}" if panel.point.needs else "waiting"
     if panel.reason is Reason.STOP:
@@ -176,7 +198,7 @@ def state(panel: Panel) -> str:
 
 
 def status(view: View) -> Text:
-    """How many branches write, wait, are done; what they wrote so far."""
+    """Return how many branches are being written, wait and are done, and how many tokens they have."""
     shown = view.panels
     writing = sum(panel.writing for panel in shown)
     waiting = sum(not panel.started for panel in shown)
@@ -186,13 +208,13 @@ def status(view: View) -> Text:
 
 
 def conclude(view: View, line: str) -> RenderableType:
-    """What stays on the screen: the merged answer, then the line about it."""
+    """Return what stays on the screen: the merged answer, then the summary line."""
     written = (answer(view.merged), Text("")) if view.merged else ()
     return Group(*written, Text(f"{line}\n", style="dim"))
 
 
 def unfinished(view: View) -> RenderableType:
-    """What stays of an answer that did not end: of a plan all that its branches wrote."""
+    """Return what stays of an answer that did not end; of a plan, everything that its branches wrote."""
     text = view.merged
     if not merges(view):
         written = (f"## {one.point.id}. {one.point.title}\n{one.text}" for one in view.panels if one.text)
@@ -201,7 +223,7 @@ def unfinished(view: View) -> RenderableType:
 
 
 class _Title(Heading):
-    """Where the text begins, not in the middle of the screen."""
+    """A heading that is left-aligned instead of centred."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         self.text.justify = "left"
@@ -209,7 +231,9 @@ class _Title(Heading):
 
 
 class _Code(CodeBlock):
-    """Begins in the first column, so that code copied from the terminal has its own indentation."""
+    """A code block that begins in the first column, so that code copied from the terminal keeps its own
+    indentation.
+    """
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         code = str(self.text).rstrip()
@@ -217,6 +241,8 @@ class _Code(CodeBlock):
 
 
 class _Answer(Markdown):
+    """An answer's Markdown with left-aligned headings, plain code blocks and kept indentation."""
+
     elements: ClassVar[dict[str, type[MarkdownElement]]] = {
         **Markdown.elements,
         "heading_open": _Title,
@@ -229,7 +255,7 @@ class _Answer(Markdown):
 
 
 def answer(text: str) -> RenderableType:
-    """The answer's Markdown, with its lines as they are, and without links that hide where they lead."""
+    """Return the answer's Markdown with its line breaks kept, and without links that hide their target."""
     return _Answer("\n".join(_lines(clean(text))), hyperlinks=False, code_theme="ansi_dark")
 
 
@@ -238,9 +264,10 @@ _MARKUP = re.compile(r"\s*(#|\||```|[-*+] |\d+[.)] |$)")
 
 
 def _lines(text: str) -> Iterator[str]:
-    """Outside of marked code and lists, lines end and begin where the model let them.
+    """Yield the lines; outside of fenced code, lists and headings, each is made to end where the model ended
+    it.
 
-    Markdown would join them, and drop what indents code that is not marked.
+    Markdown would join such lines, and drop the indentation of code that is not fenced.
     """
     fenced = False
     for line in text.splitlines():
@@ -253,9 +280,11 @@ def _lines(text: str) -> Iterator[str]:
 
 
 def summary(view: View, drafter: bool = False, other: Finished | None = None, by: str = "") -> str:
-    """One line about an answer: its seconds, its tokens and laps, what drafts brought, an unusual end.
+    """Return one line about an answer: seconds, tokens and steps, what drafts added, and an unusual end.
 
-    drafter: something drafts here. other: the same question answered the other way, as `by` was told to.
+    drafter: whether the fleet has a drafter.
+    other: the end of the same question answered the other way (planned or direct).
+    by: the command that asked for that.
     """
     if view.finished is None:
         return "the answer did not end"
@@ -268,7 +297,9 @@ def summary(view: View, drafter: bool = False, other: Finished | None = None, by
 
 
 def beside(other: Finished, by: str) -> str:
-    """The same question answered the other way; a plan that came to nothing is no other way."""
+    """Return the comparison with the same question answered the other way; a plan that failed is no
+    comparison.
+    """
     if has_no_plan(other):
         return f"nothing to compare by {by}: {NO_PLAN}"
     told = f"{way_of(other)}, by {by}: {seconds_and_tokens(other.statistics)}"
@@ -276,38 +307,45 @@ def beside(other: Finished, by: str) -> str:
 
 
 def has_no_plan(finished: Finished | None) -> bool:
-    """A plan was tried, and dropped."""
+    """Return whether a plan was tried and dropped."""
     return finished is not None and finished.statistics.decision.endswith(NO_PLAN)
 
 
 def polished(told: Statistics) -> list[str]:
+    """Return what polishing cost, if the answer was polished."""
     if "polish" not in told.phases:
         return []
     return [f"polished in {told.phases['polish']:.1f} s, {counted(told.polish_tokens, 'token')}"]
 
 
 def way_of(finished: Finished) -> str:
-    """Of one that was stopped before its first point, as it was decided."""
+    """Return "planned" or "direct"; an answer that was stopped before its first point counts as it was
+    decided.
+    """
     planned = finished.statistics.branches or finished.statistics.decision.startswith("planned")
     return "planned" if planned else "direct"
 
 
 def in_seconds(told: Statistics) -> str:
+    """Return the duration in words."""
     return f"{told.seconds:.1f} s"
 
 
 def seconds_and_tokens(told: Statistics) -> str:
+    """Return duration and tokens in words."""
     return f"{in_seconds(told)} ({counted(told.merged_tokens, 'token')})"
 
 
 def counted(count: int, one: str, more: str = "") -> str:
+    """Return a number with its noun: (1, "lap") -> "1 lap", (2, "lap") -> "2 laps"."""
     return f"{count:,} {one if count == 1 else more or one + 's'}"
 
 
 def work(told: Statistics, drafter: bool) -> list[str]:
-    """ "6 branches in 71 laps, drafts brought 1.8 tokens a lap": to each branch, 1.0 without drafts.
+    """Return such as "6 branches in 71 laps, drafts brought 1.8 tokens a lap", or nothing if no text was
+    written.
 
-    drafter: something drafts here. Nothing, where nothing was written.
+    The tokens are those of each branch, 1.0 without drafts. drafter: whether the fleet has a drafter.
     """
     branches = counted(told.branches, "branch", "branches")
     tokens = counted(told.merged_tokens, "token")
@@ -323,7 +361,7 @@ def work(told: Statistics, drafter: bool) -> list[str]:
 
 
 def unusual_end(view: View, finished: Finished) -> list[str]:
-    """Nothing for an answer that ended by itself."""
+    """Return why the answer ended, or nothing if it ended by itself."""
     if finished.reason is Reason.STOP:
         return []
     if finished.statistics.in_time:
@@ -338,14 +376,14 @@ def unusual_end(view: View, finished: Finished) -> list[str]:
 
 
 def ended(reason: Reason, tokens: int) -> str:
-    """In plain words: "cut at 1,024 tokens", "stopped"."""
+    """Return an end in plain words: "cut at 1,024 tokens", "stopped"."""
     return f"cut at {counted(tokens, 'token')}" if reason is Reason.LENGTH else ENDS[reason]
 
 
 def last_lines(text: str, width: int, lines: int) -> Text:
-    """The end of a text, wrapped to `width` cells, at most `lines` lines of it.
+    """Return the end of a text, wrapped to `width` cells, at most `lines` lines.
 
-    Long texts are wrapped from a start that moves in jumps, so that lines stand still as text grows.
+    Long texts are wrapped from a start that moves in jumps, so that lines do not reflow as the text grows.
     """
     jump = max(width, 8) * lines * 2
     start = max(0, len(text) // jump - 1) * jump
@@ -354,5 +392,5 @@ def last_lines(text: str, width: int, lines: int) -> Text:
 
 
 def clean(text: str) -> str:
-    """Without control characters: a model must not steer the terminal."""
+    """Return the text without control characters, so that a model cannot control the terminal."""
     return "".join(sign for sign in text if sign in "\n\t" or unicodedata.category(sign) != "Cc")

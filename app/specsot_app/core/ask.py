@@ -1,4 +1,6 @@
-"""From keywords to one request (`Ask`), and from its events to one `Answer`; presets of both. Pure."""
+"""Turns keyword options into one request (`Ask`) and its events into one `Answer`; holds the
+presets. Pure.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from specsot.service.option_table import SECONDS, Tier, mode_of, option, truth
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """What a request asks for. None: as the master has it."""
+    """Options of a request. None leaves a value to the master."""
 
     HEADING: ClassVar[str] = "Request"
     TIER: ClassVar[Tier] = "expert"
@@ -68,7 +70,7 @@ class RequestOptions:
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
-    """How tokens are drawn. None: as the master has it."""
+    """Options of sampling. None leaves a value to the master."""
 
     HEADING: ClassVar[str] = "Sampling"
     TIER: ClassVar[Tier] = "expert"
@@ -111,7 +113,7 @@ class SamplingOptions:
 
 @dataclass(frozen=True, slots=True)
 class AttentionOptions:
-    """Which earlier positions are attended to. Nothing given: all."""
+    """Options of the KV policy: which earlier positions are attended to. Without any, all positions are."""
 
     HEADING: ClassVar[str] = "KV policy"
     TIER: ClassVar[Tier] = "expert"
@@ -139,7 +141,7 @@ class AttentionOptions:
 
 @dataclass(frozen=True, slots=True)
 class FormOptions:
-    """What the answer must look like; one of them at most."""
+    """Options of the answer's form; at most one may be given."""
 
     HEADING: ClassVar[str] = "Form of the answer"
     TIER: ClassVar[Tier] = "expert"
@@ -158,12 +160,13 @@ class FormOptions:
 
 
 def asked(*options: object) -> dict[str, Any]:
-    """Keywords of `ask_of`: what these say, where they say something."""
+    """Return the given options as keywords of `ask_of`; options that are None or () are left out."""
     found = {one.name: getattr(said, one.name) for said in options for one in fields(cast("Any", said))}
     return {name: value for name, value in found.items() if value not in (None, ())}
 
 
 def names_of(kind: type) -> tuple[str, ...]:
+    """Return the field names of a dataclass."""
     return tuple(one.name for one in fields(kind))
 
 
@@ -183,10 +186,10 @@ Turns = Sequence[params.Message | Mapping[str, str]]
 
 
 def ask_of(prompt: str | Turns, **options: Any) -> params.Ask:
-    """One request; options that are None are left at their defaults.
+    """Return one request; options that are None are left at their defaults.
 
-    prompt: the question, or the turns of a conversation.
-    Raises InvalidRequest: an unknown option, or a value that can never work.
+    prompt: the question, or the messages of a conversation.
+    Raises InvalidRequest for an unknown option, or a value that can never work.
     """
     refuse_unknown(options)
     plain = {name: one.item() if is_scalar(one) else one for name, one in options.items()}
@@ -219,14 +222,15 @@ def ask_of(prompt: str | Turns, **options: Any) -> params.Ask:
 
 
 def is_scalar(value: Any) -> bool:
-    """A number as NumPy and torch have it."""
+    """Return whether the value is a scalar of NumPy or torch."""
     return getattr(value, "shape", None) == ()
 
 
 def form_of(given: Mapping[str, Any]) -> params.Form | None:
-    """What the answer must look like, where something is said of it.
+    """Return the form that the answer must have, or None if no option asks for one.
 
-    json_schema: text, or a schema as a mapping. choice: texts. json_object: whether.
+    json_schema: text, or a schema as a mapping. choice: texts. json_object: True or False.
+    Raises InvalidRequest if several forms are given, or a schema is not JSON.
     """
     kinds: list[params.FormKind] = [
         kind for kind in params.FORM_KINDS if given.get(kind) not in (None, False)
@@ -249,7 +253,11 @@ def form_of(given: Mapping[str, Any]) -> params.Form | None:
 
 
 def biases_of(given: Any) -> tuple[tuple[int, float], ...]:
-    """{token id: gain}, or "ID=GAIN" as on a command line, one or several; by ascending id."""
+    """Return (token id, bias) pairs by ascending id, from {id: bias} or from "ID=BIAS" strings, one or
+    several.
+
+    Raises InvalidRequest.
+    """
     try:
         listed: Any = given.items() if isinstance(given, Mapping) else strings_of(given)
         pairs = (one.split("=") if isinstance(one, str) else one for one in listed)
@@ -262,6 +270,7 @@ def biases_of(given: Any) -> tuple[tuple[int, float], ...]:
 
 
 def refuse_unknown(options: Iterable[str]) -> None:
+    """Raise InvalidRequest for the first name that is no option."""
     for name in options:
         if name not in OPTIONS:
             known = ", ".join(sorted(OPTIONS))
@@ -269,24 +278,31 @@ def refuse_unknown(options: Iterable[str]) -> None:
 
 
 def messages_of(turns: Turns) -> tuple[params.Message, ...]:
-    """Turns as values; a mapping must have `role` and `content`."""
+    """Return the messages as values. Raises InvalidRequest for a mapping without `role` and `content`."""
     return tuple(turn if isinstance(turn, params.Message) else message_of(turn) for turn in turns)
 
 
 def message_of(turn: Any) -> params.Message:
+    """Return a mapping as a message. Raises InvalidRequest if it lacks `role` or `content`."""
     if not isinstance(turn, Mapping) or not {"role", "content"} <= set(turn):
         raise InvalidRequest("every message needs a role and a content", field="messages")
     return params.Message(turn["role"], turn["content"])
 
 
 def strings_of(value: Any) -> tuple[Any, ...]:
-    """One, or several; whether they are what they should be is seen later."""
+    """Return one value, or an iterable of values, as a tuple. The values themselves are checked later."""
     return tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One point as written. `text` is its body without the heading."""
+    """One point of a plan as it was written.
+
+    point: the point.
+    text: the branch's text without the heading.
+    tokens: number of tokens of the branch.
+    reason: why the branch ended, or None.
+    """
 
     point: Point
     text: str
@@ -298,11 +314,16 @@ class Branch:
 class Answer:
     """What `SpecSoT.generate` returns.
 
-    tokens:   token ids of the merged text, in order.
-    logprobs: of these tokens, where they were asked for. prompt_logprobs: of the prompt's but the first.
-    skeleton: the plan as the model wrote it, markers included; empty when none was asked for.
-    stop_reason: the stop string or stop token that ended a direct answer; None for anything else.
-    seed:     what was asked for or drawn; the same seed draws the same answer (not in 16 bits).
+    text: the merged text.
+    tokens: token ids of the merged text, in order.
+    statistics: of the request.
+    reason: why the answer ended.
+    seed: the seed that was given or drawn; the same seed gives the same answer (not in 16 bits).
+    skeleton: the plan as the model wrote it, markers included; empty if the answer was not planned.
+    branches: the points as they were written.
+    logprobs: log-probabilities of the tokens, if they were asked for.
+    stop_reason: the stop string or stop token that ended a direct answer; else None.
+    prompt_logprobs: log-probabilities of the prompt's tokens except the first, if they were asked for.
     """
 
     text: str
@@ -321,7 +342,7 @@ class Answer:
 
 
 def answer_of(view: View) -> Answer:
-    """Raises Unavailable when the stream ended before the request did."""
+    """Return the answer. Raises Unavailable if the stream of events ended before the request did."""
     if view.started is None or view.finished is None:
         raise Unavailable("the stream ended before the answer did")
     end = view.finished
@@ -344,7 +365,9 @@ LEGACY_MODES = {"sot": "specsot", "direct": "eagle"}
 
 
 def stats_of(answer: Answer, tokens: int) -> dict[str, Any]:
-    """Statistics under the seeds' names beside ours. tokens: that are returned."""
+    """Return the statistics, with the names of the seeds in addition to ours. tokens: number of tokens that
+    are returned.
+    """
     told = answer.statistics
     return asdict(told) | {
         "mode": LEGACY_MODES[told.mode],
@@ -359,12 +382,17 @@ def stats_of(answer: Answer, tokens: int) -> dict[str, Any]:
 
 Preset = Literal["short", "long", "small"]
 
-OTHER_POLICIES = (*PRUNING, "head_aware")  # than a window
+# Options of KV policies other than a window.
+OTHER_POLICIES = (*PRUNING, "head_aware")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """fleet: of what is loaded and how is drafted. request: of every request."""
+    """What a preset sets.
+
+    fleet: options of what is loaded, and of drafting.
+    request: options of every request.
+    """
 
     fleet: Mapping[str, Any]
     request: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -380,19 +408,26 @@ PRESETS: Mapping[str, Settings] = {
 
 
 def fleet_with(preset: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What is given of a fleet, and the preset's where nothing is. Raises InvalidRequest."""
+    """Return the given options of a fleet, completed by the preset's. Raises InvalidRequest for an unknown
+    preset.
+    """
     return _filled(given, settings_of(preset).fleet)
 
 
 def request_with(preset: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The same of a request. Another KV policy is given besides the preset's window, and wins as a whole."""
+    """Return the given options of a request, completed by the preset's. Raises InvalidRequest for an unknown
+    preset.
+
+    If another KV policy is given, nothing of the preset is used, so that its window is not mixed with that
+    policy.
+    """
     settings = settings_of(preset).request
     other = any(given.get(name) is not None and given[name] is not False for name in OTHER_POLICIES)
     return dict(given) if other else _filled(given, settings)
 
 
 def settings_of(preset: str | None) -> Settings:
-    """None: nothing is set. Raises InvalidRequest."""
+    """Return the preset's settings; None has no settings. Raises InvalidRequest for an unknown preset."""
     if preset is None:
         return Settings({})
     if preset not in PRESETS:
@@ -402,11 +437,12 @@ def settings_of(preset: str | None) -> Settings:
 
 
 def filled(preset: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a command is given, by flag, and the preset's of fleet and request where nothing is."""
+    """Return a command's options by flag, completed by the preset's options of fleet and request."""
     named = {flag.replace("-", "_"): value for flag, value in given.items()}
     whole = request_with(preset, fleet_with(preset, named))
     return {name.replace("_", "-"): value for name, value in whole.items()}
 
 
 def _filled(given: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `given`, with the settings in place of values that are None or absent."""
     return {**given, **{name: value for name, value in settings.items() if given.get(name) is None}}

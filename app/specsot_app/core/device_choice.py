@@ -1,4 +1,4 @@
-"""Decides what `--device auto` means, from what was found of GPUs, and says why in one line."""
+"""Decides what `--device auto` means, from the GPUs that were found, and says why in one line."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ CPU_TORCH_REMEDY = f"pip install --force-reinstall torch --index-url {CUDA_INDEX
 class FoundGpu:
     """One NVIDIA GPU that this process may use.
 
-    number: of its torch device: 1 for cuda:1.
-    free: bytes of its memory. None: unknown.
+    number: number of its torch device, such as 1 for cuda:1.
+    name: the GPU's name.
+    free: free bytes of its memory; None if unknown.
     """
 
     number: int
@@ -31,12 +32,13 @@ class FoundGpu:
 
 @dataclass(frozen=True, slots=True)
 class FoundGpus:
-    """All that was found of NVIDIA GPUs, and of the torch that is to compute on them.
+    """What was found of NVIDIA GPUs and of torch.
 
-    gpus: those that torch can use, in the order of its numbers.
-    installed: how many the machine has, whether or not this process may use them.
-    torch_version: as torch says it, such as "2.13.0+cpu". torch_cuda: torch was built with CUDA.
-    hidden: CUDA_VISIBLE_DEVICES names none of them.
+    gpus: the GPUs that torch can use, in torch's order.
+    installed: number of GPUs of the machine, whether or not this process may use them.
+    torch_version: such as "2.13.0+cpu".
+    torch_cuda: torch was built with CUDA.
+    hidden: CUDA_VISIBLE_DEVICES names none of the GPUs.
     """
 
     gpus: tuple[FoundGpu, ...] = ()
@@ -48,10 +50,12 @@ class FoundGpus:
 
 @dataclass(frozen=True, slots=True)
 class ChosenDevice:
-    """device: for torch; "cuda" where any of the GPUs will do, which the master then divides.
+    """The device that was chosen.
 
-    reason: one line for the user. notable: the line is of interest to somebody who did not ask for it: a GPU
-    is there, used or not.
+    device: a torch device; "cuda" if any of the GPUs will do, which the master then assigns.
+    reason: one line for the user.
+    notable: the line is also shown to a user who did not ask: the machine has a GPU, whether it is used or
+        not.
     """
 
     device: str
@@ -62,15 +66,16 @@ class ChosenDevice:
 def choose_device(
     found: FoundGpus, need: int | None = None, stages: int = 1, shards: int = 1
 ) -> ChosenDevice:
-    """Choose GPUs if the model fits there, and the CPU otherwise.
+    """Choose GPUs if the model fits on them, and the CPU otherwise.
 
-    need: bytes that weights, KV pages and drafter take together. None: unknown, then any GPU is large enough.
-    stages: how many layer ranges the model is split into; each may have a GPU of its own. shards: over how
-    many GPUs each layer is split (--tensor-parallel); then those from the first one on are used.
+    need: bytes that weights, KV pages and drafter take together; None if unknown: then any GPU is large
+        enough.
+    stages: number of layer ranges; each may have a GPU of its own.
+    shards: number of GPUs over which each layer is split (--tensor-parallel); the first ones are used.
 
-    Two GPUs with 20 and 70 GiB free: a model of 60 GiB -> cuda:1; the same in 2 stages -> cuda:1, as the
-    first one holds no half; of 30 GiB in 2 stages -> cuda, and each stage gets its own; of 80 GiB in 2
-    stages -> cuda, as the master gives the second one more layers; of 80 GiB in one stage -> cpu.
+    Two GPUs with 20 and 70 GiB free: a model of 60 GiB -> cuda:1; the same in 2 stages -> cuda:1, as half of
+    it does not fit on the first GPU; of 30 GiB in 2 stages -> cuda, and each stage gets its own GPU; of 80
+    GiB in 2 stages -> cuda, as the master gives the second GPU more layers; of 80 GiB in one stage -> cpu.
     """
     if not found.gpus:
         return _without_gpu(found)
@@ -92,20 +97,27 @@ def choose_device(
 
 
 def _holds(gpu: FoundGpu, need: int | None) -> bool:
+    """Return whether so many bytes fit on the GPU, or may do so."""
     return need is None or gpu.free is None or gpu.free >= need
 
 
 def _free(gpu: FoundGpu) -> int:
+    """Return the GPU's free bytes; 0 if unknown."""
     return gpu.free or 0
 
 
 def _used(gpus: Sequence[FoundGpu], need: int | None) -> str:
+    """Return the reason for using these GPUs."""
     wants = "" if need is None else f"; {memory_in_words(need)} needed"
     return f"device {' and '.join(map(str, gpus))}{wants}"
 
 
 def _sharded(gpus: Sequence[FoundGpu], need: int | None, shards: int) -> ChosenDevice:
-    """Too few GPUs are no reason to leave out what was asked for: whoever loads the model refuses it."""
+    """Choose the first `shards` GPUs.
+
+    If they are too few or too small, they are chosen anyway: loading the model then refuses what was asked
+    for.
+    """
     used = gpus[:shards]
     each = None if need is None else -(-need // shards)
     short = [gpu for gpu in used if not _holds(gpu, each)]
@@ -116,6 +128,7 @@ def _sharded(gpus: Sequence[FoundGpu], need: int | None, shards: int) -> ChosenD
 
 
 def _without_gpu(found: FoundGpus) -> ChosenDevice:
+    """Choose the CPU, and say why no GPU can be used."""
     if not found.installed:
         return ChosenDevice("cpu", "device cpu: no NVIDIA GPU is here", notable=False)
     here = "an NVIDIA GPU is here" if found.installed == 1 else f"{found.installed} NVIDIA GPUs are here"
@@ -131,11 +144,12 @@ def _without_gpu(found: FoundGpus) -> ChosenDevice:
 
 
 def visible_gpus(installed: Sequence[tuple[str, FoundGpu]], visible: str | None) -> tuple[FoundGpu, ...]:
-    """Those that CUDA_VISIBLE_DEVICES names, in its order, with the numbers that torch gives them.
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names, in its order, with the numbers that torch gives them.
 
-    installed: (UUID, GPU), numbered as nvidia-smi does. visible: the variable's value; None: all are
-    visible. As in CUDA, a name that fits none ends the list, and what is no whole GPU has an unknown amount
-    of free memory.
+    installed: (UUID, GPU), numbered as nvidia-smi does.
+    visible: the variable's value; None: all GPUs are visible.
+    As in CUDA, a name that fits no GPU ends the list. A part of a GPU (MIG) has an unknown amount of free
+    memory.
 
     GPUs 0 and 1, "1,0" -> 1 as cuda:0, 0 as cuda:1; "1,7,0" -> 1 as cuda:0 alone; "" -> none.
     """
@@ -155,7 +169,7 @@ def visible_gpus(installed: Sequence[tuple[str, FoundGpu]], visible: str | None)
 
 
 def _named(installed: Sequence[tuple[str, FoundGpu]], name: str) -> FoundGpu | None:
-    """By its number, or by the beginning of its UUID."""
+    """Return the GPU with this number, or whose UUID begins with this name; None if there is none."""
     for uuid, gpu in installed:
         if name == str(gpu.number) or (name.startswith("GPU-") and uuid.startswith(name)):
             return gpu

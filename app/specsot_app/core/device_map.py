@@ -12,12 +12,17 @@ from specsot.errors import InvalidRequest
 from specsot.members import Range
 from specsot.service.option_table import MEMORY
 
-FIRST_PORT = 50051  # of a host's first member; the next one has the next
+# Port of a host's first member; further members of the host have the following ports.
+FIRST_PORT = 50051
 
 
 @dataclass(frozen=True, slots=True)
 class HostDevice:
-    """Where one member runs: a host as the others reach it, and a torch device there."""
+    """Where one member runs.
+
+    host: the host, as other machines reach it.
+    device: a torch device on that host.
+    """
 
     host: str
     device: str
@@ -27,14 +32,17 @@ class HostDevice:
 
 
 def parse_devices(devices: str | Sequence[str]) -> tuple[HostDevice, ...]:
-    """One place a stage, in ring order; several stages may share a device. Raises InvalidRequest: no such
-    place.
+    """Return one place a stage, in ring order; several stages may share a device. Raises InvalidRequest for a
+    malformed place.
+
+    "10.0.0.1#0,10.0.0.2#cpu" -> GPU 0 of the first host, and the CPU of the second.
     """
     listed = devices.split(",") if isinstance(devices, str) else devices
     return tuple(_place(one) for one in listed)
 
 
 def _place(written: str) -> HostDevice:
+    """Parse one place. Raises InvalidRequest."""
     found = re.fullmatch(r"\s*([^#\s]+)#(\d{1,3}|cpu)\s*", written)
     if found is None:
         raise InvalidRequest(
@@ -47,8 +55,11 @@ def _place(written: str) -> HostDevice:
 
 @dataclass(frozen=True, slots=True)
 class PlannedPlace:
-    """A place, and what is said of it. memory: bytes that are free there. bandwidth: bytes a second that it
-    reads of them. None: nothing is said.
+    """A place, and what the user says of it.
+
+    place: the place.
+    memory: free bytes of its memory; None if not given.
+    bandwidth: bytes a second of its memory; None if not given.
     """
 
     place: HostDevice
@@ -57,7 +68,10 @@ class PlannedPlace:
 
 
 def parse_planned(devices: str | Sequence[str]) -> tuple[PlannedPlace, ...]:
-    """HOST#GPU=MEMORY@BANDWIDTH, of which the last two may be left out. Raises InvalidRequest."""
+    """Parse HOST#GPU=MEMORY@BANDWIDTH, of which the last two may be left out. Raises InvalidRequest.
+
+    "10.0.0.1#0=24G@1008" -> GPU 0 with 24 GiB free and 1008 GB/s.
+    """
     listed = devices.split(",") if isinstance(devices, str) else devices
     found = [re.fullmatch(r"([^=@]*)(?:=([^@]*))?(?:@(\d+(?:\.\d+)?))?", one.strip()) for one in listed]
     if None in found:
@@ -77,35 +91,40 @@ def parse_planned(devices: str | Sequence[str]) -> tuple[PlannedPlace, ...]:
 
 
 def devices_of(gpus: Any) -> str:
-    """gpu_ids "0,1" or [0, 1]: GPUs of this machine, one a stage."""
+    """Return gpu_ids "0,1" or [0, 1] as places: GPUs of this machine, one a stage."""
     listed = gpus.split(",") if isinstance(gpus, str) else gpus
     return ",".join(f"127.0.0.1#{str(gpu).strip()}" for gpu in listed)
 
 
 def splits_of(splits: Any) -> str:
-    """layer_splits "14,28" or [14, 28] are where stages begin; the last one ends with the model."""
+    """Return layer_splits as ranges: "14,28" or [14, 28] -> "0:14,14:28,28:"; the last stage ends with the
+    model.
+    """
     cuts = [str(cut).strip() for cut in (splits.split(",") if isinstance(splits, str) else splits)]
     return ",".join(f"{first}:{last}" for first, last in zip(["0", *cuts], [*cuts, ""]))
 
 
 def check_stages(stages: int | None, places: Sequence[HostDevice], rings: int = 1) -> None:
-    """Raises InvalidRequest unless there is one place for each stage of each ring."""
+    """Check that there is one place for each stage of each ring. Raises InvalidRequest."""
     if places and len(places) != (stages or len(places) // rings) * rings:
         told = f"{rings} times {stages}" if stages and rings > 1 else stages or f"those of {rings} rings"
         raise InvalidRequest(f"devices are {len(places)}, stages {told}", field="devices")
 
 
 def ports_of(hosts: Sequence[str]) -> tuple[int, ...]:
+    """Return a port for each member: hosts [a, a, b] -> (50051, 50052, 50051)."""
     return tuple(FIRST_PORT + hosts[:number].count(host) for number, host in enumerate(hosts))
 
 
 def address_of(host: str, port: int) -> str:
+    """Return host:port, with IPv6 addresses in brackets."""
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 
 
 def parse_ranges(written: str | Sequence[str], layers: int) -> tuple[Range, ...]:
-    """One range a stage, in ring order. Raises InvalidRequest unless they follow each other from layer 0
-    to the model's last.
+    """Return one layer range a stage, in ring order.
+
+    Raises InvalidRequest unless the ranges follow each other from layer 0 to the model's last.
     """
     said = written if isinstance(written, str) else ",".join(map(str, written))
     if not (ranges := follow(said, layers)):
@@ -118,7 +137,10 @@ def parse_ranges(written: str | Sequence[str], layers: int) -> tuple[Range, ...]
 
 
 def follow(written: str, layers: int) -> tuple[Range, ...]:
-    """The ranges, if they follow each other from layer 0 to `layers`; otherwise none."""
+    """Return the ranges if they follow each other from layer 0 to `layers`; otherwise ().
+
+    ("0:14,14:", 28) -> 0:14 and 14:28.
+    """
     found = [re.fullmatch(r"\s*(\d{1,6}):(\d{0,6})\s*", part) for part in written.split(",")]
     edges = [(int(one[1]), int(one[2] or layers)) for one in found if one]
     joined = all(before[1] == after[0] for before, after in pairwise(edges))
@@ -129,7 +151,7 @@ def follow(written: str, layers: int) -> tuple[Range, ...]:
 
 
 def check_order(written: str | Sequence[str]) -> None:
-    """Raises InvalidRequest unless some model could have these layer ranges, such as 0:14,14:28,28:."""
+    """Raise InvalidRequest unless a model could have these layer ranges, such as 0:14,14:28,28:."""
     said = written if isinstance(written, str) else ",".join(map(str, written))
     edges = [int(edge) for edge in re.findall(r"\d{1,6}", said)]
     ends_with_model = said.rstrip().endswith(":")
@@ -141,7 +163,7 @@ def check_order(written: str | Sequence[str]) -> None:
 
 
 def split_ranges(splits: str, layers: int) -> tuple[Range, ...]:
-    """The ranges into which "14,28" cuts a model. Raises InvalidRequest for an empty one."""
+    """Return the ranges into which "14,28" cuts a model. Raises InvalidRequest if one would be empty."""
     cuts = [int(cut) if re.fullmatch(r"\s*\d{1,6}\s*", cut) else 0 for cut in splits.split(",")]
     edges = list(pairwise([0, *cuts, layers]))
     if any(first >= last for first, last in edges):

@@ -22,7 +22,8 @@ HEAD: Final = "eagle3"  # The folder of a head in the folder of its model.
 
 
 def head_named(name: str, places: Sequence[Path], names: Sequence[str] = NAMES) -> Path | None:
-    """The folder of the bundled head called `name`, such as "qwen2.5-coder-1.5b"; None if there is none.
+    """Return the folder of the bundled head called `name`, such as "qwen2.5-coder-1.5b"; None if there is
+    none.
 
     places: folders that may hold bundled models, the first one first. names: those that have a head.
     """
@@ -31,7 +32,9 @@ def head_named(name: str, places: Sequence[Path], names: Sequence[str] = NAMES) 
 
 
 def head_for(base: Path, places: Sequence[Path], names: Sequence[str] = NAMES) -> Path | None:
-    """The folder of the bundled head for a base model's directory; None if none fits. Raises ModelError."""
+    """Return the folder of the bundled head for a base model's directory; None if none fits. Raises
+    ModelError.
+    """
     address = _plain(address_of_model(base))
     heads = [_folder(known, places) for known in names if _plain(known) in address]
     if not heads:
@@ -41,12 +44,13 @@ def head_for(base: Path, places: Sequence[Path], names: Sequence[str] = NAMES) -
 
 
 def _folder(name: str, places: Sequence[Path]) -> Path | None:
+    """Return the head's folder in the first of the places that has it, or None."""
     folders = (place / name / HEAD for place in places)
     return next((folder for folder in folders if (folder / "config.json").is_file()), None)
 
 
 def _fits(head: Path, base: ModelConfig) -> bool:
-    """Whether the head was trained for a base of these sizes."""
+    """Return whether the head was trained for a base of these sizes."""
     try:
         fields: dict[str, Any] = read_json(head / "config.json")
     except ModelError:
@@ -56,5 +60,5 @@ def _fits(head: Path, base: ModelConfig) -> bool:
 
 
 def _plain(name: str) -> str:
-    """Lower-case letters and digits: "Qwen2.5-Coder-1.5B" -> "qwen25coder15b"."""
+    """Return the lower-case letters and digits: "Qwen2.5-Coder-1.5B" -> "qwen25coder15b"."""
     return re.sub(r"[^a-z0-9]", "", name.lower())

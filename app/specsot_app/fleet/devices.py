@@ -1,7 +1,7 @@
 """Finds the GPUs that torch can use, and chooses the device of a fleet that is started with `--device auto`.
 
-The driver's own library is asked, not CUDA: this process may only start others, and a CUDA context would take
-hundreds of megabytes of each GPU as long as it lives.
+NVIDIA's management library is asked instead of CUDA: this process may only start other processes, and a CUDA
+context would take hundreds of megabytes of each GPU as long as the process lives.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from specsot_app.core.device_choice import (
 )
 from specsot_app.fleet.options import FleetOptions
 
-# What commands offer that start a fleet for a user.
+# Default and help of the device option, for commands that start a fleet.
 CHOSEN_DEVICE = {"device": AUTO}
 DEVICE_HELP = {
     "device": "Torch device, such as cpu, cuda or cuda:0; `auto`: an NVIDIA GPU with room for the model."
@@ -31,8 +31,9 @@ DEVICE_HELP = {
 
 
 def with_device(options: FleetOptions, out: TextIO) -> FleetOptions:
-    """Options that name a device. out: gets the line that says which, and why, where a GPU is on this
-    machine.
+    """Return options that name a device.
+
+    out: gets the line that says which device was chosen and why, if this machine has a GPU.
     """
     named, choice = choose_for(options)
     if choice and choice.notable:
@@ -46,14 +47,17 @@ def choose_for(
     find: Callable[[], FoundGpus] | None = None,
     count: Callable[[FleetOptions], int] | None = None,
 ) -> tuple[FleetOptions, ChosenDevice | None]:
-    """Options that name a device, and what was chosen. None where nothing was to choose: for a fleet
-    elsewhere, and for one whose device or --devices are given. rings: complete ones. find, count: ask the
-    machine, and the model's files.
+    """Return options that name a device, and the choice.
+
+    The choice is None if there was none to make: the fleet is elsewhere, or --device or --devices are given.
+    rings: number of complete rings. find, count: query the machine's GPUs and the memory that the model
+        needs.
     """
     if options.device != AUTO:
         return options, None
     elsewhere = options.master is not None or options.devices
-    torch_missing = find is None and find_spec("torch") is None  # whoever loads the model says so
+    # Without torch, loading the model fails with its own message.
+    torch_missing = find is None and find_spec("torch") is None
     if elsewhere or torch_missing:
         return replace(options, device="cpu"), None
     found = (find or find_gpus)()
@@ -66,11 +70,14 @@ def choose_for(
 
 
 def announce(choice: ChosenDevice, out: TextIO) -> None:
+    """Print the reason of a choice."""
     print(f"specsot: {choice.reason}", file=out, flush=True)
 
 
 def device_here(device: str, out: TextIO) -> str:
-    """The same for a machine that runs layers of another one's model, of which it has no files yet."""
+    """Return the device of a machine that joins another one's fleet, whose model's size it does not
+    know yet.
+    """
     if device != AUTO:
         return device
     choice = choose_device(find_gpus())
@@ -80,7 +87,7 @@ def device_here(device: str, out: TextIO) -> str:
 
 
 def _needed(options: FleetOptions, count: Callable[[FleetOptions], int]) -> int | None:
-    """None for a model that cannot be read: whoever loads it says so."""
+    """Return the bytes that the model needs, or None if it cannot be read: loading it then reports why."""
     try:
         return count(options)
     except (SpecsotError, OSError):
@@ -88,14 +95,16 @@ def _needed(options: FleetOptions, count: Callable[[FleetOptions], int]) -> int 
 
 
 def count_memory(options: FleetOptions) -> int:
-    """Bytes that a GPU needs for all layers, KV pages and what drafts. Raises ModelError, InvalidRequest."""
+    """Return the bytes that a GPU needs for all layers, KV pages and the drafter. Raises ModelError,
+    InvalidRequest.
+    """
     from specsot_app.fleet.fitting import count_on_gpu
 
     return count_on_gpu(options)
 
 
 def find_gpus() -> FoundGpus:
-    """Ask torch whether it can use GPUs, and the driver which there are."""
+    """Ask torch whether it can use GPUs, and the driver which GPUs exist."""
     import torch
 
     installed = _installed()
@@ -111,17 +120,19 @@ def find_gpus() -> FoundGpus:
 
 
 def _installed() -> list[tuple[str, FoundGpu]]:
-    """(UUID, GPU) of all that the driver knows; none without a driver."""
+    """Return (UUID, GPU) of all GPUs that the driver knows; empty without a driver."""
     try:
         import pynvml
 
         pynvml.nvmlInit()
         return [_read(number) for number in range(pynvml.nvmlDeviceGetCount())]
-    except Exception:  # no library, no driver, no permission: no GPU can be used
+    # Without the library, the driver or permission, no GPU can be used.
+    except Exception:
         return []
 
 
 def _read(number: int) -> tuple[str, FoundGpu]:
+    """Return one GPU's UUID, name and free memory."""
     import pynvml
 
     handle = pynvml.nvmlDeviceGetHandleByIndex(number)
@@ -130,4 +141,5 @@ def _read(number: int) -> tuple[str, FoundGpu]:
 
 
 def _text(said: str | bytes) -> str:
+    """Return a string that older versions of the library return as bytes."""
     return said.decode(errors="replace") if isinstance(said, bytes) else str(said)

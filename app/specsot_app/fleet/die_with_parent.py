@@ -1,7 +1,7 @@
-"""`python -m specsot_app.fleet.die_with_parent PARENT MODULE ARGS`: runs a module that ends with its parent.
+"""Runs a module that ends with its parent: `python -m specsot_app.fleet.die_with_parent PARENT MODULE ARGS`.
 
-The child asks for its own end: code run between fork and exec in a process with threads of its own, as
-gRPC's, may crash.
+The child itself asks the kernel for this: code between fork and exec may crash in a process that has other
+threads, such as gRPC's.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ import runpy
 import signal
 import sys
 
-PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+# From <sys/prctl.h>.
+PR_SET_PDEATHSIG = 1
 
 
 def end_with(parent: int) -> None:
-    """Even a killed parent leaves nothing running; one that is gone already neither."""
+    """Let this process end when its parent ends, even if the parent is killed; end now if the parent is
+    already gone.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:

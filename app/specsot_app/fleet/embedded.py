@@ -1,6 +1,6 @@
-"""A whole fleet inside this process: the same master, workers and drafter, over in-process links.
+"""Runs a whole fleet inside this process: the same master, workers and drafter, over in-process links.
 
-It is the embedded default, not a second engine.
+This is the embedded default. It uses the same engine as a fleet of processes.
 """
 
 from __future__ import annotations
@@ -30,19 +30,24 @@ from specsot_master.members import Membership
 log = structlog.get_logger()
 
 MemberMaker = Callable[[str, Dialer, Executor], RingMember]
-Loaded = Callable[[str, int], None]  # hears how many layers a worker has
+# Called with a worker's name and the number of layers that it has loaded.
+Loaded = Callable[[str, int], None]
 
 DRAFTER = "drafter"
-# Bytes of each member by default: half a service's, as all share one process; not measured.
+# Bytes. KV memory of each member by default: half of a service's, since all members share one process.
+# Untuned.
 KV_MEMORY = 1 << 29
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedOptions:
-    """An embedded fleet. weights: what its members load. ring: what its master makes of them.
+    """Options of an embedded fleet.
 
-    stages: how many workers share the layers. layers, devices: of each of them, if chosen; the drafter is
-    beside the last one.
+    weights: what the members load.
+    ring: options of the master's ring.
+    stages: number of workers that share the layers.
+    layers: the layer range of each worker, if chosen.
+    devices: the device of each worker, if chosen; the drafter runs on the last worker's device.
     """
 
     weights: DraftModelOptions
@@ -53,28 +58,31 @@ class EmbeddedOptions:
 
     @property
     def drafts(self) -> bool:
+        """Return whether the fleet has a drafter: one that needs no model, or one whose model is given."""
         drafter = self.weights.drafts
         return drafter != "none" and (drafter in MODELLESS or self.weights.draft_model is not None)
 
     @property
     def crosses(self) -> bool:
-        """Rows may pass from one GPU to another."""
+        """Return whether hidden states may pass from one GPU to another."""
         on_gpus = any(device.startswith("cuda") for device in self.devices or (self.weights.device,))
         return on_gpus and len(_ranges(self)) > 1
 
     @property
     def led(self) -> RingOptions:
+        """Return the ring's options with the number of workers and the drafter filled in."""
         drafter = self.weights.drafts if self.drafts else "none"
         return replace(self.ring, workers=len(_ranges(self)), drafter=drafter)
 
     def of(self, member: str) -> DraftModelOptions:
+        """Return the options with which one member loads."""
         weights = self.weights
         memory = KV_MEMORY if weights.kv_memory is None else weights.kv_memory
         return replace(weights, device=_device(self, member), kv_memory=memory)
 
 
 class EmbeddedFleet:
-    """Start it, ask it, close it. Members that share a GPU, or the cores of a CPU, share a thread."""
+    """A fleet to start, ask and close. Members that share a GPU, or the cores of a CPU, share a thread."""
 
     def __init__(self, master: Master, members: list[asyncio.Task[None]], leaving: asyncio.Event) -> None:
         self._master = master
@@ -89,11 +97,11 @@ class EmbeddedFleet:
         loaded: Loaded | None = None,
         threads: Threads | None = None,
     ) -> EmbeddedFleet:
-        """Load everything and wait until the ring is complete. Raises what loading raises.
+        """Load all members and wait until the ring is complete. Raises what loading raises.
 
-        parts: members by name, instead of those the options describe (tests put fakes here).
+        parts: members by name, instead of those that the options describe (tests pass fakes).
         loaded: called on the thread that loads.
-        threads: to compute on; fleets of one process that take turns share them.
+        threads: threads to compute on; fleets of one process that run in turn share them.
         """
         master = assemble(options.weights.base, options.led, forecasts=cache_folder() / "forecasts")
         parts = parts or _parts(options, loaded)
@@ -117,33 +125,41 @@ class EmbeddedFleet:
         return fleet
 
     def generate(self, ask: Ask) -> AsyncIterator[Numbered]:
-        """Events of one request, in order. Closing the iterator cancels it."""
+        """Yield the events of one request, in order. Closing the iterator cancels the request."""
         return self._master.requests.generate(ask)
 
     async def cancel(self, request: str) -> bool:
+        """Cancel a request; return whether it was known."""
         return self._master.requests.cancel(request)
 
     async def info(self) -> Info:
+        """Return the state of the fleet."""
         return self._master.info()
 
     @property
     def text(self) -> object:
+        """Return the master's tokenizer."""
         return self._master.text
 
     async def close(self) -> None:
-        """Let every member leave, and wait until they have. Who still waits for an answer hears of it."""
+        """Let every member leave, and wait until all have. Requests that are still waiting end with
+        an error.
+        """
         self._master.end("the fleet is closed")
         self._leaving.set()
         await asyncio.gather(*self._members, return_exceptions=True)
 
     def _bury(self, name: str, member: asyncio.Task[None]) -> None:
-        """A member has ended, and nobody here starts it again: where no ring can come any more, every request
-        hears why, now and later. One that hangs ends them all: others wait for the same thread.
+        """Handle the end of a member; an embedded member is never started again.
+
+        If no ring can form any more (no worker is left), every current and later request fails with the
+        reason. A member that hangs ends all of them, since other members wait for the same thread.
         """
         if self._leaving.is_set() or member.cancelled() or (error := member.exception()) is None:
             return
         reason = f"{name} died: {error if isinstance(error, SpecsotError) else type(error).__name__}"
-        if not isinstance(error, SpecsotError):  # one of ours is told, to who opens the fleet or asks it
+        # A SpecsotError reaches the caller who opens or asks the fleet, so that only others are logged.
+        if not isinstance(error, SpecsotError):
             log.error("a member died", name=name, exc_info=error)
         self._master.members.on_disconnect(name, reason)
         left = self._master.info().members
@@ -151,7 +167,7 @@ class EmbeddedFleet:
             self._master.end(reason)
 
     async def _complete(self, drafts: bool) -> None:
-        """Wait for the ring; a member that dies on the way is why it will never come."""
+        """Wait for the ring. If a member fails before that, raise its error."""
         ready = asyncio.ensure_future(self._master.complete(with_drafter=drafts))
         await asyncio.wait([ready, *self._members], return_when=asyncio.FIRST_COMPLETED)
         if ready.done():
@@ -164,9 +180,10 @@ class EmbeddedFleet:
 
 
 class MemberUplink:
-    """A member's way to the master within one process.
+    """A member's link to the master within one process.
 
-    The master listens in a turn of its own, so that the next lap is under way before it thinks.
+    The master handles a message in a later turn of the event loop, so that the next step starts before the
+    master's work.
     """
 
     def __init__(self, fleet: Membership, name: str) -> None:
@@ -174,13 +191,17 @@ class MemberUplink:
         self._name = name
 
     async def send(self, message: object) -> None:
+        """Schedule the message for the master."""
         asyncio.get_running_loop().call_soon(self._fleet.on_message, self._name, message)
 
     async def close(self) -> None:
+        """Tell the master that the member left."""
         asyncio.get_running_loop().call_soon(self._fleet.on_disconnect, self._name, "left")
 
 
 def _connect(fleet: Membership, inbox: Inbox) -> Connect:
+    """Return the function with which members of this process register at the master."""
+
     async def connect(registration: Registration) -> Link:
         await fleet.join(registration, LocalLink("master", inbox))
         return MemberUplink(fleet, registration.name)
@@ -189,23 +210,25 @@ def _connect(fleet: Membership, inbox: Inbox) -> Connect:
 
 
 class Threads:
-    """To compute on, one for each device.
+    """Compute threads, one for each device.
 
-    Every thread that computes on a CPU has an OpenMP team of its own, and where all teams together have
-    more threads than the machine has cores, OpenMP lets them sleep at every turn, idle fleets' counted in.
+    Every thread that computes on a CPU has an OpenMP team of its own. If all teams together, including those
+    of idle fleets, have more threads than the machine has cores, OpenMP lets the threads sleep at every
+    barrier.
     """
 
     def __init__(self) -> None:
         self._of: dict[str, Executor] = {}
 
     def of(self, device: str) -> Executor:
+        """Return the device's thread, which is started at its first use."""
         if device not in self._of:
             self._of[device] = ComputeThread(f"specsot-{device}")
         return self._of[device]
 
 
 def _crossing(options: EmbeddedOptions) -> Prepare | None:
-    """What becomes of a message before it is sent."""
+    """Return what prepares a message before it is sent, or None if tensors never change their GPU."""
     if not options.crosses:
         return None
     from specsot.transport.pending_rows import let_rows_cross
@@ -214,14 +237,17 @@ def _crossing(options: EmbeddedOptions) -> Prepare | None:
 
 
 def _thread(options: EmbeddedOptions, threads: Threads, name: str) -> Executor:
-    """One for each device. Where the master chooses among GPUs nobody knows yet who shares one, and each
-    member has its own.
+    """Return the thread on which a member computes: one for each device.
+
+    If the master chooses among GPUs, it is not known yet which members share one, and each member has its own
+    thread.
     """
     device = _device(options, name)
     return threads.of(name if options.crosses and device == "cuda" else device)
 
 
 def _make(make: MemberMaker, name: str, dialer: Dialer, compute: Executor, exchange: Exchange) -> RingMember:
+    """Make a member and register it with the exchange."""
     part = make(name, dialer, compute)
     exchange.introduce(name, part, compute)
     return part
@@ -230,18 +256,20 @@ def _make(make: MemberMaker, name: str, dialer: Dialer, compute: Executor, excha
 async def _live(
     make: Callable[[], RingMember], compute: Executor, inbox: Inbox, connect: Connect, leaving: asyncio.Event
 ) -> None:
-    """One member's life. Loading happens on the compute thread, so that the loop stays free."""
+    """Run one member from loading to leaving. Loading happens on the compute thread, so that the event loop
+    stays free.
+    """
     part = await asyncio.get_running_loop().run_in_executor(compute, make)
     await run_membership(part, inbox, connect, leaving)
 
 
 def _ranges(options: EmbeddedOptions) -> tuple[Range | None, ...]:
-    """Of each worker, in ring order; None where the master decides."""
+    """Return the layer range of each worker in ring order; None for ranges that the master decides."""
     return options.layers or (None,) * (options.stages or 1)
 
 
 def _parts(options: EmbeddedOptions, loaded: Loaded | None) -> dict[str, MemberMaker]:
-    """Workers in ring order, and the drafter."""
+    """Return what makes each member: workers in ring order, then the drafter."""
     ranges = {f"worker-{n}": layers for n, layers in enumerate(_ranges(options))}
 
     def worker(name: str, dialer: Dialer, compute: Executor) -> RingMember:
@@ -263,7 +291,7 @@ def _parts(options: EmbeddedOptions, loaded: Loaded | None) -> dict[str, MemberM
 
 
 def _device(options: EmbeddedOptions, name: str) -> str:
-    """The drafter is beside the last worker."""
+    """Return a member's device; the drafter runs on the last worker's."""
     if not options.devices:
         return options.weights.device
     return options.devices[-1 if name == DRAFTER else int(name.removeprefix("worker-"))]

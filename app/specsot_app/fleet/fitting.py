@@ -1,6 +1,8 @@
-"""What fits where, before anything is loaded: workers that are not there yet, placed as a master places them.
+"""Plans what fits where before anything is loaded: workers that do not exist yet, placed as a master places
+them.
 
-Bytes are counted by the code with which workers and drafters count, from configs and headers of weight files.
+Bytes are counted by the same code with which workers and drafters count, from configs and headers of weight
+files.
 """
 
 from __future__ import annotations
@@ -41,9 +43,17 @@ HERE = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """One worker, in bytes. drafter: what drafts beside it, its KV included. room: what is free before.
+    """One planned worker, in bytes.
 
-    read: of weights in a lap of one row. bandwidth: bytes a second. None: nobody knows.
+    place: its host and device.
+    layers: its layer range.
+    weights: weights of its layers.
+    kv: KV pages.
+    graphs: CUDA graphs.
+    drafter: the drafter on the same device, its KV included.
+    read: bytes of weights that a step of one row reads.
+    room: free memory before loading; None if unknown.
+    bandwidth: bytes a second of its memory; None if unknown.
     """
 
     place: str
@@ -58,17 +68,28 @@ class StagePlan:
 
     @property
     def need(self) -> int:
+        """Return all bytes that the stage takes."""
         return self.weights + self.kv + self.graphs + self.drafter
 
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
-    """held: how weights are, in words. weights: bytes of all, and `forms` of it in other forms.
+    """A fleet as it would be loaded.
 
-    draft: the head's name; empty: nothing drafts from a model of its own. draft_own, draft_borrowed: bytes
-    of its files, and of its copies of the base's parts. positions: of all sequences together.
-    text_only: the model reads images, too, and its text alone is served.
-    tokens_per_second: predicted, of one sequence without drafts; None: no bandwidth is known.
+    model: name of the model.
+    layers: number of its layers.
+    context: most positions of a sequence.
+    held: the form of the weights, in words.
+    weights: bytes of all layers.
+    forms: bytes of all layers in other forms, by form.
+    stages: the workers in ring order.
+    positions: KV positions of all sequences together.
+    page_rows: positions of a page.
+    draft: name of the draft head or model; empty if no model drafts.
+    draft_own: bytes of the drafter's own weights.
+    draft_borrowed: bytes of the drafter's copies of the base model's weights.
+    tokens_per_second: prediction for one sequence without drafts; None if no bandwidth is known.
+    text_only: the model also reads images, but only its text is served.
     """
 
     model: str
@@ -88,7 +109,7 @@ class FleetPlan:
 
     @property
     def lacking(self) -> dict[str, int]:
-        """Bytes that are missing, by device."""
+        """Return the missing bytes by device; devices with enough room are left out."""
         rooms = {stage.place: stage.room for stage in self.stages if stage.room is not None}
         needs = Counter[str]()
         for stage in self.stages:
@@ -97,7 +118,7 @@ class FleetPlan:
 
 
 def plan_fleet(options: FleetOptions) -> FleetPlan:
-    """Raises Refused where layers have no room, in words; ModelError, InvalidRequest."""
+    """Plan the fleet. Raises Refused, in words, if layers do not fit; ModelError; InvalidRequest."""
     if options.model is None:
         raise InvalidRequest("a model is needed: a directory, a GGUF file, or owner/name on the hub", "model")
     base = describe_model(options.model)
@@ -146,9 +167,10 @@ def plan_fleet(options: FleetOptions) -> FleetPlan:
 
 
 def count_on_gpu(options: FleetOptions) -> int:
-    """Bytes of GPU memory for one ring: all layers, KV pages, CUDA graphs, and what drafts. No GPU is asked,
-    so room for graphs is counted as on one that is large enough. Raises ModelError, HeadMismatch,
-    InvalidRequest.
+    """Return the bytes of GPU memory for one ring: all layers, KV pages, CUDA graphs, and the drafter.
+
+    No GPU is queried; room for graphs is counted as on a GPU that is large enough.
+    Raises ModelError, HeadMismatch, InvalidRequest.
     """
     models = models_of(replace(options, device="cpu"))
     named = replace(
@@ -167,7 +189,7 @@ def count_on_gpu(options: FleetOptions) -> int:
 
 
 def _places(options: FleetOptions, ranges: int) -> tuple[PlannedPlace, ...]:
-    """One for each stage; without --devices on this machine's --device."""
+    """Return one place for each stage: those of --devices, else this machine's --device."""
     if options.devices:
         return parse_planned(options.devices)
     kind, _, number = options.device.partition(":")
@@ -179,7 +201,10 @@ def _places(options: FleetOptions, ranges: int) -> tuple[PlannedPlace, ...]:
 
 
 def _completed(planned: PlannedPlace) -> PlannedPlace:
-    """What was not said of a place on this machine is asked. Raises InvalidRequest for another machine's."""
+    """Return the place with the free memory of this machine's device, unless it was given.
+
+    Raises InvalidRequest for a place on another machine without its memory.
+    """
     place = planned.place
     if planned.memory is not None:
         return planned
@@ -190,7 +215,10 @@ def _completed(planned: PlannedPlace) -> PlannedPlace:
 
 
 def _worker(number: int, planned: PlannedPlace, counted: LayerMemory, layers: Range | None) -> Registration:
-    """What a worker there would register with; its curve is what a lap's weights take to be read."""
+    """Return what a worker at this place would register with.
+
+    Its measured curve is replaced by the time that reading a step's weights takes.
+    """
     on_gpu = planned.place.device != "cpu"
     config = counted.config
     speed = planned.bandwidth
@@ -215,13 +243,14 @@ def _worker(number: int, planned: PlannedPlace, counted: LayerMemory, layers: Ra
 
 
 def _beside(worker: Registration, draft: DraftMemory | None) -> Registration:
-    """With what drafts on the same device."""
+    """Return the worker with less free memory: that of the drafter on its device is subtracted."""
     if draft is None or worker.memory is None:
         return worker
     return replace(worker, memory=max(worker.memory - draft.weights - draft.graphs, 0))
 
 
 def _drafter(draft: DraftMemory, options: FleetOptions, config: ModelConfig) -> Registration:
+    """Return what the drafter would register with."""
     return Registration(
         kind="drafter",
         name="drafter",
@@ -237,7 +266,9 @@ def _drafter(draft: DraftMemory, options: FleetOptions, config: ModelConfig) -> 
 
 
 def _draft_memory(options: FleetOptions, counted: LayerMemory) -> DraftMemory | None:
-    """None where no model drafts. Raises ModelError, HeadMismatch, InvalidRequest."""
+    """Return what the drafter takes, or None if no model drafts. Raises ModelError, HeadMismatch,
+    InvalidRequest.
+    """
     if options.drafts in MODELLESS:
         return None
     if options.draft_model is None:
@@ -259,7 +290,7 @@ def _draft_memory(options: FleetOptions, counted: LayerMemory) -> DraftMemory | 
 
 
 def open_head(folder: Path, bin_too: bool) -> Checkpoint:
-    """For its shapes; of a head on the hub nothing but its file's header is fetched."""
+    """Open a head for its shapes. Of a head on the hub only the file's header is fetched."""
     if snapshot_of(folder) is None or has_files(folder, bin_too):
         return Checkpoint.open(folder, bin_too)
     shapes = shapes_on_hub(folder / SINGLE)
@@ -268,7 +299,9 @@ def open_head(folder: Path, bin_too: bool) -> Checkpoint:
 
 
 def _placed(workers: Sequence[Registration], ring: RingConfig, forms: dict[str, int]) -> tuple[Stage, ...]:
-    """As the master would. Raises Refused, which says what other forms take."""
+    """Place the layers as the master would. Raises Refused, with the sizes of other forms if layers do not
+    fit.
+    """
     try:
         found = next_stages(workers, ring)
     except Refused as error:
@@ -286,6 +319,7 @@ def _stage(
     formed: Configuration,
     draft: DraftMemory | None,
 ) -> StagePlan:
+    """Return a placed stage with its bytes."""
     rows = formed.pages * formed.page_rows
     width = formed.head.width if formed.head else 0
     return StagePlan(
@@ -302,7 +336,9 @@ def _stage(
 
 
 def _speed(stages: Sequence[StagePlan]) -> float | None:
-    """What it takes to read a lap's weights, and nothing else."""
+    """Return tokens a second if a step only has to read the weights; None if a stage's bandwidth is
+    unknown.
+    """
     seconds = [stage.read / stage.bandwidth for stage in stages if stage.bandwidth]
     whole = len(seconds) == len(stages)
     return (
@@ -313,6 +349,7 @@ def _speed(stages: Sequence[StagePlan]) -> float | None:
 
 
 def _held(base: Path, counted: LayerMemory) -> str:
+    """Return the form of the weights in words."""
     published = published_of(base)
     numbers = next(name for name, dtype in NAMES.items() if dtype == counted.dtype)
     kind = counted.options.quantization
@@ -326,7 +363,7 @@ def _held(base: Path, counted: LayerMemory) -> str:
 
 
 def _forms(base: Path, counted: LayerMemory) -> dict[str, int]:
-    """Bytes of all layers in fewer bits; none of a model that was published so."""
+    """Return the bytes of all layers in fewer bits; empty for a model that was published in fewer bits."""
     if published_of(base):
         return {}
     whole = Range(0, counted.config.layers)

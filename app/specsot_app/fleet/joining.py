@@ -1,10 +1,12 @@
-"""How a second machine joins a shared fleet: it shows a code, and gets a certificate
-that the fleet's own authority signs.
+"""Lets a second machine join a shared fleet: it presents a code and gets a certificate from the fleet's
+authority.
 
-door > {"specsot": version, "ca": PEM}               read first without trust, and compared with the code;
-                                                     then again in a connection that this CA vouches for
-door < {"secret": ..., "request": PEM}               the key of the request never leaves its machine
-door > {"certificate": PEM, "master": ..., "flags": [...]}  or {"refused": why}
+The protocol, JSON lines over TLS (">" from the first machine's join server, "<" from the joining machine):
+
+    > {"specsot": version, "ca": PEM}                read first without trust and compared with the code; then
+                                                     again on a connection that is verified with this CA
+    < {"secret": ..., "request": PEM}                the certificate request's key never leaves the machine
+    > {"certificate": PEM, "master": ..., "flags": [...]}  or {"refused": why}
 """
 
 from __future__ import annotations
@@ -38,8 +40,10 @@ from specsot.errors import InvalidRequest, Refused, SpecsotError, Unavailable
 from specsot.transport.grpc_server import reason
 from specsot.transport.security import Tls, context_of
 
-PINNED = 16  # bytes of the SHA-256 of the CA's certificate: nobody finds another one that begins so
-# as docker/certificates.sh has it
+# Bytes of the SHA-256 of the CA's certificate in a code: too many to find another certificate that begins the
+# same.
+PINNED = 16
+# Days that certificates are valid. Precedent: docker/certificates.sh.
 AUTHORITY_DAYS = 3650
 MEMBER_DAYS = 365
 HERE = (x509.DNSName("localhost"), *(x509.IPAddress(ip_address(own)) for own in ("127.0.0.1", "::1")))
@@ -47,10 +51,10 @@ USES = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageO
 
 
 class Authority:
-    """Signs for members. Its key stays in its folder."""
+    """A certificate authority that signs members' certificates. Its key stays in its folder."""
 
     def __init__(self, folder: Path) -> None:
-        """Made at its first use. Raises InvalidRequest, OSError."""
+        """Open the authority in the folder, or create it there. Raises InvalidRequest, OSError."""
         self._folder = folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not (folder / "ca.key").exists():
@@ -64,14 +68,16 @@ class Authority:
 
     @property
     def pem(self) -> str:
+        """Return the CA's certificate."""
         return (self._folder / "ca.pem").read_text()
 
     def write(self, role: str) -> None:
+        """Write key and certificate of one of this machine's roles."""
         key = write_key(self._folder / role)
         write_identity(self._folder / role, self.sign(request_of(key), role), self.pem)
 
     def sign(self, request: str, role: str) -> str:
-        """Whatever the request says it is, the certificate is for this role. Raises InvalidRequest."""
+        """Return a certificate for `role`, whatever name the request has. Raises InvalidRequest."""
         try:
             asked = x509.load_pem_x509_csr(request.encode())
         except ValueError:
@@ -89,6 +95,7 @@ class Authority:
         return signed.public_bytes(serialization.Encoding.PEM).decode()
 
     def _make(self) -> None:
+        """Create key and certificate of the authority."""
         key = write_key(self._folder, "ca.key")
         name = _named("SpecSoT fleet")
         made = _begun("SpecSoT fleet", name, AUTHORITY_DAYS).public_key(key.public_key())
@@ -100,13 +107,13 @@ class Authority:
 
 
 def pin(ca: str) -> bytes:
-    """How the SHA-256 of a CA's certificate begins. Raises ValueError."""
+    """Return the first PINNED bytes of the SHA-256 of a CA's certificate. Raises ValueError."""
     held = x509.load_pem_x509_certificate(ca.encode())
     return hashlib.sha256(held.public_bytes(serialization.Encoding.DER)).digest()[:PINNED]
 
 
 def write_key(folder: Path, name: str = "own.key") -> ec.EllipticCurvePrivateKey:
-    """A new one; nobody else on this machine may read it."""
+    """Write a new key that only this user can read, and return it."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     key = ec.generate_private_key(ec.SECP256R1())
     form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -117,18 +124,19 @@ def write_key(folder: Path, name: str = "own.key") -> ec.EllipticCurvePrivateKey
 
 
 def request_of(key: ec.EllipticCurvePrivateKey) -> str:
-    """Asks for a certificate for this key, which stays where it is."""
+    """Return a certificate request for this key; the key itself is not in it."""
     made = x509.CertificateSigningRequestBuilder().subject_name(_named("member")).sign(key, hashes.SHA256())
     return made.public_bytes(serialization.Encoding.PEM).decode()
 
 
 def write_identity(folder: Path, certificate: str, ca: str) -> None:
+    """Write a certificate and its CA."""
     (folder / "own.pem").write_text(certificate)
     (folder / "ca.pem").write_text(ca)
 
 
 def holds(folder: Path, now: datetime) -> bool:
-    """There is a certificate that does not end within a day."""
+    """Return whether the folder has a certificate that is valid for at least another day."""
     try:
         held = x509.load_pem_x509_certificate((folder / "own.pem").read_bytes())
     except (OSError, ValueError):
@@ -137,27 +145,36 @@ def holds(folder: Path, now: datetime) -> bool:
 
 
 def _begun(name: str, issuer: x509.Name, days: int) -> x509.CertificateBuilder:
+    """Return a certificate builder with names, serial number and validity."""
     now = datetime.now(UTC)
     made = x509.CertificateBuilder().subject_name(_named(name)).issuer_name(issuer)
     made = made.serial_number(x509.random_serial_number())
-    # Clocks of two machines differ.
+    # Validity begins an hour ago, since the clocks of two machines differ.
     return made.not_valid_before(now - timedelta(hours=1)).not_valid_after(now + timedelta(days=days))
 
 
 def _named(name: str) -> x509.Name:
+    """Return an X.509 name."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
 def _usage(signs: bool) -> x509.KeyUsage:
+    """Return the key usage of a certificate that signs others, or of one that identifies a service."""
     return x509.KeyUsage(not signs, False, False, False, False, signs, signs, False, False)
 
 
-SECRET = 11  # bytes, drawn at random: 88 bits, asked for one at a time
+# Random bytes of a code's secret: 88 bits, of which one connection can try one value.
+SECRET = 11
 
 
 @dataclass(frozen=True, slots=True)
 class JoinCode:
-    """address: where the first machine lets others in. authority: how the hash of its CA begins."""
+    """What a machine needs to join.
+
+    address: the first machine's join server.
+    authority: the beginning of the SHA-256 of its CA's certificate.
+    secret: valid for one machine.
+    """
 
     address: str
     authority: bytes
@@ -168,7 +185,7 @@ class JoinCode:
 
 
 def parse_code(written: str) -> JoinCode:
-    """Raises InvalidRequest."""
+    """Read a code as it was printed. Raises InvalidRequest."""
     address, _, told = written.strip().rpartition("/")
     try:
         held = urlsafe_b64decode(told)
@@ -181,20 +198,31 @@ def parse_code(written: str) -> JoinCode:
     return JoinCode(address, held[:PINNED], held[PINNED:])
 
 
-DOOR = "join"  # the role of its certificate: no member has it
-PORT = 50059  # of the door, beside the members' 50060
-PATIENCE = 15.0  # seconds for all that one machine says, and to reach the door; not measured
-LONGEST = 1 << 16  # bytes of a line
-MOST = 16  # machines at the door at once; not measured
-# What workers of one ring have in common. Values are words, so nothing here can name a file.
+# Role of the join server's certificate; no member has this role.
+DOOR = "join"
+# Port of the join server, next to the members' 50060.
+PORT = 50059
+# Seconds. Limits a whole exchange with one machine, and connecting to the join server. Untuned.
+PATIENCE = 15.0
+# Bytes. Longest line of the protocol.
+LONGEST = 1 << 16
+# Connections. Most that the join server handles at a time. Untuned.
+MOST = 16
+# Flags that all workers of a ring share. Their values are plain words, so that no value can name a file.
 SHARED = ("--dtype", "--quantization", "--kv-cache-dtype", "--batch-invariant")
 
+# Called with a line for the user.
 Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class JoinedFleet:
-    """What a machine that joined knows. own: this machine's address, as the first one sees it."""
+    """What a machine that joined knows.
+
+    master: address of the master.
+    own: this machine's address, as the first machine reaches it.
+    flags: command-line flags that workers of the ring share.
+    """
 
     master: str
     own: str
@@ -202,7 +230,10 @@ class JoinedFleet:
 
 
 class JoinDoor:
-    """Lets in who shows the code of this moment; then there is another one. tell: hears of both."""
+    """The join server: admits a machine that presents the current code, then draws another code.
+
+    tell: called with a line for each machine, and with each new invitation.
+    """
 
     def __init__(
         self, authority: Authority, address: str, master: str, flags: tuple[str, ...], tell: Tell
@@ -215,6 +246,7 @@ class JoinDoor:
         self.code = self._draw()
 
     async def meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Handle one connection."""
         self._inside += 1
         try:
             if self._inside > MOST:
@@ -231,12 +263,14 @@ class JoinDoor:
                     self._tell(invitation(self.code))
                 await _say(writer, answer)
         except (TimeoutError, SpecsotError, OSError):
-            pass  # it looked at the CA, or went away
+            # The machine only read the CA, or disconnected.
+            pass
         finally:
             self._inside -= 1
             writer.close()
 
     def _answer(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer to a machine's request: a certificate, or why it is refused."""
         shown = str(asked.get("secret", "")).encode()
         if not hmac.compare_digest(shown, b64encode(self.code.secret)):
             return {"refused": "its code was used already, or is mistyped: take the newest one"}
@@ -244,14 +278,17 @@ class JoinDoor:
             certificate = self._authority.sign(str(asked.get("request", "")), "worker")
         except InvalidRequest as error:
             return {"refused": str(error)}
-        self.code = self._draw()  # spent, whether or not the answer arrives
+        # The code is used up, whether or not the answer arrives.
+        self.code = self._draw()
         return {"certificate": certificate, **self._told}
 
     def _draw(self) -> JoinCode:
+        """Return a new code."""
         return JoinCode(self._address, pin(self._authority.pem), secrets.token_bytes(SECRET))
 
 
 def invitation(code: JoinCode) -> str:
+    """Return the line that tells a user how to join."""
     return f"on the next machine: specsot join {code}"
 
 
@@ -259,7 +296,10 @@ def invitation(code: JoinCode) -> str:
 async def open_door(
     folder: Path, roles: tuple[str, ...], address: str, master: str, flags: tuple[str, ...], tell: Tell
 ) -> AsyncGenerator[JoinDoor]:
-    """roles: of this machine; their certificates are made anew. Raises InvalidRequest, Unavailable."""
+    """Run the join server within the context. Raises InvalidRequest, Unavailable.
+
+    roles: roles of this machine, whose certificates are made anew.
+    """
     authority = Authority(folder)
     for role in (DOOR, *roles):
         authority.write(role)
@@ -278,9 +318,11 @@ async def open_door(
 
 
 async def join_fleet(written: str, folder: Path) -> tuple[JoinedFleet, Tls]:
-    """Be let in, and keep the certificate in the folder. A code that this machine has used already is not
-    asked about again; another one of the same fleet is, which may be elsewhere by now, or have other flags.
-    Raises InvalidRequest, Refused, Unavailable: in one line, whatever is wrong.
+    """Join, and keep the certificate in the folder. Raises InvalidRequest, Refused, Unavailable, each in one
+    line.
+
+    A code that this machine has already used is not presented again. Another code of the same fleet is, since
+    the fleet may have another address or other flags by now.
     """
     code = parse_code(written)
     own = folder / hashlib.sha256(str(code).encode()).hexdigest()[:32]
@@ -292,6 +334,9 @@ async def join_fleet(written: str, folder: Path) -> tuple[JoinedFleet, Tls]:
 
 
 async def _be_let_in(code: JoinCode, own: Path) -> None:
+    """Check the fleet's CA against the code, present the code, and write the certificate. Raises Refused,
+    Unavailable.
+    """
     unverified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     unverified.check_hostname = False
     unverified.verify_mode = ssl.CERT_NONE
@@ -318,7 +363,7 @@ async def _be_let_in(code: JoinCode, own: Path) -> None:
 
 
 def _checked(flags: Any) -> tuple[str, ...]:
-    """Only what workers of a ring have in common. Raises Refused."""
+    """Return the flags, if they are flags that workers of a ring share. Raises Refused."""
     words = [str(word) for word in flags]
     known = all(name in SHARED for name in words[::2]) and len(words) % 2 == 0
     if not known or not all(re.fullmatch(r"[a-z0-9]{1,16}", value) for value in words[1::2]):
@@ -330,7 +375,9 @@ def _checked(flags: Any) -> tuple[str, ...]:
 async def _connection(
     address: str, context: ssl.SSLContext
 ) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """Raises Unavailable: nobody there, cut off, or another CA's."""
+    """Connect to a join server. Raises Unavailable: no answer, connection lost, or a certificate of another
+    CA.
+    """
     host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(PATIENCE):
@@ -349,12 +396,13 @@ async def _connection(
 
 
 async def _say(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
+    """Send a message as a line of JSON."""
     writer.write(json.dumps(message).encode() + b"\n")
     await writer.drain()
 
 
 async def _hear(reader: asyncio.StreamReader) -> dict[str, Any]:
-    """Raises Unavailable where there is no whole line of JSON."""
+    """Read a message. Raises Unavailable if there is no whole line of JSON."""
     try:
         heard = json.loads(await reader.readuntil(b"\n"))
     except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
@@ -367,10 +415,15 @@ async def _hear(reader: asyncio.StreamReader) -> dict[str, Any]:
 
 
 def own_address() -> str:
-    """By which other machines reach this one: that of its way out; nothing is sent. Raises InvalidRequest."""
+    """Return the address at which other machines reach this one: that of its default route. Raises
+    InvalidRequest.
+
+    Nothing is sent.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", PORT))  # reserved for documents: RFC 5737
+            # RFC 5737 reserves this address for documentation.
+            probe.connect(("192.0.2.1", PORT))
         except OSError:
             raise InvalidRequest(
                 "no address is known by which others reach this machine: give --fleet-listen HOST:50060",

@@ -1,6 +1,7 @@
-"""`python -m specsot_app.fleet.members MODULE ARGS -- MODULE ARGS`: members on one device, in one process.
+"""Runs several members in one process: `python -m specsot_app.fleet.members MODULE ARGS -- MODULE ARGS`.
 
-Each is what it would be in a process of its own, with its own address, registration and health.
+The members share a device. Each has the address, registration and health that it would have in a process of
+its own.
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from specsot.service.member import MemberProgram
 
-BETWEEN = "--"  # the command lines of two members
+# Separates the command lines of two members.
+BETWEEN = "--"
 
 
 def words_of(lines: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """The arguments of this module, of modules with their arguments."""
+    """Return the arguments of this module for the members' command lines: [[a, x], [b]] -> (a, x, --, b)."""
     return tuple(word for line in lines for word in (BETWEEN, *line))[1:]
 
 
 def main(words: Sequence[str]) -> int:
+    """Run the members until they end; return the exit status."""
     programs = [_program(*line) for line in _lines(words)]
     from specsot.service.member import run_members
 
@@ -30,6 +33,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _lines(words: Sequence[str]) -> list[list[str]]:
+    """Split the arguments into the members' command lines."""
     lines = list[list[str]]([[]])
     for word in words:
         if word == BETWEEN:
@@ -40,7 +44,7 @@ def _lines(words: Sequence[str]) -> list[list[str]]:
 
 
 def _program(module: str, *arguments: str) -> MemberProgram:
-    """Of a service's package, or of a module that stands for it."""
+    """Return the program of a service's package, or of a module in place of one."""
     found = find_spec(module)
     package = found is not None and found.submodule_search_locations is not None
     return import_module(f"{module}.__main__" if package else module).program(arguments)

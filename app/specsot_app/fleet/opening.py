@@ -21,18 +21,20 @@ from specsot_app.fleet.options import FleetOptions, Models, models_of, public_na
 if TYPE_CHECKING:
     from specsot_master.core.ring.ring_state import RingOptions
 
-# Seconds that stage 0 waits for a draft tree where every lap is to have a whole one. At the usual second,
-# nearly all laps went without, with 14 busy processes on two cores. A bound, not tuned.
+# Seconds. How long stage 0 waits for a draft tree if every step has to carry a whole tree. With the default
+# of one
+# second, nearly all steps went without trees on two cores with 14 busy processes. A bound; untuned.
 WHOLE_TREE_TIMEOUT = 60.0
 
-Watch = Callable[[str, int, int], None]  # (what, how many of them are there, of how many)
+# Called with a kind of thing, how many of them are present, and of how many.
+Watch = Callable[[str, int, int], None]
 
 
 class FleetClient(Protocol):
-    """Something that answers requests. Events of one request come in order, `Finished` last."""
+    """A client that answers requests. Events of one request come in order, `Finished` last."""
 
     def generate(self, ask: Ask) -> AsyncIterator[Numbered]:
-        """Closing the iterator early cancels the request."""
+        """Yield the request's events. Closing the iterator early cancels the request."""
         ...
 
     async def cancel(self, request: str) -> Any: ...
@@ -43,6 +45,7 @@ class FleetClient(Protocol):
 
 
 async def hear(fleet: FleetClient, ask: Ask) -> View:
+    """Ask the fleet, and return the view after the last event."""
     view = View()
     async with aclosing(cast("AsyncGenerator[Numbered]", fleet.generate(ask))) as events:
         async for numbered in events:
@@ -51,7 +54,7 @@ async def hear(fleet: FleetClient, ask: Ask) -> View:
 
 
 async def finish(fleet: FleetClient, ask: Ask) -> Finished:
-    """The end of one request. Raises Unavailable where it is not that of an answer."""
+    """Return the end of one request. Raises Unavailable if the request ended without an answer."""
     end = (await hear(fleet, ask)).finished
     if end is None or end.reason not in (Reason.STOP, Reason.LENGTH):
         raise Unavailable(f"the answer ended with {end.reason.value if end else 'nothing'}")
@@ -59,7 +62,10 @@ async def finish(fleet: FleetClient, ask: Ask) -> Finished:
 
 
 def with_demo(options: FleetOptions, out: TextIO) -> FleetOptions:
-    """Options that name a model: SmolLM2 and its head where none is named. out: hears why that cannot be."""
+    """Return options that name a model: SmolLM2 and its head if none is named.
+
+    out: gets a line if SmolLM2 cannot be fetched; the small bundled model is used then.
+    """
     from specsot_app.runtime import log_to_stderr
 
     log_to_stderr()
@@ -75,8 +81,9 @@ def with_demo(options: FleetOptions, out: TextIO) -> FleetOptions:
 
 
 def prepared(options: FleetOptions, out: TextIO) -> FleetOptions:
-    """The same with a device; what cannot be is told before anything is loaded. Raises ModelError,
-    InvalidRequest.
+    """Return the options with model and device chosen, and check them before anything is loaded.
+
+    Raises ModelError, InvalidRequest.
     """
     options = with_device(with_demo(options, out), out)
     if options.master is None:
@@ -85,6 +92,7 @@ def prepared(options: FleetOptions, out: TextIO) -> FleetOptions:
 
 
 def has_drafter(known: Info) -> bool:
+    """Return whether the fleet has a drafter."""
     return any(member.kind == "drafter" for member in known.members)
 
 
@@ -92,9 +100,11 @@ Opener = Callable[[FleetOptions], Coroutine[Any, Any, FleetClient]]
 
 
 async def open_fleet(options: FleetOptions, watch: Watch | None = None) -> FleetClient:
-    """Raises Unavailable (no master there), ModelError, HeadMismatch.
+    """Open the fleet that the options describe: connect to a master, start processes, or load it into this
+    process.
 
-    watch: hears what is there already, perhaps on another thread.
+    watch: receives progress, perhaps on another thread.
+    Raises Unavailable (no master answers), ModelError, HeadMismatch.
     """
     from specsot_app.runtime import log_to_stderr
 
@@ -109,6 +119,7 @@ async def open_fleet(options: FleetOptions, watch: Watch | None = None) -> Fleet
 
 
 async def open_embedded(options: FleetOptions, models: Models, watch: Watch | None = None) -> FleetClient:
+    """Load a fleet into this process."""
     from specsot_app.fleet.embedded import EmbeddedFleet, EmbeddedOptions
     from specsot_app.runtime import quiet_logs
 
@@ -125,7 +136,9 @@ async def open_embedded(options: FleetOptions, models: Models, watch: Watch | No
 
 
 def ring_of(options: FleetOptions) -> RingOptions:
-    """Whole trees in every lap are waited for, however busy the machine is."""
+    """Return the ring's options. If trees are fixed, stage 0 waits for each tree, however busy the machine
+    is.
+    """
     from specsot_master.core.ring.ring_state import EngineConfig, RingOptions
 
     fixed = options.tree == "fixed"
@@ -140,7 +153,9 @@ def ring_of(options: FleetOptions) -> RingOptions:
 
 
 def adding_up(watch: Watch, layers: int) -> Callable[[str, int], None]:
-    """Every worker tells of its own layers; `watch` hears of all."""
+    """Return a callback that adds up the layers that each worker has loaded, and passes the sum to
+    `watch`.
+    """
     there: dict[str, int] = {}
 
     def loaded(worker: str, count: int) -> None:

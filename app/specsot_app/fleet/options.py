@@ -39,7 +39,9 @@ Demo = Literal["smollm2", "small"]
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """What a client trusts, and what it shows to a master. token: instead of a file."""
+    """What a client trusts, and which token it sends to a master. `token` is used if there is no
+    `token_file`.
+    """
 
     HEADING: ClassVar[str] = "Connection"
 
@@ -55,7 +57,9 @@ class ClientOptions:
     token: str | None = option(None, "Bearer token to send.", secret=True)
 
     async def connect(self, master: str) -> MasterClient:
-        """A client of the master at host:port. A token's file wins. Raises Unavailable, InvalidRequest."""
+        """Return a client of the master at host:port. The token file takes precedence. Raises Unavailable,
+        InvalidRequest.
+        """
         from specsot.transport.grpc_client import connect
 
         token = self.token if self.token_file is None else first_token(self.token_file)
@@ -63,7 +67,7 @@ class ClientOptions:
 
     @asynccontextmanager
     async def connected(self, master: str) -> AsyncGenerator[MasterClient]:
-        """The same, closed at the end."""
+        """Return the same client, closed at the end of the context."""
         client = await self.connect(master)
         try:
             yield client
@@ -72,6 +76,7 @@ class ClientOptions:
 
 
 def layout_of(packed: Any) -> Layout:
+    """Return the layout that the seeds' `use_bim_mode` stands for."""
     return "packed" if truth(packed) else "batched"
 
 
@@ -87,6 +92,7 @@ def with_stages(distributed: bool, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _on_several_stages(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `given` with at least two stages. Raises InvalidRequest if an option says one."""
     counts = {
         "stages": given.get("stages"),
         "layers": len(listed_in(given.get("layers"))) or None,
@@ -101,6 +107,7 @@ def _on_several_stages(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _on_one_stage(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `given` with one stage; warn of options that have no effect then. Raises InvalidRequest."""
     stages = given.get("stages")
     splits = given.get("layer-splits")
     layers = listed_in(given.get("layers"))
@@ -116,7 +123,8 @@ def _on_one_stage(given: Mapping[str, Any]) -> dict[str, Any]:
     if splits:
         inactive.append(f"layer_splits {splits}")
     kept = {flag: value for flag, value in given.items() if flag not in ("layers", "layer-splits")}
-    if len(devices) > 1 and not given.get("replicas"):  # several rings of one stage each have several devices
+    # Several rings of one stage each have several devices.
+    if len(devices) > 1 and not given.get("replicas"):
         inactive.append(f"devices {','.join(devices[1:])}")
         kept["devices"] = devices[0]
     if inactive:
@@ -125,26 +133,36 @@ def _on_one_stage(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_stage_count(stages: int | None) -> None:
-    """Raises InvalidRequest."""
+    """Raise InvalidRequest if there are fewer than one stage."""
     if stages is not None and stages < 1:
         raise InvalidRequest(f"stages must be > 0, got {stages}", field="stages")
 
 
 def listed_in(given: str | Sequence[str] | None) -> Sequence[str]:
+    """Return the parts of a comma-separated value; a sequence stays as it is, and None has no parts."""
     return given.split(",") if isinstance(given, str) else given or ()
 
 
 @dataclass(frozen=True, slots=True)
 class FleetOptions(DraftModelOptions):
-    """A fleet to open. `master` set: that one, and only `model` (a name) and `client` matter besides.
+    """A fleet to open. If `master` is set, that master is used, and only `model` (a name) and `client` matter
+    in addition.
 
-    model None: the small pair that comes along; `opening.with_demo` names SmolLM2 before that where a person
-    asks. draft_model None: no drafter (but the small pair's own), unless `drafter` needs none.
-    stages: how many layer ranges. layers: which, such as "0:4,4:8".
-    devices: where each of them is, "127.0.0.1#0,127.0.0.1#cpu"; the drafter is beside the last one.
-    tree fixed: the largest tree in every lap, whether it pays or not.
-    transport, comm_mode: how members of several processes reach each other.
-    use_eagle3, distributed, use_scheduling: other systems' switches; branches are always scheduled.
+    model: None is the bundled small pair; `opening.with_demo` names SmolLM2 before that if a person asks.
+    draft_model: None is the base model's bundled head, or no drafter, unless `drafter` needs no model.
+    demo: the model used without `model`.
+    preset: fills in options that are not given.
+    stages: number of layer ranges.
+    layers: the layer ranges, such as "0:4,4:8".
+    devices: the place of each stage, such as "127.0.0.1#0,127.0.0.1#cpu"; the drafter runs at the last one.
+    layout: how branches are laid out in a frame.
+    tree: `fixed` drafts the largest tree in every step, whether or not it is profitable.
+    transport, comm_mode, hop_dtype: how members in several processes exchange messages.
+    use_eagle3, distributed, use_scheduling: switches of other systems; branches are always scheduled.
+    plan_style: the format of plans.
+    kind: whether the fleet runs in this process or in child processes.
+    master: address of a running master.
+    client: how to connect to that master.
     """
 
     HEADING: ClassVar[str] = "Fleet"
@@ -222,9 +240,13 @@ class FleetOptions(DraftModelOptions):
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """Model directories that exist, and who drafts. `layers`, `places`: of each stage, if chosen.
+    """Model directories that exist, and what drafts.
 
-    draft: of what drafts, where that needs one. drafter None: a head, if there is one.
+    base: the base model.
+    draft: the model or head that drafts; None if nothing drafts, or the drafter needs none.
+    layers: the layer range of each stage, if chosen.
+    drafter: the drafter that was asked for; None: the head, if there is one.
+    places: the place of each stage, if chosen.
     """
 
     base: Path
@@ -235,11 +257,14 @@ class Models:
 
     @property
     def drafts(self) -> DrafterName:
+        """Return the drafter in use."""
         return self.drafter or ("none" if self.draft is None else "eagle")
 
 
 def resolved(options: FleetOptions, models: Models) -> FleetOptions:
-    """With the models that were found, as other processes name them, and the form in which they are held."""
+    """Return options that name the models as other processes find them, and the form in which published
+    weights are held.
+    """
     draft = models.draft and address_of_model(models.draft)
     if not models.places and read_config(models.base).published:
         from specsot_model.published import as_published  # torch
@@ -249,7 +274,7 @@ def resolved(options: FleetOptions, models: Models) -> FleetOptions:
 
 
 def models_of(options: FleetOptions) -> Models:
-    """The directories a local fleet loads. Raises ModelError, InvalidRequest."""
+    """Return the directories that a local fleet loads. Raises ModelError, InvalidRequest."""
     require_torch()
     check(options)
     check_stage_count(options.stages)
@@ -278,7 +303,7 @@ def warn_of_processes(options: FleetOptions) -> None:
 
 
 def check(options: FleetOptions) -> None:
-    """Raises InvalidRequest for a word that is none of those there are."""
+    """Raise InvalidRequest if an option with fixed choices has another value."""
     for entry in entries_of(FleetOptions):
         if entry.kind.choices and len(entry.path) == 1:
             value = getattr(options, entry.name)
@@ -314,7 +339,7 @@ def _named_head(options: FleetOptions) -> Path | None:
 
 
 def check_head(options: FleetOptions, draft: Path | None) -> None:
-    """Raises InvalidRequest where the head is not what `use_eagle3` says."""
+    """Raise InvalidRequest if the head is not of the kind that `use_eagle3` says."""
     if options.use_eagle3 is None or draft is None or options.drafter not in (None, "eagle"):
         return
     from specsot_drafter.heads.checkpoint import Checkpoint, kind_of
@@ -327,7 +352,7 @@ def check_head(options: FleetOptions, draft: Path | None) -> None:
 
 
 def layers_of(options: FleetOptions, base: Path) -> tuple[Range, ...]:
-    """The range of each stage, where they are chosen. Raises InvalidRequest."""
+    """Return the layer range of each stage, or () if they are not chosen. Raises InvalidRequest."""
     if options.layers is None:
         return ()
     ranges = parse_ranges(options.layers, read_config(base).layers)
@@ -337,10 +362,10 @@ def layers_of(options: FleetOptions, base: Path) -> tuple[Range, ...]:
 
 
 def places_of(options: FleetOptions) -> tuple[HostDevice, ...]:
-    """The place of each stage, if `devices` says. Raises InvalidRequest.
+    """Return the place of each stage, if `devices` says. Raises InvalidRequest.
 
-    The seeds' table of parameters names GPU 0 also if the model is not distributed. A machine without a GPU
-    then warns and computes on its processor.
+    The seeds' table of parameters names GPU 0 even if the model is not distributed. On a machine without a
+    GPU, that entry then has no effect except a warning, and the CPU computes.
     """
     places = parse_devices(options.devices) if options.devices else ()
     if options.distributed is not False or not needs_missing_gpu(places):
@@ -359,7 +384,9 @@ def needs_missing_gpu(places: Sequence[HostDevice]) -> bool:
 
 
 def places_here(options: FleetOptions, ranges: int) -> tuple[HostDevice, ...]:
-    """Of each stage, all on this machine. Raises InvalidRequest."""
+    """Return the place of each stage, all on this machine. Raises InvalidRequest for a place on another
+    machine.
+    """
     places = places_of(options)
     check_stages(ranges or options.stages, places)
     elsewhere = {place.host for place in places} - hosts_here(place.host for place in places)
@@ -372,17 +399,17 @@ def places_here(options: FleetOptions, ranges: int) -> tuple[HostDevice, ...]:
 
 
 def public_name(options: FleetOptions) -> str:
-    """What a model is called in answers; empty: after its directory."""
+    """Return the model's name in answers; empty means the name of its directory."""
     return "" if options.model else "demo"
 
 
 def hosts_here(hosts: Iterable[str]) -> frozenset[str]:
-    """Those that are this machine. Raises InvalidRequest for one that cannot be resolved."""
+    """Return the hosts that are this machine. Raises InvalidRequest for a host that cannot be resolved."""
     return frozenset(host for host in set(hosts) if _is_here(host))
 
 
 def _is_here(host: str) -> bool:
-    """Only an own address can be bound."""
+    """Return whether the host is this machine: only an address of this machine can be bound."""
     try:
         found = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_DGRAM)
     except OSError:

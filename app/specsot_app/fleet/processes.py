@@ -24,13 +24,15 @@ from specsot_app.core.device_map import address_of
 from specsot_app.fleet.options import ClientOptions, FleetOptions, Models
 from specsot_app.fleet.service_specs import LOOPBACK, PRIVATE, Service, Serving, processes_of, services_of
 
-OnLine = Callable[[str, str], None]  # (service, line)
+# Called with a service's name and a line of its output.
+OnLine = Callable[[str, str], None]
 
-WRONG_INPUT = 2  # the exit status of a service that was given something unusable
+# Exit status of a service that was given an unusable argument or model.
+WRONG_INPUT = 2
 
 
 class ChildProcess:
-    """A running service. `last` is its newest line of output."""
+    """A running service, whose newest lines of output are kept."""
 
     def __init__(self, service: Service, process: Process, tell: OnLine) -> None:
         self.service = service
@@ -41,25 +43,33 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
+        """Return the process id."""
         return self._process.pid
 
     @property
     def status(self) -> int | None:
+        """Return the exit status, or None while the process runs."""
         return self._process.returncode
 
     async def wait_ended(self) -> SpecsotError:
-        """Wait until the child is gone; the error says what its last words were."""
+        """Wait until the child has ended; return an error with its last line of output.
+
+        The error is a ModelError if the child's input was unusable, else Unavailable.
+        """
         status = await self._process.wait()
-        await asyncio.wait([self._listening])  # who waits may give up; whoever asks next hears it all
+        # `wait` does not cancel the reading if this waiter is cancelled, so that the next waiter gets the
+        # last lines.
+        await asyncio.wait([self._listening])
         last = self._lines[-1] if self._lines else f"exit status {status}"
-        if status < 0:  # it could not say why
+        # A process that a signal ended could not print a reason.
+        if status < 0:
             last = f"ended by signal {-status}"
         line = last.removeprefix(f"specsot-{self.service.name.split('-')[0]}: ")
         kind = ModelError if status == WRONG_INPUT else Unavailable
         return kind(f"{self.service.name}: {line}")
 
     async def end(self) -> None:
-        """Ask it to end, wait, and insist after the grace period."""
+        """Ask the child to end (SIGTERM), wait for the grace period, then kill it."""
         if self._process.returncode is None:
             self._process.terminate()
         try:
@@ -70,7 +80,7 @@ class ChildProcess:
         await self._listening
 
     async def _listen(self) -> None:
-        """Read its output to the end, so that it never blocks on a full pipe."""
+        """Read the child's output to its end, so that the child never blocks on a full pipe."""
         assert self._process.stdout is not None
         async for raw in self._process.stdout:
             line = raw.decode(errors="replace").rstrip()
@@ -80,7 +90,11 @@ class ChildProcess:
 
 
 async def start(service: Service, tell: OnLine) -> ChildProcess:
-    """Start one service in a session of its own: Ctrl-C reaches only us, and we end it in order."""
+    """Start one service in a session of its own, so that Ctrl-C reaches only this process, which ends the
+    services in order.
+
+    tell: receives each line of output.
+    """
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -100,27 +114,34 @@ async def start(service: Service, tell: OnLine) -> ChildProcess:
 
 T = TypeVar("T")
 
-Watch = Callable[[str, int, int], None]  # (what, how many of them are there, of how many)
-Absent = Callable[[Sequence[Service]], None]  # hears who of the other machines has not joined yet
+# Called with a kind of thing, how many of them are present, and of how many.
+Watch = Callable[[str, int, int], None]
+# Called with the services of other machines that have not joined yet.
+Absent = Callable[[Sequence[Service]], None]
 
-# A member that ended so often in a row, each time so many seconds after its start, is given up; not measured.
+# Ends, and seconds. A member that ends ENDS times in a row, each time within SOON seconds of its start, is
+# not started
+# again. Untuned.
 ENDS = 3
 SOON = 1800.0
-PAUSE = 0.05  # seconds between checks of a ring that is not complete yet; not measured
-LAST_WORDS = 2.0  # seconds that a child has to end after it cut off a call; not measured
+# Seconds between checks of a ring that is not complete yet. Untuned.
+PAUSE = 0.05
+# Seconds that a child has to end after a call to it failed, so that its reason can be reported. Untuned.
+LAST_WORDS = 2.0
 
 
 def keep_quiet(service: str, line: str) -> None:
-    """Nobody listens; the child's last words are kept anyway."""
+    """Ignore a line of output; `ChildProcess` keeps the last lines anyway."""
 
 
 def miss_nobody(absent: Sequence[Service]) -> None:
-    """Everybody is here."""
+    """Ignore which services have not joined."""
 
 
 class ProcessFleet:
-    """Three kinds of processes and a client of their master. children: those of this machine, the master
-    first.
+    """Processes of a master, workers and drafters, and a client of the master.
+
+    children: the processes on this machine, the master first.
     """
 
     def __init__(
@@ -143,13 +164,16 @@ class ProcessFleet:
         watch: Watch | None = None,
         absent: Absent = miss_nobody,
     ) -> ProcessFleet:
-        """Start everything that is to run here and wait until the ring is complete.
+        """Start every service that runs on this machine, and wait until the ring is complete.
 
-        port: where the master listens; None takes a free one. http_port: the same for HTTP; None: nowhere.
-        Raises what a service died of, in one line; then nothing is left running.
+        port: port of the master; None takes a free one.
+        http_port: port of the master's HTTP server; None starts none.
+        watch: receives progress. absent: receives the services of other machines that are missing.
+        Raises what a service died of, in one line; then no process is left running.
         """
         port = port or free_port()
-        check_free(serving.listens(port))  # else the members would join whoever is there
+        # If another process listened there, the members would join it.
+        check_free(serving.listens(port))
         async with AsyncExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specsot-")))
             children: list[ChildProcess] = []
@@ -165,34 +189,38 @@ class ProcessFleet:
         raise AssertionError("unreachable: the stack passes errors on")
 
     def generate(self, ask: Ask) -> AsyncIterator[Numbered]:
+        """Yield the events of one request, in order."""
         return self._client.generate(ask)
 
     async def cancel(self, request: str) -> bool:
+        """Cancel a request."""
         return await self._client.cancel(request)
 
     async def info(self) -> Info:
+        """Return the state of the fleet."""
         return await self._client.info()
 
     async def keep_running(self) -> SpecsotError:
-        """Until the master ends, or a member that cannot be helped: why."""
+        """Restart members that end, until the master ends or a member cannot be restarted; return why."""
         return await keep_running(self.children, self._tell, 1)
 
     async def close(self) -> None:
+        """Close the client and end all processes."""
         await self._stack.aclose()
 
 
 def free_port() -> int:
-    """A TCP port nobody listens on at this moment.
+    """Return a TCP port that no process listens on at this moment.
 
-    It lies below the ports that Linux gives to outgoing connections (32768 and up): none of these takes it
-    in the second that a master needs until it listens.
+    The port lies below the ports that Linux gives to outgoing connections (32768 and up), so that no
+    connection takes it in the second that a master needs until it listens.
     """
     drawn = (secrets.choice(range(20_000, 32_768)) for _ in range(64))
     return next(port for port in drawn if is_free(port))
 
 
 def is_free(port: int, host: str = LOOPBACK) -> bool:
-    """Nobody listens there at this moment."""
+    """Return whether no process listens at this port at this moment."""
     try:
         check_free(address_of(host, port))
     except Unavailable:
@@ -203,7 +231,11 @@ def is_free(port: int, host: str = LOOPBACK) -> bool:
 async def ready_client(
     services: Sequence[Service], trust: ClientOptions, watch: Watch | None, absent: Absent
 ) -> MasterClient:
-    """A client of the master, the first of `services`, once its rings are complete and the others are in."""
+    """Return a client of the master, the first of `services`, once all rings are complete and all members
+    have joined.
+
+    absent: called at first, and whenever the set of missing services of other machines changes.
+    """
     master, *members = services
     missing = [one for one in members if one.host is not None]
     absent(missing)
@@ -220,17 +252,19 @@ async def ready_client(
             if missing != (missing := [one for one in missing if one.name not in joined]):
                 absent(missing)
         except (Unavailable, Cancelled):
-            pass  # the master is still starting; or it ends, which whoever watches the processes tells
+            # The master is still starting; or it has ended, which `unless_one_ends` notices.
+            pass
         await asyncio.sleep(PAUSE)
 
 
 async def unless_one_ends(children: list[ChildProcess], work: Coroutine[Any, Any, T]) -> T:
-    """The work's result; raises why a child ended, if one does first, or as the work fails."""
+    """Return the work's result. Raises why a child ended, if one ends first, or what the work raises."""
     working = asyncio.ensure_future(work)
     ending = asyncio.ensure_future(first_end(children))
     try:
         await asyncio.wait([working, ending], return_when=asyncio.FIRST_COMPLETED)
-        if working.done() and working.exception():  # perhaps because one is about to end, which says why
+        # The work may have failed because a child is about to end, whose last line says why.
+        if working.done() and working.exception():
             await asyncio.wait([ending], timeout=LAST_WORDS)
         if ending.done() and not (working.done() and working.exception() is None):
             raise ending.result()[1]
@@ -241,14 +275,18 @@ async def unless_one_ends(children: list[ChildProcess], work: Coroutine[Any, Any
 
 
 async def end_all(children: list[ChildProcess]) -> None:
-    """The master first, which lets answers end that its members still write; then those, side by side."""
+    """End the master first, so that answers can finish while members still run; then end the members
+    concurrently.
+    """
     await asyncio.gather(*(child.end() for child in children[:1]))
     await asyncio.gather(*(child.end() for child in children[1:]))
 
 
 async def keep_running(children: list[ChildProcess], tell: OnLine, vital: int = 0) -> SpecsotError:
-    """Start members again that end: the others go on meanwhile. Until one of the first `vital` ends, or one
-    that cannot be helped: why.
+    """Restart members that end, while the others continue.
+
+    Return an error when one of the first `vital` children ends, or a member ends that cannot be restarted:
+    one with unusable input, or one that ended ENDS times in a row soon after its start.
     """
     now = asyncio.get_running_loop().time
     lives = Lives()
@@ -268,19 +306,24 @@ async def keep_running(children: list[ChildProcess], tell: OnLine, vital: int = 
 
 
 class Lives:
-    """Short ones in a row, by member: loading alone may take minutes, and end with the memory."""
+    """Counts each member's short lives in a row. Loading alone may take minutes and then run out of
+    memory.
+    """
 
     def __init__(self) -> None:
         self._short = Counter[int]()
 
     def too_short(self, member: int, seconds: float) -> bool:
-        """One more ended; whether it is of no use to start it again."""
+        """Record an end; return whether restarting the member is pointless.
+
+        member: place among the children. seconds: how long it ran.
+        """
         self._short[member] = self._short[member] + 1 if seconds < SOON else 0
         return self._short[member] == ENDS
 
 
 async def first_end(children: list[ChildProcess]) -> tuple[int, SpecsotError]:
-    """Which ended, and why."""
+    """Wait until a child ends; return its place and why it ended."""
     endings = [asyncio.ensure_future(child.wait_ended()) for child in children]
     try:
         await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)

@@ -18,22 +18,31 @@ from specsot_app.core.device_map import HostDevice, address_of, ports_of
 from specsot_app.fleet.members import words_of
 from specsot_app.fleet.options import ClientOptions, FleetOptions, Models, public_name, resolved
 
-EXIT_GRACE = 10.0  # seconds a child may take to end by itself, beyond its --grace; not measured
+# Seconds a child may take to end by itself, in addition to its --grace. Untuned.
+EXIT_GRACE = 10.0
 LOOPBACK = "127.0.0.1"
-FLEET_PORT = 50060  # of the master's --fleet-listen by default
-STAGES = 1  # on one machine, further ones only add hops: docs/results/cpu.md
-# What the `specsot` command is configured with is for that command; a fleet's services get theirs as flags.
+# Default port of the master's --fleet-listen.
+FLEET_PORT = 50060
+# Default number of stages. On one machine, more stages only add hops. Chosen by docs/results/cpu.md.
+STAGES = 1
+# Environment variables that configure the `specsot` command are hidden from services, which are configured by
+# flags.
 FORGOTTEN = ("CONFIG", "TOKEN", "TOKEN_FILE", "TLS_CA", "TLS_CERT", "TLS_KEY")
 UNCONFIGURED = tuple((f"SPECSOT_{name}", "") for name in FORGOTTEN)
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What to start: `python -m module arguments...`, at an address; `environment` adds to ours.
+    """What to start: `python -m module arguments...`, at an address.
 
-    host: the other machine where it is for somebody else to start; None: here.
+    name: the member's name.
+    module: the Python module to run.
+    address: where the service listens.
+    arguments: its command line.
+    environment: variables added to this process's environment.
+    host: another machine, on which the user starts the service; None: this machine.
     grace: seconds it may take to end by itself.
-    within: of whose process it is a part; None: it has its own.
+    within: name of the service in whose process it runs; None: a process of its own.
     """
 
     name: str
@@ -48,15 +57,20 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """How a fleet serves, whatever it is made of.
+    """How a fleet serves clients and members, whatever it consists of.
 
-    host: where the master's doors listen. master, members: further flags of theirs, as on a command line.
-    grace: seconds that answers have to end once the master is told to; None: as its environment says.
-    replicas: how many rings. places: of each stage, ring by ring, if chosen; `here` are those hosts among
-    them that are this machine.
-    fleet: the door of members, if they have one apart. certificates: a folder of docker/certificates.sh.
-    joining: how many stages are for machines that join. private: certificates are for members alone, and
-    clients are on this machine. token_file: of what clients show; None: the certificates' own, if any.
+    host: where the master's servers listen.
+    master: further command-line flags of the master.
+    members: further command-line flags of all members.
+    grace: seconds that answers have to end once the master is asked to stop; None: as its environment says.
+    replicas: number of rings.
+    places: the place of each stage, ring by ring, if chosen.
+    here: the hosts among `places` that are this machine.
+    fleet: address of a separate server for members, if there is one.
+    certificates: a folder as docker/certificates.sh makes it.
+    joining: number of stages that machines which join later will run.
+    private: certificates are used by members alone, and clients are on this machine.
+    token_file: the tokens that clients send; None: those of the certificates' folder, if any.
     """
 
     host: str = LOOPBACK
@@ -74,31 +88,37 @@ class Serving:
 
     @property
     def spread(self) -> bool:
+        """Return whether some stages run on other machines."""
         return self.joining > 0 or any(place.host not in self.here for place in self.places)
 
     def listens(self, port: int) -> str:
+        """Return the address at which a server with this port listens."""
         return address_of(self.host, port)
 
     def reached(self, port: int) -> str:
-        """Where this machine reaches it: everywhere is here too."""
+        """Return the address at which this machine reaches the server; a wildcard host is reached by the
+        loopback address.
+        """
         return address_of(LOOPBACK if self.host in ("", "0.0.0.0", "::", "[::]") else self.host, port)
 
     @property
     def client(self) -> ClientOptions:
+        """Return what a client of this fleet trusts and sends."""
         folder = self.papers_of_clients
         return ClientOptions(folder and folder / "ca.pem", self.token_file or (folder and folder / "token"))
 
     @property
     def papers_of_clients(self) -> Path | None:
-        """The folder of what they trust and show, where they must."""
+        """Return the folder with the clients' TLS files and tokens, or None if clients need none."""
         return None if self.private else self.certificates
 
     @property
     def shown(self) -> tuple[str, ...]:
+        """Return the flags with which a client reaches the master."""
         return arguments_of(self.client)
 
     def papers(self, role: str) -> tuple[str, ...]:
-        """Flags that say who a service is. On another machine the folder has the same name."""
+        """Return the TLS flags of a service. On another machine the folder has the same name."""
         if self.certificates is None:
             return ()
         own = self.certificates / role
@@ -110,7 +130,12 @@ PRIVATE = Serving()
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What one member is. stage: of its ring, of a worker."""
+    """One member of the fleet.
+
+    kind: worker or drafter.
+    name: the member's name.
+    stage: a worker's stage within its ring; None for a drafter.
+    """
 
     kind: str
     name: str
@@ -125,7 +150,10 @@ def services_of(
     http_port: int | None = None,
     serving: Serving = PRIVATE,
 ) -> list[Service]:
-    """The master first; then of each ring its workers in order, and its drafter beside the last one."""
+    """Return the master first; then, for each ring, its workers in order and its drafter.
+
+    port, http_port: of the master. folder: for the members' unix sockets.
+    """
     if models.places:
         serving = replace(serving, places=models.places, here=frozenset(one.host for one in models.places))
     here = len(serving.places) // serving.replicas
@@ -136,7 +164,9 @@ def services_of(
     turns = take_turns(serving, places)
     services = [master_of(options, models, stages, port, http_port, serving, turns)]
     ports = ports_of([place.host for place in places])
-    alone = stages * serving.replicas == 1  # where there are more, each may be given a GPU of its own
+    # With several workers, the master may give each a GPU of its own, so that the drafter cannot share a
+    # process.
+    alone = stages * serving.replicas == 1
     for role, place, member_port in zip(roles, places, ports):
         address = address_of(place.host, member_port) if serving.spread else f"unix:{folder / role.name}"
         own = replace(weights, device=place.device)
@@ -158,9 +188,10 @@ def services_of(
 
 
 def processes_of(services: Sequence[Service]) -> list[Service]:
-    """What to start: a drafter beside a worker that has all layers, or that takes turns with others, is a
-    part of its process. What they send each other with every lap stays there, on its device, and is not
-    encoded; and neither waits for cores.
+    """Return the processes to start.
+
+    A drafter runs in the process of a worker that has all layers, or that takes turns with others: what they
+    exchange with every step then stays on the device and is not serialized, and neither waits for cores.
     """
     return [
         _housing(one, [each for each in services if each.within == one.name])
@@ -170,6 +201,7 @@ def processes_of(services: Sequence[Service]) -> list[Service]:
 
 
 def _housing(service: Service, guests: Sequence[Service]) -> Service:
+    """Return a service that runs the guests in its process, too."""
     if not guests:
         return service
     lines = [(one.module, *one.arguments) for one in (service, *guests)]
@@ -177,6 +209,7 @@ def _housing(service: Service, guests: Sequence[Service]) -> Service:
 
 
 def roles_of(replicas: int, stages: int, drafts: bool) -> list[Role]:
+    """Return the members of all rings, ring by ring."""
     roles: list[Role] = []
     for ring in range(replicas):
         roles += (Role("worker", f"worker-{ring * stages + stage}", stage) for stage in range(stages))
@@ -193,7 +226,7 @@ def master_of(
     serving: Serving,
     turns: bool,
 ) -> Service:
-    """turns: see `take_turns`."""
+    """Return the master's service. turns: see `take_turns`."""
     steer = flags_of(model=address_of_model(models.base), workers=stages, drafter=models.drafts)
     steer += flags_of(replicas=serving.replicas if serving.replicas > 1 else None)
     steer += ("--served-model-name", public_name(options))
@@ -211,8 +244,9 @@ def master_of(
 
 
 def placed(serving: Serving, device: str, roles: Sequence[Role]) -> list[HostDevice]:
-    """Where each member runs, a drafter beside the worker before it; unless somebody chose, on one device of
-    this machine.
+    """Return where each member runs; a drafter runs at the place of the worker before it.
+
+    Unless places were chosen, all members run on `device` of this machine.
     """
     chosen = iter(serving.places)
     places: list[HostDevice] = []
@@ -223,17 +257,21 @@ def placed(serving: Serving, device: str, roles: Sequence[Role]) -> list[HostDev
 
 
 def runs(options: FleetOptions, models: Models, number: int) -> tuple[str, ...]:
+    """Return the flags of the worker of stage `number`."""
     layers = flags_of(layers=models.layers[number] if models.layers else None)
     return (*arguments_of(options, OF_WORKER), *layers)
 
 
 def drafts(options: FleetOptions) -> tuple[str, ...]:
+    """Return the flags of a drafter."""
     own = {"draft_dtype": options.drafter_dtype, "draft_quantization": options.drafter_quantization}
     return arguments_of(replace(options, **own), OF_DRAFTER)
 
 
 def flags_of(**given: object) -> tuple[str, ...]:
-    """As on a command line; what is None is left out."""
+    """Return flags as on a command line; values that are None are left out: (layers="0:4") -> ("--layers",
+    "0:4").
+    """
     named = [
         (f"--{name.replace('_', '-')}", str(value)) for name, value in given.items() if value is not None
     ]
@@ -241,17 +279,21 @@ def flags_of(**given: object) -> tuple[str, ...]:
 
 
 def take_turns(serving: Serving, places: Sequence[HostDevice]) -> bool:
-    """Whether the stages of a ring compute one after the other, each with all its cores: that is as fast for
-    many texts as all at once with their share, and faster for few (docs/results/cpu.md).
+    """Return whether the stages of a ring compute one after the other, each with all cores of the machine.
+
+    For many sequences, that is as fast as all stages at once with a share of the cores each, and for few
+    sequences it is faster (docs/results/cpu.md).
     """
     here = not serving.spread and all(place.device == "cpu" for place in places)
-    others = exposed(serving.fleet or address_of(serving.host, 0))  # who joins has cores of its own
+    # Members that join from other machines have cores of their own.
+    others = exposed(serving.fleet or address_of(serving.host, 0))
     return here and not others and not os.environ.get("OMP_NUM_THREADS")
 
 
 def shared(services: Sequence[Service], rings: int | None) -> list[Service]:
-    """Processes of this machine share its cores; rings: so many do where stages take turns. What the
-    environment says, wins.
+    """Divide the cores of this machine among its member processes, or among `rings` if stages take turns.
+
+    OMP_NUM_THREADS of this process's environment takes precedence.
     """
     here = sum(service.host is None and service.within is None for service in services[1:])
     cores = ("OMP_NUM_THREADS", str(share_of(rings or here)))
@@ -259,16 +301,22 @@ def shared(services: Sequence[Service], rings: int | None) -> list[Service]:
 
 
 def share_of(members: int) -> int:
+    """Return the threads of each of `members` processes."""
     given = os.environ.get("OMP_NUM_THREADS", "")
     return int(given) if given.isdecimal() else max((os.cpu_count() or 1) // max(members, 1), 1)
 
 
 def command_of(service: Service) -> str:
+    """Return the service's command line, quoted for a shell."""
     return shlex.join([service.module.replace("_", "-"), *service.arguments])
 
 
 def inviting(serving: Serving, stages: int | None, device: str, fleet: str | None) -> Serving:
-    """With a door for members, and stages left to machines that join. Raises InvalidRequest."""
+    """Return a serving with a server for members, and with stages left to machines that join. Raises
+    InvalidRequest.
+
+    fleet: address of that server, if chosen.
+    """
     from specsot_app.fleet.joining import own_address
 
     devices = [place.device for place in serving.places] or [device]
@@ -298,9 +346,9 @@ _PAPERS = (
 
 
 def spread(serving: Serving, fleet: str | None, insecure: bool) -> Serving:
-    """With a door for members that those elsewhere reach. Raises InvalidRequest, naming what is missing.
+    """Return a serving with a server for members that other machines reach. fleet: its address, if chosen.
 
-    fleet: the door that somebody chose.
+    Raises InvalidRequest, naming what is missing, if other machines could connect without certificates.
     """
     if exposed(address_of(serving.host, 0)) and serving.certificates is None and not insecure:
         raise InvalidRequest(f"--host {serving.host} is open to other machines: {_PAPERS}", "certificates")
@@ -321,7 +369,9 @@ def spread(serving: Serving, fleet: str | None, insecure: bool) -> Serving:
 
 
 def _door(hosts: Iterable[str], here: frozenset[str], elsewhere: str) -> str:
-    """Of members, where this machine is one of the hosts."""
+    """Return the address of the members' server: this machine's among the hosts. Raises InvalidRequest if
+    none is this machine.
+    """
     own = next((host for host in hosts if host in here), None)
     if own is None:
         raise InvalidRequest(

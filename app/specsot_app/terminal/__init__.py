@@ -1,4 +1,4 @@
 """Shows requests and fleets at a terminal: live panels, plain text, JSON lines, a chat, a status screen.
 
-Refuses to know where events come from.
+This package does not know where events come from.
 """

@@ -1,4 +1,4 @@
-"""The loop of `specsot chat`: input lines, conversation history, one question at a time."""
+"""Runs the loop of `specsot chat`: input lines, conversation history, one question at a time."""
 
 from __future__ import annotations
 
@@ -41,19 +41,22 @@ HELP = """\
 Enter sends; Alt-Enter begins another line, and what is pasted keeps its lines"""
 
 
-TOLD_FROM = 23  # the column where a command is explained
-FRESH = 0.7  # the temperature of a further answer where 0 would write the same; as on the page
+# Column of HELP in which a command's explanation begins.
+TOLD_FROM = 23
+# Temperature of another answer if temperature 0 would repeat the first. Precedent: the web page uses the
+# same.
+FRESH = 0.7
 
 
 def fitting(text: str, columns: int) -> str:
-    """HELP in lines that fit, between words."""
+    """Return HELP wrapped between words to so many columns."""
     indent = " " * min(TOLD_FROM, columns // 2)
     lines = ((line, indent if line.startswith("/") else "") for line in text.splitlines())
     return "\n".join(textwrap.fill(line, columns, subsequent_indent=more) for line, more in lines)
 
 
 def anew(ask: Ask) -> Ask:
-    """The same question for another answer."""
+    """Return the question for another answer: with temperature FRESH if the answer would be the same."""
     if ask.sampling.temperature or ask.seed is not None:
         return ask
     return replace(ask, sampling=replace(ask.sampling, temperature=FRESH))
@@ -63,8 +66,10 @@ _COMMAND = re.compile(r"(/[a-z]+)(?: +(.*))?")
 
 
 def parse_line(line: str) -> tuple[str, str]:
-    """A command and what follows it, of one line that begins as a command does; all else, a path or a pasted
-    page, is for the model: no command, and the question.
+    """Return a command and its argument, or ("", question).
+
+    Only a line that begins like a command, such as "/mode direct", is one; a path or pasted text is a
+    question.
     """
     said = line.strip()
     found = _COMMAND.fullmatch(said)
@@ -73,9 +78,12 @@ def parse_line(line: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class ChatHistory:
-    """What was said so far, oldest first: questions and answers take turns.
+    """The conversation so far, oldest first; questions and answers alternate.
 
-    system: what the model is told before all of it. seed: None is drawn for each answer.
+    mode: how answers are planned.
+    system: the system message.
+    turns: the messages.
+    seed: the seed of answers; None draws one for each answer.
     """
 
     mode: Mode = "auto"
@@ -85,40 +93,48 @@ class ChatHistory:
 
     @property
     def messages(self) -> tuple[Message, ...]:
+        """Return the system message, if any, and all turns."""
         before = (Message("system", self.system),) if self.system else ()
         return (*before, *self.turns)
 
     def with_question(self, question: str) -> tuple[Message, ...]:
+        """Return the messages of a request that asks this question."""
         return (*self.messages, Message("user", question))
 
     def answered(self, question: str, answer: str) -> ChatHistory:
-        """Without an answer, as if nothing had been asked."""
+        """Return the conversation with this exchange; with an empty answer, the conversation stays
+        as it was.
+        """
         if not answer.strip():
             return self
         more = Message("user", question), Message("assistant", answer)
         return replace(self, turns=(*self.turns, *more))
 
     def without_last(self, question: str) -> ChatHistory:
-        """Without this question and its answer, if they are the newest."""
+        """Return the conversation without this question and its answer, if they are the newest exchange."""
         asked = self.turns[-2:-1] == (Message("user", question),)
         return replace(self, turns=self.turns[:-2]) if asked else self
 
     def without_oldest(self) -> ChatHistory:
+        """Return the conversation without its oldest exchange."""
         return replace(self, turns=self.turns[2:])
 
 
 def is_seed(text: str) -> bool:
-    """Python reads no number of thousands of digits."""
+    """Return whether the text is a seed. Its length is checked first, since Python refuses to read thousands
+    of digits.
+    """
     return text.isdecimal() and len(text) < 100 and int(text) <= MAX_SEED
 
 
 def write_messages(talk: ChatHistory) -> str:
+    """Return the conversation as JSON."""
     listed = [{"role": one.role, "content": one.content} for one in talk.messages]
     return json.dumps(listed, ensure_ascii=False, indent=1) + "\n"
 
 
 def read_messages(talk: ChatHistory, text: str) -> ChatHistory:
-    """The same talk with what was said in another one. Raises ValueError."""
+    """Return the same chat with the messages of a saved one. Raises ValueError."""
     try:
         read = tuple(Message(str(one["role"]), _text_of(one["content"])) for one in json.loads(text))
     except (KeyError, TypeError, RecursionError) as error:
@@ -131,18 +147,25 @@ def read_messages(talk: ChatHistory, text: str) -> ChatHistory:
 
 
 def _text_of(content: Any) -> str:
-    """A text, or what parts of text say. Raises KeyError, TypeError."""
+    """Return a message's text, or the joined texts of its parts. Raises KeyError, TypeError."""
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
 Asker = Callable[[ChatHistory, str], Ask]
-Show = Callable[[AsyncGenerator[Numbered], int], Any]  # (events, exchanges that were left out) -> View
-TOO_LARGE = "max_new_tokens"  # the field of a refusal because of the ring's memory
+# (events, number of exchanges that were left out) -> View
+Show = Callable[[AsyncGenerator[Numbered], int], Any]
+# The field that an error names if the request does not fit the ring's memory.
+TOO_LARGE = "max_new_tokens"
 
 
 @dataclass(frozen=True, slots=True)
 class AnsweredQuestion:
-    """talk: what was asked, and so without the oldest exchanges where they did not fit any more."""
+    """A question with its answer.
+
+    talk: the conversation as it was sent, without the oldest exchanges if they did not fit.
+    question: the question.
+    view: the answer.
+    """
 
     talk: ChatHistory
     question: str
@@ -150,7 +173,7 @@ class AnsweredQuestion:
 
 
 class RunningAnswer:
-    """`show` it once; `stop` it at any time."""
+    """An answer in progress. Call `show` once; `stop` may be called at any time."""
 
     def __init__(self, fleet: FleetClient, asker: Asker, show: Show) -> None:
         self._fleet = fleet
@@ -161,7 +184,9 @@ class RunningAnswer:
         self._stopping = False
 
     async def show(self, talk: ChatHistory, question: str) -> AnsweredQuestion:
-        """Raises what asking raises; CancelledError when it was stopped before it began."""
+        """Ask, and show the answer. Raises what asking raises, and CancelledError if it was stopped before it
+        began.
+        """
         self._task = asyncio.current_task()
         fitting, first, rest = await self._begin(talk, question)
         async with aclosing(rest):
@@ -169,7 +194,9 @@ class RunningAnswer:
             return AnsweredQuestion(fitting, question, await self._show(self._noted(first, rest), left_out))
 
     async def stop(self) -> None:
-        """What is written already still comes. Told twice, or before it began: at once."""
+        """Cancel the request, and let what was written arrive. A second call, or one before the request
+        began, ends at once.
+        """
         if self._request is not None and not self._stopping:
             self._stopping = True
             await self._fleet.cancel(self._request)
@@ -179,8 +206,10 @@ class RunningAnswer:
     async def _begin(
         self, talk: ChatHistory, question: str
     ) -> tuple[ChatHistory, Numbered, AsyncGenerator[Numbered]]:
-        """Leave the oldest exchanges out, one by one, while the model's context is too short for all and an
-        answer of the usual length.
+        """Send the request, and return the conversation that fits, the first event, and the other events.
+
+        The oldest exchanges are left out, one by one, while the model's context is too short for all of them
+        and an answer of the usual length.
         """
         while True:
             ask = self._asker(talk, question)
@@ -196,6 +225,7 @@ class RunningAnswer:
                 talk = talk.without_oldest()
 
     async def _noted(self, first: Numbered, rest: AsyncGenerator[Numbered]) -> AsyncGenerator[Numbered]:
+        """Yield the events, and note the request's id."""
         if isinstance(first.event, Started):
             self._request = first.event.request
         yield first
@@ -204,7 +234,10 @@ class RunningAnswer:
 
 
 class Chat:
-    """positions: of the model's context, where it is known. drafter: something drafts."""
+    """The chat's loop.
+
+    positions: positions of the model's context, if known. drafter: whether the fleet has a drafter.
+    """
 
     def __init__(
         self,
@@ -224,13 +257,14 @@ class Chat:
         self._streams = streams
         self._positions = positions
         self._manner: OutputFormat = manner
-        self._typed: deque[str] = deque()  # while an answer was written
+        # Lines that were typed while an answer was written.
+        self._typed: deque[str] = deque()
         self._failed = False
         self._drafter = drafter
         self._last: AnsweredQuestion | None = None
 
     def go_on(self, talk: ChatHistory) -> int:
-        """Until somebody leaves; 1 when a question was not answered."""
+        """Run until the user leaves; return 1 if a question was not answered, else 0."""
         while (line := self._next_line(talk)) is not None:
             match parse_line(line):
                 case "", "":
@@ -276,7 +310,7 @@ class Chat:
         return int(self._failed)
 
     def _keep(self, talk: ChatHistory, word: str, file: Path) -> ChatHistory:
-        """The conversation, written or read."""
+        """Save or load the conversation."""
         try:
             if word == "/save":
                 file.write_text(write_messages(talk), "utf-8")
@@ -292,6 +326,7 @@ class Chat:
         return talk
 
     def _next_line(self, talk: ChatHistory) -> str | None:
+        """Return the next line; None at the end of the input or at Ctrl-C."""
         if self._typed:
             return self._typed.popleft()
         try:
@@ -301,7 +336,7 @@ class Chat:
             return None
 
     def _answer(self, talk: ChatHistory, question: str, again: bool = False) -> ChatHistory:
-        """The conversation with this question and its answer, or without both where there is none."""
+        """Return the conversation with this exchange, or unchanged if there was no answer."""
         answered = self._ask(talk, question, lambda view: summary(view, self._drafter), again)
         if answered is None:
             return talk
@@ -309,7 +344,7 @@ class Chat:
         return answered.talk.answered(question, answered.view.merged)
 
     def _compare(self) -> None:
-        """What is written now is shown, and not remembered."""
+        """Answer the last question the other way; the answer is shown, but not added to the conversation."""
         if self._last is None:
             self._remark("nothing was answered yet")
             return
@@ -325,7 +360,7 @@ class Chat:
     def _ask(
         self, talk: ChatHistory, question: str, line: Summary, again: bool = False
     ) -> AnsweredQuestion | None:
-        """None: there was no answer. again: another one than before is wanted."""
+        """Ask and show; return None if there was no answer. again: another answer than before is wanted."""
 
         def asker(talk: ChatHistory, question: str) -> Ask:
             asked = self._asker(talk, question)
@@ -351,16 +386,19 @@ class Chat:
             return answered
 
     async def _show(self, line: Summary, events: AsyncGenerator[Numbered], left_out: int) -> View:
+        """Show an answer, and mention exchanges that were left out."""
         if left_out:
             self._remark(tell_left_out(left_out, self._positions))
         return await show(events, self._manner, self._streams, line)
 
     def _remark(self, text: str) -> None:
+        """Print a remark to the error stream."""
         if text:
             print(text, file=self._streams.err, flush=True)
 
 
 def tell_left_out(exchanges: int, positions: int | None) -> str:
+    """Return the remark about exchanges that did not fit."""
     which, fit, was = (
         ("exchange", "fits", "was") if exchanges == 1 else (f"{exchanges} exchanges", "fit", "were")
     )

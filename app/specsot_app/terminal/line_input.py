@@ -1,4 +1,4 @@
-"""Reads lines from a terminal or a pipe, also Ctrl-C and lines typed while an answer is written."""
+"""Reads lines from a terminal or a pipe, also Ctrl-C and lines that are typed while an answer is written."""
 
 from __future__ import annotations
 
@@ -18,24 +18,28 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
 
-INTERRUPT = "/stop"  # what Ctrl-C says while an answer is written
-DONE = b"\0"  # what the bell says; signals say their number, which is never 0
+# The line that Ctrl-C stands for while an answer is written.
+INTERRUPT = "/stop"
+# The byte that is sent when the work is done. Signals send their number, which is never 0.
+DONE = b"\0"
 
 
 class LineInput(Protocol):
-    """Where a chat's lines come from."""
+    """The source of a chat's lines."""
 
     def read(self, prompt: str) -> str | None:
-        """The next line; None at the end. Raises KeyboardInterrupt."""
+        """Return the next line, or None at the end. Raises KeyboardInterrupt."""
         ...
 
     def during(self, work: Future[Any]) -> Iterator[str]:
-        """The lines that come until the work is done; Ctrl-C is one of them."""
+        """Yield the lines that arrive until the work is done; Ctrl-C yields INTERRUPT."""
         ...
 
 
 class PipeInput:
-    """Every line waits for its turn: nobody types while an answer is written."""
+    """Lines of a pipe. Every line waits for its turn, so that only Ctrl-C arrives while an answer
+    is written.
+    """
 
     def __init__(self, lines: TextIO) -> None:
         self._lines = lines
@@ -48,13 +52,17 @@ class PipeInput:
 
 
 class TerminalInput:
-    """At a terminal: a question may have several lines, by pasting them or by Alt-Enter; Enter sends it.
+    """Lines of a terminal. Pasted text and Alt-Enter put several lines into a question; Enter sends it.
 
-    What is typed during an answer is not shown: the answer has the screen.
+    What is typed during an answer is not echoed, since the answer occupies the screen.
     """
 
     def __init__(self, terminal: TextIO, visible: bool, history: Path) -> None:
-        """visible: prompts go to a terminal too. history: questions of earlier conversations."""
+        """Open the terminal.
+
+        visible: the output is a terminal, too, so that prompts can be edited there.
+        history: file with the questions of earlier conversations.
+        """
         self._terminal = terminal
         self._session = _session(history) if visible else None
 
@@ -72,10 +80,12 @@ class TerminalInput:
 
 
 def input_from(lines: TextIO, out: TextIO, history: Path) -> LineInput:
+    """Return the input for a terminal or a pipe."""
     return TerminalInput(lines, out.isatty(), history) if lines.isatty() else PipeInput(lines)
 
 
 def _session(history: Path) -> PromptSession[str]:
+    """Return a prompt session with Enter, Alt-Enter and a history that only this user can read."""
     from prompt_toolkit import PromptSession
     from prompt_toolkit.history import FileHistory, InMemoryHistory
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
@@ -93,7 +103,8 @@ def _session(history: Path) -> PromptSession[str]:
 
     try:
         history.parent.mkdir(parents=True, exist_ok=True)
-        history.touch(mode=0o600)  # what was asked is nobody else's business
+        # Only this user may read what was asked.
+        history.touch(mode=0o600)
         kept = FileHistory(history)
     except OSError:
         kept = InMemoryHistory()
@@ -101,6 +112,7 @@ def _session(history: Path) -> PromptSession[str]:
 
 
 def _lines_until_done(work: Future[Any], terminal: int | None) -> Iterator[str]:
+    """Yield lines of the terminal, and INTERRUPT at Ctrl-C, until the work is done."""
     with _bell(work) as heard, nullcontext() if terminal is None else _unseen(terminal):
         watched: list[Any] = [heard] if terminal is None else [heard, terminal]
         while True:
@@ -113,12 +125,15 @@ def _lines_until_done(work: Future[Any], terminal: int | None) -> Iterator[str]:
             elif typed := os.read(watched[1], 4096):
                 yield from typed.decode(errors="replace").splitlines()
             else:
-                watched = [heard]  # the terminal is gone
+                # The terminal has been closed.
+                watched = [heard]
 
 
 @contextmanager
 def _bell(work: Future[Any]) -> Generator[socket.socket]:
-    """Rings when the work is done, and at Ctrl-C, which raises nothing meanwhile."""
+    """Yield a socket that receives DONE when the work is done, and the signal's number at Ctrl-C, which
+    raises no exception.
+    """
     heard, rings = socket.socketpair()
     rings.setblocking(False)
     with heard, rings, _instead_of_interrupts(rings.fileno()):
@@ -127,8 +142,11 @@ def _bell(work: Future[Any]) -> Generator[socket.socket]:
 
 
 def _ringing(bell: socket.socket) -> Callable[[Any], None]:
+    """Return a callback that sends DONE."""
+
     def ring(_: Any) -> None:
-        with suppress(OSError):  # nobody waits any more
+        # The waiting side may have closed its socket.
+        with suppress(OSError):
             bell.send(DONE)
 
     return ring
@@ -136,7 +154,7 @@ def _ringing(bell: socket.socket) -> Callable[[Any], None]:
 
 @contextmanager
 def _instead_of_interrupts(place: int) -> Generator[None]:
-    """Signals write their number there."""
+    """Let signals write their number to this file descriptor, and let Ctrl-C raise no exception."""
     handler = signal.signal(signal.SIGINT, _raise_nothing)
     before = signal.set_wakeup_fd(place)
     try:
@@ -151,7 +169,7 @@ def _raise_nothing(number: int, frame: FrameType | None) -> None: ...
 
 @contextmanager
 def _unseen(terminal: int) -> Generator[None]:
-    """No echo: what is typed would tear the picture."""
+    """Turn the echo off, since typed characters would disturb the display."""
     before = termios.tcgetattr(terminal)
     hidden = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
     termios.tcsetattr(terminal, termios.TCSANOW, hidden)

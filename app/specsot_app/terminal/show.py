@@ -1,4 +1,4 @@
-"""Follows one request's events to a terminal, a pipe or as JSON lines; progress bars while models load."""
+"""Shows one request's events on a terminal, in a pipe or as JSON lines; progress bars while models load."""
 
 from __future__ import annotations
 
@@ -22,21 +22,29 @@ from specsot_app.fleet.demo import small_pair
 from specsot_app.fleet.opening import FleetClient, Opener, open_fleet
 from specsot_app.fleet.options import FleetOptions
 
-Summary = Callable[[View], str]  # the line that stays below an answer
+# Returns the line that stays below an answer.
+Summary = Callable[[View], str]
 OutputFormat = Literal["live", "plain", "json"]
-FRAMES_PER_SECOND = 8  # of the live view; more flickers in slow terminals; not measured
+# Frames a second of the live view. More flicker in slow terminals. Untuned.
+FRAMES_PER_SECOND = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """Where answers (out) and remarks (err) are written."""
+    """Where output goes.
+
+    out: stream of the answers.
+    err: stream of remarks.
+    """
 
     out: TextIO
     err: TextIO
 
 
 def format_for(streams: Streams, json: bool) -> OutputFormat:
-    """JSON when asked for, panels on a terminal that can move its cursor, plain text otherwise."""
+    """Return JSON if it is asked for, panels on a terminal that can move its cursor, and plain text
+    otherwise.
+    """
     if json:
         return "json"
     console = Console(file=streams.out)
@@ -46,7 +54,7 @@ def format_for(streams: Streams, json: bool) -> OutputFormat:
 async def show(
     events: AsyncIterator[Numbered], manner: OutputFormat, streams: Streams, line: Summary = summary
 ) -> View:
-    """Read the events to their end, showing each; returns what was seen."""
+    """Read the events to their end, and show each; return what was shown."""
     match manner:
         case "json":
             return await show_json(events, streams)
@@ -57,7 +65,7 @@ async def show(
 
 
 async def show_json(events: AsyncIterator[Numbered], streams: Streams) -> View:
-    """One JSON object a line; the last is `finished`."""
+    """Print one JSON object a line; the last one is `finished`."""
     view = View()
     async for numbered in events:
         view = advance(view, numbered.event)
@@ -66,7 +74,7 @@ async def show_json(events: AsyncIterator[Numbered], streams: Streams) -> View:
 
 
 async def show_plain(events: AsyncIterator[Numbered], streams: Streams, line: Summary = summary) -> View:
-    """The merged answer as it grows; a forecast and the summary on the other stream."""
+    """Print the merged answer as it grows; a forecast and the summary go to the error stream."""
     view = View()
     written = 0
     async for numbered in events:
@@ -83,7 +91,7 @@ async def show_plain(events: AsyncIterator[Numbered], streams: Streams, line: Su
 
 
 class LiveView:
-    """What the live screen asks for at its own pace: the newest view, at the screen's present size."""
+    """What the live screen draws at its own pace: the newest view, at the screen's current size."""
 
     def __init__(self, console: Console) -> None:
         self.view = View()
@@ -94,13 +102,17 @@ class LiveView:
 
 
 async def show_live(events: AsyncIterator[Numbered], console: Console, line: Summary = summary) -> View:
-    """Panels while the request runs; then the answer and the summary stay, or what there is of it."""
+    """Show panels while the request runs, then the answer and the summary.
+
+    If the request is interrupted or fails, print what was written so far, and re-raise.
+    """
     picture = LiveView(console)
     try:
         with Live(picture, console=console, transient=True, refresh_per_second=FRAMES_PER_SECOND):
             async for numbered in events:
                 picture.view = advance(picture.view, numbered.event)
-    except BaseException:  # Ctrl-C, or nobody answers any more: the text stays
+    # After Ctrl-C or a lost connection, the text stays on the screen.
+    except BaseException:
         console.print(unfinished(picture.view))
         raise
     console.print(conclude(picture.view, line(picture.view)))
@@ -108,14 +120,15 @@ async def show_live(events: AsyncIterator[Numbered], console: Console, line: Sum
 
 
 class _Count(MofNCompleteColumn):
-    """ "3/30", once the 30 are known."""
+    """A column such as "3/30", shown once the total is known."""
 
     def render(self, task: Task) -> Text:
+        """Return the count, or nothing while the total is unknown."""
         return Text() if task.total is None else super().render(task)
 
 
 def bars(err: TextIO) -> Progress:
-    """Gone when they are done."""
+    """Return progress bars that disappear when they are done, and that only a terminal shows."""
     console = Console(file=err)
     columns = TextColumn("{task.description}"), BarColumn(20), _Count(), TimeElapsedColumn()
     return Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
@@ -123,14 +136,14 @@ def bars(err: TextIO) -> Progress:
 
 @contextmanager
 def counting_bar(err: TextIO, what: str, total: int) -> Generator[Callable[[], None]]:
-    """A bar that the yielded function moves on by one."""
+    """Show a bar; each call of the yielded function advances it by one."""
     with bars(err) as progress:
         task = progress.add_task(what, total=total)
         yield lambda: progress.advance(task)
 
 
 def weights_of(wanted: FleetOptions) -> str:
-    """What is loaded, and its size: "model.safetensors, 513 MiB"."""
+    """Return what is loaded and its size, such as "model.safetensors, 513 MiB"."""
     model = Path(wanted.model or small_pair() / "base")
     files = [model] if model.is_file() else [*model.glob("*.safetensors"), *model.glob("*.gguf")]
     if not files:
@@ -140,7 +153,7 @@ def weights_of(wanted: FleetOptions) -> str:
 
 
 def open_with_progress(err: TextIO) -> Opener:
-    """open_fleet, with a bar while it loads."""
+    """Return `open_fleet` with a progress bar while the fleet loads."""
 
     async def opener(wanted: FleetOptions) -> FleetClient:
         if wanted.master is not None:

@@ -1,4 +1,4 @@
-"""The screen of `specsot status` and the lines of `specsot info`: members, pages, requests, laps."""
+"""Draws the screen of `specsot status` and the lines of `specsot info`: members, pages, requests, steps."""
 
 from __future__ import annotations
 
@@ -16,15 +16,19 @@ from specsot.core.info import Info, LapsInfo, MemberInfo, PagesInfo, ReplicaInfo
 from specsot.errors import SpecsotError, Unavailable
 
 CURVE_SIGNS = "▁▂▃▄▅▆▇█"
-BAR_WIDTH = 24  # columns of a bar
-LABEL_WIDTH = 8  # of the longest names: a narrow terminal cuts values, not them
+# Columns of a bar.
+BAR_WIDTH = 24
+# Columns of the longest name, so that a narrow terminal cuts values instead of names.
+LABEL_WIDTH = 8
 
 
 @dataclass(frozen=True, slots=True)
 class StatusView:
-    """What is known after some looks. lost: why the newest look saw nothing.
+    """What is known after some queries.
 
-    pace: laps per second at each look, the newest last.
+    info: the newest state.
+    pace: steps per second at each query, the newest last.
+    lost: why the newest query failed, or None.
     """
 
     info: Info
@@ -33,11 +37,12 @@ class StatusView:
 
 
 def lines_of(found: Info) -> list[str]:
+    """Return the state as lines."""
     return [f"{name:<9} {value}" for name, value in facts(found)]
 
 
 def facts(found: Info) -> list[tuple[str, str]]:
-    """Name and value of all there is to tell."""
+    """Return names and values of everything to show."""
     models = [
         ("model", f"{one.name} · {one.layers} layers · {one.max_positions} positions") for one in found.models
     ]
@@ -54,7 +59,7 @@ def facts(found: Info) -> list[tuple[str, str]]:
 
 
 def describe_member(member: MemberInfo, found: Info) -> str:
-    """Its place, its layers, and what a lap takes there."""
+    """Return a member's address, its layers, and the duration of a step there."""
     layers = f" · layers {member.layers}" if member.layers else ""
     seconds = stage_seconds(member, found)
     least = f", at least {member.least_seconds * 1e3:.1f}" if member.least_seconds else ""
@@ -66,7 +71,7 @@ def describe_member(member: MemberInfo, found: Info) -> str:
 
 
 def stage_seconds(member: MemberInfo, found: Info) -> float | None:
-    """Of the stage that this worker is; None before the first lap, and for others."""
+    """Return a worker's seconds per step; None before the first step, and for other members."""
     ring = [one for one in found.members if one.layers and one.replica == member.replica]
     ranges = sorted(one.layers.first for one in ring if one.layers)
     laps = next((one.laps for one in found.replicas if one.number == member.replica), found.laps)
@@ -76,7 +81,7 @@ def stage_seconds(member: MemberInfo, found: Info) -> float | None:
 
 
 def describe_replica(ring: ReplicaInfo) -> str:
-    """One of several rings: what it does now."""
+    """Return the state of one of several rings."""
     parts = [f"{ring.number} · epoch {ring.epoch} · {'ready' if ring.ready else 'not ready'}"]
     parts += [f"{ring.pages.free} of {ring.pages.total} pages free"] if ring.pages else []
     requests = ring.requests
@@ -86,11 +91,12 @@ def describe_replica(ring: ReplicaInfo) -> str:
 
 
 def describe_pages(pages: PagesInfo) -> str:
+    """Return the state of the KV pages."""
     return f"{pages.free} of {pages.total} free · {pages.kept} hold beginnings of prompts"
 
 
 def describe_requests(requests: RequestsInfo) -> str:
-    """Of this moment; ends and prompt tokens since the master began."""
+    """Return the current requests, and ends and prompt tokens since the master began."""
     share = requests.cached_tokens / requests.prompt_tokens if requests.prompt_tokens else 0.0
     ended = " · ".join(f"{count} {why}" for why, count in requests.ended)
     parts = [
@@ -104,7 +110,7 @@ def describe_requests(requests: RequestsInfo) -> str:
 
 
 def describe_laps(laps: LapsInfo) -> str:
-    """Of the last seconds, and all there were."""
+    """Return the steps of the last seconds, and the totals."""
     tokens = laps.per_second * laps.tokens_per_lap
     pace = (
         f"{laps.per_second:.1f}/s with {laps.tokens_per_lap:.1f} tokens and {laps.rows_per_lap:.1f} rows each"
@@ -113,7 +119,7 @@ def describe_laps(laps: LapsInfo) -> str:
 
 
 def draw_status(standing: StatusView) -> RenderableType:
-    """The facts, used pages as a bar, the pace as a curve."""
+    """Return the facts as a table, with used pages as a bar and the pace as a curve."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True, min_width=LABEL_WIDTH)
     table.add_column(overflow="ellipsis", no_wrap=True)
@@ -128,29 +134,36 @@ def draw_status(standing: StatusView) -> RenderableType:
 
 
 def curve(values: Sequence[float]) -> str:
-    """One sign for each value, as high as it is beside the highest."""
+    """Return one character for each value, as high as the value relative to the highest: [1, 2, 4]
+    -> "▃▅█".
+    """
     highest = max(values, default=0.0)
     if not highest:
         return CURVE_SIGNS[0] * len(values)
     return "".join(CURVE_SIGNS[round(value / highest * (len(CURVE_SIGNS) - 1))] for value in values)
 
 
-INFO_TIMEOUT = 5.0  # seconds for one look; not measured
-CURVE_LENGTH = 48  # looks that the curve shows
+# Seconds for one query. Untuned.
+INFO_TIMEOUT = 5.0
+# Queries that the curve shows.
+CURVE_LENGTH = 48
 
 Look = Callable[[], Awaitable[Info]]
 Pause = Callable[[], Awaitable[None]]
 
 
 async def watch(look: Look, pause: Pause, console: Console) -> None:
-    """Until cancelled. A master that is lost is looked for; raises SpecsotError if it was never there."""
+    """Show the state until cancelled.
+
+    A master that is lost is queried again. Raises SpecsotError if the first query fails.
+    """
     with Live(console=console, auto_refresh=False) as live:
         async for standing in status_views(look, pause):
             live.update(draw_status(standing), refresh=True)
 
 
 async def status_views(look: Look, pause: Pause) -> AsyncIterator[StatusView]:
-    """What is known after each look. Raises what the first one raises."""
+    """Yield what is known after each query. Raises what the first query raises."""
     standing = with_pace(StatusView(await get_info(look)))
     while True:
         yield standing
@@ -162,7 +175,7 @@ async def status_views(look: Look, pause: Pause) -> AsyncIterator[StatusView]:
 
 
 async def get_info(look: Look) -> Info:
-    """Raises Unavailable for a master that does not answer."""
+    """Query the master. Raises Unavailable if it does not answer in time."""
     try:
         async with asyncio.timeout(INFO_TIMEOUT):
             return await look()
@@ -171,5 +184,6 @@ async def get_info(look: Look) -> Info:
 
 
 def with_pace(standing: StatusView) -> StatusView:
+    """Return the view with the newest pace appended."""
     laps = standing.info.laps
     return replace(standing, pace=(*standing.pace, laps.per_second if laps else 0.0)[-CURVE_LENGTH:])

@@ -25,6 +25,8 @@ OF_MEASURED = Offer(
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
+    """Where results are written."""
+
     HEADING: ClassVar[str] = "Output"
 
     output: Path | None = option(
@@ -33,9 +35,9 @@ class OutputOptions:
 
     @property
     def place(self) -> Path | None:
-        """Known before anything is measured: that the file can be written, and is none that stands beside it.
+        """Return the output file, or None, after checking that it can be written before anything is measured.
 
-        Raises InvalidRequest.
+        Raises InvalidRequest, also for names of the files that are written beside it.
         """
         file = self.output
         if file is None:
@@ -50,6 +52,8 @@ class OutputOptions:
 
 @dataclass(frozen=True, slots=True)
 class TablesOptions:
+    """Options of `specsot bench quick` and `full`."""
+
     HEADING: ClassVar[str] = "Measurement"
 
     methods: TableOptions = field(default_factory=TableOptions)
@@ -82,7 +86,7 @@ def full(given: TablesOptions) -> int:
 
 
 def measure(name: str, given: TablesOptions) -> int:
-    """`quick` and `full` differ in the methods alone."""
+    """Run a table; `quick` and `full` differ in their methods alone."""
     require_torch()
     place = given.output.place
     from specsot_app.fleet.demo import is_small, questions_of
@@ -93,7 +97,8 @@ def measure(name: str, given: TablesOptions) -> int:
     course = {"quick": methods.quick, "full": methods.full}[name](given.methods)
     models = room.models_of(given.fleet, given.small_model)
     seconds = math.inf if given.minutes is None else 60 * given.minutes
-    # The bundled small model knows its own topics alone: its perplexity on an encyclopedia means nothing.
+    # The bundled small model knows only its own topics, so that its perplexity on an encyclopedia means
+    # nothing.
     unread = given.text is None and is_small(models.base)
     text = None if unread else room.read_reference(given.text)
     task = room.TableRun(

@@ -31,6 +31,8 @@ OF_VERIFIED = Offer(
 
 @dataclass(frozen=True, slots=True)
 class VerifyOptions:
+    """Options of `specsot verify`."""
+
     HEADING: ClassVar[str] = "Comparison"
 
     prompts: Path | None = option(

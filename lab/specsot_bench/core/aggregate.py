@@ -1,6 +1,7 @@
-"""From answers to the rows of a table: rates, waits, what drafts brought, what was held, against plain.
+"""Turns answers into the rows of a table: rates, latencies, gains of drafts, memory, each against the
+baseline.
 
-What each column means: docs/bench.md.
+docs/bench.md defines each column.
 """
 
 from __future__ import annotations
@@ -18,12 +19,17 @@ from specsot_bench.core.methods import PLAIN, Method, MethodTable
 
 @dataclass(frozen=True, slots=True)
 class LapSample:
-    """How far an answer was behind one lap; all is counted from its beginning.
+    """The state of an answer after one step, counted from the answer's beginning.
 
-    tokens:    written, those of a plan included. grown: those of them that trees brought.
-    laps:      of the base, behind prompts. proposed, accepted: drafted tokens; None: nobody tells.
-    held:      bytes that the method held at most: KV pages, and what drafts with its own.
-    evictions: how often a window gave pages back. evicted: tokens that have left the window.
+    seconds: since the request.
+    tokens: tokens written, those of a plan included.
+    grown: how many of them were written by steps with trees (prompts excluded).
+    laps: steps of the base after the prompts.
+    proposed: drafted tokens; None if unknown.
+    accepted: accepted drafts; None if unknown.
+    held: most bytes that the method held: KV pages, and the drafter with its own.
+    evictions: how often a window returned pages.
+    evicted: tokens that have left the window.
     """
 
     seconds: float
@@ -39,7 +45,14 @@ class LapSample:
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
-    """An answer up to a length: its tokens, their seconds, the first one's, and the moment itself."""
+    """An answer up to a length.
+
+    tokens: number of its tokens.
+    seconds: when the last of them was written.
+    first: when the first one was written.
+    moment: the state of the answer then.
+    text: the token ids.
+    """
 
     tokens: int
     seconds: float
@@ -49,23 +62,30 @@ class Excerpt:
 
     @property
     def rate(self) -> float:
-        """Tokens a second, from the call on."""
+        """Return tokens a second, from the request on."""
         return self.tokens / self.seconds
 
     @property
     def per_token(self) -> float:
-        """Seconds of a token behind the first: TPOT."""
+        """Return the seconds of a token after the first (TPOT)."""
         return (self.seconds - self.first) / max(self.tokens - 1, 1)
 
     @property
     def per_lap(self) -> float | None:
-        """Tokens that a lap brought; of all branches, where there are several."""
+        """Return the tokens of a step, of all branches together; None without steps."""
         return self.moment.grown / self.moment.laps if self.moment.laps else None
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """moments: one a lap, in order. text: of the answer itself. planned: it was written in branches."""
+    """A whole answer.
+
+    moments: one sample a step, in order.
+    text: token ids of the answer.
+    seconds: duration of the request.
+    planned: whether the answer was written in branches.
+    prompt: token ids of the prompt.
+    """
 
     moments: tuple[LapSample, ...]
     text: tuple[int, ...]
@@ -74,7 +94,10 @@ class Recording:
     prompt: tuple[int, ...] = field(default=(), repr=False)
 
     def up_to(self, tokens: int) -> Excerpt:
-        """As it stood when so many tokens were written, which may be a few more; a planned one at its end."""
+        """Return the answer when at least so many tokens were written; a planned answer at its end.
+
+        With steps that end at 1, 3, 6 tokens, up_to(4) is the state at 6 tokens.
+        """
         first, last = self.moments[0].seconds, self.moments[-1]
         if self.planned:
             return Excerpt(len(self.text), self.seconds, first, last, self.text)
@@ -84,7 +107,13 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """One method at one length: of every round, in order, the reading and the question as a prompt."""
+    """One method at one length.
+
+    method: the method.
+    tokens: the length.
+    readings: one excerpt a round.
+    prompts: one prompt a round.
+    """
 
     method: Method
     tokens: int
@@ -93,14 +122,16 @@ class Runs:
 
     @property
     def name(self) -> str:
+        """Return the name of the table's row."""
         return name_of(self.method, self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Perplexities:
-    """Perplexities, as the base sees them without a window; None: not measured.
+    """Perplexities under the base without a window; None if not measured.
 
-    own: of what was written, behind its prompt. reference: of a given text, read as the method reads.
+    own: of what was written, after its prompt.
+    reference: of a given text, read under the method's window.
     """
 
     own: float | None = None
@@ -108,30 +139,32 @@ class Perplexities:
 
 
 def committed_by(segment: Segment) -> int:
-    """Tokens of the sequence that are certain when this segment is computed."""
+    """Return the sequence's tokens that are certain when this segment is computed."""
     return segment.start + len(segment.tokens) if isinstance(segment, PromptChunk) else segment.committed
 
 
 def evicted_by(policy: Policy | None, tokens: int) -> int:
-    """How many of so many tokens have left the window, whether or not their page is free already."""
+    """Return how many of so many tokens have left the window, whether or not their page is free already."""
     return max(0, tokens - policy.sinks - policy.recent) if isinstance(policy, Window) else 0
 
 
 def name_of(method: Method, tokens: int) -> str:
-    """Of a row; the same in every run."""
+    """Return the name of a row, the same in every run."""
     return f"{method.name}, {tokens} tokens"
 
 
 def skipped(method: Method, tokens: int, why: str) -> dict[str, object]:
+    """Return the row of a method that was not measured."""
     return {"name": name_of(method, tokens), "method": method.name, "tokens": tokens, "skipped": why}
 
 
 def unwritten(
     course: MethodTable, broken: Mapping[tuple[str, int], str], missing: Collection[object]
 ) -> list[dict[str, object]]:
-    """Rows of answers that are not there, and of all that would have been read off them.
+    """Return rows for answers that do not exist, and for the shorter lengths that would have been read off
+    them.
 
-    broken: why, by method and the length that was asked for. missing: names that have a row already.
+    broken: why, by method and requested length. missing: names that have a row already.
     """
     found: list[dict[str, object]] = []
     for method in course.methods:
@@ -144,7 +177,9 @@ def unwritten(
 
 
 def row_of(runs: Runs, plain: Runs, quality: Perplexities) -> dict[str, object]:
-    """plain: of the same length; a round's ratio is taken within the round."""
+    """Return a row of the table. plain: the baseline at the same length; a ratio is taken within
+    its round.
+    """
     readings = runs.readings
     method = runs.method
     rates = [one.rate for one in readings]
@@ -175,10 +210,10 @@ def row_of(runs: Runs, plain: Runs, quality: Perplexities) -> dict[str, object]:
 
 
 def runs_of(answers: Mapping[tuple[str, int], Sequence[Recording]], course: MethodTable) -> list[Runs]:
-    """What was measured, by length and then in the methods' order.
+    """Return what was measured, by length and then in the methods' order.
 
-    answers: of each round, by method and the length that was asked for. A plan is asked for every length; of
-    others only the longest was written, and the shorter ones are read off it.
+    answers: one a round, by method and requested length. Plans were written for every length; of other
+        methods only the longest was written, and the shorter ones are its prefixes.
     """
     found: list[Runs] = []
     for tokens in course.lengths:
@@ -194,22 +229,23 @@ def runs_of(answers: Mapping[tuple[str, int], Sequence[Recording]], course: Meth
 
 
 def plain_of(runs: Sequence[Runs], tokens: int) -> Runs:
+    """Return the baseline at this length."""
     return next(one for one in runs if one.method.name == PLAIN and one.tokens == tokens)
 
 
 def perplexity(texts: Iterable[Sequence[float]]) -> float | None:
-    """exp of the mean negative log-likelihood over the tokens of all texts."""
+    """Return exp of the mean negative log-likelihood over the tokens of all texts; None without tokens."""
     listed = [loss for text in texts for loss in text]
     return math.exp(statistics.mean(listed)) if listed else None
 
 
 def _same(one: Sequence[int], other: Sequence[int]) -> bool:
-    """As far as both go: the last lap of one may have brought more."""
+    """Return whether both answers are equal as far as both go; the last step of one may have written more."""
     return all(a == b for a, b in zip(one, other))
 
 
 def _percent(drafts: Sequence[tuple[int | None, int | None]]) -> float | None:
-    """Accepted of proposed; the bonus token is neither."""
+    """Return accepted drafts as a percentage of proposed drafts; the bonus token counts as neither."""
     told = [(accepted, proposed) for accepted, proposed in drafts if accepted is not None and proposed]
     if not told:
         return None
@@ -217,13 +253,16 @@ def _percent(drafts: Sequence[tuple[int | None, int | None]]) -> float | None:
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
+    """Return the mean of the known values, or None."""
     told = [value for value in values if value is not None]
     return round(statistics.mean(told), 2) if told else None
 
 
 def _ms(seconds: Iterable[float]) -> float:
+    """Return the mean in milliseconds."""
     return round(1000 * statistics.mean(seconds), 3)
 
 
 def _rounded(value: float | None) -> float | None:
+    """Return the value rounded to three digits, or None."""
     return None if value is None else round(value, 3)

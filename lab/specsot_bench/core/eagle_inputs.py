@@ -1,4 +1,4 @@
-"""Inputs of `Eagle`: its configuration, and token ids as lists, arrays or tensors. Pure."""
+"""Defines the inputs of `Eagle`: its configuration, and token ids as lists, arrays or tensors. Pure."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from specsot_kernels.contract import TreeMaskMode, check_mode, check_nodes
 
 @dataclass(frozen=True, slots=True)
 class EagleConfig:
-    """Raises InvalidRequest, whose `field` says which of these cannot be.
+    """Configuration of `Eagle`. Raises InvalidRequest, whose `field` names the impossible value.
 
-    topk:             candidates below each drafted node, and how many of a level are drafted from.
-    num_steps:        levels of drafting: so many drafts may be accepted at once.
-    num_draft_tokens: nodes of a tree, the root included: rows that the target verifies at once.
-    temperature:      0: the likeliest token.
-    top_p, top_k, min_p: cuts, in effect above temperature 0; None means no cut.
-    tree_mask_mode:   how `Eagle.propose` lays out its trees' attention mask.
+    topk: candidates below each drafted node, and nodes of a level that are drafted from.
+    num_steps: levels of drafting, so that at most so many drafts are accepted at once.
+    num_draft_tokens: nodes of a tree, the root included; the target verifies so many tokens at once.
+    temperature: 0 takes the most likely token.
+    top_p, top_k, min_p: cuts that apply above temperature 0; None means no cut.
+    tree_mask_mode: how `Eagle.propose` lays out the attention mask of its trees.
     """
 
     topk: int = 4
@@ -47,25 +47,29 @@ class EagleConfig:
 
     @property
     def shape(self) -> TreeShape:
-        """The same tree in the drafter's words, which count expansions behind the first level."""
+        """Return the same tree in the drafter's terms, which count expansions after the first level."""
         return TreeShape(self.num_steps - 1, self.topk, self.num_draft_tokens, fixed=True)
 
     @property
     def sampling(self) -> Sampling:
+        """Return the sampling options."""
         return Sampling(
             self.temperature, 1.0 if self.top_p is None else self.top_p, self.top_k or 0, self.min_p or 0.0
         )
 
 
 Rows = list[list[int]]
-Ids = Any  # list, or a torch tensor where one was given
+# A list, or a torch tensor if one was given.
+Ids = Any
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Prompts, and what they were given as.
+    """Prompts, and the form in which they were given.
 
-    rows: as given, padding included. prompts: without it. given: the caller's own object.
+    rows: token ids as given, padding included.
+    prompts: token ids without padding.
+    given: the caller's own object.
     """
 
     rows: Rows
@@ -73,9 +77,9 @@ class Batch:
     given: Any
 
     def extended(self, written: Sequence[Sequence[int]], pad: int) -> Ids:
-        """What was given with what was written behind it; lists for lists.
+        """Return what was given, followed by what was written; lists for lists.
 
-        A tensor for a tensor: [sequences, longest], on the same device, filled up with `pad`. What was
+        For a tensor, return a tensor [sequences, longest] on the same device, filled with `pad`. What was
         written begins in the same column of every row.
         """
         rows = [[*row, *tokens] for row, tokens in zip(self.rows, written)]
@@ -88,9 +92,12 @@ class Batch:
 
 
 def read_batch(input_ids: Any, attention_mask: Any, vocabulary: int) -> Batch:
-    """One prompt ([tokens]) or several ([sequences, tokens], or lists of any lengths).
+    """Read one prompt ([tokens]) or several ([sequences, tokens], or lists of any lengths).
 
-    attention_mask: of the same shape; 0 marks padding. Raises InvalidRequest naming the sequence.
+    attention_mask: of the same shape; 0 marks padding. Raises InvalidRequest, naming the sequence.
+
+    input_ids [[0, 5, 6], [7, 8, 9]] with attention_mask [[0, 1, 1], [1, 1, 1]] -> prompts (5, 6) and (7, 8,
+    9).
     """
     rows = _rows(input_ids, "input_ids")
     seen = [[1] * len(row) for row in rows]
@@ -110,6 +117,7 @@ def read_batch(input_ids: Any, attention_mask: Any, vocabulary: int) -> Batch:
 
 
 def _rows(given: Any, name: str) -> Rows:
+    """Return one row of ids for each sequence. Raises InvalidRequest."""
     nested = _plain(given)
     rows = nested if _is_nested(nested) else [nested]
     whole = all(isinstance(row, list) and all(isinstance(value, int) for value in row) for row in rows)
@@ -119,12 +127,13 @@ def _rows(given: Any, name: str) -> Rows:
 
 
 def _is_nested(given: Any) -> bool:
+    """Return whether several sequences were given."""
     plain = _plain(given)
     return isinstance(plain, list) and any(isinstance(each, list) for each in plain)
 
 
 def _plain(given: Any) -> Any:
-    """Lists of numbers out of tensors, arrays, tuples, and lists of these."""
+    """Return lists of numbers for tensors, arrays, tuples, and lists of these."""
     if hasattr(given, "tolist"):
         return given.tolist()
     return [_plain(each) for each in given] if isinstance(given, (list, tuple)) else given

@@ -11,7 +11,7 @@ from specsot_kernels.errors import InvalidArguments
 
 @contextmanager
 def as_invalid_request() -> Iterator[None]:
-    """Raises InvalidRequest for the InvalidArguments of a kernel, with the same message and field."""
+    """Raise InvalidRequest in place of a kernel's InvalidArguments, with the same message and field."""
     try:
         yield
     except InvalidArguments as error:

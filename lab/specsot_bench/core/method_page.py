@@ -1,6 +1,6 @@
-"""The page of `specsot bench quick` and `full`: its columns, and settings for each goal, read off the rows.
+"""Writes the page of `specsot bench quick` and `full`: the tables, and recommended settings for each goal.
 
-What each column means: docs/bench.md.
+docs/bench.md defines each column.
 """
 
 from __future__ import annotations
@@ -23,16 +23,19 @@ that wrote what plain decoding wrote. How each is computed: docs/bench.md."""
 
 
 def rate(row: Row) -> str:
+    """Return tokens a second with their deviation."""
     spread = row["tokens_per_second_sd"]
     return f"{row['tokens_per_second']:.1f}" + (f" ± {spread:.1f}" if spread is not None else "")
 
 
 def speedup(row: Row) -> str:
+    """Return the speedup with its range."""
     low, high = row["speedup_range"]
     return f"{row['speedup']:.2f} ({low:.2f} .. {high:.2f})" if row["runs"] > 1 else f"{row['speedup']:.2f}"
 
 
 def same(row: Row) -> str:
+    """Return how many runs wrote the baseline's text."""
     return f"{row['as_plain']}/{row['runs']}"
 
 
@@ -60,13 +63,13 @@ ADVICE = (
 
 
 def columns_of(rows: Sequence[Row]) -> tuple[Column, ...]:
-    """COLUMNS; without the perplexity of a reference text if none was read."""
+    """Return COLUMNS, without the perplexity of a reference text if none was read."""
     read = any(row.get("ppl_reference") is not None for row in rows)
     return tuple(column for column in COLUMNS if read or column.heading != REFERENCE)
 
 
 def by_length(rows: Sequence[Row]) -> dict[int, list[Row]]:
-    """Rows of each length, those that were skipped last."""
+    """Return the rows of each length, with skipped rows last."""
     found: dict[int, list[Row]] = {tokens: [] for tokens in sorted({row["tokens"] for row in rows})}
     for row in sorted(rows, key=lambda row: "skipped" in row):
         found[row["tokens"]].append(row)
@@ -74,7 +77,7 @@ def by_length(rows: Sequence[Row]) -> dict[int, list[Row]]:
 
 
 def page_of(title: str, said: str, rows: Sequence[Row], advice: Sequence[Row]) -> str:
-    """What was done, a table for every length, what to set for which goal."""
+    """Return what was done, a table for every length, and recommended settings."""
     parts = [f"# {title}", said]
     for tokens, some in by_length(rows).items():
         parts += [f"## {tokens} tokens", markdown(columns_of(some), some)]
@@ -82,7 +85,7 @@ def page_of(title: str, said: str, rows: Sequence[Row], advice: Sequence[Row]) -
 
 
 def latex_of(title: str, rows: Sequence[Row]) -> str:
-    """The same tables for a paper."""
+    """Return the same tables for a paper."""
     tables = (
         latex(f"{title}: {tokens} tokens", columns_of(some), some) for tokens, some in by_length(rows).items()
     )
@@ -91,9 +94,13 @@ def latex_of(title: str, rows: Sequence[Row]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """column: what counts; most: the larger the better.
+    """A goal of the recommended settings.
 
-    slack: what is so close to the best, as a share of it, is equally good, and speed decides.
+    name: its name.
+    column: the column that counts.
+    most: larger values are better.
+    unit: unit of the column.
+    slack: values within this share of the best are equally good, and speed decides among them.
     """
 
     name: str
@@ -111,7 +118,9 @@ GOALS = (
 
 
 def recommend(rows: Sequence[Row]) -> list[Row]:
-    """For every length and goal the best of our methods: of all, and of those that keep the plain text."""
+    """Return the best of our methods for every length and goal: of all, and of those that keep the baseline's
+    text.
+    """
     ours = [row for row in rows if "skipped" not in row and not row["rival"]]
     found: list[Row] = []
     for tokens in sorted({_number(row, "tokens") for row in ours}):
@@ -122,6 +131,7 @@ def recommend(rows: Sequence[Row]) -> list[Row]:
 
 
 def _told(goal: Goal, tokens: int, rows: Sequence[Row]) -> list[Row]:
+    """Return the recommendations for a goal at a length."""
     groups = {"any text": rows, "plain's text": [row for row in rows if row["exact"]]}
     picked = {text: best_for(goal, group) for text, group in groups.items() if group}
     return [
@@ -132,6 +142,7 @@ def _told(goal: Goal, tokens: int, rows: Sequence[Row]) -> list[Row]:
 
 
 def best_for(goal: Goal, rows: Sequence[Row]) -> Row:
+    """Return the fastest of the rows that are within the goal's slack of the best."""
     values = [_number(row, goal.column) for row in rows]
     best = max(values) if goal.most else min(values)
     allowed = best * (1 - goal.slack) if goal.most else best * (1 + goal.slack)
@@ -140,6 +151,7 @@ def best_for(goal: Goal, rows: Sequence[Row]) -> Row:
 
 
 def _number(row: Row, column: str) -> float:
+    """Return a row's figure."""
     value = row[column]
     assert isinstance(value, int | float)
     return value

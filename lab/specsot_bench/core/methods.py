@@ -1,4 +1,4 @@
-"""The ways to write that `specsot bench quick` and `full` put side by side, each a line of their tables.
+"""Defines the methods of writing that `specsot bench quick` and `full` compare, each a row of their tables.
 
 Names, sizes and defaults are those of the benchmarks whose tables these continue.
 """
@@ -28,12 +28,15 @@ THRESHOLD = 0.03
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One way to write.
+    """One way of writing an answer.
 
-    window:  what tokens attend to; None: all before them.
+    name: its name in the tables.
+    drafter: what drafts.
+    options: how it drafts.
+    window: what tokens attend to; None: all tokens before them.
     planned: the answer is written as branches of a plan.
-    rival:   Transformers writes, with or without the small model to assist.
-    lengthy: it is written up to every length that was asked for, not to the shortest alone.
+    rival: Transformers writes the answer, alone or assisted by the small model.
+    lengthy: the method is measured at every length instead of the shortest alone.
     """
 
     name: str
@@ -46,11 +49,12 @@ class Method:
 
     @property
     def exact(self) -> bool:
-        """Whether it must write what plain decoding writes (in fp32)."""
+        """Return whether the method must write the baseline's text (in fp32)."""
         return self.window is None and not self.planned
 
     @property
     def family(self) -> str:
+        """Return the family, one of FAMILIES."""
         if self.rival:
             return "transformers"
         if self.planned:
@@ -62,30 +66,37 @@ class Method:
 
     @property
     def small(self) -> bool:
+        """Return whether the method needs the small model."""
         return self.drafter == "model" or self.rival == "assisted"
 
 
 @dataclass(frozen=True, slots=True)
 class MethodTable:
-    """What is measured: each method to every length, ascending, in so many rounds, each with its question."""
+    """What is measured.
+
+    methods: the methods.
+    lengths: numbers of tokens, ascending.
+    rounds: how often each method answers, each time with another question.
+    """
 
     methods: tuple[Method, ...]
     lengths: tuple[int, ...]
     rounds: int
 
     def lengths_of(self, method: Method) -> tuple[int, ...]:
+        """Return the lengths at which a method is measured."""
         return self.lengths if method.lengthy else self.lengths[:1]
 
 
 def read_families(written: str) -> tuple[str, ...]:
-    """ "linear,window" as families of methods. Raises ValueError."""
+    """Return "linear,window" as families of methods. Raises ValueError."""
     names = tuple(part.strip() for part in written.split(","))
     if unknown := [name for name in names if name not in FAMILIES]:
         raise ValueError(f"no methods are called {unknown[0]!r}, only {', '.join(FAMILIES)}")
     return names
 
 
-# The options that tables share, each declared once.
+# Options that several tables share, each declared once.
 SAMPLES = Option("Measured runs of each row.", flag="samples", aliases=("num-samples", "num-runs"), least=1)
 LENGTH = Option("Tokens of each answer.", flag="max-new-tokens", least=1)
 LENGTHS = Option("Tokens of the answers, such as 500,1000,2000.", flag="max-new-tokens", kind=COUNTS)
@@ -99,17 +110,20 @@ WINDOWS = Option(
 
 
 def shared(option: Option, flag: str, text: str) -> Option:
-    """A shared option where a table has always called it `flag`; its shared names are aliases there."""
+    """Return a shared option for a table that has always called it `flag`; its other names become aliases."""
     names = tuple(name for name in (option.flag, *option.aliases) if name and name != flag)
     return replace(option, help=text, flag=flag, aliases=names)
 
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:
-    """What is asked of a table besides its usual rows; None: what is usual.
+    """What a table contains instead of its default rows; None keeps the default.
 
-    lengths:  tokens of the answers. chains: K of the linear methods. windows: tokens that are attended to.
-    families: of FAMILIES; plain decoding is always there.
+    rounds: runs of each method.
+    lengths: numbers of tokens of the answers.
+    chains: chain lengths K of the linear methods.
+    windows: numbers of tokens that windowed methods attend to.
+    families: families of FAMILIES; the baseline is always measured.
     """
 
     HEADING: ClassVar[str] = "Methods"
@@ -129,7 +143,7 @@ class TableOptions:
 
 
 def linear(tokens: int, lengthy: bool = False, window: int | None = None) -> Method:
-    """A chain of so many drafts, always."""
+    """Return a method that always drafts a chain of so many tokens."""
     options = DraftOptions("linear", tokens, tuner="fixed", blend=False)
     name = f"linear K={tokens}"
     sight = None
@@ -140,7 +154,7 @@ def linear(tokens: int, lengthy: bool = False, window: int | None = None) -> Met
 
 
 def tree(depth: int, breadth: int, nodes: int = 32, lengthy: bool = False) -> Method:
-    """V1: every node that is fed has `breadth` children, down to a depth or a number of nodes."""
+    """Return tree V1: every drafted node has `breadth` children, down to a depth or a number of nodes."""
     options = DraftOptions("tree", depth, breadth, nodes, tuner="fixed", blend=False)
     return Method(f"tree V1 D={depth} B={breadth}", "model", options, lengthy=lengthy)
 
@@ -148,7 +162,7 @@ def tree(depth: int, breadth: int, nodes: int = 32, lengthy: bool = False) -> Me
 def pruned(
     depth: int, breadth: int, threshold: float, lengthy: bool = False, window: int | None = None
 ) -> Method:
-    """V2: nothing grows below nodes less likely than the threshold."""
+    """Return tree V2: nodes less likely than the threshold have no children."""
     options = DraftOptions("pruned", depth, breadth, 32, threshold, "fixed", blend=False)
     name = f"tree V2 D={depth} B={breadth} p={threshold:g}"
     sight = None
@@ -159,11 +173,12 @@ def pruned(
 
 
 def windowed(tokens: int) -> Method:
+    """Return a method without drafts that attends to so many tokens."""
     return Method(f"window {tokens}", window=sight_of(tokens))
 
 
 def sight_of(tokens: int) -> Window:
-    """Sinks and recent tokens, so many together."""
+    """Return a window of so many tokens, sinks included."""
     return Window(SINKS, tokens - SINKS)
 
 
@@ -177,7 +192,7 @@ EVERY_TREE = Method("EAGLE, every tree", "eagle", DraftOptions(tuner="fixed", bl
 
 
 def quick(options: TableOptions = TableOptions()) -> MethodTable:
-    """A look, in minutes on two cores."""
+    """Return the table of a run of minutes on two cores."""
     middle = (
         linear(4, lengthy=True),
         linear(8, lengthy=True),
@@ -190,12 +205,13 @@ def quick(options: TableOptions = TableOptions()) -> MethodTable:
 
 
 def full(options: TableOptions = TableOptions()) -> MethodTable:
+    """Return the table of all methods."""
     methods = (PLAINLY, *HF_BASELINES, *_middle(), *HEAD, EVERY_TREE)
     return _asked(MethodTable(methods, (500, 1000, 2000), 2), options)
 
 
 def _middle() -> Iterator[Method]:
-    """Each family's usual member goes to every length, its others to the shortest."""
+    """Yield the drafting and window methods; each family's usual member is measured at every length."""
     yield from (linear(tokens, lengthy=tokens == DEPTH) for tokens in range(4, 9))
     yield from (tree(DEPTH, BREADTH, lengthy=True), tree(4, 3), tree(6, BREADTH))
     yield pruned(DEPTH, BREADTH, THRESHOLD, lengthy=True)
@@ -206,8 +222,10 @@ def _middle() -> Iterator[Method]:
 
 
 def _asked(usual: MethodTable, options: TableOptions) -> MethodTable:
-    """A table with the lengths, chains, windows and families that were asked for. What was asked for goes to
-    every length; chains behind windows are every K with every window.
+    """Return the table with the lengths, chains, windows and families that were asked for.
+
+    Methods that were asked for are measured at every length. Chains with windows are every K with every
+    window.
     """
     methods = usual.methods
     chains = options.chains
@@ -229,11 +247,12 @@ def _asked(usual: MethodTable, options: TableOptions) -> MethodTable:
 
 
 def _instead(methods: Sequence[Method], family: str, others: Iterable[Method]) -> tuple[Method, ...]:
-    """Others of a family, in the families' order."""
+    """Return the methods with other members of a family, in the families' order."""
     kept = [one for one in methods if one.family != family]
     return tuple(sorted([*kept, *others], key=lambda one: FAMILIES.index(one.family)))
 
 
 def _window_of(method: Method) -> int:
+    """Return the tokens that a windowed method attends to."""
     assert method.window is not None
     return method.window.sinks + method.window.recent

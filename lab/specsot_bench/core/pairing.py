@@ -1,6 +1,6 @@
-"""Runs in turns (AB BA AB ...), and what pairs of them say: medians, ratios, spread.
+"""Orders paired runs (AB BA AB ...), and computes their medians, ratios and spread.
 
-A machine that drifts hits all sides alike.
+The order lets a machine whose speed drifts affect all sides alike.
 """
 
 from __future__ import annotations
@@ -13,19 +13,30 @@ from typing import TypeVar
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One run: tokens that count, and seconds."""
+    """One run.
+
+    tokens: tokens that count.
+    seconds: duration of the run.
+    """
 
     tokens: int
     seconds: float
 
     @property
     def rate(self) -> float:
+        """Return tokens a second."""
         return self.tokens / self.seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Runs of A and B, pair by pair. `ratio` is how many times A is as fast as B."""
+    """Runs of A and B, pair by pair.
+
+    name: what is compared.
+    a: runs of A.
+    b: runs of B.
+    aim: the ratio to reach, or None.
+    """
 
     name: str
     a: tuple[Sample, ...]
@@ -34,14 +45,17 @@ class Comparison:
 
     @property
     def ratios(self) -> list[float]:
+        """Return A's speed divided by B's, for each pair."""
         return [one.rate / other.rate for one, other in zip(self.a, self.b)]
 
     @property
     def ratio(self) -> float:
+        """Return the median ratio."""
         return statistics.median(self.ratios)
 
     @property
     def spread(self) -> tuple[float, float]:
+        """Return the first and third quartile of the ratios; with a single pair, its ratio twice."""
         if len(self.a) < 2:
             return self.ratio, self.ratio
         quartiles = statistics.quantiles(self.ratios, n=4)
@@ -49,7 +63,7 @@ class Comparison:
 
     @property
     def rates(self) -> tuple[float, float]:
-        """Median tokens per second of A and of B."""
+        """Return the median tokens per second of A and of B."""
         return statistics.median(s.rate for s in self.a), statistics.median(s.rate for s in self.b)
 
 
@@ -57,12 +71,12 @@ Side = TypeVar("Side")
 
 
 def order(sides: Sequence[Side], number: int) -> Sequence[Side]:
-    """Whose turn it is in a round: forwards and backwards in turns, so AB BA AB BA ... of two."""
+    """Return the sides in the order of a round: forwards in even rounds, backwards in odd ones."""
     return sides if number % 2 == 0 else sides[::-1]
 
 
 def turns(sides: Sequence[Side], count: int) -> Iterator[tuple[int, Side]]:
-    """The number of each round and whose turn it is, round after round."""
+    """Yield (round, side) for all rounds: with two sides and 2 rounds (0, A), (0, B), (1, B), (1, A)."""
     for number in range(count):
         for side in order(sides, number):
             yield number, side

@@ -1,4 +1,4 @@
-"""Tables as Markdown and as LaTeX: a column says how a row's figures are written, once for both."""
+"""Writes tables as Markdown and LaTeX; a column defines once, for both, how a row's figures are written."""
 
 from __future__ import annotations
 
@@ -9,12 +9,18 @@ from typing import Any
 Row = Mapping[str, Any]
 Cell = Callable[[Row], str]
 NONE = "-"
-MANY = 1e5  # from which a figure is written with an exponent
+# Figures from this one on are written with an exponent.
+MANY = 1e5
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """text: its cells stand to the left; such columns come first."""
+    """A column of a table.
+
+    heading: its heading.
+    cell: returns a row's cell.
+    text: its cells are left-aligned; such columns come first.
+    """
 
     heading: str
     cell: Cell
@@ -22,11 +28,12 @@ class Column:
 
 
 def text(heading: str, key: str) -> Column:
+    """Return a column of text."""
     return Column(heading, lambda row: str(row[key]), text=True)
 
 
 def figure(heading: str, key: str, digits: int = 2, scale: float = 1.0) -> Column:
-    """A figure, times `scale`; `-` where nothing was measured."""
+    """Return a column of figures, times `scale`; `-` where nothing was measured."""
 
     def cell(row: Row) -> str:
         if (value := row.get(key)) is None:
@@ -37,7 +44,7 @@ def figure(heading: str, key: str, digits: int = 2, scale: float = 1.0) -> Colum
 
 
 def cells(columns: Sequence[Column], row: Row) -> list[str]:
-    """One row as it is shown; one that was skipped says why, behind its texts."""
+    """Return a row's cells. A skipped row says why, after its text columns."""
     if "skipped" not in row:
         return [column.cell(row) for column in columns]
     names = [column.cell(row) for column in columns if column.text]
@@ -45,15 +52,16 @@ def cells(columns: Sequence[Column], row: Row) -> list[str]:
 
 
 def markdown(columns: Sequence[Column], rows: Iterable[Row]) -> str:
+    """Return a Markdown table."""
     headings = [column.heading for column in columns]
     return pipes(headings, (cells(columns, row) for row in rows), sum(column.text for column in columns))
 
 
 def pipes(headings: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
-    """A Markdown table whose columns are as wide as what they hold, so that it reads well as it is, too.
+    """Return a Markdown table with aligned columns, so that its source is readable, too.
 
-    left: columns of text; figures behind them stand to the right. A row whose last cells are empty ends with
-    a reason that runs over them.
+    left: number of text columns; figures after them are right-aligned. A row whose last cells are empty ends
+        with a reason that spans them.
     """
     lines = [list(headings), *map(list, rows)]
     whole = [line for line in lines if line[-1]]
@@ -65,7 +73,7 @@ def pipes(headings: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1)
 
 
 def _line(line: Sequence[str], widths: Sequence[int], left: int) -> str:
-    """Texts to the left, figures to the right."""
+    """Return one line, text left-aligned and figures right-aligned."""
     names = [cell.ljust(width) for cell, width in zip(line[:left], widths)]
     if not line[-1]:
         return f"| {' | '.join([*names, line[left]])} |{' |' * (len(line) - left - 1)}"
@@ -74,7 +82,7 @@ def _line(line: Sequence[str], widths: Sequence[int], left: int) -> str:
 
 
 def latex(caption: str, columns: Sequence[Column], rows: Iterable[Row]) -> str:
-    """A table with a tabular for booktabs, as wide as the page."""
+    """Return a LaTeX table for booktabs, as wide as the page."""
     headings = " & ".join(escape(column.heading) for column in columns)
     body = "\n".join(_latex_line(columns, row) for row in rows)
     return (
@@ -87,6 +95,7 @@ def latex(caption: str, columns: Sequence[Column], rows: Iterable[Row]) -> str:
 
 
 def _latex_line(columns: Sequence[Column], row: Row) -> str:
+    """Return one line of the LaTeX table."""
     name, *figures = cells(columns, row)
     if "skipped" in row:
         return f"{escape(name)} & \\multicolumn{{{len(columns) - 1}}}{{l}}{{{escape(figures[0])}}} \\\\"
@@ -97,4 +106,5 @@ _SPECIAL = {"\\": r"\textbackslash{}", "±": r"$\pm$", "~": r"\textasciitilde{}"
 
 
 def escape(text: str) -> str:
+    """Escape characters that LaTeX interprets."""
     return "".join(_SPECIAL.get(sign, f"\\{sign}" if sign in "&%$#_{}" else sign) for sign in text)

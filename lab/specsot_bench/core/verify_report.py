@@ -9,42 +9,51 @@ from typing import Any, Literal
 
 from specsot.members import Overrides
 
-USUAL_ROPE_THETAS = (10000.0, 500000.0, 1000000.0)  # what published heads were trained with
-# Of laps that accept any draft: heads that are wired up wrongly stay below, others do not.
+# Rotary bases with which published heads were trained.
+USUAL_ROPE_THETAS = (10000.0, 500000.0, 1000000.0)
+# Share of steps that accept a draft. Heads that are connected wrongly stay below it, and others do not.
 LEAST_ACCEPTANCE = 0.2
-LEAST_GAIN = 0.02  # nats per token by which another setting must explain the base's text better; not measured
-GAIN_ERRORS = 4.0  # standard errors of that difference: about one false alarm in 30,000
-LEAST_SPEEDUP = 1.03  # tokens per lap must rise by this factor with it; not measured
+# Nats per token. Another setting must explain the base's text better by so much. Untuned.
+LEAST_GAIN = 0.02
+# Standard errors. That difference must exceed so many; about one false alarm in 30,000.
+GAIN_ERRORS = 4.0
+# Factor. Another setting must raise the tokens per step by so much. Untuned.
+LEAST_SPEEDUP = 1.03
 
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """lengths: accepted drafts of every lap."""
+    """How many drafts were accepted. lengths: accepted drafts of every step."""
 
     lengths: tuple[int, ...]
 
     @property
     def per_lap(self) -> float:
-        """Tokens a lap, bonus included (tau)."""
+        """Return the tokens of a step, bonus included (tau)."""
         return 1 + statistics.fmean(self.lengths) if self.lengths else 1.0
 
     @property
     def by_depth(self) -> tuple[float, ...]:
-        """Share of laps that accept at least 1, 2, ... drafts."""
+        """Return the shares of steps that accept at least 1, 2, ... drafts: lengths (0, 2, 1, 0) -> (0.5,
+        0.25).
+        """
         laps = max(len(self.lengths), 1)
         deepest = max(self.lengths, default=0)
         return tuple(sum(n >= depth for n in self.lengths) / laps for depth in range(1, deepest + 1))
 
     @property
     def any(self) -> float:
-        """Share of laps that accept something."""
+        """Return the share of steps that accept a draft."""
         return self.by_depth[0] if self.by_depth else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class HeadFit:
-    """as_is: under the head's own setting; better: under `trial`, where one explains the base better.
+    """How well a head fits its base.
 
+    as_is: acceptance under the head's own settings.
+    trial: other settings that explain the base's text better, or None.
+    better: acceptance under `trial`.
     about: the head's family, and what of this package works with it, line by line.
     """
 
@@ -55,7 +64,7 @@ class HeadFit:
 
     @property
     def verdict(self) -> Literal["fits", "off", "unfit"]:
-        """off: one setting is wrong, and `trial` says which."""
+        """Return "fits", "off" (one setting is wrong, and `trial` says which) or "unfit"."""
         if self.better is not None and self.better.per_lap >= LEAST_SPEEDUP * self.as_is.per_lap:
             return "off"
         return "fits" if self.as_is.any >= LEAST_ACCEPTANCE else "unfit"
@@ -64,9 +73,9 @@ class HeadFit:
 def think_of_trials(
     own: Overrides, taps: tuple[int, ...] | None, layers: int, base_theta: float
 ) -> tuple[Overrides, ...]:
-    """What is worth trying: every tap one layer off, and other bases of the head's rotary positions.
+    """Return settings worth trying: every tap one layer off, and other bases of the head's rotary positions.
 
-    own: what is set already. taps: None for a head that taps nothing but the last state.
+    own: what is set already. taps: the head's taps; None for a head that reads only the last hidden state.
     """
     moved = [tuple(tap + step for tap in taps) for step in (-1, 1)] if taps else []
     layered = [replace(own, aux_layers=tried) for tried in moved if tried[0] >= 0 and tried[-1] <= layers]
@@ -75,6 +84,7 @@ def think_of_trials(
 
 
 def as_flags(trial: Overrides) -> str:
+    """Return settings as command-line flags."""
     layers = trial.aux_layers
     theta = trial.rope_theta
     named = [] if layers is None else [f"--aux-layers {','.join(map(str, layers))}"]
@@ -82,9 +92,9 @@ def as_flags(trial: Overrides) -> str:
 
 
 def choose_trial(own: Sequence[float], others: Mapping[Overrides, Sequence[float]]) -> Overrides | None:
-    """The setting that explains the same text best, if it does so beyond doubt.
+    """Return the settings that explain the same text best, if they do so beyond doubt; else None.
 
-    own, others: log-probability the head gives each token of the base's text, token by token.
+    own, others: log-probability that the head gives each token of the base's text, token by token.
     """
     gains = {trial: [b - a for a, b in zip(own, told)] for trial, told in others.items()}
     sure = {trial: statistics.fmean(gain) for trial, gain in gains.items() if _is_sure(gain)}
@@ -92,6 +102,7 @@ def choose_trial(own: Sequence[float], others: Mapping[Overrides, Sequence[float
 
 
 def _is_sure(gain: Sequence[float]) -> bool:
+    """Return whether the mean gain is large enough, and large compared with its standard error."""
     if len(gain) < 2:
         return False
     mean = statistics.fmean(gain)
@@ -99,16 +110,21 @@ def _is_sure(gain: Sequence[float]) -> bool:
     return mean > LEAST_GAIN and mean > GAIN_ERRORS * error
 
 
-MOST_TIES = 0.01  # share of tokens that may be near ties decided the other way; not measured
+# Share of tokens that may be near ties which rounding decided differently. Untuned.
+MOST_TIES = 0.01
 
-Spell = Callable[[int], str]  # a token id as text
+# Returns a token id's text.
+Spell = Callable[[int], str]
 
 
 @dataclass(frozen=True, slots=True)
 class TokenDifference:
-    """At token `at` of an answer. ours None: the answer ended there.
+    """A token that differs from the reference.
 
-    gap: how far apart the reference's two largest logits are; rounding decides where it is tiny.
+    at: place in the answer.
+    ours: the fleet's token; None: the answer ended there.
+    theirs: the reference's token.
+    gap: difference of the reference's two largest logits; if it is tiny, rounding decides.
     """
 
     at: int
@@ -119,7 +135,13 @@ class TokenDifference:
 
 @dataclass(frozen=True, slots=True)
 class CheckedAnswer:
-    """One question's answer beside the reference. per_lap: tokens a lap of the fleet."""
+    """One answer, compared with the reference.
+
+    question: the question.
+    tokens: number of its tokens.
+    per_lap: tokens of the fleet's steps.
+    differences: tokens that differ.
+    """
 
     question: str
     tokens: int
@@ -129,11 +151,14 @@ class CheckedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """near: the gap below which a difference is a matter of rounding. fit None: no head was looked at.
+    """What `specsot verify` found.
 
-    drafter: whom the fleet was asked to draft with.
-    rounding: what the base is held in, where it read the answers itself; empty: Transformers did. about: what
-    runs of the base.
+    answers: the compared answers.
+    near: gap below which a difference is a matter of rounding.
+    drafter: the drafter that the fleet was asked to use.
+    fit: how well the head fits; None: no head was examined.
+    rounding: the precision of the base, if the base itself was the reference; empty: Transformers was.
+    about: what runs of the base.
     """
 
     answers: tuple[CheckedAnswer, ...]
@@ -145,37 +170,44 @@ class Report:
 
     @property
     def reference(self) -> str:
+        """Return the name of the reference."""
         return f"the base in {self.rounding} by itself" if self.rounding else "Transformers"
 
     def first(self, answer: CheckedAnswer) -> TokenDifference | None:
+        """Return the first difference that rounding does not explain, or None."""
         return next((one for one in answer.differences if one.gap >= self.near), None)
 
     @property
     def tokens(self) -> int:
+        """Return the number of tokens of all answers."""
         return sum(answer.tokens for answer in self.answers)
 
     @property
     def ties(self) -> int:
-        """Differences that rounding explains."""
+        """Return the number of differences that rounding explains."""
         return sum(one.gap < self.near for answer in self.answers for one in answer.differences)
 
     @property
     def identical(self) -> bool:
-        """No difference but ties, and few of them."""
+        """Return whether all differences are near ties, and few."""
         honest = not any(self.first(answer) for answer in self.answers)
         return honest and self.ties <= max(1, MOST_TIES * self.tokens)
 
     @property
     def idle(self) -> bool:
-        """Somebody was to draft, and nothing came of it: it may have rested, or be gone."""
+        """Return whether a drafter was asked for and no draft was accepted: drafting may be paused, or the
+        drafter missing.
+        """
         return self.drafter != "none" and all(answer.per_lap <= 1 for answer in self.answers)
 
     @property
     def holds(self) -> bool:
+        """Return whether the answers are identical and the head, if any, fits."""
         return self.identical and (self.fit is None or self.fit.verdict == "fits")
 
 
 def lines_of(report: Report, spell: Spell) -> Iterator[str]:
+    """Yield the report as lines."""
     for answer in report.answers:
         first = report.first(answer)
         state = "same" if first is None else "DIFFERS"
@@ -198,12 +230,14 @@ def lines_of(report: Report, spell: Spell) -> Iterator[str]:
 
 
 def _spell(one: TokenDifference, reference: str, spell: Spell) -> str:
+    """Return a difference in words."""
     ours = "ended" if one.ours is None else f"wrote {one.ours} {spell(one.ours)!r}"
     theirs = f"{reference} {one.theirs} {spell(one.theirs)!r}"
     return f"at token {one.at}: {ours}, {theirs}; its two best logits are {one.gap:.1e} apart"
 
 
 def _lines_of_fit(fit: HeadFit) -> Iterator[str]:
+    """Yield the lines about the head."""
     for number, line in enumerate(fit.about):
         yield f"{'' if number else 'head':<10}{line}"
     yield f"accepted  {_shares(fit.as_is)}"
@@ -217,11 +251,13 @@ def _lines_of_fit(fit: HeadFit) -> Iterator[str]:
 
 
 def _shares(accepted: Acceptance) -> str:
+    """Return an acceptance in words."""
     shares = ", ".join(f"{depth}: {share:.0%}" for depth, share in enumerate(accepted.by_depth, start=1))
     return f"{accepted.per_lap:.2f} tokens a lap; laps that accept at least {shares or 'one draft: none'}"
 
 
 def as_json(report: Report) -> dict[str, Any]:
+    """Return the report as a JSON object."""
     fit = report.fit
     return {
         "holds": report.holds,
@@ -239,6 +275,7 @@ def as_json(report: Report) -> dict[str, Any]:
 
 
 def _fit_as_json(fit: HeadFit) -> dict[str, Any]:
+    """Return the head's part of the report."""
     better = None
     if fit.trial is not None and fit.better is not None:
         better = {**asdict(fit.trial), **_accepted_as_json(fit.better)}
@@ -246,6 +283,7 @@ def _fit_as_json(fit: HeadFit) -> dict[str, Any]:
 
 
 def _accepted_as_json(accepted: Acceptance) -> dict[str, Any]:
+    """Return an acceptance as a JSON object."""
     return {
         "laps": len(accepted.lengths),
         "tokens_per_lap": round(accepted.per_lap, 4),

@@ -27,13 +27,16 @@ from specsot_bench.eagle.generation import (
 from specsot_bench.eagle.models import LoadOptions, TargetAndDraft, load_models
 from specsot_bench.tree_functions import TreeArrays, arrange_trees
 
-MAX_NEW_TOKENS = 128  # tokens of an answer by default
+# Tokens. Default length of an answer.
+MAX_NEW_TOKENS = 128
 DEFAULT = EagleConfig()
 
 
 class Eagle:
-    """Speculative decoding that writes what the target alone would write: at temperature 0 token for token,
-    else as a function of (logits, seed, number in the batch, position), whatever the draft. Exact in fp32.
+    """Speculative decoding that writes what the target alone would write, whatever the draft. Exact in fp32.
+
+    At temperature 0 the tokens are those of greedy decoding; above, they are a function of (logits, seed,
+    number in the batch, position).
     """
 
     def __init__(
@@ -47,10 +50,12 @@ class Eagle:
         allow_pickle_bin: bool = False,
         overrides: Overrides = AS_PUBLISHED,
     ) -> None:
-        """draft:  an EAGLE head: its directory, or loaded; None: plain decoding.
-        target: a directory in the Hugging Face layout, a `Decoder` of all layers, or a Transformers model
-                in memory, whose dtype and device are then kept.
-        dtype, device, allow_pickle_bin, overrides: of directories; see `LoadOptions`.
+        """Load the models.
+
+        draft: an EAGLE head: its directory, or a loaded one; None decodes without drafts.
+        target: a directory in the Hugging Face layout, a `Decoder` of all layers, or a Transformers model in
+            memory, whose dtype and device are then kept.
+        dtype, device, allow_pickle_bin, overrides: how directories are loaded; see `LoadOptions`.
         Raises ModelError, HeadMismatch, InvalidRequest.
         """
         self.config = config
@@ -70,12 +75,15 @@ class Eagle:
         pad_token_id: int | None = None,
         on_piece: Callable[[Piece], object] | None = None,
     ) -> tuple[Ids, EagleStats]:
-        """Prompts with what was written behind them, at most `max_new_tokens` each, and the figures.
+        """Return the prompts followed by at most `max_new_tokens` new tokens each, and the statistics.
 
-        input_ids: one prompt or several: a tensor [tokens] or [sequences, tokens] gives a tensor, padded
-        with `pad_token_id`; lists of any lengths give lists. attention_mask: 0 where input_ids is padding.
-        seed: None draws one, which the figures tell. eos_token_id: None takes the model's; () never stops.
-        on_piece: called with every piece as it is written. Raises InvalidRequest before anything is run.
+        input_ids: one prompt or several: a tensor [tokens] or [sequences, tokens] gives a tensor, padded with
+            `pad_token_id`; lists of any lengths give lists.
+        attention_mask: 0 where input_ids is padding.
+        seed: None draws a seed, which the statistics contain.
+        eos_token_id: None takes the model's; () never stops.
+        on_piece: called with every piece as it is written.
+        Raises InvalidRequest before anything is computed.
         """
         batch = read_batch(input_ids, attention_mask, self._models.target.config.vocab)
         writing = self._write(batch.prompts, max_new_tokens, seed, eos_token_id)
@@ -94,7 +102,9 @@ class Eagle:
         seed: int | None = None,
         eos_token_id: int | Sequence[int] | None = None,
     ) -> Iterator[Piece]:
-        """The same as pieces while they are written; leave the loop to stop. Refuses at once."""
+        """Yield pieces while they are written; leaving the loop stops the generation. Raises InvalidRequest
+        at once.
+        """
         batch = read_batch(input_ids, attention_mask, self._models.target.config.vocab)
         return self._write(batch.prompts, max_new_tokens, seed, eos_token_id).pieces()
 
@@ -107,9 +117,9 @@ class Eagle:
         seed: int = 0,
         eos_token_id: int | Sequence[int] | None = None,
     ) -> EagleBenchmark:
-        """Speculation against plain decoding of the same target, on these prompts.
+        """Compare speculation with decoding of the same target without drafts, on these prompts.
 
-        data: prompts as token ids; `batch_size` of them are written side by side.
+        data: prompts as token ids; `batch_size` of them form a batch.
         """
         vocabulary = self._models.target.config.vocab
         prompts = [prompt for each in data for prompt in read_batch(each, None, vocabulary).prompts]
@@ -122,9 +132,11 @@ class Eagle:
         )
 
     def propose(self, input_ids: Any, *, attention_mask: Any = None, seed: int = 0) -> TreeArrays:
-        """The trees drafted behind each prompt and the target's next token, for those who verify themselves.
+        """Return the trees drafted after each prompt and the target's next token, for callers who verify the
+        trees themselves.
 
-        Tensors on the target's device; see `specsot_kernels`. The mask's layout is the config's.
+        The tensors are on the target's device; see `specsot_kernels`. The config determines the mask's
+        layout.
         """
         if self._models.draft is None:
             raise InvalidRequest("nothing can be proposed without a draft", "draft")
@@ -137,6 +149,7 @@ class Eagle:
         return self._arranged([ring.trees[sequence] for sequence in range(len(orders))], batch.prompts)
 
     def _arranged(self, trees: Sequence[Tree], prompts: Prompts) -> TreeArrays:
+        """Return the trees as tensors."""
         device = self._models.target.device
         tokens = torch.tensor([tree.tokens for tree in trees], device=device)
         parents = torch.tensor([(-1, *tree.parents[1:]) for tree in trees], device=device)
@@ -146,11 +159,13 @@ class Eagle:
     def _write(
         self, prompts: Prompts, limit: int, seed: int | None, eos: int | Sequence[int] | None
     ) -> Generation:
+        """Start a generation; without a seed, draw one."""
         return self._start(self._models, prompts, limit, secrets.randbits(63) if seed is None else seed, eos)
 
     def _run(
         self, models: TargetAndDraft, prompts: Prompts, limit: int, seed: int, eos: int | Sequence[int] | None
     ) -> EagleStats:
+        """Run a generation to its end, and return its statistics."""
         writing = self._start(models, prompts, limit, seed, eos)
         for _ in writing.pieces():
             pass
@@ -159,6 +174,7 @@ class Eagle:
     def _start(
         self, models: TargetAndDraft, prompts: Prompts, limit: int, seed: int, eos: int | Sequence[int] | None
     ) -> Generation:
+        """Start a generation. Raises InvalidRequest."""
         if type(limit) is not int or limit < 1:
             raise InvalidRequest(f"max_new_tokens must be an integer > 0, got {limit!r}", "max_new_tokens")
         if not 0 <= seed < 2**63:
@@ -167,6 +183,7 @@ class Eagle:
         return Generation(models, self.config, prompts, GenerationLimits(limit, seed, self._stops(eos)))
 
     def _check_room(self, prompts: Prompts, limit: int) -> None:
+        """Raise InvalidRequest if a prompt and its answer do not fit the model's positions."""
         positions = self._models.target.config.max_positions
         for number, prompt in enumerate(prompts):
             if len(prompt) + limit > positions:
@@ -177,6 +194,7 @@ class Eagle:
                 )
 
     def _stops(self, eos: int | Sequence[int] | None) -> tuple[int, ...]:
+        """Return the token ids that end a sequence."""
         if eos is None:
             return self._models.target.config.eos
         return (eos,) if isinstance(eos, int) else tuple(eos)

@@ -1,4 +1,4 @@
-"""Generates a batch in one thread with the services' engines, lap by lap; times it against plain decoding."""
+"""Generates a batch in one thread with the services' engines, step by step; times it against the baseline."""
 
 from __future__ import annotations
 
@@ -31,7 +31,12 @@ from specsot_worker.verifier import Verifier
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Tokens that one sequence of the batch has just written; `end` comes with its last ones."""
+    """Tokens that one sequence of the batch has just written.
+
+    sequence: number in the batch.
+    tokens: the tokens.
+    end: why the sequence ended, with its last tokens; else None.
+    """
 
     sequence: int
     tokens: tuple[int, ...]
@@ -43,7 +48,7 @@ class SequenceStats:
     """One sequence of the batch.
 
     tokens: what it wrote, the end-of-sequence token included.
-    end:    STOP, LENGTH, or FAILED when the target's logits were no numbers; None while it writes.
+    end: STOP, LENGTH, or FAILED if the target's logits were not finite; None while the sequence is written.
     accept_lengths: accepted drafts of each of its trees, as far as they were written.
     """
 
@@ -56,10 +61,11 @@ class SequenceStats:
 class EagleStats:
     """A whole generation.
 
-    seed:    that all draws came from: with it the same tokens come again.
-    laps:    forwards of the target, the prompts' included.
+    sequences: the sequences of the batch.
+    seed: the seed of all draws; the same seed gives the same tokens.
+    laps: forward passes of the target, those of the prompts included.
     seconds: spent in target and drafter.
-    trees:   what all trees came to.
+    trees: statistics of all trees.
     """
 
     sequences: tuple[SequenceStats, ...]
@@ -70,31 +76,34 @@ class EagleStats:
 
     @property
     def new_tokens(self) -> int:
+        """Return the number of tokens that were written."""
         return sum(len(one.tokens) for one in self.sequences)
 
     @property
     def tokens_per_second(self) -> float:
+        """Return the written tokens a second."""
         return self.new_tokens / self.seconds if self.seconds else 0.0
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted drafts of those proposed."""
+        """Return accepted drafts divided by proposed drafts."""
         return self.trees.acceptance_rate
 
     @property
     def mean_accept_length(self) -> float:
-        """Accepted drafts of a tree; one more token comes with each."""
+        """Return the accepted drafts of a tree; each tree yields one more token, the bonus."""
         return self.trees.mean_accept_length
 
 
 EPOCH = 1
 PAGE_ROWS = 256
-ROWS = 512  # rows of a frame at least, as --rows: prompts are fed in chunks of so many
+# Rows. Least size of a frame, like --rows: prompts are processed in chunks of so many tokens.
+ROWS = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Lap:
-    """One forward of the target: what was fed, and what came of it."""
+    """One forward pass of the target (a step): the frame that was computed, and its result."""
 
     frame: Frame
     result: Result
@@ -104,14 +113,14 @@ Phases = Callable[[str], AbstractContextManager[object]]
 
 
 def untimed(phase: str) -> AbstractContextManager[object]:
-    """A phase of a lap that nobody times."""
+    """Return a context for a phase of a step that is not timed."""
     return nullcontext()
 
 
 class LapLoop:
-    """The sequencer, stage, verifier and drafter of one ring, called one after the other in this thread.
+    """Sequencer, stage, verifier and drafter of one ring, called one after another in this thread.
 
-    trees: what the drafter proposed last, by sequence.
+    trees: by sequence, the trees that the drafter proposed last.
     """
 
     def __init__(
@@ -127,10 +136,11 @@ class LapLoop:
         verifier.quiet = lambda: not sequencer.prompt_rows_due
 
     def turn(self, at: Phases = untimed) -> Lap:
-        """Feed everything that is ready in one forward; then draft below whatever was written.
+        """Compute everything that is ready in one forward pass, then draft below what was written.
 
-        at: entered around every phase: compose, layers, lm_head, and within that learn, draft and arrange.
-        Raises ModelError when nothing can be fed: then no sequence is left.
+        at: entered around every phase: compose, layers, lm_head; and within lm_head: learn, draft and
+            arrange.
+        Raises ModelError if nothing can be computed, that is, no sequence is left.
         """
         self._at = at
         self.trees = {}
@@ -149,19 +159,19 @@ class LapLoop:
         return Lap(frame, verified.result)
 
     def begin_early(self, verdict: UnreadVerdict) -> None:
-        """See `NearDrafter`."""
+        """Start drafting from a verification result on the device; see `NearDrafter`."""
         assert self._engine is not None
         with self._at("draft"):
             self._engine.begin_early(verdict)
 
     def choose_early(self, verified: Sequence[TreeSegment]) -> UnreadTrees | None:
-        """See `NearDrafter`."""
+        """Select tree nodes on the device; see `NearDrafter`."""
         assert self._engine is not None
         with self._at("arrange"):
             return self._engine.choose_early(verified)
 
     def draft(self, features: Sequence[Features], meanwhile: Callable[[], None]) -> tuple[Drafts, ...]:
-        """See `NearDrafter`."""
+        """Take in features and draft; see `NearDrafter`."""
         engine = self._engine
         at = self._at
         assert engine is not None
@@ -179,7 +189,8 @@ class LapLoop:
         return (Drafts(EPOCH, drafts, engine.rest),) if said else ()
 
 
-StageMaker = Callable[[Decoder, int, int], DecoderStage]  # of a decoder, pages, and rows of a page
+# Makes a stage of a decoder, a number of pages, and the rows of a page.
+StageMaker = Callable[[Decoder, int, int], DecoderStage]
 
 
 def open_loop(
@@ -189,9 +200,9 @@ def open_loop(
     rows: int = ROWS,
     make_stage: StageMaker = DecoderStage,
 ) -> LapLoop:
-    """A batch of sequences, all opened at once; each may be fed up to its lease.
+    """Return the loop of a batch of sequences, all opened at once; each may be decoded up to its lease.
 
-    rows: of a frame at least; the trees of all sequences always fit into one.
+    rows: least size of a frame; the trees of all sequences always fit into one frame.
     """
     slots = shape.slots if models.draft else 1
     pages = sum(-(-(order.lease + slots) // PAGE_ROWS) for order in orders)
@@ -215,13 +226,14 @@ def open_loop(
 
 
 def _store_for(models: TargetAndDraft, pages: int) -> FeatureStore | None:
+    """Return a store for the features that the drafter reads, or None without a drafter."""
     target = models.target
     draft = models.draft
     return FeatureStore(pages, PAGE_ROWS, draft.width, target.dtype, target.device) if draft else None
 
 
 def _no_grammar(_: object) -> None:
-    """Nothing here is constrained."""
+    """Return no constraint."""
 
 
 Prompts = Sequence[tuple[int, ...]]
@@ -231,7 +243,9 @@ Prompts = Sequence[tuple[int, ...]]
 class GenerationLimits:
     """What is wanted of each sequence of a batch.
 
-    limit: tokens it may write. seed: of all draws; a sequence's ordinal is its number in the batch.
+    limit: most tokens that it writes.
+    seed: seed of all draws; a sequence's ordinal is its number in the batch.
+    stop_ids: token ids that end a sequence.
     """
 
     limit: int
@@ -241,11 +255,14 @@ class GenerationLimits:
 
 @dataclass(slots=True)
 class _WrittenSequence:
+    """What a sequence has written so far."""
+
     tokens: list[int] = field(default_factory=list[int])
     accepted: list[int] = field(default_factory=list[int])
     end: End | None = None
 
     def append(self, outcome: Outcome) -> None:
+        """Add the outcome of a step."""
         self.tokens += outcome.tokens
         self.end = outcome.end
         if outcome.accepted:
@@ -253,7 +270,7 @@ class _WrittenSequence:
 
 
 class Generation:
-    """A generation; `pieces` runs it, once."""
+    """A generation. Run it once, with `pieces`."""
 
     def __init__(
         self,
@@ -274,7 +291,7 @@ class Generation:
         self._seconds = 0.0
 
     def pieces(self) -> Iterator[Piece]:
-        """What is written, lap by lap, until every sequence has ended."""
+        """Yield what is written, step by step, until every sequence has ended."""
         while any(text.end is None for text in self._texts):
             began = self._clock()
             lap = self._ring.turn()
@@ -283,10 +300,12 @@ class Generation:
 
     @property
     def tokens(self) -> list[list[int]]:
+        """Return the tokens of each sequence."""
         return [text.tokens for text in self._texts]
 
     @property
     def stats(self) -> EagleStats:
+        """Return the statistics so far."""
         lengths = [accepted for text in self._texts for accepted in text.accepted]
         return EagleStats(
             tuple(SequenceStats(tuple(one.tokens), one.end, tuple(one.accepted)) for one in self._texts),
@@ -297,6 +316,7 @@ class Generation:
         )
 
     def _apply(self, lap: Lap) -> Iterator[Piece]:
+        """Record a step, and yield its pieces."""
         self._laps += 1
         self._proposed += sum(len(one.tree) - 1 for one in lap.frame.segments if isinstance(one, TreeSegment))
         for outcome in lap.result.outcomes:
@@ -306,7 +326,7 @@ class Generation:
 
 
 def orders_of(prompts: Prompts, config: EagleConfig, wish: GenerationLimits, drafted: bool) -> list[Open]:
-    """Every sequence opened whole, with a lease to its end."""
+    """Return the orders that open every sequence at once, with a lease to its end."""
     return [
         Open(
             Opening(
@@ -331,10 +351,12 @@ Run = Callable[[Prompts], EagleStats]
 
 @dataclass(frozen=True, slots=True)
 class EagleBenchmark:
-    """How many times speculation is as fast as plain decoding; below 1 it costs more than it brings.
+    """How much faster speculation is than decoding without drafts; below 1 it costs more than it gains.
 
-    comparison: tokens per second of both, a pair a batch. trees: what the drafts came to.
-    identical:  sequences of `sequences` that both wrote token for token alike: all, in fp32.
+    comparison: tokens per second of both, one pair for each batch.
+    trees: statistics of the drafted trees.
+    identical: number of sequences that both wrote alike, token for token: all of them in fp32.
+    sequences: number of sequences.
     """
 
     comparison: Comparison
@@ -344,7 +366,7 @@ class EagleBenchmark:
 
     @property
     def ratio(self) -> float:
-        """Median over the batches."""
+        """Return the median ratio over the batches."""
         return self.comparison.ratio
 
     def __str__(self) -> str:
@@ -364,7 +386,7 @@ class EagleBenchmark:
 def measure(
     batches: Sequence[Prompts], speculate: Run, decode: Run, num_steps: int, warm: int = 1
 ) -> EagleBenchmark:
-    """Run every batch drafted and plain, in the order AB BA AB ...; `warm` runs of each come first."""
+    """Run every batch with and without drafts, in the order AB BA AB ...; `warm` runs of each come first."""
     for _ in range(warm):
         speculate(batches[0])
         decode(batches[0])
@@ -379,9 +401,11 @@ def measure(
 
 
 def _samples(runs: Sequence[EagleStats]) -> tuple[Sample, ...]:
+    """Return tokens and seconds of each run."""
     return tuple(Sample(run.new_tokens, run.seconds) for run in runs)
 
 
 def _trees(runs: Sequence[EagleStats], num_steps: int) -> TreeStatistics:
+    """Return the statistics of all trees of the runs."""
     lengths = [length for run in runs for one in run.sequences for length in one.accept_lengths]
     return summarize(lengths, sum(run.trees.total_proposed for run in runs), num_steps)

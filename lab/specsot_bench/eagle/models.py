@@ -24,10 +24,12 @@ from specsot_model.weights import HeldWeights
 
 @dataclass(frozen=True, slots=True)
 class TargetAndDraft:
-    """A target with all its layers, and its draft; None: plain decoding.
+    """A target with all its layers, and its draft.
 
-    unnamed: ids of the target that its tokenizer does not know, which are never written. Only a directory
-        has a tokenizer, so a target that was loaded elsewhere has none of these.
+    target: the target.
+    draft: the draft head; None decodes without drafts.
+    unnamed: ids of the target that its tokenizer does not know, and that are never written. Only a directory
+        has a tokenizer, so that a target loaded elsewhere has none of these ids.
     """
 
     target: Decoder
@@ -36,14 +38,18 @@ class TargetAndDraft:
 
     @property
     def plain(self) -> TargetAndDraft:
+        """Return the same target without its draft."""
         return replace(self, draft=None)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How directories are read. None leaves it to `auto` and the CPU.
+    """How directories are loaded.
 
-    allow_pickle_bin: also read pytorch_model.bin (tensors only). overrides: see `Overrides`.
+    dtype: None is `auto`.
+    device: None is the CPU.
+    allow_pickle_bin: also read pytorch_model.bin (tensors only).
+    overrides: see `Overrides`.
     """
 
     dtype: str | None = None
@@ -53,13 +59,18 @@ class LoadOptions:
 
 
 def load_models(draft: Any, target: Any, reading: LoadOptions) -> TargetAndDraft:
-    """Raises ModelError and HeadMismatch for what cannot be used, InvalidRequest for what is no model."""
+    """Load or take target and draft.
+
+    Raises ModelError and HeadMismatch for models that cannot be used, InvalidRequest for objects that are no
+    models.
+    """
     loaded = _target(target, reading)
     unnamed = unnamed_ids(Path(target), loaded.config.vocab) if isinstance(target, str | Path) else ()
     return TargetAndDraft(loaded, _draft(draft, loaded, reading), unnamed)
 
 
 def _target(target: Any, reading: LoadOptions) -> Decoder:
+    """Return the target as a decoder."""
     if isinstance(target, str | Path):
         return _read_target(Path(target), reading)
     for name in ("dtype", "device"):
@@ -80,12 +91,14 @@ def _target(target: Any, reading: LoadOptions) -> Decoder:
 
 
 def _read_target(directory: Path, reading: LoadOptions) -> Decoder:
+    """Load the target from a directory."""
     device = reading.device or "cpu"
     dtype = resolve_dtype(reading.dtype or "auto", device)
     return Decoder.load(directory, None, dtype, device, reading.allow_pickle_bin)
 
 
 def _draft(draft: Any, target: Decoder, reading: LoadOptions) -> DraftHead | None:
+    """Return the draft head, or None."""
     if draft is None:
         return None
     if hasattr(draft, "tap_slices"):
@@ -94,7 +107,9 @@ def _draft(draft: Any, target: Decoder, reading: LoadOptions) -> DraftHead | Non
 
 
 def _checkpoint(draft: Any, reading: LoadOptions) -> Checkpoint:
-    """A published head: its directory, or the module that it was loaded into elsewhere."""
+    """Return a published head's checkpoint: of its directory, or of the module into which another library
+    loaded it.
+    """
     if isinstance(draft, str | Path):
         return Checkpoint.open(Path(draft), reading.allow_pickle_bin)
     kind = type(draft).__name__
@@ -104,8 +119,9 @@ def _checkpoint(draft: Any, reading: LoadOptions) -> Checkpoint:
 
 
 def _fitting(head: DraftHead, target: Decoder) -> DraftHead:
-    """A head that was loaded elsewhere, if it was loaded for such a target."""
-    table = target.edges.embedding()  # knows its device to the number
+    """Return a head that was loaded elsewhere, if it fits the target. Raises HeadMismatch."""
+    # A tensor's device includes the GPU's number, which a configured device may lack.
+    table = target.edges.embedding()
     if (head.device, head.dtype) != (table.device, table.dtype):
         raise HeadMismatch(
             f"the head is {head.dtype} on {head.device}, the target {table.dtype} on {table.device}"
@@ -122,10 +138,10 @@ def _fitting(head: DraftHead, target: Decoder) -> DraftHead:
 
 @torch.inference_mode()
 def decoder_from_transformers(model: Any) -> Decoder:
-    """All layers of a causal language model of a supported family, in its dtype, on its device.
+    """Return all layers of a causal language model of a supported family, in its dtype, on its device.
 
-    Embeddings, norms and single projections are the model's own storage; projections that are fused (and
-    on CPUs all that are packed) are copies. Raises ModelError for what is not supported.
+    Embeddings, norms and single projections share the model's memory; fused projections (and on CPUs all
+    packed ones) are copies. Raises ModelError for a model that is not supported.
     """
     config = config_of(model)
     weights = HeldWeights(_on_one_device(_published(model), model), _name(model))
@@ -133,22 +149,27 @@ def decoder_from_transformers(model: Any) -> Decoder:
 
 
 def config_of(model: Any) -> ModelConfig:
+    """Return the model's configuration."""
     generation = getattr(model, "generation_config", None)
     said = generation.to_dict() if generation is not None else {}
     return make_config(model.config.to_dict(), said, Path(_name(model)))
 
 
 def _published(model: Any) -> Mapping[str, Tensor]:
-    """Tensors by the names under which such models are published; some are held under others."""
+    """Return tensors under the names under which such models are published; Transformers holds some under
+    other names.
+    """
     held: dict[str, Tensor] = model.state_dict()
     try:
         from transformers.core_model_loading import revert_weight_conversion
-    except ImportError:  # older ones hold them under their published names
+    # Older versions of Transformers hold tensors under their published names.
+    except ImportError:
         return held
     return revert_weight_conversion(model, held)
 
 
 def _on_one_device(held: Mapping[str, Tensor], model: Any) -> Mapping[str, Tensor]:
+    """Return the tensors. Raises ModelError if they are on several devices."""
     devices = sorted({str(tensor.device) for tensor in held.values()})
     if len(devices) > 1:
         raise ModelError(f"{_name(model)} is spread over {', '.join(devices)}; it must be on one device")
@@ -156,4 +177,5 @@ def _on_one_device(held: Mapping[str, Tensor], model: Any) -> Mapping[str, Tenso
 
 
 def _name(model: Any) -> str:
+    """Return the model's class name."""
     return type(model).__name__

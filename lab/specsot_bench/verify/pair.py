@@ -1,6 +1,6 @@
-"""Verifies a model pair: asks a fleet, scores its answers with the reference, measures the head.
+"""Verifies a model pair: asks a fleet, compares its answers with the reference, measures the head.
 
-One step behind the other, so that only one copy of the model is in memory at a time.
+The steps run one after another, so that only one copy of the model is in memory at a time.
 """
 
 from __future__ import annotations
@@ -55,11 +55,12 @@ from specsot_model.published import as_published
 SHAPE = TreeShape(fixed=True)
 NAMES = {"eagle1": "EAGLE-1 or EAGLE-2", "eagle3": "EAGLE-3", "dflash": "DFlash"}
 
-WrittenTexts = Sequence[tuple[tuple[int, ...], tuple[int, ...]]]  # (prompt, what the base wrote behind it)
+# (prompt, what the base wrote after it), as token ids.
+WrittenTexts = Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
 
 
 def describe_base(config: ModelConfig) -> str:
-    """What runs of a base, and how."""
+    """Return what runs of a base, and how."""
     stored = f", {config.published} weights" if config.published else ""
     graphs = "with" if can_capture(config, kernels=True, rounded=False) else "without"
     reach = f"{config.layers} layers, any ranges of them, {config.max_positions} positions"
@@ -68,7 +69,7 @@ def describe_base(config: ModelConfig) -> str:
 
 
 def describe(head: EagleHead) -> tuple[str, ...]:
-    """The head's family, how it drafts and from what, and what of this package works with it."""
+    """Return the head's family, how it drafts and from what, and what of this package works with it."""
     name = NAMES[head.kind]
     drafts = "a pass for every level of a tree"
     window = head.decoder.window
@@ -90,6 +91,7 @@ def describe(head: EagleHead) -> tuple[str, ...]:
 
 
 def load_trial(options: DraftModelOptions, overrides: Overrides) -> EagleHead:
+    """Load the head with these settings."""
     head = EagleBackend(replace(options, overrides=overrides)).load()
     assert isinstance(head, EagleHead)
     return head
@@ -97,12 +99,13 @@ def load_trial(options: DraftModelOptions, overrides: Overrides) -> EagleHead:
 
 @torch.inference_mode()
 def measure_fit(options: DraftModelOptions, spoken: WrittenTexts) -> HeadFit:
-    """Draft behind every prompt as the base spoke; then see whether another setting explains it better."""
+    """Measure the acceptance of the head; then search for settings that explain the base's text better."""
     base = load_whole(options)
     head = load_trial(options, options.overrides)
     lengths = [(prompt, len(written)) for prompt, written in spoken]
     found = HeadFit(draft(base, head, lengths), about=describe(head))
-    if isinstance(head, BlockHead):  # a text's rows have no outputs that could explain it
+    # A block head gives no outputs for the rows of a text, so that no settings can be compared.
+    if isinstance(head, BlockHead):
         return found
     taps = None if isinstance(head.fusion, FinalHidden) else head.taps
     trials = think_of_trials(options.overrides, taps, base.config.layers, base.config.rope.theta)
@@ -115,9 +118,12 @@ def measure_fit(options: DraftModelOptions, spoken: WrittenTexts) -> HeadFit:
 
 @torch.inference_mode()
 def draft(base: Decoder, head: EagleHead, wanted: Sequence[tuple[Sequence[int], int]]) -> Acceptance:
-    """Drafts accepted in every lap of writing so many tokens behind each prompt, all side by side."""
+    """Return the accepted drafts of every step while so many tokens are written after each prompt, all in one
+    batch.
+    """
     left = {number: tokens for number, (_, tokens) in enumerate(wanted) if tokens}
-    limits = {number: tokens + SHAPE.depth + 2 for number, tokens in left.items()}  # no tree is cut short
+    # A higher limit, so that no tree is cut short near the end.
+    limits = {number: tokens + SHAPE.depth + 2 for number, tokens in left.items()}
     prompts = {number: tuple(wanted[number][0]) for number in left}
     orders = [
         Open(Opening(one, len(prompt), limit=limits[one]), prompt, len(prompt) + limits[one])
@@ -135,7 +141,8 @@ def draft(base: Decoder, head: EagleHead, wanted: Sequence[tuple[Sequence[int], 
 
 
 def explain(base: Decoder, head: EagleHead, spoken: WrittenTexts) -> list[float]:
-    """Log-probability the head gives each token the base wrote, from the base's true states.
+    """Return the log-probability that the head gives each token the base wrote, from the base's true hidden
+    states.
 
     Tokens that the head cannot draft are left out.
     """
@@ -148,7 +155,12 @@ def explain(base: Decoder, head: EagleHead, spoken: WrittenTexts) -> list[float]
 def _explain(
     base: Decoder, head: EagleHead, own: Tensor, prompt: Sequence[int], written: Sequence[int]
 ) -> list[float]:
-    """Row j pairs the state of token j with token j + 1, and guesses token j + 2."""
+    """Compute `explain` for one text. Row j pairs the hidden state of token j with token j + 1, and predicts
+    token j + 2.
+
+    With a prompt of 3 tokens and 2 written ones there are rows 0..2; rows 1 and 2 predict the written tokens
+    3 and 4.
+    """
     tokens = torch.tensor([*prompt, *written], device=head.device)
     rows = len(tokens) - 2
     skipped = len(prompt) - 2
@@ -173,20 +185,26 @@ QUESTIONS = (
 
 
 def choose_questions(file: Path | None, of_demo: bool) -> tuple[str, ...]:
-    """The file's; else some that the demo was trained on, or some for any model. Raises InvalidRequest."""
+    """Return the file's questions; else some that the demo was trained on, or some for any model. Raises
+    InvalidRequest.
+    """
     asked = questions_of(file, of_demo, QUESTIONS)
     return asked if file else asked[: len(QUESTIONS)]
 
 
-SIDE_BY_SIDE = 4  # questions answered at once: what a batch does to an answer is part of what is verified
+# Questions that are answered at a time: the effect of a batch on an answer is part of what is verified.
+SIDE_BY_SIDE = 4
 
 
 @dataclass(frozen=True, slots=True)
 class FleetAnswer:
-    """One greedy answer.
+    """One greedy answer of the fleet.
 
-    prompt, tokens: ids; the end token is in neither. ended: the model ended it by itself.
-    per_lap: tokens a lap, 1.0 where nothing is drafted.
+    question: the question.
+    prompt: token ids of the prompt.
+    tokens: token ids of the answer, without the end token.
+    ended: the model ended the answer by itself.
+    per_lap: tokens of a step, 1.0 without drafts.
     """
 
     question: str
@@ -204,7 +222,10 @@ async def ask_all(
     tokens: int,
     step: Callable[[], None],
 ) -> list[FleetAnswer]:
-    """Every question once, `tokens` tokens at most, in the order of the questions; a step for each."""
+    """Ask every question once; return answers of at most `tokens` tokens, in the order of the questions.
+
+    step: called after each answer.
+    """
     places = asyncio.Semaphore(SIDE_BY_SIDE)
 
     async def one(question: str) -> FleetAnswer:
@@ -224,6 +245,7 @@ async def ask_all(
 async def _ask(
     fleet: FleetClient, prompts: Prompts, question: str, drafter: DrafterName, tokens: int
 ) -> FleetAnswer:
+    """Ask one question."""
     ask = ask_of(question, mode="direct", drafter=drafter, temperature=0.0, max_new_tokens=tokens)
     finished = await finish(fleet, ask)
     prompt = prompts.chat((Message("user", question),))
@@ -231,7 +253,8 @@ async def _ask(
     return FleetAnswer(question, prompt, finished.tokens, ended, finished.statistics.mean_accepted)
 
 
-STAGES = 2  # so that a split is verified too
+# Stages. Two by default, so that splitting the layers is verified, too.
+STAGES = 2
 
 
 def verify(
@@ -242,10 +265,11 @@ def verify(
     as_object: bool,
     opener: Opener = open_fleet,
 ) -> int:
-    """Print what was found; 0: every answer is the reference's and the head fits, 1: not so.
+    """Print what was found; return 0 if every answer is the reference's and the head fits, else 1.
 
-    wanted: the fleet, and where its models lie on this machine (a master elsewhere has its own copies).
-    tokens: of each answer. near: top-2 gap below which a difference is a matter of rounding.
+    wanted: the fleet, and where its models lie on this machine (a remote master has its own copies).
+    tokens: most tokens of each answer.
+    near: gap of the two largest logits below which a difference is a matter of rounding.
     """
     questions = choose_questions(file, wanted.model is None)
     report = examine(_put_to_the_test(wanted), questions, tokens, near, opener)
@@ -264,7 +288,7 @@ def examine(
     quiet_logs()
     models = models_of(wanted)
     wanted = as_published(wanted, models.base)
-    # In an own fleet whoever it has drafts, elsewhere who is asked for.
+    # A local fleet uses its own drafter; of a remote fleet, a drafter is asked for by name.
     drafter: DrafterName = models.drafts if wanted.master is None else wanted.drafter or "eagle"
     served = run_until_signal(_serve(wanted, models.base, questions, drafter, tokens, opener))
     answers = _compare(replace(wanted, model=models.base), served)
@@ -284,6 +308,7 @@ async def _serve(
     tokens: int,
     opener: Opener,
 ) -> list[FleetAnswer]:
+    """Open the fleet, ask all questions, and close it."""
     fleet = await opener(wanted)
     try:
         prompts = Prompts(base, Text(base))
@@ -294,6 +319,7 @@ async def _serve(
 
 
 def _compare(wanted: FleetOptions, served: list[FleetAnswer]) -> tuple[CheckedAnswer, ...]:
+    """Compare the answers with the reference."""
     numbers = resolve_dtype(wanted.dtype, wanted.device, wanted.quantization)
     if _rounding(wanted):
         reference = of_base(load_whole(wanted))
@@ -310,13 +336,15 @@ def _compare(wanted: FleetOptions, served: list[FleetAnswer]) -> tuple[CheckedAn
 
 
 def _rounding(wanted: FleetOptions) -> str:
-    """What the base is held in, where that makes another model of it."""
+    """Return the precision of the base in words, if its rounding makes a different model of it; else ""."""
     kept = "int8 KV" if wanted.kv_cache_dtype == "int8" else None
     return ", ".join(filter(None, (wanted.quantization, kept)))
 
 
 def _put_to_the_test(wanted: FleetOptions) -> FleetOptions:
-    """A tree in every lap; two stages, where nothing else is asked and the model has as many layers."""
+    """Return options with a tree in every step, and two stages unless stages were chosen or the model has one
+    layer.
+    """
     if wanted.stages is None and wanted.layers is None:
         wanted = replace(wanted, stages=min(STAGES, read_config(models_of(wanted).base).layers))
     return replace(wanted, tree="fixed")

@@ -1,4 +1,5 @@
-"""Kernels for CPUs, compiled on the machine by Numba: products in few bits and whole decoder layers.
+"""Kernels for CPUs, compiled on the machine by Numba: products with 8- and 4-bit weights, and whole decoder
+layers.
 
-Refuses to know models and services: numbers at addresses.
+They know neither models nor services: their arguments are numbers and memory addresses.
 """

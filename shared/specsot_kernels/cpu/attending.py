@@ -1,5 +1,6 @@
-"""Attention of a few queries over columns of one key head, in fp32: keys and values lie in pages in fp16, and
-what is read of them is widened once for up to three queries.
+"""Attention of a few queries over columns of one KV head, in fp32, over fp16 pages.
+
+What is read from the pages is widened to fp32 once for up to three queries.
 """
 
 from __future__ import annotations
@@ -36,22 +37,28 @@ from specsot_kernels.cpu.vectors import (
     write,
 )
 
-KEPT = 2  # bytes of a number of keys and values, in fp16
+# Bytes of a number in the pages, which hold keys and values in fp16.
+KEPT = 2
 
 
 def _widened(b: Builder, at: Value) -> Value:
+    """Emit a load of 16 fp16 numbers, widened to fp32."""
     return b.fpext(read(VH)(b, at), VF)
 
 
 def _fetch(b: Builder, base: Value, at: Value, vectors: int) -> None:
-    """So many vectors of keys or values at base + the offset that lies there."""
+    """Emit a prefetch of `vectors` vectors at base + the offset that is stored at `at`."""
     place = b.add(base, read(I64)(b, at))
     for line in range(-(-vectors * KEPT * LANES // BYTES)):
         fetch_line(b, address(b, place, (line, BYTES)), SECOND)
 
 
 def _fold(b: Builder, x: Value, y: Value, apart: int) -> Value:
-    """Of each of two vectors the lanes so far apart added: eight lanes of x, eight of y."""
+    """Emit a step of a transposing reduction: in each of two vectors, add the lanes that are `apart` apart.
+
+    The result has eight sums of x and eight of y. After folds with 8, 4, 2 and 1 over 16 vectors, lane i is
+    the total of vector i.
+    """
     kept = [lane for lane in range(2 * LANES) if not lane & apart]
     if apart < 4:  # x's beside y's in each four
         kept.sort(key=lambda lane: lane % LANES // 4)
@@ -62,9 +69,12 @@ def _fold(b: Builder, x: Value, y: Value, apart: int) -> Value:
 
 
 def _scores(vectors: int, queries: int) -> Callable[..., Value]:
-    """Of some queries with keys at base + each of `count` offsets; added to what is there where `further`.
-    Always 16 keys at a time, each summed in the same order: offsets and `out` go on behind the last. values:
-    where to fetch from at the same offsets, or 0.
+    """Return an emitter of the scores of `queries` queries with `count` keys, whose addresses are base +
+    offsets[i].
+
+    Scores are added to those already at `out` if `further` is not 0. 16 keys are always computed at a time,
+    each summed in the same order; therefore `offsets` and `out` must extend beyond the last key to a multiple
+    of 16. values: address from which values at the same offsets are prefetched, or 0.
     """
 
     def emit(
@@ -109,9 +119,11 @@ def _scores(vectors: int, queries: int) -> Callable[..., Value]:
 
 
 def _values(vectors: int, queries: int) -> Callable[..., Value]:
-    """Add values at base + offsets, weighted for some queries: the first, third, ... to what is at `odd`, the
-    others to what is at `even`. Two sums, because each addition waits for the one before. keys, soon: base
-    and offsets of as many that are fetched, or 0.
+    """Return an emitter that adds weighted values, at base + offsets[i], for `queries` queries.
+
+    Values 0, 2, 4, ... are added to the sum at `odd`, values 1, 3, ... to the sum at `even`; two sums are
+    used because each addition waits for the preceding one. keys, soon: base and offsets of as many keys to
+    prefetch, or 0.
     """
 
     def emit(
@@ -154,7 +166,11 @@ def _values(vectors: int, queries: int) -> Callable[..., Value]:
 
 
 def _of_some(tile: Callable[..., Any], vectors: int, given: int) -> Any:
-    """Of so many queries that are left, as many as one tile takes; how many that were."""
+    """Return a function that computes as many of the `left` queries as one tile takes, and returns how many
+    those were.
+
+    3 left: one tile of 3. 4 left: two tiles of 2. 5 left: 3, then 2.
+    """
     one, two, three = (operation(types.void, (INT,) * given, tile(vectors, count)) for count in (1, 2, 3))
 
     @numba.njit
@@ -171,7 +187,7 @@ def _of_some(tile: Callable[..., Any], vectors: int, given: int) -> Any:
     return fit
 
 
-# Numbers of a value that are summed up at once: as many as there are registers for.
+# Numbers of a value that are summed at a time: as many as the registers hold.
 _AT_ONCE = 4 * LANES if INSTRUCTIONS == "avx512vnni" else LANES
 _score4, _score1 = (_of_some(_scores, vectors, 9) for vectors in (4, 1))
 _value4, _value1 = (_of_some(_values, vectors, 10) for vectors in (_AT_ONCE // LANES, 1))
@@ -179,8 +195,10 @@ _value4, _value1 = (_of_some(_values, vectors, 10) for vectors in (_AT_ONCE // L
 
 @numba.njit
 def score(queries, group, keys, offsets, count, dim, out, apart, values):
-    """Of so many queries, one behind the other; what is found of each, so far apart. values: where those of
-    the same columns are fetched from, or 0.
+    """Compute the scores of `group` adjacent queries; those of different queries are `apart` bytes apart in
+    `out`.
+
+    values: address from which values of the same columns are prefetched, or 0.
     """
     first = 0
     while first < dim:
@@ -198,7 +216,9 @@ def score(queries, group, keys, offsets, count, dim, out, apart, values):
 
 @numba.njit
 def gather(weights, apart, group, values, offsets, count, dim, odd, even, keys, soon):
-    """keys: where those at offsets `soon` are fetched from, or 0."""
+    """Add weighted values for `group` queries; see `_values`. keys: address from which keys at `soon` are
+    prefetched, or 0.
+    """
     first = 0
     while first < dim:
         wide = first + _AT_ONCE <= dim
@@ -218,7 +238,11 @@ def gather(weights, apart, group, values, offsets, count, dim, odd, even, keys, 
 
 @numba.njit
 def soften(scores, count):
-    """Scores become exponentials, zeros behind them; returns 1 / their sum."""
+    """Replace scores by exponentials (softmax without division), and pad them to whole vectors; return 1 /
+    their sum.
+
+    Padding is e ** -87 at most, that is, nothing beside the largest weight of 1.
+    """
     end = (count + LANES - 1) // LANES * 64
     for at in range(4 * count, end, 4):
         v.put(scores + at, numba.float32(-1e30))

@@ -1,8 +1,9 @@
-"""Products in few bits and whole layers (as Llama and Qwen have them) over KV pages, by a team of threads.
+"""Products in few bits and whole decoder layers (of Llama and Qwen) over KV pages, run by a team of threads.
 
-Tables of 64-bit numbers say where everything is; every field is its offset in bytes. All numbers are fp32
-but weights, and keys and values in their pages. A row's result is the same, bit for bit, in any company: its
-sums are whole numbers, or run in one order, and its columns are read in the order of its text.
+Tables of 64-bit integers say where everything is in memory; every field's constant is its offset in bytes.
+All numbers are fp32 except weights, and keys and values in their pages. A row's result is the same bits in
+every batch: its sums are integers, or run in one order, and its columns are read in the order of its
+sequence.
 """
 
 from __future__ import annotations
@@ -21,57 +22,74 @@ from specsot_kernels.cpu.attending import KEPT, gather, score, soften
 from specsot_kernels.cpu.tiles import HEIGHTS, LONG_STEPS, STEPS, TALL_BLOCKS, TILE_ROWS, WIDE_BLOCKS
 from specsot_kernels.cpu.vectors import AMX, GROUP, GROUP_BYTES, LANES, LONG_GROUP, WIDE_INPUTS
 
-# Of a product. factors: scales of outputs, of 8 bits. bias: zeros where there is none.
+# Fields of a product. FACTORS: scales of the outputs, in 8 bits. BIAS: zeros if there is none.
 WEIGHT, FACTORS, BIAS, INPUTS, OUTPUTS, BITS = range(0, 48, 8)
 PRODUCT = 6
-# Of a layer: four products, weights of norms; those of heads may be 0.
+# Fields of a layer: four products, and addresses of the norms' weights; those of the head norms may be 0
+# (none).
 QKV, OUT, GATE_UP, DOWN = range(0, 4 * 8 * PRODUCT, 8 * PRODUCT)
 INPUT_NORM, MLP_NORM, Q_NORM, K_NORM = range(DOWN + 48, DOWN + 80, 8)
 LAYER = DOWN // 8 + PRODUCT + 4
-# Of a frame, or of a single product (the first nine, and from `X` on).
-# X:            what a product reads, and a layer without a first norm.
-# LAYERS_APART: bytes from a layer's keys to the next one's.
-# SIGHT:        for each row (and each of `SEEN_BY` heads) where the offsets of the first columns that it sees
-#               lie, how many there are, both of those behind them, and how many positions nearer it is to the
-#               first ones than its own says.
-# TAPS:         for each layer a product of its input, or 0, and where that is written; 0: there are none.
-# ASKED, TURNED, SCORES, EVEN: of each thread what it needs for the queries that it attends with at once.
+# Fields of a frame; a single product uses the first nine and those from X on.
+# X:            the input of a product, and of a layer without a first norm.
+# LAYERS_APART: bytes from one layer's keys to the next layer's.
+# SIGHT:        five numbers for each row (and each of SEEN_BY heads): the address of the offsets of the first
+# columns
+#               that the row sees, their number, the same two for the columns after these, and by how many
+# positions
+#               the query is rotated towards the first columns.
+# TAPS:         for each layer a product of its input, or 0, and where its result is written; 0 if there are
+# no taps.
+# ASKED, TURNED, SCORES, EVEN: each thread's memory for the queries that it processes together.
 (ROWS, EPS, THREAD, THREADS, MEETING, SHORT, SCALES, SUMS, WIDE,
  HIDDEN, HEADS, KV_HEADS, HEAD_DIM, PAGE_ROWS, KEYS, VALUES, LAYERS_APART, SLOTS, POSITIONS, TURNS,
  SIGHT, SEEN_BY, ASKED, TURNED, SCORES, SCORES_APART, EVEN, PROJECTED, ATTENDED, INNER,
  X, OUTPUT, NORM, BEST, COUNT, CHANCES, TOKENS, OFFSETS, TAPS, SYSTEM) = range(0, 40 * 8, 8)  # fmt: skip
 FRAME = 40
-# What a call is asked for: a product, the `COUNT` best of its `BEST` outputs, the keys and values of a layer,
-# or so many layers one behind the other (positive numbers).
+# What a call computes: a product (MULTIPLY), the COUNT best of its BEST outputs (CHOOSE), or the keys and
+# values of a
+# layer (REMEMBER). A positive number runs so many layers one after another.
 MULTIPLY = 0
 CHOOSE = -1
 REMEMBER = -2
-# Of a row's queries of one key head: the first one as it meets the first columns, the row's sight, the first
-# one itself, its scores (behind them 1 / the sum of its weights), and two sums; and the first columns of who
-# takes its place next, if nobody has read them. Others lie behind it.
+# Fields that describe one row's queries of one KV head; the row's other queries follow the first one in
+# memory.
+# LEAD (at offset 8, after the address of the first query, rotated for the first columns), BEFORE, TAIL,
+# BEHIND: the
+# row's sight without its last field. QUERY: the first query unrotated. WEIGHTS: its scores, with 1 / the sum
+# of
+# weights after them. ODD, OTHER: two partial sums of values. SOON, SOON_COUNT: the first columns of the row
+# that is
+# processed next in this place, to be prefetched if no other row has read them.
 LEAD, BEFORE, TAIL, BEHIND, QUERY, WEIGHTS, ODD, OTHER, SOON, SOON_COUNT = range(8, 11 * 8, 8)
 ASKING = 11 * 8
-WORD = 8 if WIDE_INPUTS else 4  # bytes of four inputs of 8-bit products
-# Rows and columns that attention works on together: keys of so many columns stay in the nearest cache.
+# Bytes of four inputs of an 8-bit product.
+WORD = 8 if WIDE_INPUTS else 4
+# Rows and columns that attention processes together: the keys of so many columns stay in the first-level
+# cache.
 ROWS_AT_ONCE, COLUMNS_AT_ONCE = 4, 64
-ROWS_OF_TWO = 8  # rows that two passes take; 4 + 4 read 36 GB/s of weights, 6 + 2 33, and a single row 35
+# Rows. Up to so many are split evenly over two passes. Chosen by weight bandwidth: 4 + 4 rows read 36 GB/s, 6
+# + 2
+# rows 33, and a single row 35.
+ROWS_OF_TWO = 8
 
 
 @numba.njit(forceinline=True)
 def none():
-    """0 as any number: functions that are given a 0 as it is written are compiled once more, for it alone."""
+    """Return 0 as a variable: a function that is called with the literal 0 is compiled once more for it."""
     return numba.int64(0)
 
 
 @numba.njit(forceinline=True)
 def wait(frame, threads):
+    """Wait until all threads of the team have arrived."""
     if threads > 1:
         v.meet(v.get_long(frame + MEETING), threads, v.get_long(frame + SYSTEM))
 
 
 @numba.njit
 def normalise(x, weight, size, eps, out):
-    """x / sqrt(mean(x^2) + eps) * weight."""
+    """Write x / sqrt(mean(x^2) + eps) * weight."""
     squares = v.splat(0.0)
     for at in range(0, 4 * size, 64):
         part = v.load(x + at)
@@ -86,8 +104,12 @@ def normalise(x, weight, size, eps, out):
 
 @numba.njit
 def shorten(x, size, bits, out, scales, sums, across):
-    """A row in 8 bits, each group of inputs with a scale, and what the 128 that is added to weights of 8 bits
-    costs; for weights of 4 bits the sum of the numbers. What is not finite gets a scale that is not.
+    """Quantize a row to 8 bits, each group of inputs with a scale, and write a correction for each group.
+
+    8-bit weights are stored plus 128, so the correction in `sums` is -128 * the sum of the group's numbers;
+    for 4-bit weights it is scale * the sum, which multiplies the group's least value. A group with a number
+    that is not finite gets a scale that is not finite. across: bytes from one group's scale (and correction)
+    to the next one's.
     """
     short = WIDE_INPUTS and bits == 8
     further = v.splat(0.0)
@@ -120,12 +142,13 @@ def shorten(x, size, bits, out, scales, sums, across):
 
 @numba.njit
 def short_bytes(inputs, bits):
-    """Of a row in 8 bits, whole groups."""
+    """Return the bytes of a quantized row, whole groups."""
     return -(-inputs // LONG_GROUP) * LONG_GROUP * (WORD // 4) if bits == 8 else inputs
 
 
 @numba.njit
 def shorten_row(frame, product, x, row):
+    """Quantize row `row` from address x into the frame's memory."""
     inputs = v.get_long(product + INPUTS)
     bits = v.get_long(product + BITS)
     out = v.get_long(frame + SHORT) + row * short_bytes(inputs, bits)
@@ -136,7 +159,7 @@ def shorten_row(frame, product, x, row):
 
 @numba.njit
 def multiply(thread, threads, frame, product, prior, prior_stride, out):
-    """This thread's outputs of all rows: out = prior + x W^T."""
+    """Compute this thread's outputs for all rows: out = prior + x W^T."""
     inputs, outputs, bits = (
         v.get_long(product + INPUTS), v.get_long(product + OUTPUTS), v.get_long(product + BITS),
     )  # fmt: skip
@@ -153,11 +176,12 @@ def multiply(thread, threads, frame, product, prior, prior_stride, out):
     stride = short_bytes(inputs, bits)
     across = 4 * rows
     apart = groups * (LONG_GROUP * LANES if eight else GROUP_BYTES)
-    # Of whole numbers, which are the same: where there is AMX, 16 rows take as long as 6 otherwise.
+    # With AMX, 16 rows take as long as 6 rows without it. The sums are integers, so that the result is the
+    # same.
     tiled = AMX and eight and rows > HEIGHTS[0]
     if tiled:
         tiles.configure()
-    # While few rows wait for memory, weights fetched by two passes come sooner than by one that is taller.
+    # A few rows wait for memory, and two passes fetch weights sooner than one taller pass does.
     height = HEIGHTS[0] if rows > ROWS_OF_TWO else min(max((rows + 1) // 2, 2), HEIGHTS[0])
     height = TILE_ROWS if tiled else height
     passes = (rows + height - 1) // height
@@ -207,14 +231,17 @@ def multiply(thread, threads, frame, product, prior, prior_stride, out):
 
 @numba.njit(forceinline=True)
 def own_rows(thread, threads, frame):
-    """Side by side: threads whose scales share a line of memory wait for each other."""
+    """Return this thread's range of rows.
+
+    The rows are adjacent, because threads whose scales share a cache line would wait for one another.
+    """
     rows = v.get_long(frame + ROWS)
     return rows * thread // threads, rows * (thread + 1) // threads
 
 
 @numba.njit
 def project(thread, threads, frame, product, x, stride, norm, out):
-    """Rows at x, normalised where there is a norm, times a weight, plus its bias."""
+    """Multiply rows at x, normed first if there is a norm, with a weight, and add its bias."""
     inputs = v.get_long(product + INPUTS)
     wide = v.get_long(frame + WIDE) + thread * 4 * inputs
     first, last = own_rows(thread, threads, frame)
@@ -230,7 +257,9 @@ def project(thread, threads, frame, product, x, stride, norm, out):
 
 @numba.njit
 def turn(frame, head, norm, position, scale):
-    """Normalise and rotate a head in place; interleaved pairs."""
+    """Norm (if there is a norm) and rotate a head in place, then scale it. Rotated pairs are adjacent
+    numbers.
+    """
     dim = v.get_long(frame + HEAD_DIM)
     if norm:
         normalise(head, norm, dim, v.get(frame + EPS), head)
@@ -243,7 +272,9 @@ def turn(frame, head, norm, position, scale):
 
 @numba.njit
 def keep(frame, layer, row):
-    """Turn a row's queries and keys; its keys and values go to their page."""
+    """Rotate a row's queries and keys, and store its keys and values in their page unless the slot is
+    negative.
+    """
     heads, kv_heads, dim = (
         v.get_long(frame + HEADS), v.get_long(frame + KV_HEADS), v.get_long(frame + HEAD_DIM),
     )  # fmt: skip
@@ -268,7 +299,7 @@ def keep(frame, layer, row):
 
 @numba.njit
 def turn_back(frame, query, steps, out):
-    """A query as so many positions nearer to the first columns."""
+    """Write a query rotated by `steps` positions towards the first columns."""
     dim = v.get_long(frame + HEAD_DIM)
     table = v.get_long(frame + TURNS) + steps * 8 * dim
     for at in range(0, 4 * dim, 64):
@@ -279,8 +310,9 @@ def turn_back(frame, query, steps, out):
 
 @numba.njit
 def ask(thread, frame, first, last, pair):
-    """Fill in a thread's table: of rows first .. last - 1 the queries that share a key head. Returns it, and
-    how many columns the first part of what they see has at most.
+    """Fill in a thread's table: of rows first .. last - 1 the queries that share KV head `pair`.
+
+    Return where the table begins and ends, and the largest number of first columns that a row sees.
     """
     rows = v.get_long(frame + ROWS)
     seen_from = v.get_long(frame + SIGHT)
@@ -336,9 +368,12 @@ def ask(thread, frame, first, last, pair):
 
 @numba.njit
 def attend(thread, frame, first, pair):
-    """Softmax attention of some rows' queries that share a key head, over the columns that each row sees, in
-    their order. Columns that many rows see are read a few at a time for all of them. What is read next is
-    fetched meanwhile: values while keys are read, and the keys of who follows while values are.
+    """Compute softmax attention of up to ROWS_AT_ONCE rows' queries of one KV head, over the columns that
+    each row sees.
+
+    Each row's columns are read in the order of its sequence. First columns are read COLUMNS_AT_ONCE at a time
+    for all rows, since rows share them. What is read next is prefetched: values while keys are read, and the
+    next rows' keys while values are read.
     """
     dim = v.get_long(frame + HEAD_DIM)
     last = min(first + ROWS_AT_ONCE, v.get_long(frame + ROWS))
@@ -394,7 +429,7 @@ def attend(thread, frame, first, pair):
 
 @numba.njit
 def gate(inner, size):
-    """silu(first half) * second half, into the first half."""
+    """Write silu(first half) * second half into the first half."""
     for at in range(0, 4 * size, 64):
         x = v.load(inner + at)
         sigmoid = v.div(v.splat(1.0), v.add(v.splat(1.0), v.exp(v.sub(v.splat(0.0), x))))
@@ -403,6 +438,7 @@ def gate(inner, size):
 
 @numba.njit
 def before_attention(thread, threads, frame, layer):
+    """Compute queries, keys and values of all rows, and store keys and values in their pages."""
     norm = v.get_long(layer + INPUT_NORM)
     (first, last) = own_rows(thread, threads, frame)
     inputs = v.get_long(frame + HIDDEN) if norm else v.get_long(frame + X)
@@ -415,6 +451,7 @@ def before_attention(thread, threads, frame, layer):
 
 @numba.njit
 def after_attention(thread, threads, frame, layer):
+    """Apply the output projection and the MLP."""
     hidden = v.get_long(frame + HIDDEN)
     (first, last) = own_rows(thread, threads, frame)
     width = v.get_long(layer + OUT + INPUTS)
@@ -437,7 +474,7 @@ def after_attention(thread, threads, frame, layer):
 
 @numba.njit
 def tap(thread, threads, frame, product, out):
-    """Hidden rows as they are, times a weight."""
+    """Multiply the hidden rows, without a norm, with a weight."""
     stride = v.get_long(product + INPUTS) * 4
     project(thread, threads, frame, product, v.get_long(frame + HIDDEN), stride, none(), out)
     wait(frame, threads)
@@ -445,6 +482,7 @@ def tap(thread, threads, frame, product, out):
 
 @numba.njit
 def team(frame):
+    """Return this thread's number, and the number of threads."""
     if v.get_long(frame + MEETING):
         thread = v.call_int(v.get_long(frame + THREAD))
         threads = v.call_int(v.get_long(frame + THREADS))
@@ -454,7 +492,9 @@ def team(frame):
 
 @numba.njit
 def choose(logits, size, count, chances, tokens, offsets):
-    """The best of a row's logits, falling, equal ones as they come: log-probabilities, and tokens."""
+    """Write the `count` best of a row's logits in falling order: log-probabilities and token ids. Ties keep
+    their order.
+    """
     held = 0
     least = numba.float32(-np.inf)
     for at in range(0, 4 * size, 64):
@@ -484,6 +524,7 @@ def choose(logits, size, count, chances, tokens, offsets):
 
 @numba.njit
 def run_layer(thread, threads, frame, layer):
+    """Run one layer on all threads."""
     before_attention(thread, threads, frame, layer)
     wait(frame, threads)
     parts = (v.get_long(frame + ROWS) + ROWS_AT_ONCE - 1) // ROWS_AT_ONCE
@@ -492,14 +533,17 @@ def run_layer(thread, threads, frame, layer):
         attend(thread, frame, task % parts * ROWS_AT_ONCE, task // parts)
     wait(frame, threads)
     after_attention(thread, threads, frame, layer)
-    if thread == 0:  # nobody looks at keys before all have met again
+    # No thread reads these fields before the next `wait` has ended.
+    if thread == 0:
         for field in (KEYS, VALUES):
             v.put_long(frame + field, v.get_long(frame + field) + v.get_long(frame + LAYERS_APART))
     wait(frame, threads)
 
 
 def _run(tables):
-    """tables: addresses of a frame's table and of a layer's or a product's, and what is asked for."""
+    """Run what is asked for. tables: addresses of a frame's table, of a layer's or product's table, and what
+    is asked for.
+    """
     frame = v.get_long(tables)
     layer = v.get_long(tables + 8)
     asked = v.get_long(tables + 16)
@@ -531,14 +575,17 @@ def _run(tables):
 
 
 def _compile():
-    """Kept between runs where that can be, as long as the files of this folder are the same."""
+    """Compile `_run`. The result is cached between processes as long as the files of this folder stay the
+    same.
+    """
     files = sorted(Path(__file__).parent.glob("*.py"))
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
     _run.__qualname__ = f"run_{digest[:16]}{'_amx' * AMX}"
     kind = types.void(types.int64)
     try:
         return numba.cfunc(kind, cache=True)(_run)
-    except RuntimeError:  # no folder can be written to
+    # Numba finds no folder that it can write a cache to.
+    except RuntimeError:
         return numba.cfunc(kind)(_run)
 
 

@@ -1,4 +1,6 @@
-"""Weights as the kernels read them, which columns rows see, and the threads that run kernels."""
+"""Packs weights for the CPU kernels, tabulates which columns rows see, and runs kernels on a team
+of threads.
+"""
 
 from __future__ import annotations
 
@@ -21,25 +23,37 @@ from specsot_kernels.cpu.vectors import BYTES, GROUP, LANES, LONG_GROUP, MEETING
 from specsot_kernels.segments import HeadColumns, RowSpan, VisibleColumns, hidden_by_head, tail_seen
 
 Numbers = NDArray[np.int64]
-FLOATS_AT_A_TIME = 1 << 22  # weights that are packed at a time, which bounds the extra memory; not measured
-TINY = 1e-30  # instead of a scale of zero
+# Weights. How many are packed at a time; bounds the extra memory. Untuned.
+FLOATS_AT_A_TIME = 1 << 22
+# Replaces a scale of zero in divisions.
+TINY = 1e-30
 
+# Quantized weights [out, in], scales and least values, [out, 1] or [out, in / 32].
 Codes = tuple[Tensor, Tensor, Tensor]
 
 
 class PackedWeight:
-    """A weight [out, in] in 8 or 4 bits with its bias, and the table that says where they are.
+    """A weight [out, in] in 8 or 4 bits with its bias, and the table that tells kernels where its arrays are.
 
-    8 bits: a scale per output, symmetric. 4 bits: for each 32 inputs a scale and the least value in fp16, so
-    what came from such blocks (a GGUF file's Q4_1) is kept as it was. Blocks of 16 outputs lie behind each
-    other; in a block, 4 inputs of each output are a step. Sizes are padded with zeros to whole blocks.
+    In 8 bits, each output has a symmetric scale. In 4 bits, each 32 inputs have a scale and a least value in
+    fp16, so that weights from such blocks (a GGUF file's Q4_1) are held without loss.
+
+    Blocks of 16 outputs follow one another. Within a block, a step holds 4 inputs of each of the 16 outputs
+    (64 numbers). In 8 bits, byte 4 * o + i of step s is the code of output o and input 4 * s + i, plus 128.
+    In 4 bits, a byte holds step 2 * p in its lower and step 2 * p + 1 in its upper half, and the 32 inputs of
+    a group, 4 * 64 bytes, are followed by the group's 16 scales and 16 least values. Sizes are padded with
+    zeros to whole blocks.
     """
 
     __slots__ = ("_bias", "_factors", "_held", "inputs", "outputs", "shape", "table")
 
     def __init__(self, weight: Tensor | Codes, bias: Tensor | None, bits: int) -> None:
-        """weight: numbers; or codes [out, in] (int8, or uint8 of 4 bits) that are not to be rounded again,
-        and their scales and least values, fp32 [out, 1] or [out, in / 32].
+        """Pack a weight.
+
+        weight: numbers, which are rounded; or codes [out, in] (int8, or uint8 below 16) that must not be
+            rounded again, with their scales and least values, fp32 [out, 1] or [out, in / 32].
+        bias: [out], or None.
+        bits: 8 or 4.
         """
         given = (weight,) if isinstance(weight, Tensor) else weight
         self.shape = given[0].shape
@@ -55,13 +69,18 @@ class PackedWeight:
         self.table = np.array([*places, self.inputs, self.outputs, bits], dtype=np.int64)
 
     def rows(self, numbers: Tensor) -> Tensor:
-        """Rows of a weight in 8 bits as fp32: numbers [n] -> [n, in]."""
+        """Return rows of an 8-bit weight as fp32: numbers [n] -> [n, in].
+
+        Row 19 is output 3 of block 1: its codes are the bytes 4 * 3 .. 4 * 3 + 3 of every step of that block.
+        """
         blocks = self._held.view(self.outputs // LANES, -1, LANES, 4)
         whole = blocks[numbers // LANES, :, numbers % LANES].flatten(1)[:, : self.shape[1]]
         return (whole.float() - 128) * self._factors[numbers, None]
 
     def _lay(self, part: tuple[Tensor, ...], bits: int) -> tuple[Tensor, Tensor]:
-        """Some outputs, as they are held: codes (in 4 bits with their scales), and scales (of 8 bits)."""
+        """Round and lay out some outputs; return codes (in 4 bits with their scales), and the scales (in 8
+        bits).
+        """
         round_, lay = (_round8, _lay8) if bits == 8 else (_round4, _lay4)
         codes, scale, least = round_(part[0].float()) if len(part) == 1 else part
         below = -len(codes) % LANES
@@ -71,25 +90,29 @@ class PackedWeight:
 
     @property
     def nbytes(self) -> int:
+        """Return the bytes that the packed weight takes."""
         return self._held.nbytes + self._factors.nbytes + self._bias.nbytes
 
 
 def padded(shape: Sequence[int]) -> tuple[int, int]:
-    """Outputs and inputs as they are held."""
+    """Return numbers of outputs and inputs as they are held."""
     return -(-shape[0] // LANES) * LANES, -(-shape[1] // GROUP) * GROUP
 
 
 def _round8(weight: Tensor) -> Codes:
+    """Round to int8 with a symmetric scale for each output."""
     scale = weight.abs().amax(1, keepdim=True) / 127
     return (weight / scale.clamp_min(TINY)).round_().to(torch.int8), scale, torch.zeros_like(scale)
 
 
 def _lay8(codes: Tensor, scale: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
+    """Reorder 8-bit codes into blocks and steps; codes become unsigned by adding 128."""
     whole = codes.view(torch.uint8) ^ 128  # 128 more
     return whole.view(-1, LANES, codes.shape[1] // 4, 4).transpose(1, 2).flatten(), scale.flatten()
 
 
 def _round4(weight: Tensor) -> Codes:
+    """Round to 4 bits with a scale and a least value for each 32 inputs."""
     grouped = weight.view(len(weight), -1, GROUP)
     least = grouped.amin(-1).half()
     scale = ((grouped.amax(-1) - least.float()) / 15).half()
@@ -98,6 +121,7 @@ def _round4(weight: Tensor) -> Codes:
 
 
 def _lay4(codes: Tensor, scale: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
+    """Reorder 4-bit codes into blocks and groups, with the fp16 scales and least values after each group."""
     groups = codes.shape[1] // GROUP
     # [blocks, outputs, groups, pairs of steps, lower or upper, inputs]
     ordered = codes.view(-1, LANES, groups, 4, 2, 4).permute(0, 2, 3, 1, 5, 4)
@@ -111,8 +135,9 @@ def _lay4(codes: Tensor, scale: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
 class ColumnPlan:
     """Which columns each row of a frame sees, in order.
 
-    sight: [rows, 1 or kv_heads, 5], see `laps.SIGHT`. longest: columns of a row, at most. held: what it
-    points into.
+    sight: int64 [rows, 1 or kv_heads, 5], see `laps.SIGHT`.
+    longest: most columns that a row sees.
+    held: arrays into which `sight` points.
     """
 
     sight: Numbers
@@ -121,7 +146,13 @@ class ColumnPlan:
 
 
 def plan_columns(spans: Sequence[RowSpan], page_rows: int, row_bytes: int, kv_heads: int) -> ColumnPlan:
-    """row_bytes: of one key of one head."""
+    """Return which columns the rows of a frame see, as byte offsets from the first key of the first page.
+
+    row_bytes: bytes of one key of one head.
+
+    Pages of 4 rows (2, 0) and 2 KV heads give the columns 0..7 the offsets 16, 17, 18, 19, 0, 1, 2, 3 times
+    row_bytes.
+    """
     apart = kv_heads if any(isinstance(span.sight, HeadColumns) for span in spans) else 1
     depths = [span.depth(page_rows) for span in spans]
     pages = np.array([page for span, depth in zip(spans, depths) for page in span.pages[:depth]], np.int64)
@@ -142,8 +173,9 @@ def plan_columns(spans: Sequence[RowSpan], page_rows: int, row_bytes: int, kv_he
 
 
 def _see(span: RowSpan, rows: Numbers, offsets: Numbers) -> Numbers:
-    """Fill in these rows [rows, heads, 5], which see other columns than those up to themselves; returns the
-    offsets in bytes that they point to beside `offsets`.
+    """Fill in the sights of rows [rows, heads, 5] that see other columns than all up to themselves.
+
+    Return the array of byte offsets into which they point, in addition to `offsets`.
     """
     match span.sight:
         case VisibleColumns(sinks, since, turns):
@@ -163,12 +195,16 @@ def _see(span: RowSpan, rows: Numbers, offsets: Numbers) -> Numbers:
 
 
 def _lengthen(offsets: Numbers) -> Numbers:
-    """Kernels read, and fetch ahead, so many columns at a time: somewhere they must be."""
+    """Pad the offsets with zeros, since kernels read and prefetch a fixed number of columns at a time."""
     return np.concatenate((offsets, np.zeros(laps.COLUMNS_AT_ONCE, dtype=np.int64)))
 
 
 class _Scratch(threading.local):
-    """What this thread's newest frame works in; wanted: bytes that it would have needed."""
+    """Memory that this thread's newest frame works in.
+
+    held: the memory, reused by all frames of the thread.
+    wanted: bytes that the newest frame needed.
+    """
 
     def __init__(self) -> None:
         self.held = torch.empty(0, dtype=torch.uint8)
@@ -179,13 +215,13 @@ _scratch = _Scratch()
 
 
 class KernelFrame:
-    """The table of a frame, what it points to, and the threads that work on it.
+    """The table of a frame, the memory it points to, and the threads that work on it.
 
-    Of a thread's frames only the newest may be run.
+    Only the newest frame of a thread may be run, since all of them share its scratch memory.
     """
 
     def __init__(self, rows: int, widest: int, eps: float = 0.0) -> None:
-        """widest: inputs of a product, at most."""
+        """Prepare a frame of `rows` rows. widest: most inputs of a product. eps: epsilon of the RMSNorms."""
         self.rows = rows
         self._numbers = np.zeros(laps.FRAME, dtype=np.int64)
         self._tables = np.zeros(3, dtype=np.int64)
@@ -203,23 +239,24 @@ class KernelFrame:
             for field, entry in zip((laps.THREAD, laps.THREADS, laps.SYSTEM), _entries()):
                 self.put(field, entry)
             self.point(laps.MEETING, torch.zeros(MEETING, dtype=torch.uint8))
-        # With what AMX reads, and throws away, behind the last row.
+        # AMX reads whole tiles of rows, and discards those after the last row: the memory must exist.
         self.make(laps.SHORT, (rows + TILE_ROWS) * (widest + LONG_GROUP) * laps.WORD // 4)
         for field in (laps.SCALES, laps.SUMS):
             self.make(field, (rows * (widest // GROUP + 1) + TILE_ROWS) * 4)
         self.make(laps.WIDE, self._threads * widest * 4)
 
     def put(self, field: int, number: int) -> None:
+        """Write a number into a field of the table."""
         self._numbers[field // 8] = number
 
     def point(self, field: int, held: Tensor) -> None:
-        """To a tensor, which stays as long as the frame."""
+        """Let a field point to a tensor, which is kept alive as long as the frame."""
         assert held.is_contiguous()
         self._held.append(held)
         self.put(field, held.data_ptr())
 
     def make(self, field: int, size: int) -> None:
-        """So many bytes to work in."""
+        """Let a field point to `size` bytes of scratch memory."""
         first = self._used
         self._used = self._used + size + -size % BYTES
         if self._used <= len(self._scratch):
@@ -229,7 +266,10 @@ class KernelFrame:
             self.point(field, torch.empty(size, dtype=torch.uint8))
 
     def make_attention(self, longest: int, head_dim: int, group: int) -> None:
-        """What each thread attends in. longest: columns of a row, at most; group: queries of a key head."""
+        """Allocate what each thread needs for attention.
+
+        longest: most columns of a row. group: query heads of each KV head.
+        """
         queries = self._threads * laps.ROWS_AT_ONCE * group
         apart = longest + LANES + 1
         self.put(laps.SCORES_APART, 4 * apart)
@@ -239,7 +279,7 @@ class KernelFrame:
             self.make(field, queries * head_dim * 4)
 
     def run(self, table: Numbers, asked: int) -> None:
-        """table: of layers, or of a product. asked: see `laps.MULTIPLY`."""
+        """Run the kernel on all threads. table: layers, or a product. asked: see `laps.MULTIPLY`."""
         self._tables[1], self._tables[2] = table.ctypes.data, asked
         library = _openmp()
         if library is None or self._threads == 1:
@@ -248,11 +288,12 @@ class KernelFrame:
             library.GOMP_parallel(laps.compiled.address, self._tables.ctypes.data, self._threads, 0)
 
 
-Normed = tuple[Tensor, float]  # weight [in] and epsilon of an RMSNorm that comes before
+# Weight [in] and epsilon of an RMSNorm that is applied before a product.
+Normed = tuple[Tensor, float]
 
 
 def multiply(x: Tensor, weight: PackedWeight, norm: Normed | None = None) -> Tensor:
-    """x [rows, in] -> fp32 [rows, out]."""
+    """Return the product of x [rows, in] with a packed weight, fp32 [rows, out]."""
     rows = len(x)
     (count, size) = weight.shape
     if not rows:
@@ -268,8 +309,11 @@ def multiply(x: Tensor, weight: PackedWeight, norm: Normed | None = None) -> Ten
 def choose(
     x: Tensor, weight: PackedWeight, norm: Normed | None, count: int, offsets: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The `count` best outputs of each row of x [rows, in]: log-probabilities and numbers [rows, count].
-    offsets: [out] what is added to each number. Outputs are whole vectors.
+    """Return the `count` best outputs of each row of x [rows, in]: log-probabilities and token ids, [rows,
+    count] each.
+
+    offsets: int64 [out], added to each output's number to get its token id; None adds nothing. The weight's
+        outputs must be a multiple of 16, since padding would compete.
     """
     frame = _product(x, weight, norm)
     shape = (len(x), count)
@@ -286,6 +330,7 @@ def choose(
 
 
 def _product(x: Tensor, weight: PackedWeight, norm: Normed | None) -> KernelFrame:
+    """Return a frame for one product."""
     frame = KernelFrame(len(x), weight.inputs, norm[1] if norm else 0.0)
     frame.point(laps.X, x.contiguous())
     if norm is not None:
@@ -295,7 +340,9 @@ def _product(x: Tensor, weight: PackedWeight, norm: Normed | None) -> KernelFram
 
 @cache
 def _openmp() -> ctypes.CDLL | None:
-    """The threads that PyTorch computes with; None where they are not GNU's: then it is one thread."""
+    """Return GNU's OpenMP library, whose threads PyTorch computes with; None if PyTorch has another one (then
+    one thread runs).
+    """
     lib = Path(torch.__file__).parent / "lib"
     found = sorted((*lib.glob("libgomp*.so*"), *(lib.parent.parent / "torch.libs").glob("libgomp*.so*")))
     if not found:
@@ -308,7 +355,9 @@ def _openmp() -> ctypes.CDLL | None:
 
 @cache
 def _entries() -> tuple[int, ...]:
-    """Where these functions begin: my number, how many we are, the system's."""
+    """Return the addresses of three functions: the thread's number, the number of threads, and the system
+    call.
+    """
     named = (
         (_openmp(), "omp_get_thread_num"),
         (_openmp(), "omp_get_num_threads"),

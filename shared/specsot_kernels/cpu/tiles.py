@@ -1,4 +1,4 @@
-"""Tiles of products: rows x blocks of 16 outputs."""
+"""Emits tiles of matrix products with 8- and 4-bit weights: some rows times some blocks of 16 outputs."""
 
 from __future__ import annotations
 
@@ -41,21 +41,23 @@ from specsot_kernels.cpu.vectors import (
     write,
 )
 
-# of a group, four inputs each
+# Steps of a group; a step has four inputs.
 STEPS = GROUP // 4
 LONG_STEPS = LONG_GROUP // 4
 
 
 def _bytes(lanes: int) -> ir.Type:
+    """Return the LLVM type of a vector of bytes."""
     return ir.VectorType(I8, lanes)
 
 
 def _part(b: Builder, v: Value, first: int, lanes: int) -> Value:
+    """Emit the lanes first .. first + lanes - 1 of a vector."""
     return b.shuffle_vector(v, v, ir.Constant(ir.VectorType(I32, lanes), list(range(first, first + lanes))))
 
 
 def _beside(b: Builder, parts: list[Value]) -> Value:
-    """One vector of several of one kind."""
+    """Concatenate vectors of one type; their number is a power of two."""
     while len(parts) > 1:
         count = 2 * parts[0].type.count
         order = ir.Constant(ir.VectorType(I32, count), list(range(count)))
@@ -64,17 +66,19 @@ def _beside(b: Builder, parts: list[Value]) -> Value:
 
 
 def _pairs(b: Builder, v: Value) -> Value:
-    """Lanes 0 + 1, 2 + 3, ..."""
+    """Emit the sums of lanes 0 + 1, 2 + 3, and so on."""
     half = v.type.count // 2
     even, odd = (ir.Constant(ir.VectorType(I32, half), list(range(at, 2 * half, 2))) for at in (0, 1))
     return b.add(b.shuffle_vector(v, v, even), b.shuffle_vector(v, v, odd))
 
 
 class _Sums:
-    """Sums of products of unsigned weights, 4 of each of 16 outputs in a step, with signed inputs; exact.
+    """Exact sums of products of unsigned weights (4 of each of 16 outputs in a step) with signed inputs, for
+    AVX-512 VNNI.
 
-    vectors: integer registers of one row of 16 outputs, each of `kind`. apart: sums that an output has until
-    the end.
+    vectors: registers that hold one row's sums for 16 outputs.
+    kind: type of such a register.
+    apart: partial sums that an output has until `end`.
     """
 
     vectors = 1
@@ -82,23 +86,24 @@ class _Sums:
     apart = 1
 
     def start(self, b: Builder, first: Value) -> list[Value]:
-        """Registers whose sums are that whole number already."""
+        """Return registers whose sums are `first` already."""
         return [spread(b, b.sdiv(first, I32(self.apart)), self.kind.count)] * self.vectors
 
     def read(self, b: Builder, x: Value) -> Value:
-        """The 4 inputs at an address, as `step` wants them."""
+        """Emit a load of the 4 inputs at an address, in the form that `step` needs."""
         return spread(b, read(I32)(b, x))
 
     def step(self, b: Builder, sums: list[Value], weights: Value, inputs: Value) -> list[Value]:
+        """Emit the addition of one step's products."""
         return [call_named(b, "llvm.x86.avx512.vpdpbusd.512", VI, sums[0], b.bitcast(weights, VI), inputs)]
 
     def end(self, b: Builder, sums: list[Value]) -> Value:
-        """16 sums of 32 bits."""
+        """Emit the 16 sums as 32-bit integers."""
         return sums[0]
 
 
 class _HalfSums(_Sums):
-    """AVX-VNNI: 8 outputs a register."""
+    """AVX-VNNI: 8 outputs in a register."""
 
     vectors, kind = 2, ir.VectorType(I32, 8)
 
@@ -115,7 +120,7 @@ class _HalfSums(_Sums):
 
 
 class _PairSums(_Sums):
-    """AVX2, 8 bits: products of 16-bit numbers, which cannot saturate; 4 outputs a register."""
+    """AVX2 with 8-bit weights: products of 16-bit numbers, which cannot saturate; 4 outputs in a register."""
 
     vectors, kind, apart = 4, ir.VectorType(I32, 8), 2
 
@@ -132,7 +137,9 @@ class _PairSums(_Sums):
 
 
 class _ShortSums(_Sums):
-    """AVX2, 4 bits: 16-bit sums of pairs, from zero on; 8 steps are at most 8 * 2 * 15 * 127 = 30,480."""
+    """AVX2 with 4-bit weights: 16-bit sums of pairs that begin at zero; 8 steps are at most 8 * 2 * 15 * 127
+    = 30,480.
+    """
 
     vectors, kind = 2, ir.VectorType(ir.IntType(16), 16)
 
@@ -156,7 +163,7 @@ class _ShortSums(_Sums):
 
 
 class _AnySums(_Sums):
-    """Without instructions for it."""
+    """Any other processor, without special instructions."""
 
     def read(self, b: Builder, x: Value) -> Value:
         return b.bitcast(spread(b, read(I32)(b, x)), _bytes(64))
@@ -168,13 +175,16 @@ class _AnySums(_Sums):
 
 
 def _sums(bits: int) -> _Sums:
+    """Return the sums that this processor's instructions compute fastest."""
     if INSTRUCTIONS == "avx2":
         return _PairSums() if bits == 8 else _ShortSums()
     return {"avx512vnni": _Sums, "avxvnni": _HalfSums}.get(INSTRUCTIONS, _AnySums)()
 
 
 def _weights(b: Builder, at: Value, bits: int) -> Iterator[Value]:
-    """Of one group and 16 outputs, the 64 numbers of each step."""
+    """Emit, for each step of a group, the 64 weights of 16 outputs. 4-bit bytes hold the even step in their
+    lower half.
+    """
     halves = ir.VectorType(ir.IntType(16), 32)
     low = ir.Constant(_bytes(64), [15] * 64)
     for step in range(LONG_STEPS if bits == 8 else STEPS // 2):
@@ -188,9 +198,12 @@ def _weights(b: Builder, at: Value, bits: int) -> Iterator[Value]:
 
 
 def _tile(bits: int, rows: int, blocks: int, near: int | None) -> Callable[..., Value]:
-    """8 bits: out = prior + scale of w * sum over groups of (sum of (w + 128) x - 128 sum of x) * scale of x.
-    4 bits: out = prior + sum over groups of (sum of w x) * scale of w * scale of x + least w * sum of x.
-    near: see `fetch_line`; None: nothing is fetched.
+    """Return an emitter of a tile of `rows` rows and `blocks` blocks of 16 outputs.
+
+    8 bits: out = prior + scale of w * sum over groups of (sum of (w + 128) x - 128 sum of x) * scale of x. 4
+    bits: out = prior + sum over groups of (sum of w x) * scale of w * scale of x + least w * sum of x.
+
+    near: into which cache to prefetch, see `fetch_line`; None prefetches nothing.
     """
     wide = 2 if WIDE_INPUTS and bits == 8 else 1
     steps = LONG_STEPS if bits == 8 else STEPS
@@ -214,9 +227,12 @@ def _tile(bits: int, rows: int, blocks: int, near: int | None) -> Callable[..., 
         ahead: Value,
         pace: Value,
     ) -> None:
-        """apart: bytes from one block of weights to the next. across: bytes from the scales and sums of one
-        group to the next one's, each one number a row. ahead: what to fetch, so many bytes with each load of
-        weights.
+        """Emit the tile.
+
+        apart: bytes from one block of weights to the next.
+        across: bytes from the scales (and sums) of one group to those of the next; a group has one number a
+            row.
+        ahead, pace: from where to prefetch, and how many bytes with each load of weights.
         """
         how = _sums(bits)
         group_bytes = LANES * LONG_GROUP if bits == 8 else GROUP_BYTES
@@ -262,23 +278,31 @@ def _tile(bits: int, rows: int, blocks: int, near: int | None) -> Callable[..., 
     return emit
 
 
-# Blocks of 16 outputs that several rows are multiplied with at once, and how many rows: as many as there are
-# registers for. A single row takes more blocks.
+# Tiles as large as the registers allow: TALL_BLOCKS blocks of 16 outputs by any of HEIGHTS rows, or
+# WIDE_BLOCKS
+# blocks by a single row.
 TALL_BLOCKS = 2 if INSTRUCTIONS == "avx512vnni" else 1
 WIDE_BLOCKS = 4 if INSTRUCTIONS == "avx512vnni" else 2
 HEIGHTS = {"avx512vnni": (6, 4, 3, 2, 1), "avxvnni": (4, 2, 1)}.get(INSTRUCTIONS, (2, 1))
-# Passes over a block of weights that do not hide how long memory takes: 8 rows in two of them came to 1.4
-# times the speed with what comes next fetched into the second cache, where more of it can be under way. With
-# eleven, 64 rows, each line is asked for many times, and the nearest cache is 5 to 10 % faster (AMD EPYC).
+# Passes. With so few passes over a block of weights, computing does not hide the memory's latency, so that
+# weights
+# are prefetched into the second-level cache, where more loads can be in flight. Chosen on an AMD EPYC: 8 rows
+# in two
+# passes became 1.4 times as fast. With eleven passes (64 rows), each line is requested many times, and the
+# first-level
+# cache is 5 to 10 % faster.
 FEW_PASSES = 1 if INSTRUCTIONS == "avx2" else 3
 
 
 def _compiled(bits: int, rows: int, blocks: int, near: int | None) -> Any:
+    """Return the tile as an operation for Numba."""
     return operation(types.void, (INT,) * 15, _tile(bits, rows, blocks, near))
 
 
 def _tallest(bits: int, heights: Sequence[int]) -> Any:
-    """Of so many rows that are left, as many as one tile takes; how many that were."""
+    """Return a function that computes as many of the `left` rows as the largest fitting tile takes, and
+    returns that number.
+    """
     height, tile = heights[0], _compiled(bits, heights[0], TALL_BLOCKS, SECOND)
     less = _tallest(bits, heights[1:]) if height > 1 else None
 
@@ -293,8 +317,10 @@ def _tallest(bits: int, heights: Sequence[int]) -> Any:
 
 
 def _multiplied(bits: int) -> Any:
-    """One tile: `width` blocks of outputs by the rows that are left, at most; how many rows it took.
-    few: whether passes are.
+    """Return a function that computes one tile, and returns how many rows it took.
+
+    The function's arguments: width: blocks of outputs. left: rows that are left. few: whether at most
+    FEW_PASSES passes are made over a block.
     """
     tall = _tallest(bits, HEIGHTS)
     tallest = HEIGHTS[0]
@@ -319,17 +345,20 @@ def _multiplied(bits: int) -> Any:
 
 multiply8, multiply4 = (_multiplied(bits) for bits in (8, 4))
 
-# What AMX works with: tiles of 16 rows, and of so many weights as a block of outputs has in a group.
+# Rows of an AMX tile. A tile of weights holds one group of one block of outputs.
 TILE_ROWS = 16
 _X, _W, _SUMS = (ir.Constant(I8, number) for number in range(3))
 
 
 def _amx(b: Builder, name: str, *values: Value) -> None:
+    """Emit an AMX instruction."""
     call_named(b, f"llvm.x86.{name}", ir.VoidType(), *values)
 
 
 def _configure(b: Builder) -> None:
-    """This thread's tiles: bytes of a line, and lines."""
+    """Emit the configuration of this thread's tiles: bytes of a tile row, and rows, of inputs, weights and
+    sums.
+    """
     told = bytearray(BYTES)
     told[0] = 1  # palette
     for tile, (line, lines) in enumerate(((LONG_GROUP, TILE_ROWS), (BYTES, LONG_STEPS), (BYTES, TILE_ROWS))):
@@ -343,8 +372,12 @@ def _matrix(
     across: Value, factors: Value, prior: Value, prior_stride: Value, out: Value, out_stride: Value,
     ahead: Value, lines: Value,
 ) -> None:  # fmt: skip
-    """As `_tile` of 8 bits, bit for bit, a block of outputs by `count` rows of 16 that can be read. The tiles
-    of a group are under way while the sums of the group before become floats. lines: to fetch in a group.
+    """Emit a tile of one block of outputs by up to 16 rows, of which `count` are stored; the bits are those
+    of `_tile`.
+
+    16 rows must be readable. The tile products of a group run while the sums of the preceding group are
+    converted.
+    lines: cache lines to prefetch with each group.
     """
     size = TILE_ROWS * BYTES
     room = b.ptrtoint(cgutils.alloca_once(b, ir.ArrayType(VI, 2 * TILE_ROWS + 1)), I64)

@@ -1,7 +1,8 @@
-"""What the kernels are written in: vectors of 16 floats, exact integer dot products, calls of addresses.
+"""Defines what the CPU kernels are written in: vectors of 16 floats, exact integer dot products, calls of
+addresses.
 
-Every operation is spelled out, so a row's result depends neither on its neighbours nor on an optimizer's
-choices. Vectors have 16 lanes on every machine; where registers are shorter, LLVM uses several.
+Every operation is spelled out as LLVM code, so that a row's result depends neither on other rows nor on an
+optimizer's choices. Vectors have 16 lanes on every machine; if registers are shorter, LLVM uses several.
 """
 
 from __future__ import annotations
@@ -23,11 +24,16 @@ from numba.extending import intrinsic, models, register_model
 from specsot_kernels.errors import UnsupportedProcessor
 
 LANES = 16
-BYTES = 64  # of a vector of floats, and of the 8-bit numbers that one step of a product reads
-GROUP = 32  # inputs that share a scale: weights in 4 bits, and activations beside them
-LONG_GROUP = 64  # activations that share one beside weights in 8 bits
+# Bytes of a vector of floats, of the 8-bit weights of one step, and of a cache line.
+BYTES = 64
+# Inputs that share a scale with 4-bit weights: of the weights, and of the activations that they multiply.
+GROUP = 32
+# Activations that share a scale with 8-bit weights.
+LONG_GROUP = 64
+# The largest finite fp16 number.
 LARGEST_HALF = 65504.0
-GROUP_BYTES = 4 * BYTES + 4 * LANES  # of 16 outputs: their 4-bit numbers, scales and least values in fp16
+# Bytes of a group of 16 outputs: their 4-bit weights, then scales and least values in fp16.
+GROUP_BYTES = 4 * BYTES + 4 * LANES
 
 F32, I32, I64, I8 = ir.FloatType(), ir.IntType(32), ir.IntType(64), ir.IntType(8)
 VF = ir.VectorType(F32, LANES)
@@ -38,6 +44,8 @@ Value = Any
 
 
 class _Floats(types.Type):
+    """Numba's type of a vector of 16 fp32 numbers."""
+
     def __init__(self) -> None:
         super().__init__("f32x16")
 
@@ -47,15 +55,18 @@ floats = _Floats()
 
 @register_model(_Floats)
 class _FloatsModel(models.PrimitiveModel):
+    """How Numba holds such a vector: as an LLVM vector."""
+
     def __init__(self, dmm: Any, fe_type: Any) -> None:
         super().__init__(dmm, fe_type, VF)
 
 
 def _features() -> frozenset[str]:
-    """Of the processor that Numba compiles for."""
+    """Return the features of the processor that Numba compiles for."""
     told = getattr(config, "CPU_FEATURES", None)
     named = getattr(config, "CPU_NAME", None)
-    if told is None and named:  # by NUMBA_CPU_NAME
+    # NUMBA_CPU_NAME is set.
+    if told is None and named:
         return frozenset(("avx2", "f16c", "fma") if named == "haswell" else ())
     if told is None:
         return frozenset(name for name, there in binding.get_host_cpu_features().items() if there)
@@ -63,6 +74,9 @@ def _features() -> frozenset[str]:
 
 
 def _instructions() -> str:
+    """Return which instructions compute integer dot products. Raises UnsupportedProcessor on an x86 without
+    AVX2.
+    """
     has = _features()
     if {"avx512vnni", "avx512bw", "avx512vl"} <= has:
         return "avx512vnni"
@@ -70,17 +84,21 @@ def _instructions() -> str:
         return "avxvnni"
     if {"avx2", "fma", "f16c"} <= has:
         return "avx2"
-    if machine().lower() in ("x86_64", "amd64"):  # LLVM would call functions that nobody brings
+    # Without these features, LLVM would emit calls of functions that no library provides.
+    if machine().lower() in ("x86_64", "amd64"):
         raise UnsupportedProcessor("int8 and int4 weights need a processor with AVX2")
     return "any"
 
 
 INSTRUCTIONS = _instructions()
-WIDE_INPUTS = INSTRUCTIONS == "avx2"  # 8-bit products read their inputs as 16 bits there
+# On AVX2, 8-bit products read their inputs as 16-bit numbers.
+WIDE_INPUTS = INSTRUCTIONS == "avx2"
 
 
 def _has_amx() -> bool:
-    """Linux lends its registers to a process that asks."""
+    """Return whether AMX can be used; a process must ask Linux for permission (arch_prctl), which this
+    function does.
+    """
     able = INSTRUCTIONS == "avx512vnni" and {"amx-tile", "amx-int8"} <= _features()
     return able and sys.platform == "linux" and ctypes.CDLL(None).syscall(158, 0x1023, 18) == 0
 
@@ -89,7 +107,7 @@ AMX = _has_amx()
 
 
 def operation(result: Any, arguments: tuple[Any, ...], emit: Callable[..., Value]) -> Any:
-    """An operation of these types, whose code `emit(builder, *values)` writes."""
+    """Return a Numba intrinsic of these types, whose code `emit(builder, *values)` writes."""
     signature = result(*arguments)
 
     def code(context: Any, builder: Builder, signature: Any, values: Any) -> Value:
@@ -99,32 +117,36 @@ def operation(result: Any, arguments: tuple[Any, ...], emit: Callable[..., Value
     def typed(typing: Any, *given: Any) -> Any:
         return signature, code
 
-    names = ("typing", *(f"a{number}" for number in range(len(arguments))))  # Numba wants them counted
+    # Numba reads the number of arguments from the signature.
+    names = ("typing", *(f"a{number}" for number in range(len(arguments))))
     typed.__signature__ = Signature([Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names])  # type: ignore[attr-defined]
     return intrinsic(typed)
 
 
 def read(kind: ir.Type, align: int = 1) -> Callable[..., Value]:
+    """Return an emitter of a load from an address."""
     return lambda b, at: b.load(b.inttoptr(at, kind.as_pointer()), align=align)
 
 
 def write(kind: ir.Type) -> Callable[..., Value]:
+    """Return an emitter of a store to an address."""
     return lambda b, at, value: b.store(value, b.inttoptr(at, kind.as_pointer()), align=1) and None
 
 
 def spread(b: Builder, value: Value, lanes: int = LANES) -> Value:
-    """One number in all lanes."""
+    """Emit a vector with one number in all lanes."""
     kind = ir.VectorType(value.type, lanes)
     one = b.insert_element(ir.Constant(kind, ir.Undefined), value, I32(0))
     return b.shuffle_vector(one, one, ir.Constant(ir.VectorType(I32, lanes), [0] * lanes))
 
 
 def variables(b: Builder, kind: ir.Type, count: int) -> list[Value]:
-    """Zeros, which a loop may change; LLVM keeps them in registers."""
+    """Emit variables that begin at zero and that a loop may change; LLVM keeps them in registers."""
     return [cgutils.alloca_once_value(b, ir.Constant(kind, None)) for _ in range(count)]
 
 
 def address(b: Builder, at: Value, *terms: tuple[Value | int, Value | int]) -> Value:
+    """Emit the address at + count * stride + ... over all terms (count, stride)."""
     for count, stride in terms:
         at = b.add(
             at,
@@ -137,63 +159,78 @@ def address(b: Builder, at: Value, *terms: tuple[Value | int, Value | int]) -> V
 
 
 def call_named(b: Builder, name: str, result: ir.Type, *values: Value, **flags: Any) -> Value:
+    """Emit a call of a function or LLVM intrinsic by name."""
     kind = ir.FunctionType(result, [value.type for value in values])
     return b.call(cgutils.get_or_insert_function(b.module, kind, name), values, **flags)
 
 
 def fma_of(b: Builder, x: Value, y: Value, z: Value) -> Value:
+    """Emit x * y + z with one rounding."""
     return call_named(b, "llvm.fma.v16f32", VF, x, y, z)
 
 
-# caches; few lines can be on their way to the nearest one (some 8 GB/s of it here)
+# Arguments of LLVM's prefetch: the second-level and the first-level cache. Few loads can be in flight to the
+# first
+# level (some 8 GB/s were measured).
 SECOND = 2
 NEAREST = 3
 
 
 def fetch_line(b: Builder, at: Value, near: int = NEAREST) -> None:
-    """This will be read soon. Where a line serves several rows, memory would wait for products: the processor
-    looks ahead by instructions, and there are many between two lines.
+    """Emit a prefetch of a cache line.
+
+    The processor looks ahead by a limited number of instructions. If a line serves several rows, many
+    instructions lie between two lines, so that without a prefetch the memory would idle while products are
+    computed.
     """
     line = b.inttoptr(at, I8.as_pointer())
     call_named(b, "llvm.prefetch.p0", ir.VoidType(), line, I32(0), I32(near), I32(1))
 
 
 def _constant(lane: Any) -> ir.Constant:
+    """Return a constant vector with one number in all lanes."""
     return ir.Constant(VI if isinstance(lane, int) else VF, [lane] * LANES)
 
 
 def _swap(b: Builder, v: Value) -> Value:
+    """Emit the vector with neighbouring lanes swapped: 0 and 1, 2 and 3, and so on."""
     order = [lane ^ 1 for lane in range(LANES)]
     return b.shuffle_vector(v, v, ir.Constant(VI, order))
 
 
 def _largest(b: Builder, v: Value) -> Value:
-    return call_named(b, "llvm.vector.reduce.fmax.v16f32", F32, v, fastmath=("nnan",))  # else lane by lane
+    """Emit the largest lane."""
+    # Without the flag, LLVM compares lane by lane.
+    return call_named(b, "llvm.vector.reduce.fmax.v16f32", F32, v, fastmath=("nnan",))
 
 
 def _peak(b: Builder, *parts: Value) -> Value:
-    """The largest size of all numbers; what is not finite counts as larger than all that is."""
+    """Emit the largest absolute value of all lanes; a number that is not finite counts as larger than every
+    finite one.
+    """
     sizes = (b.and_(b.bitcast(one, VI), _constant(0x7FFFFFFF)) for one in parts)
     larger = reduce(lambda x, y: call_named(b, "llvm.umax.v16i32", VI, x, y), sizes)
     return b.bitcast(call_named(b, "llvm.vector.reduce.umax.v16i32", I32, larger), F32)
 
 
 def total_of(b: Builder, v: Value) -> Value:
+    """Emit the sum of all lanes."""
     return call_named(b, "llvm.vector.reduce.fadd.v16f32", F32, F32(-0.0), v, fastmath=("reassoc",))
 
 
 def _whole(b: Builder, v: Value) -> Value:
+    """Emit the lanes rounded to integers, halves to the even one."""
     return b.fptosi(call_named(b, "llvm.roundeven.v16f32", VF, v), VI)
 
 
 def _power(b: Builder, v: Value) -> Value:
-    """2 ** v of whole numbers between -126 and 127."""
+    """Emit 2 ** v, for whole numbers between -126 and 127."""
     raised = b.add(b.fptosi(v, VI), _constant(127))
     return b.bitcast(b.shl(raised, _constant(23)), VF)
 
 
 def _put_whole(bits: int) -> Callable[..., Value]:
-    """Rounds 32 floats to whole numbers of so many bits, keeps them at an address, returns their sum."""
+    """Return an emitter that rounds 32 floats to `bits`-bit integers, stores them, and returns their sum."""
     kind = ir.VectorType(ir.IntType(bits), LANES)
 
     def emit(b: Builder, at: Value, low: Value, high: Value) -> Value:
@@ -206,11 +243,14 @@ def _put_whole(bits: int) -> Callable[..., Value]:
 
 
 def _put_half(b: Builder, at: Value, x: Value) -> None:
-    """What fp16 has no room for becomes its largest number; what is not finite stays so, and is found."""
+    """Emit a store as fp16. Finite numbers beyond fp16's range become its largest; others stay not finite, so
+    that they are noticed.
+    """
     high, low = _constant(LARGEST_HALF), _constant(-LARGEST_HALF)
     cut = b.select(b.fcmp_ordered(">", x, high), high, x)
     cut = b.select(b.fcmp_ordered("<", cut, low), low, cut)
-    nothing = b.fsub(x, x)  # NaN where x is not finite
+    # x - x is NaN if x is not finite.
+    nothing = b.fsub(x, x)
     write(VH)(b, at, b.fptrunc(b.select(b.fcmp_unordered("uno", nothing, nothing), x, cut), VH))
 
 
@@ -244,21 +284,28 @@ put_shorts = operation(SHORT, (INT, floats, floats), _put_whole(16))
 
 
 def _call_int(b: Builder, at: Value) -> Value:
+    """Emit a call of a C function without arguments that returns an int."""
     return b.call(b.inttoptr(at, ir.FunctionType(I32, []).as_pointer()), [])
 
 
-# Of a meeting, each in a line of memory of its own: who has come, how many times all have met, who sleeps.
+# Bytes of a barrier. Three counters, each in a cache line of its own: threads that have arrived, completed
+# barriers,
+# threads that sleep.
 MEETING = 3 * BYTES
-LOOKS = 300  # at a meeting, before a thread sleeps: some 15 us here
-# Linux; within a process
+# How often a thread polls at a barrier before it sleeps: some 15 us where it was measured.
+LOOKS = 300
+# Linux's futex system call, and its operations within a process.
 FUTEX = 98 if machine() == "aarch64" else 202
 WAIT = 128
 WAKE = 129
 
 
 def _meet(b: Builder, at: Value, threads: Value, system: Value) -> None:
-    """Wait until so many threads have come. Who waits for one without a core soon lends it its own: OpenMP's
-    threads look 30 times as often, and beside other processes that was most of a lap. system: see `syscall`.
+    """Emit a barrier: wait until `threads` threads have arrived.
+
+    A waiting thread soon sleeps, which gives its core to a thread that has none. OpenMP's own barrier polls
+    30 times as often, and with other processes running, that took most of a step. system: address of C's
+    `syscall`.
     """
     came, met, asleep = (b.inttoptr(b.add(at, I64(line * BYTES)), I32.as_pointer()) for line in range(3))
     call = b.inttoptr(system, ir.FunctionType(I64, [I64] * 7).as_pointer())
@@ -309,7 +356,7 @@ call_int = operation(SHORT, (INT,), _call_int)
 
 @numba.njit(forceinline=True)
 def exp(x: Any) -> Any:
-    """e ** x, within 2 units of the last place; x is taken as between -87 and 88."""
+    """Return e ** x within 2 units in the last place; x is clamped to -87 .. 88."""
     x = most(least(x, splat(88.0)), splat(-87.0))
     n = rounded(mul(x, splat(1.44269504)))
     r = fma(n, splat(-0.693359375), x)

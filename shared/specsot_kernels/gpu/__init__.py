@@ -1,7 +1,7 @@
-"""The tree functions as Triton kernels: `tensors`' functions, each in one or two launches.
+"""EAGLE's tree functions as Triton kernels: the functions of `trees` in one or two launches each.
 
-Refuses to know checks of shapes (the caller's), and machines without Triton (the extra `gpu`). What a
-kernel computes is `reference`'s, bit for bit, but for the order in which the last draw adds up a vocabulary.
+The callers check shapes. Machines without Triton (the extra `gpu`) are not supported. Every kernel computes
+the same bits as `reference`, except that the last draw adds up a vocabulary in another order.
 """
 
 from specsot_kernels.gpu.building import arrange_trees, build_trees, organize_draft_results, write_trees

@@ -1,6 +1,8 @@
-"""Finds on the GPU which rows a draft head computes next, from a verified frame that the host has not read.
+"""Finds on the GPU which rows a draft head computes next, from a verification result that the host has not
+read.
 
-Acceptance is that of `specsot.core.tree.accept`: from the root to the child that is a node's target, and on.
+Acceptance is that of `specsot.core.tree.accept`: from the root to the child whose token is the node's target,
+and on.
 """
 
 # Triton reads the annotations of kernels itself, and knows constexpr alone.
@@ -12,17 +14,25 @@ from torch import Tensor
 from specsot_kernels.gpu.launching import kernel_for_any, on_device_of, power_of_two
 from specsot_kernels.growing import DueNumbers, VerifiedTrees
 
-NODES = 64  # of a tree that are looked at together; not measured
+# Nodes. How many of a tree are compared at a time. Untuned.
+NODES = 64
 
 
 def accept_rows(
     verified: VerifiedTrees, numbers: DueNumbers, fresh: Tensor, features: Tensor, ids: int
 ) -> None:
-    """Write the numbers of all `told` trees; those of others stay. Features of what was accepted go to their
-    slots.
+    """Write the numbers of all trees in `verified`, and copy features of accepted rows to their slots.
 
-    fresh: [rows, hidden] of the frame. features: [slots, hidden]. ids: tokens that a head knows; another one
-    is said as it is, and fed as 0. Compiled once for every width of `slots`.
+    Numbers of trees beyond those in `verified` keep their value.
+
+    fresh: [rows, hidden], features of the frame's rows.
+    features: [slots, hidden], receives the features of accepted rows.
+    ids: number of token ids that the head knows; another token is reported as it is, and fed as 0.
+
+    The kernel is compiled once for every width of `slots`.
+
+    A tree [r a b c] with a and b below r and c below b, whose targets are [b, x, c, y]: accepted nodes are 0,
+    2 and 3, and the due tokens are b, c, y.
     """
     trees = verified.told.shape[0]
     most = numbers.said.shape[1] - 1
@@ -55,7 +65,9 @@ def _accept(
     room, most, from_due, from_grown, attending, many, hidden, from_feature, from_fresh, ids,
     nodes: tl.constexpr, width: tl.constexpr, across: tl.constexpr, size: tl.constexpr,
 ):  # fmt: skip
-    """Of one tree. This program copies the features of its `turn`-th row; the first one writes numbers."""
+    """Follow one tree's accepted path. This program copies the features of the path's `turn`-th row; program
+    0 also writes the numbers.
+    """
     tree = tl.program_id(0).to(tl.int64)
     turn = tl.program_id(1)
     first = tl.load(told + tree * 3).to(tl.int64)
@@ -70,6 +82,7 @@ def _accept(
         mine = tl.where(taken == turn, node, mine)
         target = tl.load(targets + first + node)
         if turn == 0:
+            # The due row of an accepted node has the node's target as its token and the node's feature.
             token = tl.where((target >= 0) & (target < ids), target, 0)
             slot = tl.load(slots + tree * room + taken)
             at = tree * most + taken
@@ -93,6 +106,7 @@ def _accept(
         tl.store(asked + tree, (tree * most + taken - 1).to(tl.int32))
         number = tl.arange(0, across)
         attend = tl.minimum(taken, attending)
+        # The last `attend` due rows: row i of them sees its own column and all before it.
         lead = tl.where(number < attend, committed + taken - attend + number + 1, 0)
         tl.store(leads + tree * attending + number, lead, mask=number < attending)
         row = tl.arange(0, width)

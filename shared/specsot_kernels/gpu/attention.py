@@ -1,7 +1,8 @@
-"""Attention of a frame's rows over KV pages: pieces in parallel, then each row's pieces merged.
+"""Computes attention of a frame's rows over KV pages: pieces in parallel, then each row's pieces merged.
 
-The same entry point as `specsot_model.attention`: one plan a frame, `attend` for every layer. Scores, sums
-and merges are fp32 whatever the pages hold.
+A row is one token of the batch, a column one KV position of a sequence; see `attention_tables`. The entry
+points are those of `specsot_model.attention`: one plan for each frame, and `attend` for every layer. Scores,
+sums and merges are fp32, whatever type the pages hold.
 """
 
 # Triton reads the annotations of kernels itself, and knows constexpr alone.
@@ -30,22 +31,37 @@ from specsot_kernels.gpu.launching import (
 from specsot_kernels.gpu.prompts import PromptPlan, attend_prompts, plan_prompts, suits
 from specsot_kernels.segments import RowSpan
 
-COLUMNS = 64  # of a tile at most; no measurement recorded
-FEW = 16  # queries of the least tile, which a row or two have
-MERGED = 4  # parts of a row that are on their way at a time: docs/results/h100-product.md
-MERGERS = 4096  # programs that merge, at most; so many heads are one's: ibid.
-# Programs that read: instead of more than MOST, RUNNING take piece after piece, since idle ones need a place
-# on the GPU, too; fewer cost less than that loop: ibid.
+# Columns. Largest tile of keys that a program reads at a time. Untuned.
+COLUMNS = 64
+# Queries. Smallest tile, which frames of one or two rows have.
+FEW = 16
+# Pieces. How many partial results of a row `_merge` loads at a time. Chosen by docs/results/h100-product.md.
+MERGED = 4
+# Programs. Most that merge; with more heads, a program merges several. Chosen by
+# docs/results/h100-product.md.
+MERGERS = 4096
+# Programs. If a frame has more than MOST pieces (over all KV heads), RUNNING programs loop over them, since
+# even
+# programs without work occupy the GPU for a moment. With fewer pieces the loop costs more than it saves.
+# Chosen by docs/results/h100-product.md.
 MOST = 2048
 RUNNING = 512
-PROMPTS = 512  # rows of prompts that fill a GPU with tiles that are not cut into pieces
-ALIGNED = 4  # numbers: where a table begins; kernels compiled for one frame serve all
+# Rows. From so many rows of prompts on, tiles that are not cut into pieces fill a GPU.
+PROMPTS = 512
+# Integers. Tables begin at multiples of it, so that kernels compiled for one frame serve all frames.
+ALIGNED = 4
 LOG2E = tl.constexpr(1.4426950408889634)
-LOWEST = tl.constexpr(-1e30)  # of a score: a row that sees nothing of a piece stays finite
+# The score of a hidden column. It is finite, so that a row that sees no column of a piece gets no NaN.
+LOWEST = tl.constexpr(-1e30)
 
 
 class Launch(NamedTuple):
-    """Columns that a program reads at a time; its warps, and steps in flight."""
+    """Launch parameters of the reading kernel.
+
+    columns: columns that a program reads at a time.
+    warps: warps of a program.
+    stages: loop iterations whose loads are in flight.
+    """
 
     columns: int
     warps: int
@@ -55,9 +71,17 @@ class Launch(NamedTuple):
 def launch_of(
     tile: int, room: int, itemsize: int, eight: bool = False, short: bool = False, copied: bool = False
 ) -> Launch:
-    """What was fastest for tiles of so many queries: the least, short and copied ones on an H100, others on
-    an H200 (docs/results/h200-product.md, h100-product.md, h100-vllm.md, h100-kernels.md). Heads of more than
-    128 numbers fill shared memory with fewer steps in flight; not measured.
+    """Return the fastest launch parameters for tiles of `tile` queries.
+
+    room: head_dim, rounded up to a power of two.
+    itemsize: bytes of a number.
+    eight: the KV is int8.
+    short: see `TreePlan`.
+    copied: see `are_copied`.
+
+    Small, short and copied tiles were measured on an H100, the others on an H200
+    (docs/results/h200-product.md, h100-product.md, h100-vllm.md, h100-kernels.md). With a head_dim above 128,
+    fewer stages fit shared memory; untuned.
     """
     if room <= 128:
         few = Launch(COLUMNS, 8, 3) if eight else Launch(COLUMNS, 2, 1) if short else Launch(COLUMNS, 4, 2)
@@ -66,10 +90,12 @@ def launch_of(
 
 
 class AnchorRows(NamedTuple):
-    """Rows of texts with a policy, on the device: see `PolicySights`.
+    """Rows of sequences with a KV policy, on the device; see `PolicySights`.
 
-    rates:   fp32 [head_dim / 2], radians that a pair turns by for each position.
-    cosines, sines: fp32 [rows, head_dim / 2], of what queries turn by; `turn` computes them of `turns`.
+    anchors: int32 [rows], number of anchor columns that each row sees.
+    turns: int32 [rows], positions by which each row's query is rotated towards the anchors.
+    rates: fp32 [head_dim / 2], radians that a pair rotates by for each position.
+    cosines, sines: fp32 [rows, head_dim / 2], of the queries' rotation; `turn` computes them from `turns`.
     """
 
     anchors: Tensor
@@ -80,12 +106,13 @@ class AnchorRows(NamedTuple):
 
     @classmethod
     def of(cls, anchors: Tensor, turns: Tensor, rates: Tensor) -> AnchorRows:
-        """Not computed yet."""
+        """Return the rows with zeroed cosines and sines; `turn` has to be called."""
         return cls(anchors, turns, rates, *rates.new_zeros((2, len(turns), len(rates))))
 
     def turn(self) -> None:
-        """Once a frame, before anybody attends. With sines in it, attention's kernel took twice as long to
-        compile.
+        """Compute cosines and sines, once a frame, before the first `attend`.
+
+        With the sines computed inside, the attention kernel took twice as long to compile.
         """
         angles = self.turns.float()[:, None] * self.rates
         torch.cos(angles, out=self.cosines)
@@ -94,12 +121,16 @@ class AnchorRows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TreePlan:
-    """What `plan_attention` decided, on the device; opaque. Good for one frame.
+    """What `plan_attention` decided, on the device. Valid for one frame; callers do not look inside.
 
-    short: pieces are many and have few rows; most rows are in one alone.
-    sinces: [rows] the first column that each row sees; None: all see the first.
-    prompts: the same for a kernel that reads prompts faster, where it suits.
-    anchored: where a policy hides something from rows; then `sinces` are there, too.
+    tables: tensors in the order of `AttentionTables`.
+    slots: number of partial results.
+    page_rows: columns of a page.
+    tile: queries of a tile.
+    sinces: int32 [rows], the first column that each row sees; None if all rows see column 0.
+    prompts: a plan for the prompt kernel, if the frame has prompts alone; used where that kernel `suits`.
+    short: there are many pieces of a few rows, and most rows are in one piece alone.
+    anchored: set if a policy hides columns from rows; then `sinces` is set, too.
     """
 
     tables: tuple[Tensor, ...]
@@ -120,10 +151,13 @@ def plan_attention(
     window: int | None = None,
     rates: Tensor | None = None,
 ) -> TreePlan:
-    """Plan one frame's attention: `spans` in row order, pages of `page_rows` rows. One copy to the device.
+    """Plan one frame's attention, with one copy to the device (prompts need a second one).
 
-    window: each row sees its own position and so many less one before it; None: all.
-    rates: see `AnchorRows`; needed where spans have sights.
+    spans: in row order.
+    page_rows: columns of a page.
+    heads_per_kv: query heads of each KV head.
+    window: each row sees its own position and the `window` - 1 positions before it; None: all positions.
+    rates: see `AnchorRows`; needed if spans have sights.
     """
     many = sum(span.rows for span in spans)
     tile = tile_of(many, heads_per_kv)
@@ -154,10 +188,11 @@ def plan_over(
     told: Sequence[Tensor] = (),
     rates: Tensor | None = None,
 ) -> TreePlan:
-    """A plan that is good for as long as somebody fills `tables`, int32 of `room.shapes`, before each use.
+    """Return a plan over tables that the caller fills before each use, as a captured graph needs.
 
-    told: of each row, filled, too: nothing, `sinces`, or as `PolicySights` has it. rates: see `AnchorRows`,
-    whose `turn` is to be called before each use.
+    tables: int32 of `room.shapes`.
+    told: int32 [rows] each, filled by the caller too: nothing, (sinces,), or the three of `PolicySights`.
+    rates: see `AnchorRows`, whose `turn` is to be called before each use.
     """
     pieces, *rest, pages = tables
     tile = max(power_of_two(room.tile_rows * heads_per_kv), FEW)
@@ -167,7 +202,7 @@ def plan_over(
 
 
 def _told(told: Sequence[Tensor], rates: Tensor | None) -> tuple[Tensor | None, AnchorRows | None]:
-    """Sinces, and what policies leave besides."""
+    """Return `sinces`, and the rows with a policy; None for each that is absent."""
     if len(told) < len(PolicySights._fields):
         return told[0] if told else None, None
     sinces, anchors, turns = told
@@ -176,24 +211,26 @@ def _told(told: Sequence[Tensor], rates: Tensor | None) -> tuple[Tensor | None, 
 
 
 def plan_over_prompts(tiles: Tensor, pages: Tensor, page_rows: int) -> TreePlan:
-    """The same for `tabulate_prompts`, over pages that its kernel `suits`."""
+    """Return a plan over the tables of `tabulate_prompts`, for pages that the prompt kernel `suits`."""
     return TreePlan((), 0, page_rows, 0, prompts=PromptPlan(tiles, pages))
 
 
 def send_tables(tables: Sequence[Numbers], device: torch.device | str) -> tuple[Tensor, ...]:
-    """In one copy."""
+    """Copy all tables to the device in one transfer; each begins at a multiple of ALIGNED integers."""
     sizes = [-(-each.size // ALIGNED) * ALIGNED for each in tables]
     flat = np.concatenate([np.resize(each, size) for each, size in zip(tables, sizes)])
     whole = torch.from_numpy(flat)
-    if torch.device(device).type == "cuda":  # from pinned memory: else the host waits for all that runs there
+    # From memory that is not pinned, the copy would wait for everything that runs on the device.
+    if torch.device(device).type == "cuda":
         whole = whole.pin_memory()
     parts = whole.to(device, non_blocking=True).split(sizes)
     return tuple(part[: each.size].view(each.shape) for part, each in zip(parts, tables))
 
 
 def are_copied(plan: TreePlan, kind: torch.dtype, kv_layer: Tensor) -> bool:
-    """Whether tiles of columns are copied by descriptors: docs/results/h100-kernels.md; the least and short
-    ones were not measured so.
+    """Return whether tiles of columns are loaded by tensor descriptors; see docs/results/h100-kernels.md.
+
+    The smallest and short tiles are excluded because they were not measured with descriptors.
     """
     many = plan.tile > FEW and not plan.short and plan.page_rows % COLUMNS == 0
     return many and suits(kind, kv_layer)
@@ -207,13 +244,15 @@ def attend(
     softcap: float | None = None,
     launch: Launch | None = None,
 ) -> Tensor:
-    """Attention output of every row.
+    """Return the attention output of every row, [rows, kv_heads * g * head_dim].
 
-    q:        [rows, kv_heads, g, head_dim], already scaled; rows and heads may be strided.
-    kv_layer: [2, pages, kv_heads, page_rows, head_dim]; all but the last may be strided. Or int8 with the
-              scale of each row after it, in fp16, in 16 bytes: so many are read at a time.
-    sinks:    fp32 [kv_heads, g], contiguous: scores without values. softcap: bounds the others, by tanh.
-    returns   [rows, kv_heads * g * head_dim].
+    q: [rows, kv_heads, g, head_dim], already scaled; rows and heads may be strided.
+    kv_layer: [2, pages, kv_heads, page_rows, head_dim], keys and values; all dimensions but the last may be
+        strided. Or int8 with each row's fp16 scale after its numbers, in 16 bytes, because 16 bytes are read
+        at a time.
+    sinks: fp32 [kv_heads, g], contiguous: learned sink scores without values.
+    softcap: bounds the other scores by softcap * tanh(score / softcap).
+    launch: overrides `launch_of`.
     """
     if plan.prompts and sinks is None and softcap is None and suits(q.dtype, kv_layer):
         return attend_prompts(q, kv_layer, plan.prompts)
@@ -263,9 +302,10 @@ def _read(
     near: tl.constexpr, anchored: tl.constexpr, short: tl.constexpr, again: tl.constexpr,
     sunk: tl.constexpr, cap: tl.constexpr, eight: tl.constexpr, copied: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """One piece under one KV head; again: piece after piece.
+    """Read one piece under one KV head; if `again`, read piece after piece.
 
-    A captured graph has room for more pieces than most frames have: those that are too many come last.
+    A captured graph has room for more pieces than most frames have. The unused ones have no rows and come
+    last.
     """
     let_next_begin(early)
     head = tl.program_id(0)
@@ -301,8 +341,11 @@ def _read_piece(
     short: tl.constexpr, sunk: tl.constexpr, cap: tl.constexpr, eight: tl.constexpr, copied: tl.constexpr,
     early: tl.constexpr,
 ):  # fmt: skip
-    """The softmax of a piece's rows over its columns, and its log-sum-exp; of rows that are in no other, what
-    they get, where pieces are short.
+    """Compute the softmax of a piece's rows over its columns, and its log-sum-exp.
+
+    If pieces are short, a row that is in no other piece gets its final output here. The columns are read in
+    three ranges: with masks up to `whole` (where the window of some row begins), without masks up to `free`
+    (every row sees every column), and with masks to the end (tree nodes see different columns).
     """
     (
         q, kv, blocks, scales, pages, leads, bases, bits, sinces, anchors, cosines, sines, starts, parts,
@@ -316,6 +359,7 @@ def _read_piece(
     slot = tl.load(piece + 6)
     line = tl.arange(0, tile)
     d = tl.arange(0, room)
+    # A tile holds g query heads of each row: with g = 4, lines 0..3 are row 0, lines 4..7 row 1.
     row = top_row + line // g
     live = line < high * g
     lead = tl.load(leads + row, mask=live, other=0)
@@ -326,12 +370,16 @@ def _read_piece(
     since = tl.zeros_like(lead)
     if near:
         since = tl.load(sinces + row, mask=live, other=0)
-    await_before(early)  # the tables are older than the kernels of this frame
+    # The tables were written before this frame's kernels, so they may be read before this wait.
+    await_before(early)
     there = live[:, None] & (d < dim)[None, :]
     from_q = row.to(tl.int64) * q_row + head * q_group + (line % g) * q_head
     queries = tl.load(q + from_q[:, None] + d[None, :], mask=there, other=0.0)
     if anchored:  # noqa: SIM102  # the first is known when this is compiled
         if common < 0:
+            # The piece consists of anchors: rotate the query towards them. The partner of number d in a
+            # rotated pair
+            # is d ^ 1.
             lead = tl.load(anchors + row, mask=live, other=0)
             since = tl.zeros_like(lead)
             other = tl.load(q + from_q[:, None] + (d ^ 1)[None, :], mask=there, other=0.0).to(tl.float32)
@@ -347,8 +395,9 @@ def _read_piece(
     bits = bits + row * words
     if eight:
         scales += head * (kv_head // 2)
+    # Every row sees every column from `whole` to `free`.
     free = tl.minimum(tl.maximum(common - at, 0), columns) // wide * wide
-    whole = 0  # from here to `free` every row sees every column
+    whole = 0
     if near:
         nearest = tl.min(tl.where(live, since, at + columns), 0)
         start = tl.minimum(tl.maximum(nearest - at, 0), columns) // wide * wide
@@ -393,7 +442,9 @@ def _read_piece(
 
 @kernel
 def _score(queries, keys, scale, cap: tl.constexpr, eight: tl.constexpr):
-    """Scores [tile, wide], times the scales of keys in int8; cap: cap * tanh(score / cap), unless it is 0."""
+    """Return scores [tile, wide], times the scales of int8 keys, and capped by cap * tanh(score / cap) unless
+    cap is 0.
+    """
     scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
     if eight:
         scores *= scale[None, :]
@@ -406,7 +457,9 @@ def _score(queries, keys, scale, cap: tl.constexpr, eight: tl.constexpr):
 def _seen(
     bits, lead, base, since, live, left, at, columns, words, wide: tl.constexpr, near: tl.constexpr
 ):  # fmt: skip
-    """Which columns of a tile each row sees."""
+    """Return which columns of a tile each row sees: those from `since` to `lead`, and those whose
+    bit is set.
+    """
     column = left + tl.arange(0, wide)
     bit = at + column[None, :] - base[:, None]
     word = _words(bits, at + left - base, bit, live, words, wide)
@@ -418,7 +471,9 @@ def _seen(
 
 @kernel
 def _words(bits, first, bit, live, words, wide: tl.constexpr):
-    """The word of each bit [tile, wide] of rows whose bits begin with `first`; each word is loaded once."""
+    """Return the mask word of each bit [tile, wide], for rows whose first bit is `first`; each word is loaded
+    once.
+    """
     at = first >> 5
     word = tl.zeros_like(bit)
     for step in tl.static_range(wide // 32 + 1):
@@ -434,10 +489,11 @@ def _fetch(
     dim: tl.constexpr, room: tl.constexpr, wide: tl.constexpr, flat: tl.constexpr, eight: tl.constexpr,
     copied: tl.constexpr,
 ):  # fmt: skip
-    """Keys and values of a tile of columns, and their scales.
+    """Load keys and values of a tile of columns, and their scales.
 
-    flat: they lie on one page; copied: by descriptors, with what follows them there, too; eight: rows are in
-    int8, which `kind` holds exactly.
+    flat: the columns lie on one page. copied: load by descriptors, together with what follows the columns in
+        memory.
+    eight: the numbers are int8, which `kind` represents exactly.
     """
     if copied:
         at = tl.load(pages + left // page_rows) * (kv_page // dim) + head * page_rows + left % page_rows
@@ -463,8 +519,9 @@ def _fetch(
 
 @kernel
 def take_in(state, scores, values, scale, eight: tl.constexpr):
-    """Running softmax in powers of two: highest score, sum of weights, weighted values; times the scales of
-    values in int8.
+    """Update a running softmax, in powers of two, with one tile of columns.
+
+    The state is the highest score, the sum of weights and the weighted values. scale: scales of int8 values.
     """
     highest, total, sums = state
     scores *= LOG2E
@@ -483,8 +540,10 @@ def _merge(
     parts, weights, starts, slots, sinks, out, dim, heads, room: tl.constexpr, many: tl.constexpr,
     each: tl.constexpr, short: tl.constexpr, sunk: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """`each` heads of one row: its pieces by their log-sum-exp, and a sink's. A row without pieces gets
-    zeros; where pieces are short, one with a single piece and no sink has what it gets.
+    """Merge the pieces of `each` heads of one row by their log-sum-exp, together with the row's sink.
+
+    A row without pieces gets zeros. If pieces are short, a row with a single piece and no sink already has
+    its output.
     """
     let_next_begin(early)
     row = tl.program_id(0)

@@ -1,4 +1,6 @@
-"""Draft trees in Triton: the best candidates of every request, then trees from them or from known parents."""
+"""Builds draft trees in Triton: the best candidates of every request, then trees from candidates or from
+known parents.
+"""
 
 # Triton reads the annotations of kernels itself, and knows constexpr alone.
 from __future__ import annotations
@@ -15,8 +17,10 @@ from specsot_kernels.gpu.launching import kernel, kernel_for_any, launch, on_dev
 FULL = tl.constexpr(TreeMaskMode.FULL_MASK.value)
 PACKED = tl.constexpr(TreeMaskMode.QLEN_ONLY_BITPACKING.value)
 WORDS = ((8, torch.uint8), (16, torch.uint16), (32, torch.uint32))
-LONG = 1 << 31  # larger numbers have 64 bits
-ROWS = 64  # of a tile at most: 64 x 64 nodes fit the registers of four warps
+# Numbers from this one on need 64 bits, and a compiled form of their own.
+LONG = 1 << 31
+# Nodes. Largest tile: 64 x 64 nodes fit the registers of four warps.
+ROWS = 64
 
 
 def build_trees(
@@ -29,7 +33,7 @@ def build_trees(
     mode: TreeMaskMode,
     total: int | None,
 ) -> TreeArrays:
-    """See `reference`."""
+    """Build trees as `reference` does."""
     batch = len(verified)
     nodes = drafts.shape[1] + 1
     rows = verified.new_empty((6, batch * nodes), dtype=torch.long)
@@ -41,9 +45,10 @@ def build_trees(
 def _build_into(
     made: TreeArrays, parents: Tensor, given: Sequence[Tensor], topk: int, mode: TreeMaskMode
 ) -> None:
-    """Into contiguous arrays; of a full mask the trees' columns alone.
+    """Build trees into contiguous arrays; of a full mask only the trees' columns are written.
 
-    parents: int64 [bs * n], to work in. given: the first five of `build_trees`.
+    parents: int64 [bs * n], scratch.
+    given: the first five arguments of `build_trees`.
     """
     verified, parent_list, _, drafts, _ = given
     nodes, groups, (mask, *outputs) = drafts.shape[1] + 1, parent_list.shape[1], made
@@ -62,7 +67,7 @@ def _build_into(
 def arrange_trees(
     tokens: Tensor, parents: Tensor, seq_lens: Tensor, mode: TreeMaskMode, total: int | None
 ) -> TreeArrays:
-    """See `reference`."""
+    """Arrange trees as `reference` does."""
     batch, nodes = tokens.shape
     rows = tokens.new_empty((6, batch * nodes), dtype=torch.long)
     rows[4].view(batch, nodes).copy_(tokens)
@@ -75,7 +80,10 @@ def arrange_trees(
 
 
 def write_trees(arrays: Sequence[Tensor], given: Sequence[Tensor], topk: int, mode: TreeMaskMode) -> bool:
-    """`build_trees` of its first five into the first five of TreeArrays. False: they are no such arrays."""
+    """Run `build_trees` with its first five arguments, `given`, into the first five arrays of a TreeArrays.
+
+    Return False, with nothing written, if shapes, types or strides do not allow it.
+    """
     (mask, *others), (batch, below) = arrays, given[2].shape
     rows = batch * (below + 1)
     enough = rows * (1 if mode == TreeMaskMode.QLEN_ONLY_BITPACKING else below + 1)
@@ -92,11 +100,12 @@ def write_trees(arrays: Sequence[Tensor], given: Sequence[Tensor], topk: int, mo
 
 
 def _tile(nodes: int) -> int:
+    """Return the nodes of a tile."""
     return min(power_of_two(nodes), ROWS)
 
 
 def _blank_mask(batch: int, nodes: int, seq_lens: Tensor, mode: TreeMaskMode, total: int | None) -> Tensor:
-    """Room for the mask; of a full one, the columns of the text are true already."""
+    """Allocate the mask; in a full mask, the columns of the sequence so far are already true."""
     kind = _kind_of_mask(nodes, mode)
     if mode == TreeMaskMode.FULL_MASK:
         text = int(seq_lens.sum()) if total is None else total
@@ -105,12 +114,14 @@ def _blank_mask(batch: int, nodes: int, seq_lens: Tensor, mode: TreeMaskMode, to
 
 
 def _kind_of_mask(nodes: int, mode: TreeMaskMode) -> torch.dtype:
+    """Return the element type of a mask."""
     if mode == TreeMaskMode.QLEN_ONLY_BITPACKING:
         return next(kind for most, kind in WORDS if nodes <= most)
     return torch.bool
 
 
 def _arrays(rows: Tensor, mask: Tensor, batch: int) -> TreeArrays:
+    """Return the results as views of one allocation. rows: [6, bs * n]."""
     positions, index, first, following, tokens, _ = rows.unbind()
     return TreeArrays(
         mask, positions, index.view(batch, -1), first.view(batch, -1), following.view(batch, -1), tokens
@@ -122,10 +133,12 @@ def _build(
     verified, parent_list, selected, drafts, seq_lens, positions, index, children, siblings, tokens, parents,
     mask, nodes, topk, groups, size, mode: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
+    """Find tokens and parents of one request's nodes, then lay out its tree."""
     b = tl.program_id(0).to(tl.int64)
     tokens = tokens + b * nodes
     parents = parents + b * nodes
-    chosen = selected + b * (nodes - 1) - 1  # node 1 is the first that was chosen
+    # Node 1 is the first chosen candidate, so chosen + node is the address of a node's flat number.
+    chosen = selected + b * (nodes - 1) - 1
     for top in range(0, nodes, tile):
         node = top + tl.arange(0, tile)
         drafted = (node > 0) & (node < nodes)
@@ -143,7 +156,8 @@ def _build(
             above = tl.maximum(above, tl.max(tl.where(same, other[None, :], -1), 1))
         above = tl.where(group == 0, 0, above)
         tl.store(parents + node, tl.where(drafted, above, -1), mask=node < nodes)
-    tl.debug_barrier()  # each thread reads parents that others wrote
+    # Each thread reads parents that other threads wrote.
+    tl.debug_barrier()
     _lay_out(parents, seq_lens, positions, index, children, siblings, mask, nodes, size, mode, tile)
 
 
@@ -152,6 +166,7 @@ def _arrange(
     parents, seq_lens, positions, index, children, siblings, mask, nodes, size,
     mode: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
+    """Lay out one request's tree from given parents."""
     b = tl.program_id(0).to(tl.int64)
     parents += b * nodes
     _lay_out(parents, seq_lens, positions, index, children, siblings, mask, nodes, size, mode, tile)
@@ -162,7 +177,11 @@ def _lay_out(
     parents, seq_lens, positions, index, children, siblings, mask, nodes, size,
     mode: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
-    """Everything that follows from the parents of one request's nodes, tile by tile."""
+    """Derive links, positions and mask of one request's nodes from their parents, tile by tile.
+
+    In a full mask, request b's rows begin after the rows of the requests before it, which have seq_lens + n
+    columns each.
+    """
     b = tl.program_id(0).to(tl.int64)
     length = tl.load(seq_lens + b).to(tl.int64)
     start = b * nodes * nodes
@@ -191,7 +210,8 @@ def _lay_out(
                 seen = seen | (other[None, :] == at[:, None])
                 depth += (at > 0).to(tl.int32)
                 at = tl.where(at > 0, _parent(parents, at, nodes), -1)
-            if mode == PACKED:  # one tile holds every word that there is
+            # Packed trees have at most 32 nodes, so that one tile holds whole words.
+            if mode == PACKED:
                 word = tl.sum(
                     tl.where(seen & (other < nodes)[None, :], 1, 0).to(tl.int64) << other[None, :], 1
                 )
@@ -209,14 +229,14 @@ def _lay_out(
 
 @kernel
 def _parent(parents, node, nodes):
-    """The parents of a tile's nodes; -1 where there is none."""
+    """Return the parents of a tile's nodes; -1 if a node has none, or one that does not precede it."""
     above = tl.load(parents + node, mask=(node >= 0) & (node < nodes), other=-1).to(tl.int32)
     return tl.where(above < node, above, -1)
 
 
 @kernel
 def _sum_before(seq_lens, b):
-    """Tokens of the requests before request b."""
+    """Return the summed lengths of the requests before request b."""
     total = b * 0
     for start in range(0, b, 128):
         each = start + tl.arange(0, 128)
@@ -227,7 +247,7 @@ def _sum_before(seq_lens, b):
 def organize_draft_results(
     score_list: Sequence[Tensor], token_list: Sequence[Tensor], parents_list: Sequence[Tensor], nodes: int
 ) -> DraftResults:
-    """See `reference`."""
+    """Choose the best candidates as `reference` does."""
     batch = len(score_list[0])
     scores = torch.cat([each.flatten(1) for each in score_list], dim=1)
     tokens = torch.cat(tuple(token_list), dim=1)
@@ -245,12 +265,18 @@ def organize_draft_results(
 def _choose(
     scores, tokens, selected, chosen, size, wanted, wide: tl.constexpr, room: tl.constexpr
 ):  # fmt: skip
+    """Choose the `wanted` best candidates of one request.
+
+    A binary search finds the order of the worst one that is taken; candidates of equal order are taken by
+    lower number.
+    """
     b = tl.program_id(0).to(tl.int64)
     number = tl.arange(0, room)
     there = number < size
     score = tl.load(scores + b * size + number, mask=there, other=0.0)
     score = score.to(tl.float64) if wide else score.to(tl.float32)
-    score = tl.where(score == score, score, float("-inf")) + 0.0  # no NaN, no negative zero
+    # NaN ranks last, and negative zero must equal zero.
+    score = tl.where(score == score, score, float("-inf")) + 0.0
     if wide:
         order = score.to(tl.int64, bitcast=True)
         order = order ^ ((order >> 63) & 0x7FFFFFFFFFFFFFFF)

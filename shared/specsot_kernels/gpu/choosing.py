@@ -1,4 +1,5 @@
-"""Chooses on the GPU the best nodes of the trees grown there, as rows of the lap that verifies them.
+"""Chooses on the GPU the best nodes of trees that were grown there, and writes them as rows of the verifying
+step.
 
 The rule is that of `selection.best_each` and `selection.build_trees` in the drafter.
 """
@@ -16,10 +17,14 @@ from specsot_kernels.growing import WORD, CandidatePool, ChoiceNumbers, TreeRows
 def choose_rows(
     pool: CandidatePool, numbers: ChoiceNumbers, rows: TreeRows, nodes: int, vocabulary: int
 ) -> None:
-    """Write the rows of all trees in `numbers`, one behind the other, `nodes` each, at most 2 * WORD: all but
-    the root's, which is there, and whose position says where the others are.
+    """Write the rows of all trees in `numbers`, `nodes` rows for each tree, tree after tree.
 
-    vocabulary: a token beyond it is fed as the last one.
+    The root's row must be there already; its position determines those of the other nodes.
+
+    nodes: of each tree, at most 2 * WORD.
+    vocabulary: token ids beyond it are fed as its last id.
+
+    Chosen candidates 0, 2, 5 of a tree become its nodes 1, 2, 3, in ascending candidate order.
     """
     trees = len(numbers.chosen)
     candidates = pool.tokens.shape[1]
@@ -38,7 +43,12 @@ def _choose(
     from_pool, from_scores, candidates, nodes, vocabulary, words, levels,
     wide: tl.constexpr, word: tl.constexpr,
 ):  # fmt: skip
-    """Of one tree. A candidate's rank is its number in the tree, 0 where it is not in it."""
+    """Choose the nodes of one tree. A candidate's rank is its node number in the tree, or 0 if it is not
+    chosen.
+
+    A binary search keeps this invariant: at least `wanted` candidates have order `low` or more, fewer have
+    order `high` or more.
+    """
     tree = tl.program_id(0).to(tl.int64)
     number = tl.arange(0, wide)
     there = number < candidates
@@ -47,7 +57,7 @@ def _choose(
     value = tl.load(pool_scores + place * from_scores + number, mask=there, other=0.0)
     order = order_of(tl.minimum(value + tl.load(trust + depth - 1, mask=there, other=0.0), 0.0))
     wanted = nodes - 1
-    low = tl.full((), -2147483648, tl.int64)  # so many are as good as this; of `high` they are fewer
+    low = tl.full((), -2147483648, tl.int64)
     high = tl.full((), 2147483648, tl.int64)
     for _ in range(32):
         middle = (low + high) >> 1
@@ -67,7 +77,10 @@ def _choose(
     tl.store(tokens + row, token, mask=taken)
     tl.store(positions + row, tl.load(positions + first) + depth, mask=taken)
     tl.store(chosen + tree * wanted + rank - 1, number, mask=taken)
-    above = (number + 1).to(tl.int64)  # a candidate's number and one more; 0 is the root
+    # One more than a candidate's number; 0 is the root. Starting at each candidate itself, the loop sets the
+    # bits of
+    # the candidate and its ancestors.
+    above = (number + 1).to(tl.int64)
     seen = tl.full((wide,), 1, tl.int64)
     for _ in range(levels):
         here = taken & (above > 0)

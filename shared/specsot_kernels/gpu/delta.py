@@ -1,8 +1,8 @@
-"""The gated delta rule over a frame's rows: what each row reads, the walk through states, the gated norm.
+"""Runs the gated delta rule over a frame's rows: inputs of each row, the walk through states, the gated norm.
 
-A state's columns are walked apart from one another, each row by row, or chunk by chunk where a long prompt's
-rows run: so a row's output is the same, bit for bit, from whichever state a walk began, and whatever runs
-beside it. Chunks are solved in the WY form of arXiv 2412.06464, as `specsot_model.delta` has it.
+Each program walks a few columns of one head's state. It goes row by row, or chunk by chunk for the rows of a
+long prompt, so a row's output is the same bits, whichever kept state a walk began with and whatever else is
+in the batch. Chunks are solved in the WY form of arXiv 2412.06464, as in `specsot_model.delta`.
 """
 
 # Triton reads the annotations of kernels itself, and knows constexpr alone.
@@ -25,33 +25,54 @@ from specsot_kernels.gpu.launching import (
     power_of_two,
 )
 
-EPS = tl.constexpr(1e-6)  # of the L2 norms of queries and keys
-COLUMNS = 16  # of a state, in one program: 8 and 32 are no faster over one row, trees and prompts (H100)
-WARPS = 1  # of such a program; more were slower there
-TEXTS = 16  # that walk side by side at most, `specsot_model.core.walks.LANES`; no measurement recorded
-ROWS = 1024  # that are prepared side by side at most; no measurement recorded
-CHUNK = 64  # rows of one: `specsot_model.core.replays.CHUNK`
-WIDE = 16  # columns of a state in one program, where chunks run: 32 took a fifth longer (H100)
-# of programs that solve chunks, and walk: 2 and 8 were slower there
+# Epsilon of the L2 norms of queries and keys.
+EPS = tl.constexpr(1e-6)
+# Columns of a state that one program walks row by row. Chosen on an H100: 8 and 32 were no faster for one
+# row, trees
+# and prompts.
+COLUMNS = 16
+# Warps of such a program. Chosen on an H100: more were slower.
+WARPS = 1
+# Sequences. Most that are walked concurrently; equals `specsot_model.core.walks.LANES`. Untuned.
+TEXTS = 16
+# Rows. Most that are prepared concurrently. Untuned.
+ROWS = 1024
+# Rows of a chunk; equals `specsot_model.core.replays.CHUNK`.
+CHUNK = 64
+# Columns of a state that one program walks by chunks. Chosen on an H100: 32 took a fifth longer.
+WIDE = 16
+# Warps of the programs that solve chunks and that walk them. Chosen on an H100: 2 and 8 were slower.
 SOLVING_WARPS = 4
 CHUNK_WARPS = 4
-BLOCK = tl.constexpr(16)  # rows that are solved one by one, in all blocks of a chunk side by side
-# Products of fp32 numbers with the errors of fp32, by three of tensor cores; one where pages hold 16 bits.
+# Rows of a block. A block is solved row by row; the blocks of a chunk are solved concurrently.
+BLOCK = tl.constexpr(16)
+# Precision of products: EXACT has the errors of fp32 (three tensor-core products), SHORT is one product and
+# is used
+# where pages hold 16-bit numbers.
 EXACT, SHORT = tl.constexpr("tf32x3"), tl.constexpr("tf32")
-TOGETHER = 8  # heads of one program of the gated norm; no measurement recorded
-TAKEN, ASIDE, KEPT, OUTPUT = map(tl.constexpr, range(4))  # behind a row's sources: `specsot_model.core.walks`
+# Heads of one program of the gated norm. Untuned.
+TOGETHER = 8
+# Places of the fields that follow a row's sources; see `specsot_model.core.walks.Walk`.
+TAKEN, ASIDE, KEPT, OUTPUT = map(tl.constexpr, range(4))
 FIELDS = 4
-GATES = tl.constexpr(
-    3
-)  # numbers of a row and head: what its state shrinks by, its rate, the logarithm of the first
+# Numbers of each row and head: the factor by which the state decays, the rate at which it takes up the row,
+# and the
+# logarithm of the factor.
+GATES = tl.constexpr(3)
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaRule:
     """Sizes and weights of one layer.
 
-    taps: [kernel, 2 * keys + values], decay, bias: [value_heads], all fp32. half: numbers of one of the two
-    rows that pages hold of a row.
+    key_heads: heads of queries and keys.
+    value_heads: heads of values, each with a state of its own.
+    key_dim: numbers of a query or key head.
+    value_dim: numbers of a value head.
+    half: numbers of one of the two page rows that store a row's inputs.
+    taps: fp32 [kernel, 2 * keys + values], weights of the causal convolution.
+    decay: fp32 [value_heads], factors of the decay's logarithm.
+    bias: fp32 [value_heads], added to the decay's input.
     """
 
     key_heads: int
@@ -65,15 +86,20 @@ class DeltaRule:
 
     @property
     def mixed(self) -> int:
+        """Return the numbers of a row's queries, keys and values."""
         return self.taps.shape[1]
 
 
 @dataclass(frozen=True, slots=True)
 class WalkTables:
-    """`specsot_model.core.walks.Walk` on the device: counts are those of what there is.
+    """A `specsot_model.core.walks.Walk` on the device; `counts` says how much of the tables is in use.
 
-    texts, lines, chunked, many_chunks: for how many texts, rows, texts with chunks, and chunks there is room.
-    aside: for how many states.
+    counts: int32 [4]: sequences, rows, sequences with chunks, chunks.
+    starts: as in `Walk`.
+    chunks: as in `Walk`.
+    rows: as in `Walk`.
+    aside: for how many states that are set aside there is room.
+    many_chunks: for how many chunks there is room.
     """
 
     counts: Tensor
@@ -85,26 +111,32 @@ class WalkTables:
 
     @property
     def texts(self) -> int:
+        """Return for how many sequences there is room."""
         return len(self.starts) - 1
 
     @property
     def lines(self) -> int:
+        """Return for how many rows there is room."""
         return len(self.rows)
 
     @property
     def chunked(self) -> int:
+        """Return for how many sequences with chunks there is room."""
         return len(self.chunks) - 1
 
 
 def run_delta(
     inputs: Tensor, slots: Tensor, pages: Tensor, states: Tensor, walks: Sequence[WalkTables], rule: DeltaRule
 ) -> Tensor:
-    """Store what is read of a frame's rows in pages, and walk; fp32 [rows, value_heads, value_dim].
+    """Store a frame's inputs in pages, and walk. Return fp32 [rows, value_heads, value_dim].
 
-    inputs: [rows, ...], first queries, keys, values, b and a of all heads. slots: [rows]; a row whose slot is
-    negative is stored nowhere. pages: [2, pages, 1, page_rows, half], contiguous. states: fp32 [states,
-    value_heads, key_dim, value_dim], contiguous; what the walks say is kept there. walks: one
-    behind the other. Rows that are in none get anything.
+    inputs: [rows, ...]: queries, keys and values, then b and a of all heads.
+    slots: [rows]; a row with a negative slot is not stored.
+    pages: [2, pages, 1, page_rows, half], contiguous.
+    states: fp32 [states, value_heads, key_dim, value_dim], contiguous; states that the walks keep are written
+        there.
+    walks: run one after another.
+    Rows that are in no walk get undefined outputs.
     """
     lines = max(walk.lines for walk in walks)
     assert lines * rule.mixed < 1 << 31, "kernels count numbers of rows that are read in 32 bits"
@@ -146,10 +178,11 @@ def run_delta(
 
 
 def norm_gated(mixed: Tensor, gates: Tensor, slots: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMSNorm of each head of fp32 [rows, heads, size], times silu of its gate; [rows, heads * size].
+    """Return the RMSNorm of each head of fp32 `mixed` [rows, heads, size], times silu of its gate: [rows,
+    heads * size].
 
-    gates: [rows, heads * size], the numbers of a row side by side; its dtype is the result's. Rows whose slot
-    is negative get zeros.
+    gates: [rows, heads * size], the numbers of a row are adjacent; the result has its type.
+    Rows with a negative slot get zeros.
     """
     rows, heads, size = mixed.shape
     out = gates.new_empty((rows, heads * size))
@@ -167,8 +200,12 @@ def _prepare(
     key_heads: tl.constexpr, value_heads: tl.constexpr, key_dim: tl.constexpr, value_dim: tl.constexpr,
     taps_of: tl.constexpr, columns: tl.constexpr, room: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """One head of queries, keys or values, of every so many rows: convolution, silu, L2 norm; and where it is
-    one of values, its decay and rate."""
+    """Compute one head of queries, keys or values of every n-th row: convolution, silu, L2 norm of queries
+    and keys.
+
+    For a value head, compute its decay and rate, too. A source s >= 0 is a slot, and -2 - i is row i of the
+    frame: source -5 is row 3.
+    """
     let_next_begin(early)
     head = tl.program_id(1)
     column = tl.arange(0, room)
@@ -190,7 +227,7 @@ def _prepare(
             new = tl.load(given, mask=inside & (source <= -2), other=0.0)
             tap = tl.load(taps + back * width + number, mask=inside, other=0.0)
             total += tl.where(source >= 0, old, new).to(tl.float32) * tap
-        # `source` and `new` are the row's own now
+        # A row's last source is the row itself, so `source` and `new` are its own here.
         slot = tl.load(slots + tl.maximum(-2 - source, 0), mask=source <= -2, other=-1).to(tl.int64)
         tl.store(pages + slot * half + place, new, mask=inside & (slot >= 0))
         total = total / (1 + tl.exp(-total))
@@ -207,7 +244,9 @@ def _prepare(
 
 @kernel
 def _place(number, half, other_half):
-    """Of a number of a row in the pages of the row in slot 0."""
+    """Return where a number of a row lies in the pages, relative to the row's slot: the second half has its
+    own page row.
+    """
     return tl.where(number < half, number, number - half + other_half)
 
 
@@ -216,8 +255,9 @@ def _gate_row(
     given, pages, source, slot, half, other_half, decay, bias, gates, head, width: tl.constexpr,
     value_heads: tl.constexpr,
 ):  # fmt: skip
-    """Of one head: what a row's state shrinks by before it, how much of the row it takes up, and the first's
-    logarithm."""
+    """Compute one head's gates of a row: the state's decay, the rate at which it takes up the row, the
+    decay's logarithm.
+    """
     rate_at = width + head
     step_at = width + value_heads + head
     stored = pages + tl.maximum(source, 0) * half
@@ -242,7 +282,9 @@ def _walk(
     value_heads: tl.constexpr, key_dim: tl.constexpr, value_dim: tl.constexpr, taps_of: tl.constexpr,
     columns: tl.constexpr, room: tl.constexpr, wide: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """A few columns of one head's state. What the next row reads is on its way while one is computed."""
+    """Walk a few columns of one head's state row by row. The next row's inputs are loaded while one row is
+    computed.
+    """
     let_next_begin(early)
     head = tl.program_id(1)
     key = tl.arange(0, room)
@@ -280,7 +322,8 @@ def _walk(
             kept = tl.load(fields + row * columns + KEPT)
             wanted = tl.load(fields + row * columns + OUTPUT)
             if taken != -1:
-                tl.debug_barrier()  # it may have been set aside by another thread
+                # Another thread of this program may have set the state aside.
+                tl.debug_barrier()
                 if taken < 0:
                     state = tl.load(states + (-2 - taken).to(tl.int64) * size + cell, mask=there, other=0.0)
                 else:
@@ -313,9 +356,12 @@ def _solve(
     key_dim: tl.constexpr, value_dim: tl.constexpr, room: tl.constexpr, wide: tl.constexpr,
     size: tl.constexpr, precision: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """What a chunk of one head adds to its state is values - known S, S being the state in front of it. Both
-    are solved for here, values in their own place; and how much each row asks of each row's:
-    pairs."""
+    """Solve a chunk of one head: what the chunk adds to its state is values - known S, where S is the state
+    before it.
+
+    Both are solved for here; `values` overwrite the inputs. pairs: how much each row's query takes from each
+    row's value.
+    """
     let_next_begin(early)
     head = tl.program_id(1)
     line = tl.arange(0, size)
@@ -341,8 +387,9 @@ def _solve(
         k = tl.load(asks + key_heads * key_dim, mask=in_key, other=0.0)
         system = tl.dot(k, tl.trans(k), input_precision=precision) * shrunk * rate[:, None]
         system = tl.where(behind, system, 0.0)
-        # The inverse of 1 + system within blocks, row by row; then across them: a block's rows are right once
-        # those of the blocks before are.
+        # First invert 1 + system within blocks, row by row. Then iterate across blocks: each iteration makes
+        # one more
+        # block exact, since a block depends only on the blocks before it.
         inverse = tl.where(same, 1.0, 0.0)
         for row in range(1, BLOCK):
             own = tl.sum(tl.where(near & (line % BLOCK == row)[:, None], system, 0.0), 0)
@@ -369,7 +416,7 @@ def _walk_chunks(
     columns: tl.constexpr, room: tl.constexpr, wide: tl.constexpr, size: tl.constexpr,
     precision: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """A few columns of one head's state, from chunk to chunk."""
+    """Walk a few columns of one head's state from chunk to chunk."""
     let_next_begin(early)
     head = tl.program_id(1)
     line = tl.arange(0, size)
@@ -431,6 +478,7 @@ def _norm_gated(
     mixed, gates, slots, weight, out, from_gate, eps, heads, size, room: tl.constexpr,
     together: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
+    """Norm and gate a few heads of one row."""
     let_next_begin(early)
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, room)
     head = tl.program_id(1) * together + tl.arange(0, together)

@@ -1,7 +1,8 @@
-"""Target tokens of rows of logits in one launch: argmax, or drawn at a temperature behind cuts.
+"""Chooses the target token of each row of logits in one launch: argmax, or a sample after top-k, top-p and
+min-p.
 
-What a row gets depends on nothing but the row and its own settings: a program reads one row alone, its parts
-always the same, and adds up in float64. So it is the same token in any tree, and in any company.
+A row's token depends only on the row and its own settings: one program reads one row alone, always in the
+same parts, and sums in float64. So the token is the same in any tree and any batch.
 """
 
 # Triton reads the annotations of kernels itself, and knows constexpr alone.
@@ -15,22 +16,27 @@ from torch import Tensor
 
 from specsot_kernels.gpu.launching import kernel, on_device_of, power_of_two
 
-# tokens that a program looks at together, and of a part of those
+# Tokens. A program reads so many at a time, and searches them in lines of LINE.
 WIDE = 8192
 LINE = 128
-BITS = {torch.bfloat16: 16, torch.float16: 20}  # of a float32, from the sign on, that such numbers need
+# Bits. How many of a float32, from the sign on, these types can set; the binary search needs no more turns.
+BITS = {torch.bfloat16: 16, torch.float16: 20}
 
-Setting = tuple[float, float, float, float, float]  # temperature, top_k (0: none), top_p, min_p, 53-bit key
+# Temperature (0: argmax), top_k (0: none), top_p, min_p, 53-bit key.
+Setting = tuple[float, float, float, float, float]
 ARGMAX: Setting = (0.0, 0.0, 1.0, 0.0, 0.0)
 
 
 def choose(
     logits: Tensor, settings: Sequence[Setting], meanwhile: Callable[[Tensor], None] | None = None
 ) -> list[int | None]:
-    """A token for each row [rows, V]; None where a row holds NaN, infinity, or nothing but -infinity.
+    """Return a token for each row of logits [rows, V]; None if a row holds NaN, infinity, or nothing but
+    -infinity.
 
-    The host waits for the device once. meanwhile: called before that, with the tokens there, int32 [rows],
-    negative where there is none.
+    The host waits for the device once.
+    settings: one for each row.
+    meanwhile: on a GPU, called before that wait with the tokens on the device: int32 [rows], negative for
+        None.
     """
     rows, columns = logits.shape
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
@@ -65,6 +71,12 @@ def _choose(
     logits, settings, tokens, columns, from_row, turns: tl.constexpr, wide: tl.constexpr,
     parts: tl.constexpr, line: tl.constexpr, drawn: tl.constexpr, cut: tl.constexpr,
 ):  # fmt: skip
+    """Choose the token of one row.
+
+    After a maximum pass, each cut raises `lowest`, the order of the smallest logit that stays; then the token
+    is drawn by descending a binary tree of probability masses: first over parts of `wide` tokens, then within
+    one part.
+    """
     row = tl.program_id(0).to(tl.int64)
     logits += row * from_row
     place = tl.arange(0, wide)
@@ -110,7 +122,9 @@ def _choose(
 
 @kernel
 def _descend_far(weights, key, wide: tl.constexpr, line: tl.constexpr):
-    """The same by way of lines, whose sums are few."""
+    """Draw within a part: first one of its lines, then a token of that line, so that each sum has
+    few terms.
+    """
     table = tl.reshape(weights, (wide // line, line))
     number = _descend(tl.sum(table, 1), key, line, wide // line)
     own = tl.arange(0, wide // line)[:, None] == number
@@ -119,7 +133,11 @@ def _descend_far(weights, key, wide: tl.constexpr, line: tl.constexpr):
 
 @kernel
 def _descend(weights, key, each, size: tl.constexpr):
-    """The number of the weight [size] that is drawn, its highest bit first. each: tokens of a weight."""
+    """Return the number of the weight [size] that is drawn, deciding its highest bit first.
+
+    each: tokens that one weight stands for; it makes the random numbers of different levels independent.
+    With weights [1, 3, 0, 4], the first decision takes the right half with probability 4/8.
+    """
     number = tl.arange(0, size)
     first = (key * 0).to(tl.int32)
     step = first + size // 2
@@ -135,7 +153,11 @@ def _descend(weights, key, each, size: tl.constexpr):
 
 @kernel
 def _uniform(key, half):
-    """As `specsot_worker.core.accept.uniform` has it: shifts there fill with zeros."""
+    """Return the uniform number for a node of the binary tree, as `specsot_worker.core.accept.uniform`
+    computes it.
+
+    The masks emulate shifts that fill with zeros, which that function has.
+    """
     word = key + half.to(tl.int64) * -7046029254386353131
     word = (word ^ ((word >> 30) & 0x3FFFFFFFF)) * -4658895280553007687
     word = (word ^ ((word >> 27) & 0x1FFFFFFFFF)) * -7723592293110705685
@@ -147,8 +169,10 @@ def _lowest(
     logits, columns, top, temperature, above, goal, turns: tl.constexpr, wide: tl.constexpr,
     counted: tl.constexpr,
 ):  # fmt: skip
-    """The greatest order from which on, of those from `above` on, tokens number or weigh as much as `goal`;
-    two bits of it a turn.
+    """Return the greatest order such that tokens of at least that order number, or weigh, `goal` or more.
+
+    Only tokens of order `above` or more have weight. Each turn of the binary search decides two bits.
+    counted: count tokens (top-k) instead of weighing them (top-p).
     """
     place = tl.arange(0, wide)
     found = tl.full((), -2147483648, tl.int64)
@@ -177,20 +201,20 @@ def _lowest(
 
 @kernel
 def _values(logits, column, columns):
-    """No negative zero: it is not less than zero."""
+    """Load logits as fp32. Adding 0.0 turns negative zero into zero, which must not be ordered below it."""
     return tl.load(logits + column, mask=column < columns, other=float("-inf")).to(tl.float32) + 0.0
 
 
 @kernel
 def _order(values):
-    """Whole numbers in the order of the values."""
+    """Map floats to int32 numbers of the same order."""
     short = values.to(tl.int32, bitcast=True)
     return short ^ ((short >> 31) & 0x7FFFFFFF)
 
 
 @kernel
 def _weights(logits, column, columns, top, temperature, lowest, min_p):
-    """What is left of a softmax, but for its sum, of these tokens; float64."""
+    """Return exp((logit - top) / temperature) of these tokens in float64, and 0 for tokens that were cut."""
     values = _values(logits, column, columns)
     weights = tl.exp((values - top) / temperature)
     stays = (_order(values) >= lowest) & (weights >= min_p)

@@ -1,8 +1,9 @@
-"""Sums what GPUs of one host computed of the same rows, on each of them, by reads over NVLink.
+"""All-reduces rows among the GPUs of one host by reads over NVLink.
 
-Each GPU leaves its part in its own memory, counts up in the memory of the others, waits until they have
-counted as far, and adds all parts in one order, so that all get the same bits. Nothing waits for the host,
-so it can be captured. Every GPU must launch the same sums in one order; a sum ends when all have launched it.
+Each GPU leaves its part in its own memory, writes its count to the memory of the others, waits until their
+counts are as high, and adds all parts in the same order, so that all GPUs get the same bits. The host is not
+involved, so a sum can be captured in a CUDA graph. Every GPU must launch the same sums in the same order; a
+sum ends when all have launched it.
 """
 
 # Triton reads the annotations of kernels itself, and knows constexpr alone.
@@ -27,10 +28,13 @@ from specsot_kernels.gpu.launching import (
     power_of_two,
 )
 
-# Buffers of each GPU. One may be written again after another one was summed: then all have read it.
+# Buffers of each GPU. A buffer may be written again once the next sum has ended: all GPUs have read it by
+# then.
 PLACES = 3
-OPEN = 1 << 30  # a count that nobody waits for
-NATIVE_ATOMICS = 3  # CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
+# A count so high that no GPU waits.
+OPEN = 1 << 30
+# CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED of CUDA's driver.
+NATIVE_ATOMICS = 3
 
 
 def reach_each_other(
@@ -38,7 +42,11 @@ def reach_each_other(
     can_read: Callable[[torch.device, torch.device], bool] = torch.cuda.can_device_access_peer,
     driver: Callable[[], Any] = lambda: ctypes.CDLL("libcuda.so.1"),
 ) -> bool:
-    """Whether each GPU can read the memory of all others, and count up there: over NVLink, not over PCIe."""
+    """Return whether each GPU can read, and do atomic operations in, the memory of all others: over NVLink,
+    not PCIe.
+
+    can_read, driver: replaced by tests.
+    """
     pairs = list(permutations(devices, 2))
     if not all(can_read(*pair) for pair in pairs):
         return False
@@ -50,7 +58,10 @@ def reach_each_other(
 
 
 def _can_count(driver: Any, source: torch.device, target: torch.device) -> bool:
-    """As CUDA's driver says, which numbers GPUs as PyTorch does; False where it does not answer."""
+    """Return whether CUDA's driver supports native atomics between the two GPUs; False if it gives no answer.
+
+    The driver numbers GPUs as PyTorch does.
+    """
     numbers = [ctypes.c_int() for _ in range(2)]
     found = [driver.cuDeviceGet(ctypes.byref(one), at.index) for one, at in zip(numbers, (source, target))]
     able = ctypes.c_int()
@@ -59,9 +70,10 @@ def _can_count(driver: Any, source: torch.device, target: torch.device) -> bool:
 
 
 class PeerSums:
-    """Buffers and counters for sums of at most `rows` rows of `size` numbers, one set a GPU.
+    """Buffers and counters for sums of at most `rows` rows of `size` numbers, one set for each GPU.
 
-    counts: int32 [1, rows] a GPU, sums of each row so far. told: [GPUs, rows], what each told it.
+    counts: for each GPU int32 [1, rows], the number of sums of each row so far.
+    told: for each GPU int32 [GPUs, rows], the counts that the other GPUs wrote into its memory.
     """
 
     def __init__(self, devices: Sequence[torch.device], rows: int, size: int, dtype: torch.dtype) -> None:
@@ -76,14 +88,18 @@ class PeerSums:
         self._places = [torch.tensor(places, device=device) for device in devices]
         for one, other in permutations(self._buffers, 2):
             if one.is_cuda:
-                other[0, 0].copy_(one[0, 0])  # PyTorch lets a GPU read another one's memory at the first copy
+                # PyTorch enables peer access between two GPUs at their first copy.
+                other[0, 0].copy_(one[0, 0])
 
     def own(self, part: int, place: int, rows: int) -> Tensor:
-        """Where a GPU leaves its part before `add`, [rows, size]. place: not that of the sum before."""
+        """Return the buffer [rows, size] into which GPU `part` writes before `add`.
+
+        place: must differ from that of the preceding sum.
+        """
         return self._buffers[part][place, :rows]
 
     def add(self, part: int, place: int, hidden: Tensor) -> None:
-        """Add all parts to hidden [rows, size], in place."""
+        """Add all parts to hidden [rows, size] of GPU `part`, in place."""
         rows, size = hidden.shape
         places = self._places[part]
         buffer = self._buffers[part]
@@ -95,7 +111,9 @@ class PeerSums:
 
     @contextmanager
     def alone(self, part: int) -> Generator[None]:
-        """A GPU waits for no other meanwhile; the sums are wrong. Nothing else may run."""
+        """Let GPU `part` run without waiting for the others; sums are wrong meanwhile. Nothing else
+        may run.
+        """
         with on_device_of(self._buffers[part]):
             self.told[part].fill_(OPEN)
             try:
@@ -107,7 +125,7 @@ class PeerSums:
                 self._wait()
 
     def _wait(self) -> None:
-        """For this thread's work alone, see `cuda_graphs`."""
+        """Wait for this thread's streams alone; see `cuda_graphs`."""
         for device in self._devices:
             if device.type == "cuda":
                 torch.cuda.current_stream(device).synchronize()
@@ -118,7 +136,7 @@ def _add_parts(
     hidden, buffers, others, told, counts, at, size, most, me: tl.constexpr, parts: tl.constexpr,
     room: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """One row. buffers, others: int64 [parts], where each GPU's buffers and counters lie."""
+    """Sum one row. buffers, others: int64 [parts], the addresses of each GPU's buffers and counters."""
     let_next_begin(early)
     row, column = tl.program_id(0), tl.arange(0, room)
     there = column < size
@@ -130,7 +148,7 @@ def _add_parts(
             tl.atomic_xchg(other + me * most + row, count, sem="release", scope="sys")
     for part in tl.static_range(parts):
         if part != me:
-            # A difference: counts may wrap around.
+            # The difference is compared because counts may wrap around.
             while tl.atomic_add(told + part * most + row, 0, sem="acquire", scope="sys") - count < 0:
                 pass
     tl.debug_barrier()
@@ -138,7 +156,7 @@ def _add_parts(
     place = row.to(tl.int64) * size + column
     total = tl.zeros((room,), tl.float32)
     for part in tl.static_range(parts):
-        # Whole words at a time: tensors begin at multiples of 512 bytes.
+        # PyTorch's tensors begin at multiples of 512 bytes, so that 16 bytes can be loaded at a time.
         buffer = tl.multiple_of(tl.load(buffers + part).to(hidden.dtype), 16) + at
         total += tl.load(buffer + place, mask=there, other=0.0, cache_modifier=".cg").to(tl.float32)
     total += tl.load(hidden + place, mask=there, other=0.0).to(tl.float32)

@@ -1,7 +1,7 @@
-"""One level of a tree's growth in two launches; tests hold it to the same in plain torch.
+"""Grows one level of draft trees in two launches; tests compare the result with the same in plain torch.
 
-Scores become whole numbers of the same order with the column behind them, so that one maximum finds a value
-and its place, and a tie goes to the lower place.
+Scores become integers of the same order, with the column in the lower 32 bits, so that one maximum finds a
+value and its place, and a tie goes to the lower place.
 """
 
 # Triton reads the annotations of kernels itself, and knows constexpr alone.
@@ -21,7 +21,8 @@ from specsot_kernels.gpu.launching import (
 )
 from specsot_kernels.growing import CandidatePool, LevelFrontier, LevelPlace
 
-WIDE = 4096  # columns of a row that one program reads; no measurement recorded
+# Columns. Range of a row of logits that one program reads. Untuned.
+WIDE = 4096
 LEAST = tl.constexpr(-9223372036854775808)
 
 
@@ -34,13 +35,23 @@ def grow(
     before: LevelFrontier | None,
     offsets: Tensor | None,
 ) -> LevelFrontier:
-    """The k best followers of every node of a level join the pool; the best of those are the next frontier.
+    """Add the k best children of every node of a level to the pool, and return the best of them as the next
+    frontier.
 
-    logits:  [B * nodes, draft vocabulary] behind the roots (one node) or the frontier before.
-    words:   of the bits.
-    offsets: what is added to an id of the draft vocabulary to get the base's.
+    logits: [B * nodes, draft vocabulary], the head's output for the roots (one node each) or the preceding
+        frontier.
+    k: children of each node.
+    place: where the new level lies.
+    words: mask words of a row.
+    pool: receives k * nodes candidates of each tree from place.first on.
+    before: the preceding frontier; None if the rows are roots.
+    offsets: int64 [draft vocabulary], added to a draft token id to get the base model's id; None if they are
+        the same.
 
-    A tie goes to the lower id, or the lower number in the pool.
+    A tie goes to the lower token id, or the lower number in the pool.
+
+    With 2 nodes and k = 3, the candidates first .. first + 2 are children of node 0, first + 3 .. first + 5
+    of node 1.
     """
     (rows, columns) = logits.shape
     trees = pool.tokens.shape[0]
@@ -76,7 +87,9 @@ def grow(
 
 @kernel
 def order_of(values):
-    """Whole numbers in the order of the values."""
+    """Map floats to int64 numbers of the same order; NaN becomes -infinity, and negative zero
+    becomes zero.
+    """
     values = tl.where(values == values, values, float("-inf")) + 0.0  # no NaN, no negative zero
     short = values.to(tl.int32, bitcast=True)
     return (short ^ ((short >> 31) & 0x7FFFFFFF)).to(tl.int64)
@@ -84,24 +97,28 @@ def order_of(values):
 
 @kernel
 def _key(values, column):
-    """The same; of equal ones the lower column is the larger."""
+    """Return the order in the upper 32 bits and the inverted column in the lower: of equal values, the lower
+    column wins.
+    """
     return (order_of(values) << 32) | (0x7FFFFFFF - column).to(tl.int64)
 
 
 @kernel
 def _value(key):
+    """Return the value of a key."""
     order = (key >> 32).to(tl.int32)
     return (order ^ ((order >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @kernel
 def _column(key):
+    """Return the column of a key."""
     return 0x7FFFFFFF - (key & 0x7FFFFFFF).to(tl.int32)
 
 
 @kernel
 def _find(logits, keys, sums, columns, from_row, k: tl.constexpr, wide: tl.constexpr, early: tl.constexpr):
-    """The k best of a stretch of a row; its maximum, and its sum of exponentials."""
+    """Find the k best columns in a range of a row, its maximum, and its sum of exponentials."""
     let_next_begin(early)
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
@@ -129,7 +146,9 @@ def _choose(
     across: tl.constexpr, many: tl.constexpr, pieces: tl.constexpr, roots: tl.constexpr,
     moved: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """One tree: of each of its `nodes` rows the k best, of those the `width` best."""
+    """Merge the k best of each of a tree's `nodes` rows, and choose the `width` best of all as the next
+    frontier.
+    """
     let_next_begin(early)
     tree = tl.program_id(0).to(tl.int64)
     row = tl.arange(0, high)
@@ -167,7 +186,8 @@ def _choose(
     tl.store(pool_tokens + place, named, mask=there)
     tl.store(pool_parents + place, tl.broadcast_to(above[:, None], (high, across)), mask=there)
     tl.store(pool_scores + tree * from_scores + first + number, values, mask=there)
-    # how many are better is a candidate's place among them
+    # A candidate's rank is the number of better ones: rank 0 is the best, ranks below `width` join the
+    # frontier.
     size: tl.constexpr = high * across
     flat = tl.reshape(tl.where(there, _key(values, number), LEAST), (size,))
     better = tl.sum((flat[None, :] > flat[:, None]).to(tl.int32), 1)

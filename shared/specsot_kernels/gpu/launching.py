@@ -1,8 +1,9 @@
-"""Helpers for launching kernels: the typed compiler, tile sizes, the device, programmatic early starts.
+"""Helps to launch Triton kernels: the typed compiler, cached launches, tile sizes, the device, early starts.
 
-An early start (NVIDIA, from Hopper on): a kernel's programs begin while those of the kernel before end.
-They may read what no kernel writes, such as weights; then each calls `await_before`, all of them and
-always, or a kernel two places back might not be over. `let_next_begin` lets the kernel behind do the same.
+An early start is NVIDIA's programmatic dependent launch, from Hopper on: the programs of a kernel begin while
+those of the preceding kernel are still running. Until `await_before`, they may read only what no kernel
+writes, such as weights. Every program of every kernel must call `await_before`, or the kernel before the
+preceding one might not have finished. `let_next_begin` lets the following kernel start early in the same way.
 """
 
 from __future__ import annotations
@@ -21,18 +22,23 @@ from triton.language.extra import cuda
 
 kernel: Callable[[Callable[..., Any]], Any] = triton.jit
 HERE: AbstractContextManager[None] = nullcontext()
-HOPPER = (9, 0)  # compute capability of H100 and H200
+# Compute capability of H100 and H200.
+HOPPER = (9, 0)
 
 
 def kernel_for_any(*numbers: str) -> Callable[[Callable[..., Any]], Any]:
-    """A kernel that is compiled once for all values of these arguments: else 1 and multiples of 16 have forms
-    of their own.
+    """Return a decorator for kernels that are compiled once for all values of the named arguments.
+
+    Without it, Triton compiles separate forms for the value 1 and for multiples of 16.
     """
     return triton.jit(do_not_specialize=list(numbers))
 
 
 def kernel_of_any(*arrays: str, numbers: tuple[str, ...]) -> Callable[[Callable[..., Any]], Any]:
-    """The same for these arrays, too, wherever they lie in memory: for what reads one element at a time."""
+    """Return a decorator like `kernel_for_any` that also ignores the alignment of the named arrays.
+
+    It suits kernels that read one element at a time.
+    """
     return triton.jit(do_not_specialize=list(numbers), do_not_specialize_on_alignment=list(arrays))
 
 
@@ -42,10 +48,13 @@ _compiled: dict[tuple[Any, ...], Any] = {}
 def launch(
     run: Any, grid: tuple[int, int, int], kind: tuple[Any, ...], given: tuple[Any, ...], **options: int
 ) -> None:
-    """run[grid](*given); from the second time on without Triton's look at each argument, most of a launch.
+    """Run `run[grid](*given)`; from the second launch on, skip Triton's inspection of each argument.
 
-    kind: hashable; all that a compiled form depends on: the device, the types of arrays that may differ, the
-    constants, whatever of a number or an address is specialized on. options: the same at every launch.
+    That inspection is most of the cost of a launch.
+
+    kind: hashable; everything that a compiled form depends on: the device, the types of arrays that may
+        differ, the constants, and what numbers and addresses are specialized on.
+    options: must be the same at every launch of a kind.
     """
     key = (run.fn, *kind)
     known = _compiled.get(key)
@@ -53,34 +62,43 @@ def launch(
         known[grid](*given)
         return
     made = run[grid](*given, **options)
-    if isinstance(made, CompiledKernel):  # Triton's interpreter compiles nothing
+    # Triton's interpreter returns no compiled kernel.
+    if isinstance(made, CompiledKernel):
         _compiled[key] = made
 
 
 def power_of_two(size: int) -> int:
-    """The least that is not below `size`: tiles come in these."""
+    """Return the smallest power of two that is at least `size`; Triton's tiles have such sizes."""
     return 1 << (size - 1).bit_length()
 
 
 def on_device_of(tensor: Tensor) -> AbstractContextManager[None]:
-    """Nothing to enter on one device, or in Triton's interpreter; a switch costs microseconds."""
+    """Return a context that makes the tensor's device current.
+
+    It does nothing if that device is current already, or in Triton's interpreter, since a switch costs
+    microseconds.
+    """
     if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
         return HERE
     return torch.cuda.device(tensor.device)
 
 
 def early_start(tensor: Tensor) -> dict[str, bool]:
-    """What a kernel that calls `await_before` is launched with, on the device of this tensor."""
+    """Return the launch options, for the tensor's device, of a kernel that calls `await_before`."""
     return {"early": True, "launch_pdl": True} if _starts_early(tensor.device) else {"early": False}
 
 
 def copies_blocks(device: torch.device) -> bool:
-    """Whether kernels copy blocks of memory by descriptors there; Triton's interpreter has its own."""
+    """Return whether kernels on this device copy blocks of memory by tensor descriptors (TMA).
+
+    Triton's interpreter implements descriptors too.
+    """
     return device.type != "cuda" or _starts_early(device)
 
 
 @cache
 def _starts_early(device: torch.device) -> bool:
+    """Return whether the device is an NVIDIA GPU of Hopper or later."""
     if device.type != "cuda" or torch.version.cuda is None:
         return False
     return torch.cuda.get_device_capability(device) >= HOPPER
@@ -88,11 +106,13 @@ def _starts_early(device: torch.device) -> bool:
 
 @kernel
 def let_next_begin(early: tl.constexpr):
+    """Let the following kernel start before this one ends."""
     if early:
         cuda.gdc_launch_dependents()
 
 
 @kernel
 def await_before(early: tl.constexpr):
+    """Wait until the preceding kernel has ended and its writes are visible."""
     if early:
         cuda.gdc_wait()

@@ -1,8 +1,9 @@
-"""Batch-invariant attention: what a row gets is the same in any company, bit for bit (see `line_tables`).
+"""Batch-invariant attention: a row's result is the same bits in every batch (see `line_tables`).
 
-Tiles never change their size, and a row's sums run along its line. Pieces are read by rows together, and what
-comes of each is kept as it is; then each row goes on from there with its own columns, and adds up its pieces
-in order. Products of a masked column are exact zeros, wherever it lies in its block.
+Tiles never change their size, and a row's sums run along its line (the columns that it sees, in order). Rows
+read pieces together, and the state of each piece (maximum, sum, weighted values) is stored as it is. Each row
+then continues from its last piece with the columns that only this row reads, and adds up its pieces in order.
+Products of a masked column are exact zeros, wherever the column lies in its block.
 """
 
 # Triton reads the annotations of kernels itself, and knows constexpr alone.
@@ -29,15 +30,21 @@ from specsot_kernels.gpu.launching import (
 from specsot_kernels.line_tables import BLOCK, PIECE_COLUMNS, cut_lines, line_sights, tile_rows_of
 from specsot_kernels.segments import RowSpan
 
-WARP = 16  # queries of a warp
+# Queries. What one warp holds.
+WARP = 16
 
 
 @dataclass(frozen=True, slots=True)
 class LinePlan:
-    """On the device; opaque. Good for one frame, or for as long as somebody fills its tables and calls `lay`.
+    """A plan on the device. Valid for one frame, or for as long as the caller refills its tables and calls
+    `lay`.
 
-    own:    [rows, ...] slots of the columns of each row from its lead on; counts: [rows] how many.
-    sinces: [rows] the first column that each row sees; None: all see the first.
+    tables: int32 tensors in the order of `LineRoom.shapes`.
+    slots: number of partial results.
+    page_rows: columns of a page.
+    own: int32 [rows, ...], KV slots of the columns of each row's line from its lead on.
+    counts: int32 [rows], how many such columns each row has.
+    sinces: int32 [rows], the first column that each row sees; None if all rows see column 0.
     """
 
     tables: tuple[Tensor, ...]
@@ -48,7 +55,11 @@ class LinePlan:
     sinces: Tensor | None = None
 
     def lay(self) -> None:
-        """Find each row's own columns: once a frame, before anybody attends."""
+        """Compute `own` and `counts` from the tables: once a frame, before the first `attend_lines`.
+
+        A row with lead 192, base 200 and bits 0b101 owns the columns 192..199, 200 and 202; with one page of
+        1024 rows numbered 3, their slots are 3 * 1024 + 192 and so on, and the count is 10.
+        """
         _, leads, bases, bits, _, wheres, pages = self.tables
         rows, words = bits.shape
         with on_device_of(bits):
@@ -61,7 +72,7 @@ class LinePlan:
 def plan_over_lines(
     tables: Sequence[Tensor], slots: int, page_rows: int, sinces: Tensor | None = None
 ) -> LinePlan:
-    """tables: int32 of `LineRoom.shapes`, with room for so many slots."""
+    """Return a plan over the caller's tables, int32 of `LineRoom.shapes`, with `slots` partial results."""
     rows, words = tables[3].shape
     own = tables[3].new_empty((rows, BLOCK + words * WORD))
     counts = tables[3].new_empty(rows)
@@ -75,9 +86,12 @@ def plan_lines(
     device: torch.device | str,
     window: int | None = None,
 ) -> LinePlan:
-    """Plan one frame's attention: `spans` in row order, pages of `page_rows` rows. One copy to the device.
+    """Plan one frame's attention, with one copy to the device.
 
-    window: each row sees its own position and so many less one before it; None: all.
+    spans: in row order.
+    page_rows: columns of a page.
+    heads_per_kv: query heads of each KV head.
+    window: each row sees its own position and the `window` - 1 positions before it; None: all positions.
     """
     sights = line_sights(spans)
     cut = cut_lines(spans, sights.leads, page_rows, tile_rows_of(heads_per_kv))
@@ -89,7 +103,7 @@ def plan_lines(
 
 
 def attend_lines(q: Tensor, kv_layer: Tensor, plan: LinePlan) -> Tensor:
-    """Attention output of every row, as `attention.attend`; of pages that hold numbers as they are."""
+    """Return what `attention.attend` returns, for pages that are not quantized."""
     rows, kv_heads, g, dim = q.shape
     pieces, leads, _, _, starts, _, pages = plan.tables
     parts = q.new_empty((plan.slots, kv_heads * g, dim), dtype=torch.float32)
@@ -122,14 +136,19 @@ def attend_lines(q: Tensor, kv_layer: Tensor, plan: LinePlan) -> Tensor:
 
 
 def _own_launch(g: int, warps: int, stages: int) -> tuple[int, int, int]:
-    """Queries of a tile of one row, warps and steps in flight, beside those of pieces. On tensor cores one
-    warp of 16 queries gives a row the bits of four with 64; two of 32 did not, on an H100.
+    """Return queries of a tile, warps and stages for the columns that one row reads by itself.
+
+    warps, stages: those of the pieces. On tensor cores, one warp with 16 queries gives a row the same bits as
+        four warps with 64 queries; two warps with 32 queries did not on an H100.
     """
     return (WARP, 1, 2) if g <= WARP and warps == QUERIES // WARP else (QUERIES, warps, stages)
 
 
 def _exactly(q: Tensor, warps: int, stages: int) -> dict[str, Any]:
-    """One rounding for each operation that is written down: compilers fuse some, and decide by context."""
+    """Return launch options under which each written operation is rounded by itself.
+
+    Compilers fuse some multiplications and additions, and which ones depends on the surrounding code.
+    """
     return {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": False, **early_start(q)}
 
 
@@ -138,7 +157,9 @@ def _lay(
     leads, bases, bits, wheres, pages, own, counts, page_rows, words, width, room: tl.constexpr,
     block: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """One row: slots of the columns from its lead to its base, then of those whose bit is set."""
+    """Write one row's slots: of the columns from its lead to its base, then of the columns whose
+    bit is set.
+    """
     let_next_begin(early)
     row = tl.program_id(0)
     await_before(early)
@@ -152,6 +173,8 @@ def _lay(
     place = tl.arange(0, room)
     word = tl.load(bits + row * words + place // 32, mask=place // 32 < words, other=0)
     bit = (word >> (place % 32)) & 1
+    # Columns with a set bit are stored without gaps: bits 0b10110 -> ranks 0, 1, 2 of columns base + 1, + 2,
+    # + 4.
     rank = tl.cumsum(bit, 0) - 1
     column = base + place
     page = tl.load(pages + column // page_rows, mask=bit == 1, other=0)
@@ -165,7 +188,7 @@ def _read_pieces(
     kv_head, kv_row, many, g, page_rows, dim: tl.constexpr, room: tl.constexpr, tile: tl.constexpr,
     wide: tl.constexpr, piece: tl.constexpr, flat: tl.constexpr, near: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """Piece after piece under one KV head. Those that are too many come last, and have no rows."""
+    """Read piece after piece under one KV head. Unused pieces come last and have no rows."""
     let_next_begin(early)
     head = tl.program_id(0)
     number = tl.program_id(1)
@@ -211,7 +234,9 @@ def _read_own(
     kv_head, kv_row, width, g, page_rows, dim: tl.constexpr, room: tl.constexpr, tile: tl.constexpr,
     wide: tl.constexpr, piece: tl.constexpr, near: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """One row under one KV head: its own columns, from where its last piece was left."""
+    """Continue one row under one KV head with the columns that it reads by itself, from the state of its last
+    piece.
+    """
     let_next_begin(early)
     row = tl.program_id(0)
     head = tl.program_id(1)
@@ -254,7 +279,7 @@ def _add_pieces(
     parts, weights, leads, starts, counts, out, heads, dim: tl.constexpr, room: tl.constexpr,
     each: tl.constexpr, piece: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """`each` heads of one row: its pieces, in order. A row without columns gets zeros."""
+    """Add up the pieces of `each` heads of one row, in order. A row without columns gets zeros."""
     let_next_begin(early)
     row = tl.program_id(0)
     head = tl.program_id(1) * each + tl.arange(0, each)
@@ -282,7 +307,7 @@ def _add_pieces(
 
 @kernel
 def _keep(state, weights, parts, given, live, d, dim: tl.constexpr):
-    """What comes of a piece, as it is."""
+    """Store the state of a piece without normalizing it."""
     highest, total, sums = state
     tl.store(weights + 2 * given, highest, mask=live)
     tl.store(weights + 2 * given + 1, total, mask=live)
@@ -291,13 +316,14 @@ def _keep(state, weights, parts, given, live, d, dim: tl.constexpr):
 
 @kernel
 def _queries(q, row, live, line, head, g, d, dim: tl.constexpr, q_row, q_group, q_head):
+    """Load the queries of a tile."""
     source = q + row.to(tl.int64) * q_row + head * q_group + (line % g) * q_head
     return tl.load(source[:, None] + d[None, :], mask=live[:, None] & (d < dim)[None, :], other=0.0)
 
 
 @kernel
 def _nothing(tile: tl.constexpr, room: tl.constexpr):
-    """Highest score, sum of weights, weighted values: of no column."""
+    """Return the state before any column: highest score, sum of weights, weighted values."""
     return (
         tl.full((tile,), LOWEST, tl.float32),
         tl.zeros((tile,), tl.float32),
@@ -307,7 +333,7 @@ def _nothing(tile: tl.constexpr, room: tl.constexpr):
 
 @kernel
 def _read_block(state, queries, kv, place, there, seen, kv_half, d, dim: tl.constexpr):
-    """Take in a block of columns, whose keys begin at `place`, where they are seen."""
+    """Update the state with a block of columns whose keys begin at `place`, as far as the row sees them."""
     held = there[:, None] & (d < dim)[None, :]
     where = (kv + place)[:, None] + d[None, :]
     keys, values = tl.load(where, mask=held, other=0.0), tl.load(where + kv_half, mask=held, other=0.0)

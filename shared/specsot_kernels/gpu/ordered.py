@@ -1,9 +1,10 @@
-"""Rows times a matrix, summed in the same order for any number of rows: what a row gets is the same in any
-company, bit for bit. It is the fastest kernel for a few rows, too, so usual laps of those have it.
+"""Batch-invariant matrix product: sums run in the same order for any number of rows.
 
-The inputs of a matrix are cut into as many parts as its sizes say. A part's products are added up from the
-first input to the last, then the parts' sums in their order: by programs side by side where rows are few, by
-one where they are many. Tiles differ in how many rows and outputs they have, never in the instruction's.
+A row's result is the same bits in every batch. Since the kernel is also the fastest one for a few rows,
+normal steps of few rows use it too. The inputs of a matrix are cut into parts by the matrix's sizes alone.
+The products of a part are added from the first input to the last, then the sums of the parts in order: by
+concurrent programs if there are few rows, by one program if there are many. Tiles differ in rows and outputs,
+never in the inputs of one tensor-core instruction.
 """
 
 # Triton reads the annotations of kernels itself, and knows constexpr alone.
@@ -27,21 +28,36 @@ from specsot_kernels.gpu.launching import (
     power_of_two,
 )
 
-HIGH = 64  # outputs of a tile at least: what an instruction multiplies
-PROGRAMS = 144  # that a matrix is read by at least, where its inputs are cut; an H100 has 132 multiprocessors
-UNIT = 128  # inputs that a part is a multiple of, and a tile's inputs divide
-LEAST = 512  # inputs of a part; no measurement recorded
-FEW = 64  # rows whose parts have programs of their own; more are copied in blocks
-FEWEST = 16  # rows up to which cuBLAS is slower on an H100, whatever the matrix
-TALL = 192  # tiles of outputs from which it is up to FEW; no measurement recorded
-SHORT = 128  # tiles of a gated matrix below which it never is
-WIDE = 1024  # columns of a program that adds up parts; no measurement recorded
+# Outputs. Smallest tile: what one instruction multiplies.
+HIGH = 64
+# Programs. The inputs are cut until at least so many programs read the matrix; an H100 has 132
+# multiprocessors.
+PROGRAMS = 144
+# Inputs. A part is a multiple of it, and it is a multiple of a tile's inputs.
+UNIT = 128
+# Inputs. Smallest part. Untuned.
+LEAST = 512
+# Rows. Up to so many, each part has its own program; more rows are loaded in blocks by descriptors.
+FEW = 64
+# Rows. Up to so many, cuBLAS is slower on an H100, whatever the matrix.
+FEWEST = 16
+# Tiles of outputs. From so many on, cuBLAS is slower up to FEW rows. Untuned.
+TALL = 192
+# Tiles of a gated matrix. With fewer, cuBLAS is never slower.
+SHORT = 128
+# Columns. Tile of a program that adds up parts. Untuned.
+WIDE = 1024
 
 
 class OrderedTile(NamedTuple):
-    """What one program multiplies at a time: so many outputs, rows and inputs; warps, and steps in flight.
+    """What one program multiplies at a time.
 
-    ahead: its first weights are on their way before the kernel before is over.
+    outputs: outputs of the tile.
+    rows: rows of the tile.
+    inputs: inputs of the tile.
+    warps: warps of the program.
+    stages: loop iterations in flight.
+    ahead: the first weights are loaded before the preceding kernel has ended.
     """
 
     outputs: int
@@ -53,7 +69,7 @@ class OrderedTile(NamedTuple):
 
 
 def tile_for(rows: int, itemsize: int, gated: bool) -> OrderedTile:
-    """Of some that an H100 has run; others are faster for single matrices: docs/precision.md."""
+    """Return a good tile for an H100; single matrices have faster ones, see docs/precision.md."""
     many = max(power_of_two(rows), 16)
     if itemsize > 2:
         return OrderedTile(HIGH, min(many, 64), 32, 4, 2)
@@ -65,14 +81,20 @@ def tile_for(rows: int, itemsize: int, gated: bool) -> OrderedTile:
 
 
 def pays(x: Tensor, outputs: int, gated: bool) -> bool:
-    """Whether the library's product of these rows is slower. Tiles of odd widths are not copied ahead."""
+    """Return whether this kernel is faster than cuBLAS for these rows.
+
+    Tiles of odd widths are not loaded asynchronously, so that they are left to cuBLAS.
+    """
     tiles = outputs // (HIGH * (1 + gated))
     few = FEW if tiles >= TALL else 0 if gated and tiles < SHORT else FEWEST
     return x.itemsize == 2 and x.shape[1] % 16 == 0 and 0 < len(x) <= few
 
 
 def parts_of(outputs: int, inputs: int) -> int:
-    """Into how many parts the inputs of a matrix are cut: this is the order of its sums."""
+    """Return into how many parts the inputs of a matrix are cut. The parts fix the order of its sums.
+
+    A [4096, 4096] matrix has 64 tiles of outputs, so its inputs are cut into 4 parts (64 * 4 >= PROGRAMS).
+    """
     programs = -(-outputs // HIGH)
     parts = 1
     while programs * parts < PROGRAMS and inputs >= 2 * parts * LEAST:
@@ -90,13 +112,14 @@ def multiply_ordered(
     tile: OrderedTile | None = None,
     parts: int | None = None,
 ) -> Tensor:
-    """x @ weight.T + bias, summed in fp32.
+    """Return x @ weight.T + bias, [rows, outputs], summed in fp32.
 
-    x: [rows, inputs]; weight: [outputs, inputs], contiguous; bias: [outputs].
-    gated: the result is silu(first half) * second half.
-    into:  what the result is added to, in place; a new tensor, of `dtype` or x's, where absent.
-    parts: `parts_of` the matrix.
-    returns [rows, outputs, or half of it].
+    x: [rows, inputs]. weight: [outputs, inputs], contiguous. bias: [outputs].
+    gated: the result is silu(first half) * second half, [rows, outputs / 2].
+    into: the result is added to this tensor, in place; if absent, the result is a new tensor of `dtype`, or
+        x's type.
+    tile: overrides `tile_for`.
+    parts: `parts_of` the matrix, if the caller knows it.
     """
     (rows, inputs) = x.shape
     outputs = weight.shape[0]
@@ -129,7 +152,7 @@ def multiply_ordered(
 
 
 def _in_blocks(matrix: Tensor) -> bool:
-    """Whether blocks of it are copied by descriptors."""
+    """Return whether blocks of the matrix can be loaded by tensor descriptors."""
     aligned = matrix.data_ptr() % 16 == 0 and matrix.stride(0) * matrix.itemsize % 16 == 0
     return copies_blocks(matrix.device) and aligned and matrix.stride(1) == 1
 
@@ -141,7 +164,9 @@ def _multiply(
     cut: tl.constexpr, ahead: tl.constexpr, biased: tl.constexpr, gated: tl.constexpr, added: tl.constexpr,
     early: tl.constexpr,
 ):  # fmt: skip
-    """A tile of the result; apart: of one part's sums. Row tiles of the same outputs follow each other."""
+    """Compute a tile of the result, or of one part's sums if `apart`. Row tiles of the same outputs run one
+    after another.
+    """
     let_next_begin(early)
     top = tl.program_id(0) * many
     first = tl.program_id(1) * high
@@ -194,9 +219,9 @@ def _sum_up(
     given, begin, inputs, span, many: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
     whole: tl.constexpr, blocks: tl.constexpr, gated: tl.constexpr, ahead: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """Products of the inputs of one part; gated: with the other half of the outputs, too.
+    """Sum the products of one part's inputs; if gated, for the other half of the outputs, too.
 
-    ahead: the first weights are asked for before the kernel before is waited for, here.
+    ahead: the first weights are requested before this function waits for the preceding kernel.
     """
     x, line, top, first, other = given
     total = tl.zeros((high, many), tl.float32)
@@ -230,6 +255,7 @@ def _sum_up(
 
 @kernel
 def _fetch(place, inside, whole: tl.constexpr):
+    """Load, with a mask only if some inputs are missing."""
     return tl.load(place) if whole else tl.load(place, mask=inside, other=0.0)
 
 
@@ -237,6 +263,7 @@ def _fetch(place, inside, whole: tl.constexpr):
 def _finish(
     total, beside, offset, before, biased: tl.constexpr, gated: tl.constexpr, added: tl.constexpr
 ):  # fmt: skip
+    """Apply gate, bias and addition to the sums."""
     if gated:
         total = total / (1 + tl.exp(-total)) * beside
     if biased:
@@ -251,7 +278,9 @@ def _add_parts(
     sums, bias, out, outputs, wide: tl.constexpr, parts: tl.constexpr, biased: tl.constexpr,
     gated: tl.constexpr, added: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """Some columns of one row. Nothing waits for another part's sums before it asks for its own."""
+    """Add up the parts of some columns of one row. The loads of different parts do not wait for
+    each other.
+    """
     let_next_begin(early)
     row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * wide + tl.arange(0, wide)
     there = column < outputs

@@ -1,7 +1,8 @@
-"""One row times a matrix, as fast as the matrix can be read.
+"""Multiplies one row with a matrix (GEMV) as fast as the matrix can be read.
 
-The norm before a product is taken into it (the sum of squares grows along the way, the result is scaled at
-the end), and so are bias or residual, and the gate of an MLP behind it. More rows: `ordered.py`.
+The norm before the product is fused (the sum of squares is gathered along the way, and the result is scaled
+at the end), and so are bias or residual and the gate of an MLP after the product. For more rows see
+`ordered.py`.
 """
 
 # Triton reads the annotations of kernels itself, and knows constexpr alone.
@@ -22,12 +23,19 @@ from specsot_kernels.gpu.launching import (
     power_of_two,
 )
 
-LARGEST = tl.constexpr(448.0)  # of an 8-bit float with 4 bits of exponent and 3 of fraction
-LANES = tl.constexpr(16)  # 8-bit numbers that a thread reads at a time
+# The largest finite float8_e4m3fn.
+LARGEST = tl.constexpr(448.0)
+# 8-bit numbers that a thread reads at a time.
+LANES = tl.constexpr(16)
 
 
 class RowTile(NamedTuple):
-    """What one program reads at a time of a matrix: so many rows and columns; and its warps."""
+    """The tile of the matrix that one program reads at a time, and the program's warps.
+
+    rows: outputs of the tile.
+    columns: inputs of the tile.
+    warps: warps of the program.
+    """
 
     rows: int
     columns: int
@@ -35,7 +43,7 @@ class RowTile(NamedTuple):
 
 
 def row_tile_of(inputs: int, normed: bool, gated: bool) -> RowTile:
-    """What was fastest of fourteen on an H200, for the matrices of an 8B and a 4B model."""
+    """Return the fastest of fourteen tiles on an H200 for the matrices of an 8B and a 4B model."""
     if gated:
         return RowTile(4, 512, 4)
     if normed:
@@ -52,12 +60,14 @@ def multiply_row(
     into: Tensor | None = None,
     tile: RowTile | None = None,
 ) -> Tensor:
-    """weight @ x, in fp32 inside. x: [1, inputs]; weight: [outputs, inputs], contiguous.
+    """Return weight @ x, [1, outputs], computed in fp32.
 
-    norm:  weight [inputs] and eps of an RMSNorm of x before.
-    add:   [outputs], bias or residual; may be `into`.
-    gated: the result is silu(first half) * second half.
-    into:  where the result [1, outputs, or half of it] goes; a new tensor where absent.
+    x: [1, inputs]. weight: [outputs, inputs], contiguous.
+    norm: weight [inputs] and epsilon of an RMSNorm of x that is applied first.
+    add: [outputs], bias or residual; may be `into`.
+    gated: the result is silu(first half) * second half, [1, outputs / 2].
+    into: the tensor that receives the result; a new one if absent.
+    tile: overrides `row_tile_of`.
     """
     outputs, inputs = weight.shape
     wanted = outputs // 2 if gated else outputs
@@ -78,7 +88,7 @@ def _multiply_one(
     x, scale, weight, add, out, outputs, inputs, eps, high: tl.constexpr, wide: tl.constexpr,
     whole: tl.constexpr, normed: tl.constexpr, added: tl.constexpr, gated: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """`high` outputs. The first tile of the weights is on its way before the kernel before is over."""
+    """Compute `high` outputs. The first weight tile is loaded before the preceding kernel has ended."""
     let_next_begin(early)
     row = tl.program_id(0) * high + tl.arange(0, high)
     column = tl.arange(0, wide)
@@ -120,17 +130,21 @@ def _multiply_one(
 
 @kernel
 def _fetch(place, held, whole: tl.constexpr):
-    """Weights are read once: they need not stay in the cache."""
+    """Load weights; they are read once, so that they need not stay in the cache."""
     if whole:
         return tl.load(place, eviction_policy="evict_first")
     return tl.load(place, mask=held, other=0.0, eviction_policy="evict_first")
 
 
-FEW_OUTPUTS = 16384  # an lm_head has more, and so many programs that smaller ones are faster
+# Outputs. An lm_head has more, and therefore so many programs that smaller tiles are faster.
+FEW_OUTPUTS = 16384
 
 
 def short_tile_of(outputs: int, inputs: int, normed: bool, gated: bool) -> RowTile:
-    """What made an 8B model's lap fastest on an H100, of eight for each matrix; columns divide `inputs`."""
+    """Return the tile that made an 8B model's step fastest on an H100, of eight for each matrix.
+
+    The tile's columns divide `inputs`.
+    """
     if gated:
         rows, columns, warps = RowTile(8, 512, 4)
     elif not normed:
@@ -151,9 +165,11 @@ def multiply_short_row(
     into: Tensor | None = None,
     tile: RowTile | None = None,
 ) -> Tensor:
-    """`multiply_row` in 8-bit floats: the row becomes such as it is read, by the peak of the whole of it.
+    """Return the product of `multiply_row` for 8-bit float weights; x is quantized, with the scale of its own
+    peak, as it is read.
 
-    weight: [outputs, inputs] float8_e4m3fn, contiguous; scales: fp32 [outputs]. All else as there.
+    weight: [outputs, inputs] float8_e4m3fn, contiguous. scales: fp32 [outputs].
+    The other arguments are those of `multiply_row`.
     """
     outputs, inputs = weight.shape
     wanted = outputs // 2 if gated else outputs
@@ -175,9 +191,9 @@ def _multiply_short_one(
     room: tl.constexpr, whole: tl.constexpr, normed: tl.constexpr, added: tl.constexpr, gated: tl.constexpr,
     early: tl.constexpr,
 ):  # fmt: skip
-    """`high` outputs. The first tile of the weights is on its way while the row is looked at.
+    """Compute `high` outputs. The first weight tile is loaded while the peak of the row is found.
 
-    What an RMSNorm divides by is in the row's scale alone: rounding does not see it.
+    The factor of an RMSNorm goes into the row's scale; the quantized numbers do not depend on it.
     """
     let_next_begin(early)
     row = tl.program_id(0) * high + tl.arange(0, high)
@@ -231,7 +247,11 @@ def _multiply_short_one(
 
 @kernel
 def _load(place, held, whole: tl.constexpr):
-    """Masks that are always true keep the compiler from parting the last turn of the loop from the others."""
+    """Load without a mask if every column exists.
+
+    Masks that are always true would keep the compiler from separating the last iteration of the loop from the
+    others.
+    """
     if whole:
         return tl.load(place)
     return tl.load(place, mask=held, other=0.0)
@@ -239,6 +259,8 @@ def _load(place, held, whole: tl.constexpr):
 
 @kernel
 def _add_up(tile, part, high: tl.constexpr, wide: tl.constexpr):
-    """Products of each line of a tile, added up as far as a thread holds them: sums take few registers."""
+    """Sum the products of each matrix row over the LANES numbers of a thread, so that the sums take few
+    registers.
+    """
     product = tile.to(tl.float32) * part[None, :]
     return tl.sum(tl.reshape(product, (high, wide // LANES, LANES)), 2)

@@ -1,7 +1,8 @@
-"""Attention of prompts' rows over KV pages: a tile of rows reads all that it sees, in one go.
+"""Computes attention of prompts' rows over KV pages: a tile of rows reads all of its columns in one go.
 
-What `attention` does in pieces, for frames of many rows, whose tiles alone fill a GPU. Blocks of keys and
-values are copied by descriptors (TMA, NVIDIA from Hopper on), whole pages or whole parts of them.
+This replaces the pieces of `attention` for frames of many rows, whose tiles alone fill a GPU. Blocks of keys
+and values are copied by tensor descriptors (TMA, NVIDIA from Hopper on) as whole pages or equal parts of
+pages.
 """
 
 # Triton reads the annotations of kernels itself, and knows constexpr alone.
@@ -19,8 +20,11 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from specsot_kernels.attention_tables import PROMPT_QUERIES, TableSpan, tabulate_prompts
 from specsot_kernels.gpu.launching import copies_blocks, kernel, on_device_of, power_of_two
 
-COLUMNS = 64  # of a tile at most
-# What was fastest of ten on an H100 (docs/results/h100-product.md): more warps hold fewer numbers each.
+# Columns. Largest tile of keys that a program reads at a time.
+COLUMNS = 64
+# Warps of a program, and loop iterations in flight. Chosen by docs/results/h100-product.md: the fastest of
+# ten pairs
+# on an H100.
 WARPS = 4
 STAGES = 3
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -29,14 +33,20 @@ LOWEST = tl.constexpr(-1e30)
 
 @dataclass(frozen=True, slots=True)
 class PromptPlan:
-    """See `tabulate_prompts`; a tile of no rows does nothing."""
+    """The tables of `tabulate_prompts` on the device. A tile of no rows does nothing.
+
+    tiles: int32 [tiles, 4].
+    pages: int32 [pages].
+    """
 
     tiles: Tensor
     pages: Tensor
 
 
 def suits(kind: torch.dtype, kv_layer: Tensor) -> bool:
-    """Whether the kernel reads such pages for such queries: 16 bits a number, as they are."""
+    """Return whether the kernel reads such pages for such queries: contiguous, of the queries' 16-bit type,
+    sizes powers of 2.
+    """
     page_rows, dim = kv_layer.shape[-2:]
     plain = kind == kv_layer.dtype and kind.itemsize == 2 and kv_layer.is_contiguous()
     heads = 16 <= dim == power_of_two(dim) <= 128
@@ -48,7 +58,7 @@ def suits(kind: torch.dtype, kv_layer: Tensor) -> bool:
 def plan_prompts(
     spans: Sequence[TableSpan], page_rows: int, heads_per_kv: int, device: torch.device | str
 ) -> PromptPlan:
-    """Of one frame, `spans` in row order."""
+    """Plan one frame of prompts, whose spans come in row order."""
     tiles, pages = tabulate_prompts(spans, page_rows, PROMPT_QUERIES // heads_per_kv)
     sent = torch.from_numpy(np.concatenate((tiles.reshape(-1), pages)))
     if torch.device(device).type == "cuda":
@@ -59,7 +69,7 @@ def plan_prompts(
 def attend_prompts(
     q: Tensor, kv_layer: Tensor, plan: PromptPlan, warps: int = WARPS, stages: int = STAGES
 ) -> Tensor:
-    """As `attention.attend`, of pages that this kernel `suits`."""
+    """Return what `attention.attend` returns, for pages that this kernel `suits`."""
     rows, kv_heads, g, dim = q.shape
     _, many, _, page_rows, _ = kv_layer.shape
     out = q.new_empty((rows, kv_heads * g * dim))
@@ -78,7 +88,7 @@ def _prompt(
     q, blocks, out, tiles, pages, q_row, q_group, q_head, g, half, page_rows, dim: tl.constexpr,
     tile: tl.constexpr, wide: tl.constexpr,
 ):  # fmt: skip
-    """One tile of rows under one KV head."""
+    """Compute one tile of rows under one KV head."""
     head = tl.program_id(0)
     kv_heads = tl.num_programs(0)
     place = tiles + tl.program_id(1) * 4
@@ -101,7 +111,8 @@ def _prompt(
         tl.zeros((tile,), tl.float32),
         tl.zeros((tile, dim), tl.float32),
     )
-    free = (base + 1) // wide * wide  # columns before are seen by every row
+    # Every row sees the columns before `free`, so that they need no mask.
+    free = (base + 1) // wide * wide
     for left in range(0, free, wide):
         at = (tl.load(pages + left // page_rows) * kv_heads + head) * page_rows + left % page_rows
         scores = tl.dot(queries, blocks.load([at, 0]).T)
@@ -119,7 +130,7 @@ def _prompt(
 
 @kernel
 def _take_in(state, scores, values):
-    """Running softmax in powers of two: highest score, sum of weights, weighted values."""
+    """Update a running softmax, in powers of two: highest score, sum of weights, weighted values."""
     highest, total, sums = state
     higher = tl.maximum(highest, tl.max(scores, 1) * LOG2E)
     chances = tl.exp2(scores * LOG2E - higher[:, None])

@@ -1,6 +1,7 @@
-"""Fused elementwise kernels between a layer's large products: norm, rotary with KV write, gate, row moves.
+"""Fused elementwise kernels between a layer's matrix products: norm, rotary with KV write, gate, KV row
+moves.
 
-And rows as 8-bit floats, one scale a row, with their products scaled back.
+The file also converts rows to 8-bit floats with one scale a row, and scales their products back.
 """
 
 # Triton reads the annotations of kernels itself, and knows constexpr alone.
@@ -22,19 +23,32 @@ from specsot_kernels.gpu.launching import (
 )
 from specsot_kernels.gpu.products import LARGEST
 
-WIDE = 1024  # columns of a tile of the gate; no measurement recorded
-LEAST = tl.constexpr(2.0**-24)  # scale of a row in int8, as `specsot_model.kv.MIN_SCALE`
-HALF_WAY = tl.constexpr(1.5 * 2.0**23)  # a float in fp32 has no fraction beside it
-TOGETHER = 8  # heads of one program; no measurement recorded
-MOVED = 256  # numbers of a row that one program moves; no measurement recorded
+# Columns. Tile of the gate. Untuned.
+WIDE = 1024
+# Smallest scale of an int8 row; equals `specsot_model.kv.MIN_SCALE`.
+LEAST = tl.constexpr(2.0**-24)
+# Adding and subtracting this number rounds an fp32 number to a whole one: a sum of this size has no fraction
+# bits.
+HALF_WAY = tl.constexpr(1.5 * 2.0**23)
+# Heads of one program. Untuned.
+TOGETHER = 8
+# Numbers of a KV row that one program moves. Untuned.
+MOVED = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Turning:
-    """How queries and keys turn: `frequencies` fp32 [head_dim / 2], radians a position.
+    """How queries and keys are rotated and scaled (rotary embedding).
 
-    scale: of queries. norms: weights [head_dim] of the norms over each query and key head, or None.
-    turned, still: the scale is that of so many pairs, the others have this one; None: all are alike.
+    heads: query heads.
+    kv_heads: KV heads.
+    frequencies: fp32 [head_dim / 2], radians for each position.
+    scale: factor of the queries.
+    norms: weights [head_dim] of the norms over each query and each key head, or None.
+    eps: epsilon of these norms.
+    turned: `scale` applies to the first so many pairs only, and the others are multiplied by `still`; None:
+        all pairs.
+    still: factor of the pairs after `turned`.
     """
 
     heads: int
@@ -55,12 +69,16 @@ def turn_and_store(
     turning: Turning,
     scales: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    """Norm and turn query and key heads; queries stay in `qkv`, keys and values go to their slots.
+    """Norm and rotate query and key heads. Queries are written back to `qkv`, keys and values to their KV
+    slots.
 
-    qkv:       [rows, heads + 2 * kv_heads, head_dim], pairs to be turned side by side (`rotary.interleave`).
-    positions, slots: [rows]; a row whose slot is negative is written nowhere.
-    kv_layer:  [2, pages, kv_heads, page_rows, head_dim]; or int8, the scale of each row behind it in fp16.
-    scales:    fp32 [rows] and [outputs], what rows and columns of `qkv` are multiplied by before.
+    qkv: [rows, heads + 2 * kv_heads, head_dim]; the two numbers of a rotated pair are adjacent
+        (`rotary.interleave`).
+    positions, slots: [rows]; keys and values of a row with a negative slot are not stored.
+    kv_layer: [2, pages, kv_heads, page_rows, head_dim]; or int8 with each row's fp16 scale after its numbers.
+    scales: fp32 [rows] and [outputs]; rows and columns of `qkv` are multiplied by them first.
+
+    Slot = page * page_rows + offset: with pages of 256 rows, slot 515 is row 3 of page 2.
     """
     rows, _, dim = qkv.shape
     norms = turning.norms or (turning.frequencies, turning.frequencies)
@@ -79,7 +97,7 @@ def turn_and_store(
 
 
 def norm_rows(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMSNorm of [rows, size], contiguous, in fp32 inside."""
+    """Return the RMSNorm of x [rows, size], contiguous, computed in fp32."""
     out = x.new_empty(x.shape)
     size = x.shape[1]
     with on_device_of(x):
@@ -90,7 +108,7 @@ def norm_rows(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def gate(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up of [rows, 2 * width]; [rows, width]."""
+    """Return silu(gate) * up, [rows, width], of gate_up [rows, 2 * width]."""
     rows = gate_up.shape[0]
     width = gate_up.shape[1] // 2
     out = gate_up.new_empty((rows, width))
@@ -100,10 +118,13 @@ def gate(gate_up: Tensor) -> Tensor:
 
 
 def move_rows(kv: Tensor, moves: Tensor) -> None:
-    """Copy rows of every layer from slots to slots; all are read before any is written.
+    """Copy KV rows of every layer from slots to slots; all are read before any is written.
 
-    kv:    [layers, 2, pages, kv_heads, page_rows, head_dim], contiguous.
-    moves: [2, many], sources and targets; where they are negative nothing is moved.
+    kv: [layers, 2, pages, kv_heads, page_rows, head_dim], contiguous.
+    moves: [2, many], source and target slots; a negative pair moves nothing.
+
+    moves [[5, 6], [4, 5]] keeps the rows of slots 5 and 6 in slots 4 and 5, though slot 5 is source and
+    target.
     """
     layers, _, pages, kv_heads, page_rows, dim = kv.shape
     if not layers:
@@ -125,10 +146,13 @@ def join_rows(
     eps: float,
     normed: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """How an EAGLE-3 head begins: [norm(embedding), norm(feature)] of every row, and the residual.
+    """Return the input of an EAGLE-3 head, [norm(embedding), norm(feature)] of every row, and the residual.
 
-    tokens, origins: [rows], of `table` [V, size] and `features` [n, size]; norms: weights [size] of the two.
-    normed: the residual is the normed feature.
+    tokens: [rows], row numbers of `table` [V, size].
+    origins: [rows], row numbers of `features` [n, size].
+    norms: weights [size] of the norms of embedding and feature.
+    normed: the residual is the normed feature instead of the feature.
+    returns [rows, 2 * size] and [rows, size].
     """
     rows = tokens.shape[0]
     size = table.shape[1]
@@ -149,7 +173,7 @@ def _turn(
     room: tl.constexpr, together: tl.constexpr, normed: tl.constexpr, apart: tl.constexpr,
     eight: tl.constexpr, scaled: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """A few heads of one row; queries, keys and values may be among them."""
+    """Rotate and store a few heads of one row; queries, keys and values may be among them."""
     let_next_begin(early)
     row = tl.program_id(0)
     head = tl.program_id(1) * together + tl.arange(0, together)
@@ -169,12 +193,14 @@ def _turn(
         output = columns + head[:, None] * (2 * pairs) + 2 * pair[None, :]
         left = tl.load(output, mask=there, other=0.0)
         right = tl.load(output + 1, mask=there, other=0.0)
-    await_before(early)  # positions and slots are older than the kernels of this frame
+    # Positions and slots were written before this frame's kernels, so they may be read before this wait.
+    await_before(early)
     first = tl.load(place, mask=there, other=0.0).to(tl.float32)
     second = tl.load(place + 1, mask=there, other=0.0).to(tl.float32)
     if scaled:
         size = tl.load(own + row)
-        first = (first * (size * left)).to(kind).to(tl.float32)  # as if it were written down in between
+        # Round as if the scaled product had been stored in between.
+        first = (first * (size * left)).to(kind).to(tl.float32)
         second = (second * (size * right)).to(kind).to(tl.float32)
     if normed:
         power = tl.sum(first * first + second * second, 1) / (2 * pairs)
@@ -198,7 +224,8 @@ def _turn(
     if eight:
         first, second = first.to(tl.float32), second.to(tl.float32)
         peak = tl.max(tl.maximum(tl.abs(first), tl.abs(second)), 1)
-        unreal = tl.sum((first - first) + (second - second), 1)  # 0, or NaN where one is not finite
+        # 0 if all numbers are finite, else NaN: then the scale is NaN too, and the error stays visible.
+        unreal = tl.sum((first - first) + (second - second), 1)
         short = (tl.maximum(peak / 127, LEAST) + unreal).to(tl.float16)
         step = short.to(tl.float32)[:, None]
         first, second = _round(first / step).to(tl.int8), _round(second / step).to(tl.int8)
@@ -211,18 +238,20 @@ def _turn(
 
 @kernel
 def _round(values):
-    """To the nearest whole number within 127, halves to the even one."""
+    """Round to the nearest whole number within -127 .. 127, halves to the even one."""
     whole = (values + HALF_WAY) - HALF_WAY
     return tl.minimum(tl.maximum(whole, -127.0), 127.0)
 
 
 @kernel
 def _pick(weight, column, inside):
+    """Load a norm's weights as a row that broadcasts over heads."""
     return tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)[None, :]
 
 
 @kernel
 def _norm(x, weight, out, size, eps, room: tl.constexpr, early: tl.constexpr):
+    """Norm one row."""
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, room)
     let_next_begin(early)
     there = column < size
@@ -238,7 +267,7 @@ def _move(
     kv, moves, pages, kv_heads, page_rows, dim, count, many: tl.constexpr, room: tl.constexpr,
     early: tl.constexpr,
 ):  # fmt: skip
-    """One head's keys, or its values, in one layer; of long rows some columns."""
+    """Move one head's keys, or its values, in one layer; for long rows only a range of columns."""
     let_next_begin(early)
     head = tl.program_id(0)
     half = tl.program_id(1).to(tl.int64)
@@ -254,7 +283,8 @@ def _move(
     start = (source // page_rows * kv_heads * page_rows + source % page_rows) * dim
     goal = (target // page_rows * kv_heads * page_rows + target % page_rows) * dim
     rows = tl.load(base + start[:, None] + d[None, :], mask=there, other=0.0)
-    tl.debug_barrier()  # a row's target may be another one's source
+    # All rows must be read before any is written: a row's target may be another row's source.
+    tl.debug_barrier()
     tl.store(base + goal[:, None] + d[None, :], rows, mask=there)
 
 
@@ -263,6 +293,7 @@ def _join(
     tokens, table, features, origins, token_norm, feature_norm, inputs, plain, size, eps,
     room: tl.constexpr, normed: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
+    """Norm one row's embedding (half 0) or its feature (half 1)."""
     let_next_begin(early)
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, room)
     half = tl.program_id(1)
@@ -285,6 +316,7 @@ def _join(
 
 @kernel
 def _gate(gate_up, out, width, wide: tl.constexpr, early: tl.constexpr):
+    """Gate a range of columns of one row."""
     row = tl.program_id(0).to(tl.int64)
     let_next_begin(early)
     await_before(early)
@@ -296,16 +328,19 @@ def _gate(gate_up, out, width, wide: tl.constexpr, early: tl.constexpr):
     tl.store(out + row * width + column, (opened * up).to(out.dtype.element_ty), mask=there)
 
 
-OUT_COLUMNS = 1024  # columns of a tile of the output; no measurement recorded
+# Columns. Tile of `lengthen_rows`. Untuned.
+OUT_COLUMNS = 1024
 
 
 def shorten_rows(
     x: Tensor, norm: tuple[Tensor, float] | None = None, added: tuple[Tensor, Tensor, Tensor] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """[rows, size] as float8_e4m3fn, and what each row is to be multiplied by, fp32 [rows].
+    """Quantize rows: return [rows, size] as float8_e4m3fn, and each row's scale, fp32 [rows].
 
-    The numbers of a row of x lie side by side. norm: weight [size] and epsilon of an RMSNorm before.
-    added: what `lengthen_rows` takes, is added to x before, in place.
+    x: [rows, size]; the numbers of a row are adjacent.
+    norm: weight [size] and epsilon of an RMSNorm that is applied first.
+    added: (y, scales, columns) of `lengthen_rows`; their scaled product is added to x, in place, before the
+        norm.
     """
     rows, size = x.shape
     short = x.new_empty((rows, size), dtype=torch.float8_e4m3fn)
@@ -320,7 +355,7 @@ def shorten_rows(
 
 
 def shorten_gated(y: Tensor, scales: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-    """What `lengthen_rows` makes of these, gated, as `shorten_rows` has it."""
+    """Return the gated result of `lengthen_rows`, quantized as by `shorten_rows`."""
     rows = len(y)
     size = y.shape[1] // 2
     short = y.new_empty((rows, size), dtype=torch.float8_e4m3fn)
@@ -335,10 +370,11 @@ def shorten_gated(y: Tensor, scales: Tensor, columns: Tensor) -> tuple[Tensor, T
 def lengthen_rows(
     y: Tensor, scales: Tensor, columns: Tensor, gated: bool = False, into: Tensor | None = None
 ) -> Tensor:
-    """[rows, size] times the scales of rows and columns; gated: silu(first half) * second half of that,
-    [rows, size / 2].
+    """Multiply y [rows, size] by the scales of rows and columns.
 
-    into: what it is added to, in place; else it takes the place of y, or is new where it is gated.
+    gated: return silu(first half) * second half of that, [rows, size / 2].
+    into: the result is added to this tensor, in place. Without it, the result overwrites y, or is a new
+        tensor if gated.
     """
     rows = len(y)
     wanted = y.shape[1] // (1 + gated)
@@ -365,6 +401,7 @@ def _shorten(
     x, weight, y, own, columns, short, scales, size, from_x, eps, room: tl.constexpr, normed: tl.constexpr,
     added: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
+    """Quantize one row, after adding a scaled product and norming it if asked to."""
     let_next_begin(early)
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, room)
     there = column < size
@@ -382,7 +419,8 @@ def _shorten(
         values = whole.to(tl.float32)
     factor = 1.0
     if normed:
-        factor = tl.rsqrt(tl.sum(values * values, 0) / size + eps)  # rounding does not see it
+        # The norm's factor goes into the row's scale; the quantized numbers do not depend on it.
+        factor = tl.rsqrt(tl.sum(values * values, 0) / size + eps)
         values *= gains
     _keep(values, factor, short + row * size + column, scales + row, there)
 
@@ -391,6 +429,7 @@ def _shorten(
 def _shorten_gated(
     y, scales, columns, short, new, size, room: tl.constexpr, early: tl.constexpr
 ):  # fmt: skip
+    """Scale, gate and quantize one row."""
     let_next_begin(early)
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, room)
     there = column < size
@@ -402,14 +441,14 @@ def _shorten_gated(
     values = tl.load(source, mask=there, other=0.0).to(tl.float32) * (scale * first)
     beside = tl.load(source + size, mask=there, other=0.0).to(tl.float32) * (scale * second)
     values = values / (1 + tl.exp(-values)) * beside
-    # As where it is written down in between.
+    # Round as if the gated product had been stored in between.
     values = values.to(y.dtype.element_ty).to(tl.float32)
     _keep(values, 1.0, short + row * size + column, new + row, there)
 
 
 @kernel
 def _keep(values, factor, place, scales, there):
-    """A whole row in 8-bit floats, times a factor."""
+    """Store a whole row as 8-bit floats, and its scale times `factor`."""
     peak = tl.max(tl.abs(values), 0)
     scale = tl.where(peak > 0, peak / LARGEST, 1.0)
     larger = tl.where(peak > 0, LARGEST / peak, 1.0)
@@ -422,6 +461,7 @@ def _lengthen(
     y, scales, columns, out, size, wanted, from_out, wide: tl.constexpr, gated: tl.constexpr,
     added: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
+    """Scale, and gate or add if asked to, a range of columns of one row."""
     let_next_begin(early)
     row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * wide + tl.arange(0, wide)
     there = column < wanted

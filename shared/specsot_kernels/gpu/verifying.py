@@ -1,4 +1,4 @@
-"""Tree verification in Triton: greedy, and by rejection sampling with the final draw."""
+"""Verifies draft trees in Triton: greedily, and by rejection sampling with the final draw."""
 
 # Triton reads the annotations of kernels itself, and knows constexpr alone.
 from __future__ import annotations
@@ -15,12 +15,13 @@ FOUND = ("predicts", "accepted", "counts")
 
 
 def blank(candidates: Tensor, steps: int) -> Verified:
-    """The results before any walk, -1 everywhere; one allocation."""
+    """Return result arrays filled with -1, in one allocation."""
     batch, nodes = candidates.shape
     rows = batch * nodes
     longest = batch * (steps + 1)
     whole = candidates.new_full((rows + longest + batch,), -1, dtype=torch.int32)
-    return Verified(  # cheaper than `split` and `view`
+    # `as_strided` costs less than `split` and `view`.
+    return Verified(
         whole.as_strided((rows,), (1,)),
         whole.as_strided((batch, steps + 1), (steps + 1, 1), rows),
         whole.as_strided((batch,), (1,), rows + longest),
@@ -28,7 +29,9 @@ def blank(candidates: Tensor, steps: int) -> Verified:
 
 
 def can_hold(found: Verified, candidates: Tensor) -> bool:
-    """Whether a walk can write straight into these arrays of a caller's. predicts may be longer."""
+    """Return whether the kernels can write directly into the caller's arrays; `predicts` may be longer than
+    needed.
+    """
     (predicts, accepted, counts) = found
     (batch, nodes) = candidates.shape
     return (
@@ -52,7 +55,9 @@ def verify_tree_greedy(
     steps: int,
     into: Verified | None = None,
 ) -> Verified:
-    """See `reference`. into: what `can_hold` the results; what no walk writes keeps its value."""
+    """Verify as `reference` does. into: arrays that pass `can_hold`; entries that are not on a path keep
+    their value.
+    """
     found = into or blank(candidates, steps)
     arrays = tuple(
         each if each.is_contiguous() else each.contiguous()
@@ -67,6 +72,9 @@ def verify_tree_greedy(
 
 @kernel_of_any(*TREE, *FOUND, "targets", numbers=("nodes", "steps"))
 def _verify(candidates, targets, slots, first, following, predicts, accepted, counts, nodes, steps):
+    """Walk down one tree. A walk looks at no more children than the tree has nodes, so that circular links
+    end.
+    """
     b = tl.program_id(0).to(tl.int64)
     rows = tl.num_programs(0) * nodes
     row = b * nodes
@@ -93,17 +101,18 @@ def _verify(candidates, targets, slots, first, following, predicts, accepted, co
 
 @kernel
 def number_at(array, place, size):
-    """array[place] as int64; -1 where there is no such place."""
+    """Return array[place] as int64, or -1 if the place is outside the array."""
     return tl.load(array + place, mask=(place >= 0) & (place < size), other=-1).to(tl.int64)
 
 
 @kernel
 def put_at(array, place, size, value):
-    """array[place] = value, where there is such a place."""
+    """Set array[place] = value, unless the place is outside the array."""
     tl.store(array + place, value, mask=(place >= 0) & (place < size))
 
 
-PART = 2048  # tokens that one program reduces; no measurement recorded
+# Tokens. Range of the vocabulary that one program reduces. Untuned.
+PART = 2048
 
 
 def tree_speculative_sampling(
@@ -120,9 +129,9 @@ def tree_speculative_sampling(
     steps: int,
     into: Verified | None = None,
 ) -> Verified:
-    """See `reference`; `into` as `verify_tree_greedy` has it.
+    """Verify as `reference` does; `into` is as in `verify_tree_greedy`.
 
-    Every program of a request walks the same walk; the first writes it down.
+    Every program of a request walks the same path; the first one writes it.
     """
     batch, nodes, kinds = target_probs.shape
     parts = -(-kinds // PART)
@@ -161,7 +170,11 @@ def _weigh(
     candidates, slots, first, following, coins, target, draft, predicts, accepted, counts, ends,
     nodes, steps, kinds, single: tl.constexpr, acc: tl.constexpr, drafted: tl.constexpr, part: tl.constexpr,
 ):  # fmt: skip
-    """Into `ends`: of each request where its walk ended, its node and its row; then the parts' masses."""
+    """Walk one tree, and sum the probability mass of one range of the vocabulary after the path's last node.
+
+    ends: float64 [bs * (1 + parts), 2]: first each request's last node and its row; then each range's mass
+        that the rejected children leave, and its whole mass.
+    """
     b = tl.program_id(0).to(tl.int64)
     number = tl.program_id(1)
     rows = tl.num_programs(0) * nodes
@@ -212,6 +225,7 @@ def _draw(
     candidates, slots, first, following, coins, target, draft, predicts, accepted, counts, ends,
     nodes, steps, kinds, parts, drafted: tl.constexpr, part: tl.constexpr, room: tl.constexpr,
 ):  # fmt: skip
+    """Draw the final token of one request: first the range of the vocabulary, then a token in this range."""
     b = tl.program_id(0).to(tl.int64)
     row = b * nodes
     at = tl.load(ends + 2 * b).to(tl.int64)
@@ -235,7 +249,12 @@ def _draw(
 
 @kernel
 def reach(weights, numbers, goal, size):
-    """The first number at which the sum passes the goal; rounding or not, one that weighs something."""
+    """Return the first number at which the cumulative weight exceeds the goal; the result always has a
+    positive weight.
+
+    weights [0.2, 0, 0.3], goal 0.2 -> 2. If rounding leaves the goal unreached, return the last one with a
+    weight.
+    """
     there = weights > 0
     passed = there & (tl.cumsum(weights, 0) > goal)
     reached = tl.min(tl.where(passed, numbers, size), 0)
@@ -246,7 +265,9 @@ def reach(weights, numbers, goal, size):
 def _left(
     candidates, first, following, target, draft, row, at, whole, tokens, nodes, kinds, drafted: tl.constexpr
 ):
-    """Of these tokens' chances behind node `at`: what is left (all where `whole`), and all."""
+    """Return the tokens' probabilities after node `at`: what the rejected children leave (all of it if
+    `whole`), and all.
+    """
     start = (row + at) * kinds
     chance = _chances(target + start, tokens, tokens < kinds)
     left = chance
@@ -254,7 +275,8 @@ def _left(
         left = tl.maximum(chance - _chances(draft + start, tokens, tokens < kinds), 0.0)
     child = number_at(first, at, nodes)
     looked = at * 0
-    while (child >= 0) & (looked < nodes):  # refused, every one
+    # The path ended at this node, so all of its children were rejected.
+    while (child >= 0) & (looked < nodes):
         looked += 1
         left = tl.where(tokens == number_at(candidates, child, nodes), 0.0, left)
         child = number_at(following, child, nodes)
@@ -263,9 +285,11 @@ def _left(
 
 @kernel
 def _chances(array, tokens, there):
+    """Load probabilities as float64."""
     return tl.load(array + tokens, mask=there, other=0.0).to(tl.float64)
 
 
 @kernel
 def _chance(place):
+    """Load one number as float64."""
     return tl.load(place).to(tl.float64)

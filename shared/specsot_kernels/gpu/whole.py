@@ -1,7 +1,7 @@
-"""Products of 8-bit whole numbers: a scale for each row's 64 inputs, sums that are exact in any order.
+"""Multiplies int8 rows with int8 matrices: each row has a scale for every 64 inputs; integer sums are exact.
 
-A row's result is the same bits in any company: whole numbers are added up within a group of inputs, groups in
-the order of the inputs within each part of them, and the parts in order, whatever the tile.
+A row's result is the same bits in every batch: integers are summed within a group of 64 inputs, the groups
+are added in the order of the inputs within each part, and the parts in order, whatever the tile.
 """
 
 # Triton reads the annotations of kernels itself, and knows constexpr alone.
@@ -24,15 +24,24 @@ from specsot_kernels.gpu.launching import (
     power_of_two,
 )
 
-GROUP = tl.constexpr(64)  # inputs of a row that share a scale, as on CPUs
-HALF_WAY = tl.constexpr(1.5 * 2.0**23)  # a float in fp32 has no fraction beside it
+# Inputs of a row that share a scale, as on CPUs.
+GROUP = tl.constexpr(64)
+# Adding and subtracting this number rounds an fp32 number to a whole one: a sum of this size has no fraction
+# bits.
+HALF_WAY = tl.constexpr(1.5 * 2.0**23)
+# The bits of HALF_WAY as fp32.
 HALF_WAY_BITS = tl.constexpr(0x4B400000)
 
 
 class WholeTile(NamedTuple):
-    """What one program multiplies: outputs, rows; groups of inputs at a time, warps, steps in flight.
+    """What one program multiplies.
 
-    asked: weights of so many steps are asked for before the kernel before is over: 0, 1, 2, 4, ...
+    outputs: outputs of the tile.
+    rows: rows of the tile.
+    groups: groups of GROUP inputs at a time.
+    warps: warps of the program.
+    stages: loop iterations in flight.
+    asked: how many iterations' weights are prefetched before the preceding kernel has ended: 0, 1, 2, 4, ...
     """
 
     outputs: int
@@ -44,7 +53,7 @@ class WholeTile(NamedTuple):
 
 
 def whole_tile_of(rows: int, outputs: int, gated: bool) -> WholeTile:
-    """What was fastest of some twenty on an H100, for the matrices of an 8B model."""
+    """Return the fastest of about twenty tiles on an H100 for the matrices of an 8B model."""
     if rows > 64:
         return WholeTile(64, 128, 1, 4, 4) if gated else WholeTile(128, 128, 2, 8, 3)
     if rows > 16:
@@ -53,29 +62,43 @@ def whole_tile_of(rows: int, outputs: int, gated: bool) -> WholeTile:
 
 
 def fitting(tile: WholeTile, device: torch.device) -> WholeTile:
-    """A multiprocessor has 228 KiB for tiles from Hopper on; before, and on AMD's GPUs, 64 to 164."""
+    """Return the tile, reduced where the device has less shared memory than an H100.
+
+    A multiprocessor has 228 KiB from Hopper on; older GPUs and AMD's have 64 to 164 KiB.
+    """
     if copies_blocks(device):
         return tile
     return tile._replace(groups=max(tile.groups // 2, 1), stages=min(tile.stages, 3))
 
 
-MANY = 64 * 1024  # outputs that only an lm_head has
-FILLED = 192  # programs from which a GPU is filled (an H100 has 132 multiprocessors)
+# Outputs. Only an lm_head has so many.
+MANY = 64 * 1024
+# Programs. From so many on, a GPU is filled (an H100 has 132 multiprocessors).
+FILLED = 192
+# Parts. How many the inputs of a matrix with few outputs are cut into.
 PARTS = 4
-MOST_APART = 512  # rows whose parts have programs of their own; more fill a GPU anyway
+# Rows. Up to so many, each part has its own program; more rows fill a GPU anyway.
+MOST_APART = 512
 
 
 def parts_of(outputs: int, inputs: int, gated: bool) -> int:
-    """Into how many the inputs are cut, so that few outputs keep a whole GPU busy; by the weight alone."""
+    """Return into how many parts the inputs are cut, so that few outputs still occupy a whole GPU.
+
+    It depends on the weight's shape alone, since it decides the order of additions.
+    """
     few = not gated and outputs < FILLED * 64 and inputs >= PARTS * 4 * GROUP.value
     return PARTS if few else 1
 
 
 def round_rows(x: Tensor, norm: tuple[Tensor, float] | None = None) -> tuple[Tensor, Tensor]:
-    """[rows, size] as int8, and the scales of each 64 of a row, fp32 [groups, rows].
+    """Quantize rows: return int8 [rows, size], and the scales of each 64 numbers of a row, fp32 [groups,
+    rows].
 
-    The numbers of a row of x lie side by side. norm: weight [size] and epsilon of an RMSNorm before. What is
-    not finite gets a scale that is not.
+    x: [rows, size]; the numbers of a row are adjacent.
+    norm: weight [size] and epsilon of an RMSNorm that is applied first.
+    A group with a number that is not finite gets a scale of NaN.
+
+    A row of 130 numbers has 3 groups: 0..63, 64..127 and 128..129.
     """
     rows, size = x.shape
     groups = -(-size // GROUP.value)
@@ -95,6 +118,7 @@ def _round(
     x, weight, codes, scales, rows, size, from_x, eps, room: tl.constexpr, normed: tl.constexpr,
     early: tl.constexpr,
 ):  # fmt: skip
+    """Quantize one row."""
     let_next_begin(early)
     row = tl.program_id(0).to(tl.int64)
     group = tl.arange(0, room)
@@ -113,9 +137,12 @@ def _round(
 
 @kernel
 def _shorten(values, axis: tl.constexpr):
-    """Whole numbers within 127 along an axis, and what they are multiplied by."""
+    """Quantize along an axis: return whole numbers within -127 .. 127, and the scale that they are multiplied
+    by.
+    """
     peak = tl.max(tl.abs(values), axis)
-    unreal = tl.sum(values - values, axis)  # 0, or NaN where one is not finite
+    # 0 if all numbers are finite, else NaN: then the scale is NaN too.
+    unreal = tl.sum(values - values, axis)
     larger = tl.where(peak > 0, tl.div_rn(tl.full(peak.shape, 127.0, tl.float32), peak), 0.0)
     whole = (values * tl.expand_dims(larger, axis) + HALF_WAY) - HALF_WAY
     return whole.to(tl.int8), tl.div_rn(peak, tl.full(peak.shape, 127.0, tl.float32)) + unreal
@@ -132,11 +159,15 @@ def multiply_whole(
     dtype: torch.dtype = torch.float32,
     tile: WholeTile | None = None,
 ) -> Tensor:
-    """The product of rounded rows: [rows, outputs] of `dtype`.
+    """Return the product of quantized rows, [rows, outputs] of `dtype`.
 
-    codes, scales: as `round_rows` has them. weight: [outputs, inputs] int8, contiguous; columns: fp32
-    [outputs], its scales; bias: [outputs]. counts: int32 [outputs], zeros, which stay so; for no two products
-    at once. into: [rows, outputs] to which the product is added, in place.
+    codes, scales: from `round_rows`.
+    weight: int8 [outputs, inputs], contiguous.
+    columns: fp32 [outputs], the scales of the weight's rows.
+    counts: int32 [outputs], zeros, and zeros again afterwards; two products must not use it at the same time.
+    bias: [outputs].
+    into: [rows, outputs]; the product is added to it, in place.
+    tile: overrides `whole_tile_of`.
     """
     out = codes.new_empty((len(codes), len(weight)), dtype=dtype) if into is None else into
     _launch(codes, scales, weight, columns, counts, bias, out, None, into is not None, tile)
@@ -146,7 +177,7 @@ def multiply_whole(
 def multiply_gated_whole(
     codes: Tensor, scales: Tensor, weight: Tensor, columns: Tensor, tile: WholeTile | None = None
 ) -> tuple[Tensor, Tensor]:
-    """silu(first half) * second half of the product, rounded as by `round_rows`."""
+    """Return silu(first half) * second half of the product, quantized as by `round_rows`."""
     rows = len(codes)
     wanted = len(weight) // 2
     out = codes.new_empty((rows, wanted))
@@ -167,6 +198,7 @@ def _launch(
     added: bool,
     tile: WholeTile | None,
 ) -> None:
+    """Launch a product, gated if there are `steps` (the scales of its quantized result)."""
     rows, inputs = codes.shape
     gated = steps is not None
     outputs = len(weight) // (1 + gated)
@@ -195,9 +227,13 @@ def _multiply(
     gated: tl.constexpr, added: tl.constexpr, apart: tl.constexpr, asked: tl.constexpr,
     early: tl.constexpr,
 ):  # fmt: skip
-    """long: inputs of a part. apart: each part has a program; the last one that is done adds them up. tall:
-    a tile's first axis are rows, else outputs: 64 of those a multiprocessor multiplies at once. as_bits: see
-    `_sum_up`.
+    """Compute a tile of outputs and rows.
+
+    long: inputs of a part.
+    apart: each part has a program; the last one that finishes adds the parts up.
+    tall: the first axis of a tile are rows, else outputs: a multiprocessor multiplies 64 of that axis at
+        once.
+    as_bits: see `_sum_up`.
     """
     let_next_begin(early)
     output = tl.program_id(0) * high + tl.arange(0, high)
@@ -226,7 +262,8 @@ def _multiply(
         end = tl.minimum((part + 1) * long, inputs)
         for left in range(part * long, end, GROUP * together):
             sizes = ()
-            for step in tl.static_range(together):  # all at once: each is waited for
+            # All scales are requested together, since the program waits for each.
+            for step in tl.static_range(together):
                 here = left // GROUP + step
                 size = _fetch(steps_of + here * rows, here * GROUP < end, whole)
                 sizes += (tl.expand_dims(size, 0 + tall),)
@@ -278,7 +315,7 @@ def _multiply(
 
 @kernel
 def _ask_for(weight, output, inputs, begin, width: tl.constexpr, early: tl.constexpr):
-    """`width` bytes of these outputs' weights are on their way to the L2 cache; nobody waits for them."""
+    """Prefetch `width` bytes of these outputs' weights into the L2 cache without waiting for them."""
     if early:
         column = tl.arange(0, (width + 127) // 128) * 128
         place = weight + output.to(tl.int64)[:, None] * inputs + (begin + column)[None, :]
@@ -289,11 +326,13 @@ def _ask_for(weight, output, inputs, begin, width: tl.constexpr, early: tl.const
 
 @kernel
 def _zeros(high: tl.constexpr, many: tl.constexpr, tall: tl.constexpr):
+    """Return a zeroed tile."""
     return tl.zeros((many if tall else high, high if tall else many), tl.float32)
 
 
 @kernel
 def _fetch(place, inside, whole: tl.constexpr):
+    """Load, with a mask only if some inputs are missing."""
     if whole:
         return tl.load(place)
     return tl.load(place, mask=inside, other=0)
@@ -301,8 +340,10 @@ def _fetch(place, inside, whole: tl.constexpr):
 
 @kernel
 def _sum_up(line, values, tall: tl.constexpr, as_bits: tl.constexpr):
-    """Products of a group as a float. as_bits: below 2 ** 22, they are added to the bits of HALF_WAY, and so
-    to it: where that is faster than a conversion.
+    """Return the products of a group, summed, as floats.
+
+    as_bits: integer sums below 2 ** 22 are added to the bits of HALF_WAY, which adds them to its value: this
+        replaces a conversion where that is slower.
     """
     sums = tl.dot(values, line.T, out_dtype=tl.int32) if tall else tl.dot(line, values.T, out_dtype=tl.int32)
     if as_bits:
