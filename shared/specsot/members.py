@@ -16,7 +16,7 @@ MASTER = "master"
 
 Kind = Literal["worker", "drafter"]
 Layout = Literal["packed", "batched"]
-# How messages travel between members. "direct" uses NCCL or shared memory, see specsot.transport.nccl_links.
+# How messages travel between members. "direct" uses NCCL or gloo for rows, see specsot.transport.nccl_links.
 Transport = Literal["grpc", "zmq", "direct"]
 # Type of the hidden states that travel between stages. With "int8", they are rounded to 8 bits.
 HopDtype = Literal["auto", "int8"]
