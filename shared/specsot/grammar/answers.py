@@ -335,8 +335,8 @@ def _writing(vocabulary: Vocabulary) -> Mask:
 class Matchers:
     """Copies of one compiled matcher, for any thread.
 
-    All copies of a matcher share data that may reach a limit of the library. All of these copies form a
-    batch, which is then replaced by a newly compiled matcher.
+    The copies of one compiled matcher form a batch. If a copy fails, the batch is worn out: it is replaced by
+    a newly compiled matcher, once for all whose copies fail.
     """
 
     def __init__(self, compile_one: Callable[[], LLMatcher], later: Executor) -> None:
