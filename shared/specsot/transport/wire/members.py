@@ -69,7 +69,10 @@ def decode_curve(costs: Sequence[values_pb2.Cost]) -> Curve:
 
 
 def check_registration(message: fleet_pb2.Registration) -> None:
-    """There is room for newer epochs: they are milliseconds since 1970."""
+    """Raise WireError if an epoch is so large that no newer one would fit.
+
+    Epochs are milliseconds since 1970.
+    """
     require(message.epoch < 1 << 62, f"epoch {message.epoch} is too large")
 
 
@@ -150,7 +153,7 @@ encode_downward = _DOWNWARD.encode
 
 
 def decode_downward(response: fleet_pb2.JoinResponse) -> Downward:
-    """Raises WireError, also for a second `joined`."""
+    """Return the master's message. Raises WireError, also for `joined` after the first message."""
     if response.HasField("joined"):
         raise WireError("joined may only come first")
     return _DOWNWARD.decode(response)

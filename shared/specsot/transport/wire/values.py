@@ -27,7 +27,8 @@ from specsot.transport.wire.schema import (
 )
 from specsot.v1 import ring_pb2, values_pb2
 
-MAX_NODES = 4096  # of one tree: ancestry costs a bit per pair of nodes
+# Nodes. Bounds one tree, because its ancestry takes a bit per pair of nodes.
+MAX_NODES = 4096
 
 DRAFTERS = Enumeration(values_pb2.DraftMethod.DESCRIPTOR, what="drafter")
 ENDS = Enumeration(ring_pb2.End.DESCRIPTOR, frames.End)
@@ -48,7 +49,7 @@ def encode_form(form: Form) -> values_pb2.Form:
 
 
 def decode_form(message: values_pb2.Form) -> Form:
-    """Raises InvalidRequest."""
+    """Return the form of a message. Raises InvalidRequest if it is invalid."""
     match message.WhichOneof("form"):
         case None:
             raise refuse("says no kind of form")
@@ -61,7 +62,10 @@ def decode_form(message: values_pb2.Form) -> Form:
 
 
 def decode_biases(biases: Mapping[int, float]) -> tuple[tuple[int, float], ...]:
-    """By token; one more than are allowed is enough to be refused."""
+    """Return logit biases by ascending token.
+
+    At most MAX_BIASES + 1 are read, which is enough for `Sampling` to reject them.
+    """
     return tuple(sorted(islice(biases.items(), MAX_BIASES + 1)))
 
 
@@ -73,7 +77,7 @@ def encode_heads(heads: HeadWindows) -> list[ring_pb2.LayerHeads]:
 
 
 def decode_heads(layers: Sequence[ring_pb2.LayerHeads]) -> HeadWindows | None:
-    """Raises InvalidRequest."""
+    """Return the windows of all heads, or None if there are no layers. Raises InvalidRequest, WireError."""
     for layer in layers:
         require(len(layer.sinks) == len(layer.recent), "a layer's heads have as many sinks as recent")
     return HeadWindows(tuple(tuple(zip(layer.sinks, layer.recent)) for layer in layers)) if layers else None
@@ -84,7 +88,7 @@ def encode_importance(importance: HeadImportance) -> list[ring_pb2.LayerImportan
 
 
 def decode_importance(layers: Sequence[ring_pb2.LayerImportance]) -> HeadImportance | None:
-    """Raises InvalidRequest."""
+    """Return the importance of all heads, or None if there are no layers. Raises InvalidRequest."""
     return HeadImportance(tuple(tuple(layer.heads) for layer in layers)) if layers else None
 
 
@@ -115,7 +119,11 @@ _OPENING = Schema(
 
 
 def decode_opening(message: ring_pb2.Opening) -> frames.Opening:
-    """What a client's words became: from a peer, impossible values are a broken wire."""
+    """Return the opening of a message.
+
+    Raises WireError, also for values that would be an invalid request of a client: the master has checked
+    these, so that a peer never sends them.
+    """
     try:
         return _OPENING.decode(message)
     except InvalidRequest as error:
@@ -141,7 +149,8 @@ def decode_logprob(message: ring_pb2.Chance) -> frames.Logprob:
     return frames.Logprob(message.logprob, tuple(zip(tokens, logprobs)))
 
 
-# Of these a message has one for each sequence; a schema takes 1.25 times as long (paired in one run).
+# A message has one of the following values per sequence, so they are encoded without a schema, which takes
+# 1.25 times as long (paired in one run).
 
 
 def encode_segment(segment: frames.Segment) -> ring_pb2.Segment:
