@@ -28,17 +28,23 @@ from specsot.core.tree import Tree
 from specsot.params import DrafterName, Form, HeadImportance, HeadWindows, Pruning, Sampling, Window
 from specsot.values import value
 
-Payload = Any  # a torch tensor in-process; raw bytes with dtype and shape on the wire
+# A torch tensor within a process; raw bytes with dtype and shape on the wire.
+Payload = Any
 
 
 class End(enum.Enum):
     """Why a sequence ended, as far as tokens can tell."""
 
-    STOP = "stop"  # an end-of-sequence or stop id
-    LENGTH = "length"  # its token limit
-    GRAMMAR = "grammar"  # the constraint's end
-    CANCELLED = "cancelled"  # the master closed it
-    FAILED = "failed"  # it alone is broken (logits not finite, say)
+    # An end-of-sequence token or a stop token was generated.
+    STOP = "stop"
+    # The token limit was reached.
+    LENGTH = "length"
+    # The constraint allows no further token.
+    GRAMMAR = "grammar"
+    # The master closed the sequence.
+    CANCELLED = "cancelled"
+    # The sequence failed, for example because its logits are not finite. Other sequences continue.
+    FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)

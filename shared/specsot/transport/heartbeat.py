@@ -21,11 +21,10 @@ BUSY_FACTOR = 4
 class Heartbeat:
     """Intervals of heartbeats between members and master.
 
-    A peer that is stopped for s seconds is silent for up to `every` + s seconds, and then until its next
-    message
-    arrives: with 0.1 and 1.3, a peer that is stopped for a second has 0.2 s for that. A lost packet costs TCP
-    0.2 s, two in a row 0.6 s. Heartbeats are sent by the event loop, which computing does not block: while
-    weights were loaded, the loop was late by 12 ms (SmolLM2-135M, two cores).
+    A peer that is stopped for s seconds is silent for up to `every` + s seconds, and in addition until its
+    next message arrives. With 0.1 and 1.3, a peer that is stopped for a second has 0.2 s for that. A lost
+    packet costs TCP 0.2 s, two in a row 0.6 s. Heartbeats are sent by the event loop, which computing does
+    not block: while weights were loaded, the loop was late by 12 ms (SmolLM2-135M, two cores).
 
     every: seconds between heartbeats while nothing else is sent.
     silence: seconds without any message after which a peer counts as lost.
