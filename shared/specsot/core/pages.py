@@ -139,7 +139,7 @@ class PageTable:
     >>> windowed.reserve(1, rows=44)
     >>> windowed.trim(1, row=40)  # rows from 40 on see rows 0..3 and 24..: rows 4..23 are returned
     (1, 2, 3, 4, 5)
-    >>> windowed.column(1, 40), list(windowed.slots(1, 40, 42))  # row 40 is the 20th of the rows still held
+    >>> windowed.column(1, 40), list(windowed.slots(1, 40, 42))  # 20 earlier rows are still held
     (20, [40, 41])
     """
 

@@ -189,9 +189,11 @@ async def _next(inbox: Inbox, wait: float | None) -> Arrival | None:
     if (arrival := inbox.take()) is not None:
         return arrival
     if wait is not None and wait <= 0:
-        await asyncio.sleep(0)  # links work on this loop: without a breath nothing would ever arrive
+        # Links run on this event loop, so it must get a turn before the next message is handled.
+        await asyncio.sleep(0)
         return inbox.take()
-    if wait is None:  # of every lap: a deadline takes as long as the rest
+    # Every step comes here, and a timeout would take as long as everything else.
+    if wait is None:
         return await inbox.get()
     try:
         async with asyncio.timeout(wait):

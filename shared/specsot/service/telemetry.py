@@ -156,7 +156,8 @@ def _server_at(host: str) -> type[ThreadingWSGIServer]:
 
 
 def _cut(connection: socket.socket) -> None:
-    with suppress(OSError):  # it may be closed by now
+    # The connection may be closed already.
+    with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
 

@@ -60,7 +60,8 @@ register(
     MODES,
     Enumeration(master_pb2.FinishReason.DESCRIPTOR, events.Reason),
     Schema(Message, master_pb2.Message),
-    Schema(Limits, master_pb2.Limits, without=("default_new_tokens",)),  # the master that takes it applies it
+    # The master that receives a request applies its own default.
+    Schema(Limits, master_pb2.Limits, without=("default_new_tokens",)),
     Schema(events.Forecast, master_pb2.Forecast),
     Schema(events.Started, master_pb2.Started, others={"request": "request_id"}),
     Schema(events.Candidate, master_pb2.Candidate),

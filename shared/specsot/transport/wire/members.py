@@ -64,6 +64,7 @@ def encode_curve(curve: Curve) -> list[values_pb2.Cost]:
 
 
 def decode_curve(costs: Sequence[values_pb2.Cost]) -> Curve:
+    """Return the curve of a message. Raises WireError unless rows ascend and all seconds are valid."""
     check_ascending([cost.rows for cost in few(costs, "points")], "a curve's rows")
     return tuple((cost.rows, check_duration(cost.seconds, "a curve's time")) for cost in costs)
 
@@ -77,6 +78,7 @@ def check_registration(message: fleet_pb2.Registration) -> None:
 
 
 def check_open(message: fleet_pb2.Open) -> None:
+    """Raise WireError unless forked tokens and sent tokens together are the prompt."""
     prompt = message.opening.prompt
     forked = message.opening.fork.length
     came = len(message.tokens)
@@ -84,6 +86,7 @@ def check_open(message: fleet_pb2.Open) -> None:
 
 
 def check_rows(message: fleet_pb2.RowsOf) -> None:
+    """Raise WireError if a range of rows is empty."""
     require(message.first < message.last, f"rows {message.first}:{message.last} are none")
 
 

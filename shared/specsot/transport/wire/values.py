@@ -37,6 +37,7 @@ STAGE_SECONDS = repeated(checked(check_duration, "a stage's time"), "times of st
 
 
 def encode_form(form: Form) -> values_pb2.Form:
+    """Return the message of a form."""
     match form.kind:
         case "json_object":
             return values_pb2.Form(json_object=values_pb2.JsonObject())
@@ -70,6 +71,10 @@ def decode_biases(biases: Mapping[int, float]) -> tuple[tuple[int, float], ...]:
 
 
 def encode_heads(heads: HeadWindows) -> list[ring_pb2.LayerHeads]:
+    """Return one message per layer, with the sinks and the recent tokens of its heads in two lists.
+
+    The heads (4, 16) and (0, 32) of a layer become sinks [4, 0] and recent [16, 32].
+    """
     return [
         ring_pb2.LayerHeads(sinks=[sinks for sinks, _ in layer], recent=[recent for _, recent in layer])
         for layer in heads.layers
@@ -84,6 +89,7 @@ def decode_heads(layers: Sequence[ring_pb2.LayerHeads]) -> HeadWindows | None:
 
 
 def encode_importance(importance: HeadImportance) -> list[ring_pb2.LayerImportance]:
+    """Return one message per layer with the importance of its heads."""
     return [ring_pb2.LayerImportance(heads=heads) for heads in importance.layers]
 
 
@@ -96,6 +102,7 @@ FORM = FieldCodec(encode_form, decode_form)
 
 
 def check_opening(message: ring_pb2.Opening) -> None:
+    """Raise WireError if the lengths or the options of an opening exclude each other."""
     kept = len(message.kept.tokens)
     rest = message.prompt - message.fork.length
     require(rest >= 0, "a fork is longer than its prompt")
@@ -131,10 +138,12 @@ def decode_opening(message: ring_pb2.Opening) -> frames.Opening:
 
 
 def check_layers(message: values_pb2.Layers) -> None:
+    """Raise WireError if a layer range is empty."""
     require(message.first < message.last, f"layers {message.first}:{message.last} are none")
 
 
 def encode_logprob(chance: frames.Logprob) -> ring_pb2.Chance:
+    """Return the message of a log-probability and its alternatives."""
     return ring_pb2.Chance(
         logprob=chance.logprob,
         top_tokens=(token for token, _ in chance.top),
@@ -143,6 +152,7 @@ def encode_logprob(chance: frames.Logprob) -> ring_pb2.Chance:
 
 
 def decode_logprob(message: ring_pb2.Chance) -> frames.Logprob:
+    """Return the log-probability of a message. Raises WireError if its lists have different lengths."""
     tokens = few(message.top_tokens, "likeliest tokens")
     logprobs = message.top_logprobs
     require(len(tokens) == len(logprobs), f"{len(tokens)} tokens came with {len(logprobs)} logprobs")
@@ -154,6 +164,7 @@ def decode_logprob(message: ring_pb2.Chance) -> frames.Logprob:
 
 
 def encode_segment(segment: frames.Segment) -> ring_pb2.Segment:
+    """Return the message of a prompt chunk or of a tree segment, which protobuf calls a growth."""
     if isinstance(segment, frames.PromptChunk):
         chunk = ring_pb2.Chunk(
             sequence=segment.sequence, start=segment.start, tokens=segment.tokens, final=segment.final
@@ -170,6 +181,7 @@ def encode_segment(segment: frames.Segment) -> ring_pb2.Segment:
 
 
 def decode_segment(message: ring_pb2.Segment) -> frames.Segment:
+    """Return the segment of a message. Raises WireError for an invalid tree or invalid accepted nodes."""
     if chosen(message, "segment") == "chunk":
         chunk = message.chunk
         return frames.PromptChunk(chunk.sequence, chunk.start, tuple(chunk.tokens), chunk.final)
@@ -180,16 +192,19 @@ def decode_segment(message: ring_pb2.Segment) -> frames.Segment:
 
 
 def encode_tree(tree: Tree) -> values_pb2.Tree:
+    """Return the message of a tree."""
     return values_pb2.Tree(tokens=tree.tokens, parents=tree.parents)
 
 
 def decode_tree(message: values_pb2.Tree) -> Tree:
+    """Return the tree of a message. Raises WireError if it is invalid or has more than MAX_NODES nodes."""
     if (nodes := max(len(message.tokens), len(message.parents))) > MAX_NODES:
         raise WireError(f"tree has {nodes} nodes, {MAX_NODES} are allowed")
     return Tree(tuple(message.tokens), tuple(message.parents))
 
 
 def encode_outcome(outcome: frames.Outcome) -> ring_pb2.Outcome:
+    """Return the message of an outcome."""
     return ring_pb2.Outcome(
         sequence=outcome.sequence,
         step=outcome.step,
@@ -204,6 +219,10 @@ def encode_outcome(outcome: frames.Outcome) -> ring_pb2.Outcome:
 
 
 def decode_outcome(message: ring_pb2.Outcome) -> frames.Outcome:
+    """Return the outcome of a message.
+
+    Raises WireError if accepted nodes do not ascend, or if log-probabilities do not match the tokens.
+    """
     accepted = check_ascending(message.accepted, "accepted nodes")
     tokens = tuple(few(message.tokens, "tokens"))
     chances = message.chances
