@@ -124,6 +124,8 @@ def fewest_tokens(vocabulary: Vocabulary, form: Form, ends: tuple[int, ...], mos
 class IsolatedGrammar:
     """The grammar of one sequence, whose errors end only that sequence.
 
+    The methods are those of `Grammar`.
+
     failure: the first error in words, or None. After an error, methods return values that forbid every token,
         which have no meaning.
     """

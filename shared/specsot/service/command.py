@@ -336,6 +336,7 @@ def spellings_of(entries: Sequence[Entry]) -> list[ForeignName]:
 
 
 def parameter_of(entry: Entry, switches: Switches) -> click.Parameter:
+    """Return the click parameter of an option. switches: see `TableCommand`."""
     if entry.option.positional:
         return click.Argument([entry_key(entry)], required=entry.required, type=Typed(entry))
     names = [f"--{one}" for one in entry.names]
@@ -475,6 +476,7 @@ def add_version(command: click.Command, program: str) -> None:
 
 
 def parsed(command: TableCommand[T], program: str, arguments: Sequence[str] | None) -> T:
+    """Run a command and return its result. Exits with one line and status 2 if a value is invalid."""
     given = sys.argv[1:] if arguments is None else arguments
     try:
         with command.make_context(program, list(given)) as ctx:
@@ -488,6 +490,7 @@ def parsed(command: TableCommand[T], program: str, arguments: Sequence[str] | No
 
 
 def refuse(program: str, said: str) -> NoReturn:
+    """Write one line to stderr and exit with status 2."""
     print(f"{program}: {said}", file=sys.stderr)
     raise SystemExit(WRONG_INPUT)
 

@@ -283,6 +283,7 @@ def _held(hint: Any) -> type | None:
 
 
 def kind_of(hint: Any, option: Option) -> Kind[Any]:
+    """Return how text becomes a value: the option's own kind, else the kind of the field's type."""
     if option.kind is not None:
         return option.kind
     if get_origin(hint) is Literal:
@@ -299,6 +300,8 @@ def kind_of(hint: Any, option: Option) -> Kind[Any]:
 
 
 def choice_of(choices: tuple[str, ...]) -> Kind[str]:
+    """Return the kind of an option with a fixed set of texts."""
+
     def read(text: str) -> str:
         if text not in choices:
             raise ValueError(f"{text!r} is not one of {', '.join(map(repr, choices))}")

@@ -175,6 +175,7 @@ class RingService(ring_pb2_grpc.RingServicer):
         request_iterator: AsyncIterator[ring_pb2.CarryRequest],
         context: ServicerContext[ring_pb2.CarryRequest, ring_pb2.CarryResponse],
     ) -> ring_pb2.CarryResponse:
+        """Receive the messages of one link until the peer's goodbye or the stream's end."""
         peer = check_hello(await _first_word(request_iterator), context)
         # The receiver is entered before the peer is answered, so that a loss from then on is noticed.
         with self._receiver(peer) as receiver:
@@ -190,6 +191,10 @@ class RingService(ring_pb2_grpc.RingServicer):
         request: ring_pb2.MeetRequest,
         context: ServicerContext[ring_pb2.MeetRequest, ring_pb2.MeetResponse],
     ) -> ring_pb2.MeetResponse:
+        """Open an endpoint for a link or a channel that gRPC does not carry.
+
+        Raises Refused if this member offers no such endpoint.
+        """
         peer = check_hello(request.hello, context)
         if request.rows and self._rows is not None:
             return encode_endpoint(self.name, self._rows.expect(peer))
@@ -222,6 +227,7 @@ async def _first_word(requests: AsyncIterator[ring_pb2.CarryRequest]) -> ring_pb
 
 
 def encode_endpoint(name: str, place: Endpoint) -> ring_pb2.MeetResponse:
+    """Return the response that names an endpoint. name: name of the member that opened the endpoint."""
     return ring_pb2.MeetResponse(name=name, port=place.port, path=place.path, key=place.key)
 
 

@@ -48,12 +48,14 @@ class LendingService(models_pb2_grpc.ModelsServicer):
         models_pb2_grpc.add_ModelsServicer_to_server(self, server)
 
     def open(self, directory: Path, fingerprint: str) -> None:
+        """Lend the files of a directory from now on. fingerprint: of the model in the directory."""
         self._directory = directory
         self._fingerprint = fingerprint
 
     async def ListFiles(
         self, request: models_pb2.ListFilesRequest, context: _Context
     ) -> models_pb2.ListFilesResponse:
+        """Return the names and sizes of the files that can be fetched."""
         self._check(request, context)
         await self._look()
         listed = [
@@ -65,6 +67,10 @@ class LendingService(models_pb2_grpc.ModelsServicer):
     async def ReadFile(
         self, request: models_pb2.ReadFileRequest, context: _Context
     ) -> AsyncGenerator[models_pb2.ReadFileResponse]:
+        """Yield the bytes begin .. end - 1 of a file in blocks, each with its checksum.
+
+        Raises NotFound if there is no such file, InvalidRequest if the file does not have these bytes.
+        """
         self._check(request, context)
         if request.name not in self._files:
             # The file may have been created since the directory was read.

@@ -35,6 +35,7 @@ ALLOWED_SPEAKERS: dict[str, tuple[Role, ...]] = {
 
 
 def hello_of(sender: str, epoch: int) -> ring_pb2.Hello:
+    """Return the hello of a link: the sender's name, the link's epoch, and the protocol version."""
     return ring_pb2.Hello(sender=sender, epoch=epoch, protocol=PROTOCOL)
 
 
@@ -169,9 +170,11 @@ class SendingEnd:
         self._ending = start(self._end(), self._fail)
 
     async def send(self, message: Any) -> None:
+        """See `Link.send`."""
         self.post(message)
 
     def post(self, message: Any) -> None:
+        """See `RingLink.post`. Raises WireError for a message that the ring does not carry."""
         self._outbox.check()
         # Encoding may wait for a GPU, so it happens before the lock is taken.
         requests = list(encode_carry(message))

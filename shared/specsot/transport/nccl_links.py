@@ -375,6 +375,13 @@ class DirectLink:
         await asyncio.to_thread(self.post, message)
 
     def post(self, message: Any) -> None:
+        """See `RingLink.post`.
+
+        A frame's header goes first, with descriptions of its tensors, which then follow by the channel. If
+        the
+        frame arrived by a channel too, its stamp is passed on instead of a new one: if the tensors never
+        arrived, the next stage notices that too.
+        """
         parcel = (
             self._host.taken(message.epoch, message.number) if isinstance(message, Frame | Result) else None
         )

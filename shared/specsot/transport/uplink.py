@@ -122,9 +122,11 @@ class Uplink:
         self._tasks = [start(work(), self._fail) for work in (self._write, self._read)]
 
     async def send(self, message: Upward | Any) -> None:
+        """Send a message to the master. Raises Unavailable if the link is lost but not reported yet."""
         self.post(message)
 
     def post(self, message: Upward | Any) -> None:
+        """Send a message from any thread. Does nothing once the loss of the master was reported."""
         if self._parted:
             return
         data = self._encode(message)
