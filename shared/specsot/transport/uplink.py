@@ -122,11 +122,14 @@ class Uplink:
         self._tasks = [start(work(), self._fail) for work in (self._write, self._read)]
 
     async def send(self, message: Upward | Any) -> None:
-        """Send a message to the master. Raises Unavailable if the link is lost but not reported yet."""
+        """Send a message to the master. See `post`."""
         self.post(message)
 
     def post(self, message: Upward | Any) -> None:
-        """Send a message from any thread. Does nothing once the loss of the master was reported."""
+        """Send a message from any thread. Does nothing once the loss of the master was reported.
+
+        Raises Unavailable after `close`, and if the master does not read and the queue exceeds its limit.
+        """
         if self._parted:
             return
         data = self._encode(message)
