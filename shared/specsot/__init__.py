@@ -17,7 +17,8 @@ __all__ = ["SpecSoT", "SpecSoTModel", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("SpecSoT", "SpecSoTModel"):  # the second is what the system that this one grew from calls it
+    # The second name is that of the system from which this one was developed.
+    if name in ("SpecSoT", "SpecSoTModel"):
         from specsot_app.api import SpecSoT
 
         return SpecSoT

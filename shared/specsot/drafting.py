@@ -15,29 +15,34 @@ TunerName = Literal["measured", "seed", "fixed"]
 
 DRAFT_MODES: tuple[DraftMode, ...] = ("linear", "tree", "pruned")
 TUNERS: tuple[TunerName, ...] = ("measured", "seed", "fixed")
-# Depth, children per node and nodes that a request may ask for: bounds of memory, not tuned.
+# Levels below the root, children per node, and nodes. Bound the options and so the memory of trees. Untuned.
 MOST_DEPTH = 64
 MOST_BREADTH = 64
 MOST_NODES = 1024
-# Of past requests, by default and at most: every tree looks through all of them (the default: 25 us).
+# Tokens of past requests that are kept to draft from, by default and at most. Every tree searches all of
+# them, which takes 25 us with the default.
 PAST_TOKENS = 1 << 16
 MOST_PAST = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
 class DraftOptions:
-    """None: as suits the drafter.
+    """How draft trees are shaped. None leaves an option to the drafter.
 
-    mode:      "linear": a chain. "tree": every node that is fed has `breadth` children. "pruned": the same,
-               but nothing grows below a node whose probability from the root is less than `threshold`.
-    depth:     how deep at most: the chain's K.
-    nodes:     of one tree at most, its root left out.
-    tuner:     who decides how much of that is drafted. "measured": what pays by measured costs, nothing
-               included. "seed": a running mean of acceptance moves the depth, from 5 on between 2 and 10;
-               for comparisons. "fixed": all of it, always.
-    blend:     what the text itself suggests (n-grams) may join the trees of other drafters; past requests,
-               too, where `past` keeps them.
-    past:      tokens of past requests that are kept to draft from; 0: none.
+    mode: "linear" for a chain; "tree" for `breadth` children of every expanded node; "pruned" for the same,
+        but without children of nodes whose probability from the root is less than `threshold`.
+    depth: the largest number of drafted tokens on a path from the root (K of a chain).
+    breadth: number of children of an expanded node.
+    nodes: the largest number of nodes of a tree, without its root.
+    threshold: the smallest probability from the root with which a node of a "pruned" tree is expanded.
+    tuner: the policy that decides how large trees are within these bounds. "measured": as large as is
+        profitable by measured costs, including no drafts at all. "seed": the depth starts at 5 and follows a
+        running mean of acceptance between 2 and 10, for comparisons. "fixed": always the largest tree.
+    blend: True if n-grams of the sequence, and of past requests if `past` keeps any, may be added to the
+        trees of other drafters.
+    past: number of tokens of past requests that are kept to draft from. 0 keeps none.
+
+    Raises InvalidRequest if a value is out of its range.
     """
 
     mode: DraftMode | None = option(
@@ -90,7 +95,11 @@ class DraftOptions:
         require_field(0 <= self.threshold < 1, "draft_threshold", "a probability below 1", self.threshold)
 
     def shape(self) -> TreeShape | None:
-        """A draft head's trees, where something was said of them. Raises InvalidRequest."""
+        """Return the shape of a draft head's trees, or None if the options do not differ from the default.
+
+        The head's `depth` does not count the first level, and its `nodes` counts the root. Raises
+        InvalidRequest for mode "pruned", which a draft head does not have.
+        """
         if self.mode == "pruned":
             said = (
                 "draft_mode pruned is for a draft model; a head's trees are cut to the likeliest nodes anyway"
@@ -100,6 +109,8 @@ class DraftOptions:
         linear = self.mode == "linear"
         breadth = 1 if linear else self.breadth or usual.top_k
         depth = usual.depth if self.depth is None else self.depth - 1
+        # The root has `breadth` children, and each of the `depth` later expansions offers breadth ** 2
+        # candidates.
         offered = breadth + depth * breadth**2
         nodes = min(self.nodes or usual.nodes - 1, offered) + 1
         shape = TreeShape(depth, breadth, nodes)

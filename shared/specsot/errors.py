@@ -3,34 +3,37 @@
 Knows nothing of gRPC or HTTP: `specsot.transport` and the HTTP gateway translate, each in one place.
 
     SpecsotError
-    ├── InvalidRequest        the caller's words are wrong            (field says which)
-    │   └── TooLarge          it does not fit this ring; a larger one may take it
+    ├── InvalidRequest        a field of the request is invalid            (field names it)
+    │   └── TooLarge          the request does not fit this ring, but may fit a larger one
     │       └── ContextLengthExceeded  prompt and answer do not fit the model's context
-    ├── Unauthenticated       the caller does not show who it is
-    ├── Forbidden             the caller is known, and may not do this
+    ├── Unauthenticated       the caller sent no known token
+    ├── Forbidden             the caller is known, but not allowed to do this
     ├── NotFound              no such request, model or sequence
-    ├── Overloaded            no room now                             (retry_after, seconds)
-    ├── Unavailable           the ring is not complete, or just broke
-    │   └── Hung              compute that does not come back; its process must end
-    ├── Refused               two parts do not belong together        (fleet, fingerprints, epochs)
-    │   └── Occupied          the place is a member's that is here, and may leave
+    ├── Overloaded            no room at the moment                        (retry_after, seconds)
+    ├── Unavailable           the ring is not complete, or just failed
+    │   └── Hung              a computation does not return; its process must be ended
+    ├── Refused               two parts do not belong together             (fleet, fingerprints, epochs)
+    │   └── Occupied          another member holds the place, and may leave it
     ├── ModelError            a model directory cannot be used
-    │   └── HeadMismatch      a draft head does not fit its base
-    ├── PlanError             a plan without a valid line             (text holds the raw plan)
-    ├── WireError             bytes from a peer that do not decode
+    │   └── HeadMismatch      a draft head does not fit its base model
+    ├── PlanError             a plan without a valid line                  (text holds the raw plan)
+    ├── WireError             bytes from a peer that cannot be decoded
     ├── TimedOut              the caller's deadline passed
-    └── Cancelled             the caller went away or said stop
+    └── Cancelled             the caller disconnected or cancelled
 """
 
 from __future__ import annotations
 
 
 class SpecsotError(Exception):
-    """The root: `str(error)` is one clear line, fit for a user's eyes."""
+    """The base class: `str(error)` is one clear line that may be shown to a user."""
 
 
 class InvalidRequest(SpecsotError):
-    """A request that can never succeed unchanged."""
+    """A request that can never succeed unchanged.
+
+    field: name of the invalid field, or None if no single field is invalid.
+    """
 
     def __init__(self, message: str, field: str | None = None) -> None:
         super().__init__(message)
@@ -38,7 +41,7 @@ class InvalidRequest(SpecsotError):
 
 
 class TooLarge(InvalidRequest):
-    """A request that this ring can never run; one with more KV pages or positions may."""
+    """A request that this ring can never run. A ring with more KV pages or positions may."""
 
 
 class ContextLengthExceeded(TooLarge):
@@ -46,7 +49,12 @@ class ContextLengthExceeded(TooLarge):
 
     @classmethod
     def of(cls, limit: int, prompt: int, completion: int) -> ContextLengthExceeded:
-        """All in tokens; limit: the context. Said as OpenAI says it: clients look for these words."""
+        """Return the error with the wording of OpenAI's API, which clients look for.
+
+        limit: length of the context in tokens.
+        prompt: length of the prompt in tokens.
+        completion: number of tokens requested after the prompt.
+        """
         return cls(
             f"This model's maximum context length is {limit} tokens. However, you requested "
             f"{prompt + completion} tokens ({prompt} in the prompt, {completion} in the completion). Please "
@@ -56,7 +64,11 @@ class ContextLengthExceeded(TooLarge):
 
     @classmethod
     def of_text(cls, limit: int, characters: int) -> ContextLengthExceeded:
-        """So long that nobody counted its tokens."""
+        """Return the error for a prompt so long that its tokens were not counted.
+
+        limit: length of the context in tokens.
+        characters: length of the prompt in characters.
+        """
         return cls(
             f"This model's maximum context length is {limit} tokens. However, you sent {characters} "
             "characters in the prompt, which cannot fit. Please reduce the length of the prompt or "
@@ -66,15 +78,15 @@ class ContextLengthExceeded(TooLarge):
 
 
 class Unauthenticated(SpecsotError):
-    """The caller shows no token, or one that is not known here."""
+    """The caller sent no token, or an unknown one."""
 
 
 class Forbidden(SpecsotError):
-    """The caller's token is known, and does not allow this."""
+    """The caller's token is known, but does not allow this call."""
 
 
 class NotFound(SpecsotError):
-    """What was named does not exist here."""
+    """The named request, model or sequence does not exist."""
 
 
 class Overloaded(SpecsotError):
@@ -86,19 +98,19 @@ class Overloaded(SpecsotError):
 
 
 class Unavailable(SpecsotError):
-    """The ring is not complete, or broke under this request."""
+    """The ring is not complete, or failed while this request ran."""
 
 
 class Hung(Unavailable):
-    """A member's compute does not come back. Nothing can stop it but the end of its process."""
+    """A member's computation does not return. Only the end of its process can stop the computation."""
 
 
 class Refused(SpecsotError):
-    """Two parts that do not belong together; the message names both values."""
+    """Two parts do not belong together; the message names both values."""
 
 
 class Occupied(Refused):
-    """A member has the place; once it leaves, or is known to be lost, the same call may succeed."""
+    """Another member holds the place. Once that member leaves or is lost, the same call may succeed."""
 
 
 class ModelError(SpecsotError):
@@ -110,7 +122,10 @@ class HeadMismatch(ModelError):
 
 
 class PlanError(SpecsotError):
-    """A plan without one valid line."""
+    """A plan without a valid line.
+
+    text: the raw plan.
+    """
 
     def __init__(self, message: str, text: str) -> None:
         super().__init__(message)
@@ -118,12 +133,12 @@ class PlanError(SpecsotError):
 
 
 class WireError(SpecsotError):
-    """Bytes from a peer that do not decode to what they claim to be."""
+    """Bytes from a peer that cannot be decoded to what they claim to be."""
 
 
 class TimedOut(SpecsotError):
-    """The caller's deadline passed before the answer was whole."""
+    """The caller's deadline passed before the answer was complete."""
 
 
 class Cancelled(SpecsotError):
-    """The caller went away or said stop."""
+    """The caller disconnected or cancelled."""

@@ -1,4 +1,6 @@
-"""What a client sees of a request, in order; the same values behind gRPC, Python API and terminal."""
+"""Events that a client receives of a request, in order; the same for gRPC, the Python API and the
+terminal.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +13,29 @@ from specsot.core.skeleton import Point
 class Reason(enum.Enum):
     """Why a branch or a request finished."""
 
-    STOP = "stop"  # the model said so, or a stop string came
-    LENGTH = "length"  # a token limit
+    # The model generated an end token, or a stop string was reached.
+    STOP = "stop"
+    # A token limit was reached.
+    LENGTH = "length"
     CANCELLED = "cancelled"
     FAILED = "failed"
-    PARENT_FAILED = "parent_failed"  # a branch it depends on did not finish well
+    # A branch on which this branch depends did not finish successfully.
+    PARENT_FAILED = "parent_failed"
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Seconds from the request's arrival to its end, by either way; None: not measured yet.
+    """Predicted seconds from a request's arrival to its end, for a direct and for a planned answer.
 
-    direct_least, direct_most, planned_least, planned_most: eight of ten such answers ended between them;
-    None while few are known.
+    A value is None while too little was measured to predict it. Eight of ten answers ended between the
+    bounds.
+
+    direct: for a direct answer.
+    planned: for a planned answer.
+    direct_least: lower bound for a direct answer.
+    direct_most: upper bound for a direct answer.
+    planned_least: lower bound for a planned answer.
+    planned_most: upper bound for a planned answer.
     """
 
     direct: float | None = None
@@ -36,7 +48,15 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """Admitted. `mode` is what was asked; `seed` what was asked or drawn; `forecast` is of both ways."""
+    """The request was admitted.
+
+    request: id of the request.
+    model: name of the model that answers.
+    mode: the mode that was requested.
+    seed: the seed that was requested, or the one that the master drew.
+    prompt_tokens: tokens of the prompt.
+    forecast: predicted seconds of a direct and of a planned answer, or None.
+    """
 
     request: str
     model: str
@@ -48,9 +68,10 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A token the model might have written.
+    """A token that the model might have generated.
 
-    raw:     its bytes, perhaps a part of a character; none for tokens that are no text.
+    token: token id.
+    raw: the token's bytes, perhaps a part of a character. Empty for tokens without text.
     logprob: natural log-softmax of the model's own logits, before constraint, penalties, temperature.
     """
 
@@ -61,7 +82,11 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """A token that was written, and the likeliest ones in its place, best first."""
+    """Log-probabilities at one position.
+
+    chosen: the token that was generated.
+    top: the likeliest tokens at the position, likeliest first.
+    """
 
     chosen: Candidate
     top: tuple[Candidate, ...] = ()
@@ -71,8 +96,9 @@ class TokenLogprobs:
 class PromptScored:
     """Log-probabilities of the next tokens of the prompt, sent before any text, if the request asks for them.
 
-    position: of the first of these tokens in the prompt, counted from 0. The prompt's very first token has no
-    log-probability. `chosen` of each entry is the prompt's own token.
+    position: position of the first of these tokens in the prompt, counted from 0. The prompt's very first
+        token has no log-probability.
+    logprobs: one entry per token. `chosen` of each entry is the prompt's own token.
     """
 
     position: int
@@ -81,9 +107,11 @@ class PromptScored:
 
 @dataclass(frozen=True, slots=True)
 class SkeletonText:
-    """Raw text of the skeleton as it is written, markers included.
+    """Raw text of the skeleton as it is generated, markers included.
 
-    logprobs: of the tokens that wrote it; here as below only where they were asked for.
+    text: the next piece of the skeleton.
+    logprobs: log-probabilities of the tokens of this piece. As in the other events, empty if the request does
+        not ask for log-probabilities.
     """
 
     text: str
@@ -92,7 +120,11 @@ class SkeletonText:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The plan is complete. `points` is empty when the model chose to answer directly. `forecast`: anew."""
+    """The plan is complete.
+
+    points: the points of the plan. Empty if the model chose to answer directly.
+    forecast: a new forecast, or None.
+    """
 
     points: tuple[Point, ...]
     forecast: Forecast | None = None
@@ -100,7 +132,12 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class BranchStarted:
-    """A branch's prompt is in the ring. `branch` is its point's id; `budget` its token limit."""
+    """The prompt of a branch is in the ring.
+
+    branch: id of the branch's point.
+    title: title of the point.
+    budget: the branch's token limit.
+    """
 
     branch: int
     title: str
@@ -109,9 +146,14 @@ class BranchStarted:
 
 @dataclass(frozen=True, slots=True)
 class BranchText:
-    """Text of a branch, at `offset` characters into its body. `lap_tokens`: tokens this lap brought.
+    """Text of a branch.
 
-    logprobs: of the tokens of its text; a token whose text is held back comes later.
+    branch: id of the branch's point.
+    offset: place of the text in the branch's body, in characters.
+    text: the next piece of text.
+    lap_tokens: number of tokens that the branch got from this step.
+    logprobs: log-probabilities of the tokens of this text. A token whose text is held back comes with a later
+        event.
     """
 
     branch: int
@@ -123,7 +165,12 @@ class BranchText:
 
 @dataclass(frozen=True, slots=True)
 class BranchFinished:
-    """A branch is done; `tokens` it wrote."""
+    """A branch has finished.
+
+    branch: id of the branch's point.
+    reason: why the branch finished.
+    tokens: number of tokens that the branch generated.
+    """
 
     branch: int
     reason: Reason
@@ -132,10 +179,12 @@ class BranchFinished:
 
 @dataclass(frozen=True, slots=True)
 class MergedText:
-    """The next stretch of the merged answer, at `offset` characters into it.
+    """The next piece of the merged answer.
 
-    logprobs: of the tokens of its text; over all stretches, of `Finished.tokens`.
-    lap_tokens: tokens this lap brought to a direct answer; 0 where branches write it.
+    offset: place of the piece in the merged answer, in characters.
+    text: the piece.
+    logprobs: log-probabilities of the piece's tokens. Over all pieces, those of `Finished.tokens`.
+    lap_tokens: number of tokens that a direct answer got from this step. 0 if branches make up the answer.
     """
 
     offset: int
@@ -144,25 +193,36 @@ class MergedText:
     lap_tokens: int = 0
 
 
-NO_PLAN = "the plan had no two points to write"  # a decision's reason, where a plan was tried
+# The reason in `Statistics.decision` if a plan was tried and had fewer than two points.
+NO_PLAN = "the plan had no two points to write"
 
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Figures of one finished request. Seconds are wall time in the master.
+    """Figures of one finished request. Seconds are wall-clock time in the master.
 
-    prompt_tokens: of the messages through the chat template, as a direct answer's prompt; what the model is
-    told besides, to plan and to write a point, is not counted.
-    cached_tokens: those of the prompt that were not computed again, because the ring had them already.
-    completion_tokens: everything that max_new_tokens bounds: plan_tokens (of the plan, or of the markers
-    around a direct answer), merged_tokens (of the answer's own text), heading_tokens (of its headings, which
-    the model does not write), polish_tokens (of the turn that joined the branches, whose text is the answer
-    then, in the place of theirs), and what no text shows: end tokens, white space around a branch.
-    mean_accepted: tokens per tree verified, bonus included (tau); 1.0 is plain.
-    rested: share of the trees for which nothing was drafted, as the drafter had found that it does not pay.
-    phases: seconds of queue, decision, skeleton, branches, polish (or direct); skeleton_prefill: its prompt.
-    decision: which way was taken, and why: "direct: arithmetic".
-    in_time: `finish_within_s` ended a text, so what is there is whole, and might have gone on.
+    mode: the mode in which the request was answered.
+    prompt_tokens: tokens of the messages rendered through the chat template, as for a direct answer. The
+        instructions to plan and to write a point are not counted.
+    completion_tokens: all tokens that max_new_tokens bounds: plan_tokens, merged_tokens, heading_tokens,
+        polish_tokens, and tokens without visible text, such as end tokens and white space around a branch.
+    merged_tokens: tokens of the answer's own text.
+    seconds: from the request's arrival to its end.
+    seconds_to_first_token: from the request's arrival to its first token; the router's tokens do not count.
+    tokens_per_second: merged_tokens / seconds.
+    laps: number of steps (forward passes of the ring) of the request.
+    mean_accepted: tokens per verified tree, the bonus token included (tau). 1.0 without speculation.
+    branches: number of branches.
+    cached_tokens: tokens of the prompt that were not computed, because the ring had their KV already.
+    plan_tokens: tokens of the plan, or of the markers around a direct answer.
+    heading_tokens: tokens of the answer's headings, which the model does not generate.
+    polish_tokens: tokens of the turn that joined the branches. Its text is then the answer.
+    rested: fraction of the trees for which nothing was drafted, because drafting was paused as unprofitable.
+    phases: seconds by phase: queue, decision, and skeleton, branches, polish, or direct. A name with
+        `_prefill`, such as `skeleton_prefill`, has the seconds from the beginning of that phase to its first
+        result.
+    decision: how the request was answered, and why: "direct: arithmetic".
+    in_time: True if `finish_within_s` ended a text. The text is complete, but might have continued.
     """
 
     mode: str = "direct"
@@ -187,9 +247,14 @@ class Statistics:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last event. `text` is the merged answer, `tokens` its token ids in order.
+    """The last event of a request.
 
-    stop_string, stop_token: which of those that were asked for ended a direct answer, or a polished one.
+    reason: why the request finished.
+    text: the merged answer.
+    tokens: token ids of the merged answer, in order.
+    statistics: figures of the request.
+    stop_string: the requested stop string that ended a direct or a polished answer, or None.
+    stop_token: the requested stop token that ended a direct or a polished answer, or None.
     """
 
     reason: Reason
@@ -201,7 +266,10 @@ class Finished:
 
     @property
     def stop_reason(self) -> str | int | None:
-        """vLLM's: the stop string or stop token; None for the model's own end, and for a limit."""
+        """vLLM's `stop_reason`: the stop string or stop token that ended the answer.
+
+        None if the model's own end token or a limit ended it.
+        """
         return self.stop_token if self.stop_string is None else self.stop_string
 
 
@@ -220,7 +288,11 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Numbered:
-    """An event with its number in the request's stream: 0, 1, 2, ..."""
+    """An event of a request's stream.
+
+    number: number of the event in the stream: 0, 1, 2, ....
+    event: the event.
+    """
 
     number: int
     event: Event

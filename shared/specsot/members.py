@@ -8,26 +8,39 @@ from typing import Literal
 from specsot.params import DrafterName
 from specsot.service.option_table import ABOVE_ZERO, LAYER_NUMBERS, POSITIVE, counted, is_word, option
 
-PROTOCOL = 1  # raised when two versions of the services cannot form one ring
+# Version of the protocol. Raised when two versions of the services cannot form one ring.
+PROTOCOL = 1
 
-MASTER = "master"  # by this name its words arrive; nobody else may have it
+# The sender's name of the master's messages. No member may have this name.
+MASTER = "master"
 
 Kind = Literal["worker", "drafter"]
 Layout = Literal["packed", "batched"]
-# What carries messages between members; direct: see specsot.transport.nccl_links.
+# How messages travel between members. "direct" uses NCCL or gloo for rows, see specsot.transport.nccl_links.
 Transport = Literal["grpc", "zmq", "direct"]
-HopDtype = Literal["auto", "int8"]  # int8: hidden rows between stages are rounded to 8 bits
-CommMode = Literal["p2p", "ring"]  # ring: the drafter speaks to the last stage alone, the rest rides along
-WeightFormat = Literal["safetensors", "bin"]  # bin: pytorch_model.bin, read as weights only
-Quantization = Literal["int8", "int4", "fp8"]  # of matrices as held; what is computed in is another thing
-KvDtype = Literal["auto", "int8"]  # what KV rows are kept in; auto: what is computed in
+# Type of the hidden states that travel between stages. With "int8", they are rounded to 8 bits.
+HopDtype = Literal["auto", "int8"]
+# With "ring", the drafter is connected to the last stage only, and its messages to stage 0 travel along with
+# the frames.
+CommMode = Literal["p2p", "ring"]
+# "bin" is pytorch_model.bin, loaded as weights only.
+WeightFormat = Literal["safetensors", "bin"]
+# How weight matrices are stored. The type in which a member computes is independent of it.
+Quantization = Literal["int8", "int4", "fp8"]
+# The type in which KV rows are stored. "auto" is the type in which the member computes.
+KvDtype = Literal["auto", "int8"]
 QUANTIZATIONS: tuple[Quantization, ...] = ("int8", "int4", "fp8")
-Curve = tuple[tuple[int, float], ...]  # (rows, seconds), rows ascending
+# (tokens in the batch, seconds), by ascending tokens.
+Curve = tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Layers first .. last - 1 of the base model; written "first:last"."""
+    """Layers first .. last - 1 of the base model; written "first:last".
+
+    first: number of the first layer.
+    last: number of the layer after the last one.
+    """
 
     first: int
     last: int
@@ -41,13 +54,17 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class TreeShape:
-    """How an EAGLE tree grows: `depth` expansions after the first, `top_k` wide, `nodes` kept.
+    """How an EAGLE tree grows.
 
-    depth does not count the first level, and nodes counts the root: `--draft-depth 8 --draft-nodes 23` are a
-    depth of 7 and 24 nodes here. fixed: this shape for every branch (reference tests); otherwise it is the
-    largest tree that the draft policy may choose, and nodes are shared out over branches by probability.
+    The fields count as the published EAGLE code does, unlike the flags: `depth` does not count the first
+    level, and `nodes` counts the root. `--draft-depth 8 --draft-nodes 23` are a depth of 7 and 24 nodes. The
+    flags `--depth`, `--width`, `--nodes` and `--tree` of earlier versions count as the fields do.
 
-    The flags `--depth`, `--width`, `--nodes` and `--tree` of earlier versions count as the fields do.
+    depth: number of expansions after the first.
+    top_k: number of nodes that each expansion expands, and number of children of each.
+    nodes: number of nodes that are kept of all candidates, the root included.
+    fixed: True if every branch gets a tree of this shape, for reference tests. Otherwise the shape is the
+        largest tree that the draft policy may choose, and nodes are distributed over branches by probability.
     """
 
     depth: int = option(
@@ -78,16 +95,22 @@ class TreeShape:
 
     @property
     def slots(self) -> int:
-        """KV rows one live sequence needs beyond its committed ones, in stages and drafter alike."""
+        """Number of KV rows that a live sequence needs beyond its committed ones, in stages and drafter
+        alike.
+
+        The stages need a row per node. The drafter needs a row per candidate that it expands, `top_k` in each
+        of `depth` + 1 expansions.
+        """
         return max(self.nodes, self.top_k * (self.depth + 1)) + 1
 
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """What a user knows better than a draft head's published config. None leaves it to the config.
+    """Corrections of a draft head's published config. None leaves a value to the config.
 
     rope_theta: base of the head's rotary positions.
-    aux_layers: layers of the base whose *input* it fuses, ascending (the number of layers: last output).
+    aux_layers: layers of the base model whose *input* the head fuses, ascending. The base model's number of
+        layers stands for the output of its last layer.
     """
 
     rope_theta: float | None = option(
@@ -105,11 +128,12 @@ AS_PUBLISHED = Overrides()
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A draft head as the ring must know it.
+    """The properties of a draft head that the ring must know.
 
-    taps:  layers whose *input* it fuses, ascending (a tap at L is the last block's output).
-    width: columns of the fused feature row.
-    name:  of its directory, or on the hub; empty: nobody knows.
+    taps: layers of the base model whose *input* the head fuses, ascending. With L layers, a tap at L is the
+        output of the last layer.
+    width: number of columns of the fused features.
+    name: the head's directory, or its name on the hub. Empty if unknown.
     """
 
     taps: tuple[int, ...]
@@ -119,7 +143,12 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class WeightBytes:
-    """Memory a base's weights take: of its largest layer, before the first one, behind the last one."""
+    """Bytes that the weights of a base model take.
+
+    layer: of its largest layer.
+    first: of the part before its first layer, the embedding.
+    last: of the part after its last layer, the final norm and the lm_head.
+    """
 
     layer: int
     first: int
@@ -128,32 +157,38 @@ class WeightBytes:
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A member's first word.
+    """The first message of a member to the master.
 
-    fingerprint: of the base model (a drafter names the base it was loaded against).
-    layers:      a worker's fixed range, or None to be given one.
-    model_layers: how many layers the base has.
-    kv_bytes:    memory it grants to KV pages.
-    row_bytes:   KV bytes of one position in one layer (for a drafter: in the whole head, its
-                 feature row included).
-    curve:       measured seconds per rows; of one layer for a worker, of one level for a drafter.
-    drafters:    a drafter's backends, the first for those who name none.
-    shape:       how large its trees may be; None: as the master would have them.
-    host:        the machine it runs on; empty: nobody knows.
-    gpus:        ids of those a worker can run on, the one it is on now or prefers first.
-    memory:      bytes it has for weights and KV pages; None: nobody knows.
-    weights:     what the base's would take of it.
-    rtt:         seconds to the master and back; None: not measured.
-    began:       when its process began, in nanoseconds since 1970; 0: nobody knows.
-    number_bytes: of one number that it computes with; 0: nobody knows.
-    epoch:       the newest that it has heard of; 0: none.
-    lends:       it has files of the base model, from which others may take theirs.
-    device:      what computes there: a GPU's name, or a processor's and its cores; empty: nobody knows.
-    dtype:       of the numbers that it computes with, such as "float32"; empty: nobody knows.
-    copy_speed:  bytes a second that it reads and writes while it copies memory; 0: not measured.
-    hands_over:  it can hand KV rows over to another worker, and take them.
-    quantization: in words, how a worker's part of the base is rounded; empty: it is not. One text comes from
-                 one model, so all workers say the same.
+    kind: "worker" or "drafter".
+    name: the member's name.
+    address: the address where other members reach the member.
+    fingerprint: fingerprint of the base model. A drafter names the base model against which it was loaded.
+    model_layers: number of layers of the base model.
+    max_positions: length of the base model's context.
+    kv_bytes: bytes that the member grants to KV pages.
+    row_bytes: KV bytes of one position: in one layer for a worker; in the whole head, its features included,
+        for a drafter.
+    layers: a worker's fixed layer range, or None if the master may choose.
+    curve: measured (tokens, seconds): of one layer for a worker, of one level of a tree for a drafter.
+    head: the draft head of a drafter, or None.
+    protocol: version of the protocol.
+    drafters: the proposers that a drafter offers. The first serves requests that name no drafter.
+    shape: the largest trees of a drafter, or None to leave them to the master.
+    host: the machine on which the member runs. Empty if unknown.
+    gpus: ids of the GPUs on which a worker can run, its present or preferred GPU first.
+    memory: bytes for weights and KV pages. None if unknown.
+    weights: bytes that the base model's weights would take.
+    rtt: seconds of a round trip to the master. None if not measured.
+    began: start of the member's process, in nanoseconds since 1970. 0 if unknown.
+    number_bytes: bytes of one number that the member computes with. 0 if unknown.
+    quantization: how a worker's layers are rounded, in words. Empty if they are not. All workers of a ring
+        must have the same value, because the model would otherwise differ between them.
+    epoch: the newest epoch that the member has received. 0 if none.
+    lends: True if the member has files of the base model that other members may fetch from it.
+    device: name of the GPU, or of the processor with its cores. Empty if unknown.
+    dtype: type of the numbers that the member computes with, such as "float32". Empty if unknown.
+    copy_speed: bytes per second that the member reads and writes while it copies memory. 0 if not measured.
+    hands_over: True if the member can send KV rows to another worker and receive KV rows.
     """
 
     kind: Kind
@@ -186,10 +221,11 @@ class Registration:
     hands_over: bool = False
 
     def follows(self, other: Registration) -> bool:
-        """Whether it is of the same process, or of the next one in its place.
+        """Return whether this registration is of the same process as `other`, or of its successor.
 
-        A process on another machine is not the next one as long as the first one's link stands: replicas that
-        all advertise the name of their service look alike otherwise.
+        A successor has the same kind, name and address and started later. A process on another machine does
+        not count as the successor, because replicas that all advertise the name of their service differ only
+        in their machines.
         """
         same = (self.kind, self.name, self.address) == (other.kind, other.name, other.address)
         moved = bool(self.host and other.host and self.host != other.host)
@@ -198,7 +234,12 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A worker's place in the ring. address: where other members reach it."""
+    """A worker's place in the ring.
+
+    name: the worker's name.
+    address: the address where other members reach the worker.
+    layers: the worker's layer range.
+    """
 
     name: str
     address: str
@@ -207,7 +248,11 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class DrafterPlace:
-    """A drafter's name, and the address where other members reach it."""
+    """A drafter's place in the ring.
+
+    name: the drafter's name.
+    address: the address where other members reach the drafter.
+    """
 
     name: str
     address: str
@@ -215,19 +260,28 @@ class DrafterPlace:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """One epoch, as every member hears it. `you` is the member's own name.
+    """The formation of one epoch, which the master sends to every member.
 
-    pages:   KV pages of `page_rows` rows, the same number everywhere.
-    slots:   KV rows counted per live sequence beyond its committed ones.
-    rows:    row budget of one frame.
-    flight:  frames in flight at most.
-    draft_timeout: seconds stage 0 waits for a tree before it sends the bonus token alone.
-    curve:   seconds per rows of one whole lap through the stages, for the drafter's tuner.
-    head:    what the stages fuse for the drafter, and the taps whose slices travel for that: none to a stage
-             that has its own of an earlier epoch. None where nothing is fused; to a drafter: it sends none.
-    gpu:     the one of its own that this member is to run on; None: it has none.
-    drafter: the address of the first drafter; None: there is none.
-    drafters: every drafter of the ring, the first one included. A master of an older version leaves it empty.
+    epoch: number of the epoch.
+    you: the receiving member's own name.
+    stages: the workers of the ring, in stage order.
+    pages: number of KV pages, the same on every member.
+    page_rows: rows of a page.
+    slots: KV rows that are reserved for each live sequence beyond its committed ones.
+    rows: the largest number of tokens in a frame's batch.
+    flight: the largest number of frames in flight.
+    layout: how a batch is computed, "packed" or "batched".
+    drafter: address of the first drafter, or None if there is none.
+    head: the draft head whose features the stages fuse, and the taps whose slices of the `fc` weight they
+        get. None if no features are fused, and in the message to a drafter that sends no slices.
+    shape: the largest draft tree.
+    draft_timeout: seconds that stage 0 waits for a tree before it sends the bonus token alone.
+    curve: (tokens, seconds) of a whole step through the stages, for the drafter's policy.
+    transport: how messages travel between members.
+    comm_mode: which members are connected to each other.
+    gpu: id of the GPU on which the member must run, or None if it has no GPU.
+    hop_dtype: type of the hidden states between stages.
+    drafters: every drafter of the ring, the first included. Empty if the master is of an older version.
     """
 
     epoch: int
@@ -252,7 +306,7 @@ class Configuration:
 
     @property
     def drafter_places(self) -> tuple[DrafterPlace, ...]:
-        """Every drafter of the ring. One of which only the address is known has it as its name."""
+        """Every drafter of the ring. If a drafter's name is unknown, its address serves as its name."""
         if self.drafters or self.drafter is None:
             return self.drafters
         return (DrafterPlace(self.drafter, self.drafter),)
@@ -262,45 +316,67 @@ class Configuration:
         return replace(self, drafter=places[0].address if places else None, drafters=places)
 
     def tapping(self, layer: int) -> Stage:
-        """Who runs this layer and so taps its input; the last stage taps what comes out, too."""
+        """Return the stage that runs a layer and so taps its input.
+
+        For the tap after the last layer, which is the model's output, that is the last stage.
+        """
         return next((stage for stage in self.stages if layer < stage.layers.last), self.stages[-1])
 
     def taps_of(self, stage: Stage) -> frozenset[int]:
-        """Taps this stage fuses: inputs of its own layers, and the last block's output on the last stage."""
+        """Return the taps that a stage fuses: inputs of its own layers, and on the last stage the output.
+
+        Empty without a head or without a drafter. Example: with the taps {2, 16, 32}, a first stage of layers
+        0:16 fuses {2}, and a last stage of layers 16:32 fuses {16, 32}.
+        """
         taps = self.head.taps if self.head and self.drafter else ()
         return frozenset(tap for tap in taps if self.tapping(tap) == stage)
 
     def width_at(self, layers: Range) -> int:
-        """Columns of the features that the stage of these layers keeps for the drafter; 0: none."""
+        """Return the columns of the features that the stage of these layers stores for the drafter.
+
+        0 if it stores none, because it is not the last stage or no drafter reads features.
+        """
         last = self.stages[-1].layers == layers
         return self.head.width if self.head and self.drafter and last else 0
 
     @property
     def drafted(self) -> bool:
-        """It was formed with a drafter, which may be away."""
+        """True if the epoch was formed with a drafter, even if that drafter is missing at the moment."""
         return self.slots > 1
 
     @property
     def drafted_for(self) -> Stage:
-        """Whom the drafter sends its drafts: the first stage, or its neighbour, which passes them on."""
+        """The stage to which the drafter sends its drafts.
+
+        That is stage 0, or with `comm_mode` "ring" the last stage, which passes the drafts on.
+        """
         return self.stages[-1 if self.comm_mode == "ring" else 0]
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A member's answer to Configuration: links are up, weights are loaded. The barrier counts these."""
+    """A member's answer to Configuration: its links are connected and its weights are loaded.
+
+    The master starts the epoch once every member has answered.
+
+    epoch: number of the epoch.
+    """
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A member gets ready: `done` of `total` pieces. With all of them done it waits for others.
+    """A member's report of its preparations for an epoch.
 
-    fetched: bytes of the model's files that it has; they grow while it fetches some.
-    layers: that StandBy asked it to load ahead, which it has; with less than all of them done it has no room.
-    handed: number of the HandOver whose rows it has, all that its next layers need; 0: of none.
-    over: sequences among those that are closed, so that there is nothing of them.
+    epoch: number of the epoch.
+    done: number of finished pieces of work. Once it equals `total`, the member waits for other members.
+    total: number of all pieces of work.
+    fetched: bytes of the model's files that the member has. Grows while it fetches files.
+    layers: the layers that StandBy asked the member to load in advance and that it has loaded. If `done` is
+        less than `total`, the member has no room for all of them.
+    handed: number of the HandOver whose rows have all arrived at the member. 0 if there is none.
+    over: sequences of that HandOver that were closed in the meantime, so that no rows of them arrived.
     """
 
     epoch: int
@@ -314,7 +390,11 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A member tells the master that this epoch cannot go on, and why."""
+    """A member's message to the master that the epoch has failed.
+
+    epoch: number of the epoch.
+    reason: what failed.
+    """
 
     epoch: int
     reason: str
@@ -322,7 +402,11 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class Disband:
-    """The master ends an epoch: drop every page and wait for the next Configuration."""
+    """The master's order to end an epoch: the member drops all pages and waits for the next Configuration.
+
+    epoch: number of the epoch.
+    reason: why the epoch ends.
+    """
 
     epoch: int
     reason: str
@@ -330,9 +414,11 @@ class Disband:
 
 @dataclass(frozen=True, slots=True)
 class StandBy:
-    """The ring runs without this worker, which takes the place of the next one that is lost.
+    """The master's message to a worker that is not in the ring, and may replace the next worker that is lost.
 
-    layers: to load ahead, as a later epoch is likely to need them here; this worker may run others now.
+    epoch: number of the epoch that runs without the worker.
+    layers: layers to load in advance, because a later epoch is likely to need them on this worker. None if
+        there are none.
     """
 
     epoch: int
@@ -341,7 +427,12 @@ class StandBy:
 
 @dataclass(frozen=True, slots=True)
 class RowsOf:
-    """Rows first .. last - 1 of a sequence."""
+    """KV rows first .. last - 1 of a sequence.
+
+    sequence: id of the sequence.
+    first: number of the first row.
+    last: number of the row after the last one.
+    """
 
     sequence: int
     first: int
@@ -350,11 +441,18 @@ class RowsOf:
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """Epoch `epoch`, of the givers, goes on; the next one is to be of the takers. Each giver sends KV rows of
-    its layers to those who will run them; each taker says when it has all (Progress).
+    """The master's order to migrate KV rows to the stages of the next epoch while the present one continues.
 
-    number:   of this order, from 1 on.
-    features: those that the last stage keeps for a draft head go, too, like a layer behind the last one.
+    Each giver sends the rows of its layers to the takers that will run these layers. Each taker reports in
+    Progress when all its rows have arrived.
+
+    epoch: number of the present epoch.
+    givers: the stages of the present epoch.
+    takers: the stages of the next epoch.
+    rows: the rows to migrate.
+    number: number of the order, counted from 1.
+    features: True if the features that the last stage stores for a draft head migrate too. They travel like
+        the rows of one more layer after the last one.
     """
 
     epoch: int
@@ -366,25 +464,33 @@ class HandOver:
 
     @property
     def model_layers(self) -> int:
-        """How many there are; the number by which features go."""
+        """Number of layers of the model, which is also the layer number under which features travel."""
         return self.givers[-1].layers.last if self.givers else 0
 
     def giver_of(self, layer: int) -> str:
-        """Who runs this layer now."""
+        """Return the name of the giver that runs a layer. Features belong to the last giver."""
         return next((one.name for one in self.givers if layer < one.layers.last), self.givers[-1].name)
 
     def held_by(self, stage: Stage) -> Range:
-        """Its layers, and the features where they are its own."""
+        """Return the layer numbers whose rows a stage holds: its layers, and those of features on the last.
+
+        With features and 32 layers, the last stage of layers 16:32 holds 16:33.
+        """
         layers = stage.layers
         return Range(layers.first, layers.last + (self.features and layers.last == self.model_layers))
 
 
 @dataclass(frozen=True, slots=True)
 class Rejoined:
-    """To the last stage: a drafter joins the running epoch at this address, for the first time or after it
-    was lost. It knows nothing of what is being written, and must be told.
+    """The master's message to the last stage that a drafter joins the running epoch.
 
-    name: the drafter's. Empty: the master is of an older version, and the address serves as its name.
+    The drafter joins for the first time, or again after it was lost. It knows no sequence, so that the last
+    stage must send it all features.
+
+    epoch: number of the epoch.
+    address: address of the drafter.
+    name: name of the drafter. Empty if the master is of an older version; the address then serves as the
+        name.
     """
 
     epoch: int
@@ -394,8 +500,12 @@ class Rejoined:
 
 @dataclass(frozen=True, slots=True)
 class DrafterLost:
-    """To the last stage: this drafter of the running epoch is lost, or gave up; its sequences belong to the
-    others from now on.
+    """The master's message to the last stage that a drafter of the running epoch is lost or gave up.
+
+    The remaining drafters draft for its sequences from now on.
+
+    epoch: number of the epoch.
+    name: name of the drafter.
     """
 
     epoch: int
@@ -404,19 +514,24 @@ class DrafterLost:
 
 @dataclass(frozen=True, slots=True)
 class MemberLeaving:
-    """A member is about to go (SIGTERM), or the master is."""
+    """A member, or the master, is about to leave, after SIGTERM for example."""
 
     reason: str = "shutting down"
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """Either side is alive. Carries nothing."""
+    """A heartbeat of a member or of the master. It has no content."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tap:
-    """A slice of the head's fc for the stage that runs `layer`: weight [width, H], from drafter to stage."""
+    """A slice of the draft head's `fc` weight, which a drafter sends to the stage that taps `layer`.
+
+    epoch: number of the epoch.
+    layer: the layer whose input the slice multiplies.
+    weight: [width, hidden_size] tensor.
+    """
 
     epoch: int
     layer: int
@@ -425,9 +540,14 @@ class Tap:
 
 @dataclass(frozen=True, slots=True)
 class KvRows:
-    """KV rows first, first + 1, ... of a sequence in one layer, from whoever runs it in this epoch to whoever
-    will in the next one: [rows, numbers of a row]. Behind the last layer, its features. None: the sequence is
-    over, or has no features, and nothing comes of it.
+    """KV rows of a sequence in one layer, sent to the stage that runs the layer in the next epoch.
+
+    epoch: number of the present epoch.
+    sequence: id of the sequence.
+    layer: number of the layer. The number after the last layer stands for the sequence's features.
+    first: number of the first row; the rows are first, first + 1, ....
+    rows: [rows, numbers per row] tensor. None if no rows will arrive, because the sequence has ended or has
+        no features.
     """
 
     epoch: int

@@ -1,4 +1,4 @@
-"""Request parameters and answer forms as frozen values that refuse invalid numbers."""
+"""Request parameters and answer forms as frozen values that reject invalid fields."""
 
 from __future__ import annotations
 
@@ -16,40 +16,56 @@ DrafterName = Literal["eagle", "model", "suffix", "ngram", "none"]
 
 MODES: tuple[Mode, ...] = ("auto", "sot", "direct")
 DRAFTERS: tuple[DrafterName, ...] = ("eagle", "model", "suffix", "ngram", "none")
-MODELLESS: tuple[DrafterName, ...] = ("suffix", "ngram", "none")  # those that need no model of their own
-MAX_BIASES = 1024  # biases of a request: they travel with every sequence that it opens
-MAX_LOGPROBS = 20  # alternatives per token, as in OpenAI's API
-MAX_TOKENS = 1 << 20  # tokens of a prompt, whatever the model; bounds a message
-MAX_TOKEN_ID = 2**31 - 1  # whatever the model
-MAX_MESSAGES = 4096  # messages of a conversation; bounds a request
+# Drafters that need no draft model.
+MODELLESS: tuple[DrafterName, ...] = ("suffix", "ngram", "none")
+# Entries. Bounds the logit biases of a request, which travel with every sequence that the request opens.
+MAX_BIASES = 1024
+# Tokens. Bounds the alternatives that are reported per token. Precedent: OpenAI's API, 20.
+MAX_LOGPROBS = 20
+# Tokens. Bounds a prompt of any model, and so the size of a message.
+MAX_TOKENS = 1 << 20
+# Token id. Bounds the ids of any model to int32.
+MAX_TOKEN_ID = 2**31 - 1
+# Messages. Bounds a conversation, and so the size of a request.
+MAX_MESSAGES = 4096
+# The largest seed, so that a seed fits into a signed 64-bit integer.
 MAX_SEED = 2**63 - 1
-# stop strings and tools of a request; bounds a request
+# Strings. Bounds the stop strings of a request.
 MAX_STOPS = 16
+# Names. Bounds the tools of a request.
 MAX_TOOLS = 64
-MAX_STOP_IDS = 128  # stop tokens of a request: they travel with every sequence that it opens
-LONGEST_TOKEN = 256  # characters; no tokenizer squeezes more text into one token
-MOST_PRIORITY = 10  # from -10 to 10
-MOST_SHOWN = 100  # characters of a wrong value that an error repeats
-MAX_SINKS = 1024  # rows; bounds a request
-LEAST_RECENT = 16  # rows of a window; fewer than a tree is deep would make little sense
-LEAST_EVERY = 16  # tokens between two prunings; trees and prompt chunks end there
-MOST_SKIPPED = 1024  # layers; more than any model has
+# Tokens. Bounds the stop tokens of a request, which travel with every sequence that the request opens.
+MAX_STOP_IDS = 128
+# Characters. No tokenizer puts more text into one token, so a longer prompt has more tokens than the context.
+LONGEST_TOKEN = 256
+# Priorities are in -MOST_PRIORITY .. MOST_PRIORITY.
+MOST_PRIORITY = 10
+# Characters. Bounds how much of an invalid value an error message repeats.
+MOST_SHOWN = 100
+# Positions. Bounds the sinks of a window.
+MAX_SINKS = 1024
+# Positions. The smallest window: a window shorter than the depth of a draft tree would be of little use.
+LEAST_RECENT = 16
+# Tokens. The smallest interval between two prunings, because draft trees and prompt chunks must end there.
+LEAST_EVERY = 16
+# Layers. Bounds `Pruning.skip_layers`; no model has more layers.
+MOST_SKIPPED = 1024
 
 
 def require_field(holds: bool, name: str, rule: str, value: object) -> None:
-    """Raises InvalidRequest, which names the field, the rule and the value."""
+    """Raise InvalidRequest unless `holds`. The error names the field, the rule and the value."""
     if not holds:
         raise InvalidRequest(f"{name} must be {rule}, got {brief(value)}", field=name)
 
 
 def brief(value: object) -> str:
-    """A stranger's value as a message may repeat it."""
+    """Return the `repr` of a client's value, cut to MOST_SHOWN characters, for an error message."""
     shown = repr(value)
     return shown if len(shown) <= MOST_SHOWN else f"{shown[:MOST_SHOWN]}..."
 
 
 def _require_number(holds: Callable[[float], bool], name: str, rule: str, value: object) -> None:
-    """Words in a number's place are refused like numbers that do not hold; so is NaN."""
+    """Raise InvalidRequest unless `value` is a number for which `holds` is true. NaN is never accepted."""
     require_field(isinstance(value, int | float) and holds(value), name, rule, value)
 
 
@@ -66,7 +82,11 @@ def _require_whole(low: int, high: int, name: str, value: object) -> None:
 
 
 def _require_ids(tokens: tuple[int, ...]) -> None:
-    """Every loop over them is one of C: there may be a million, and everybody waits meanwhile."""
+    """Raise InvalidRequest unless all tokens are integers in [0, MAX_TOKEN_ID].
+
+    A prompt may have a million tokens, and the check blocks the event loop, so every loop over them runs in
+    C.
+    """
     kinds = set(map(type, tokens))
     require_field(kinds <= {int}, "tokens", "whole numbers", sorted(kind.__name__ for kind in kinds))
     for token in (min(tokens), max(tokens)):
@@ -74,10 +94,14 @@ def _require_ids(tokens: tuple[int, ...]) -> None:
 
 
 def check_length(positions: int, tokens: int = 0, characters: int = 0, completion: int = 0) -> None:
-    """Whether a prompt can fit a context of so many positions, by its length alone: before anything of it is
-    looked at, and before it is copied.
+    """Raise ContextLengthExceeded if a prompt is longer than the context by its length alone.
 
-    completion: tokens wanted behind it, for the refusal's words. Raises ContextLengthExceeded.
+    The check is cheap, so that it can run before the prompt is copied or tokenized.
+
+    positions: length of the context in tokens.
+    tokens: length of the prompt in tokens, if the prompt is given as tokens.
+    characters: length of the prompt in characters, if the prompt is given as text.
+    completion: number of tokens that are requested after the prompt, for the error message.
     """
     if tokens >= positions:
         raise ContextLengthExceeded.of(positions, tokens, completion)
@@ -87,14 +111,21 @@ def check_length(positions: int, tokens: int = 0, characters: int = 0, completio
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a target token is drawn from logits.
+    """How a target token is sampled from logits.
 
-    temperature 0 means argmax. top_k 0, top_p 1 and min_p 0 mean no cut; min_p is a share of the
-    likeliest token's probability. top_p 0 leaves the likeliest token alone, so it becomes temperature 0.
-    repetition_penalty: 1 means none; divides the logits of tokens in the sequence, prompt included.
-    presence_penalty, frequency_penalty: taken off the logit of what the sequence has written itself,
-                once, and once for each time.
-    logit_bias: (token id, what its logit gains), by ascending id.
+    temperature: divisor of the logits. 0 means argmax.
+    top_p: only the likeliest tokens with this total probability are sampled. 1 means all. 0 leaves only the
+        likeliest token, and is replaced by a temperature of 0.
+    top_k: only so many likeliest tokens are sampled. 0 means all.
+    min_p: tokens whose probability is below this fraction of the likeliest token's are not sampled. 0 means
+        all are.
+    repetition_penalty: penalty on the logits of all tokens of the sequence, the prompt included. 1 means
+        none.
+    presence_penalty: subtracted once from the logit of each token that the sequence has generated.
+    frequency_penalty: subtracted from the logit of a token once for each time the sequence has generated it.
+    logit_bias: (token id, value added to the token's logit), by ascending token id.
+
+    Raises InvalidRequest if a value is out of its range.
     """
 
     temperature: float = 0.0
@@ -121,7 +152,7 @@ class Sampling:
 
     @property
     def penalises(self) -> bool:
-        """A token's chance depends on the tokens before it."""
+        """True if a penalty makes a token's probability depend on the preceding tokens."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
 
 
@@ -136,25 +167,34 @@ def _require_bias(bias: tuple[tuple[int, float], ...]) -> None:
 
 
 def _require_text(field: str, *texts: str) -> None:
-    """Half of a surrogate pair is none; bytes of a command line that are not UTF-8 come as such halves."""
+    """Raise InvalidRequest unless the texts can be encoded as UTF-8.
+
+    A lone surrogate cannot. Bytes on a command line that are not UTF-8 arrive as lone surrogates.
+    """
     try:
         "".join(texts).encode()
     except (TypeError, UnicodeEncodeError):
         raise InvalidRequest(f"{field} must be Unicode text, encoded as UTF-8", field) from None
 
 
-MAX_NEW_TOKENS = 1024  # where nobody says how many
+# Tokens. How many a request may generate if neither the request nor its endpoint names a limit.
+MAX_NEW_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much may be written. Counts are tokens; `max_parallel` counts live branches.
+    """How many tokens a request may generate, and with how many branches at once.
 
-    max_new_tokens: everything that is written for a request: a plan, which takes at most half of it and at
-    most `max_skeleton_tokens`, the headings and all branches, each at most `max_branch_tokens`; or a direct
-    answer. None, for which many clients send -1: `default_new_tokens`, or as many as the model's context and
-    the ring's KV pages hold after the prompt.
-    default_new_tokens: what an endpoint grants a request that names no limit.
+    max_new_tokens: bounds all tokens that are generated for a request: those of a direct answer; or those of
+        the plan, which takes at most half of them, of the headings and of all branches. None, for which many
+        clients send -1, means `default_new_tokens`, or as many as the model's context and the ring's KV pages
+        hold after the prompt.
+    max_branch_tokens: bounds the tokens of each branch. None means that only `max_new_tokens` bounds them.
+    max_skeleton_tokens: bounds the tokens of the plan.
+    max_parallel: bounds the number of branches that decode at once.
+    default_new_tokens: how many tokens an endpoint grants a request that names no limit.
+
+    Raises InvalidRequest if a value is not a whole number > 0.
     """
 
     max_new_tokens: int | None = None
@@ -173,15 +213,21 @@ class Limits:
 
     @property
     def new_tokens(self) -> int:
+        """The limit that applies: `max_new_tokens`, or `default_new_tokens` if the request names none."""
         return self.default_new_tokens if self.max_new_tokens is None else self.max_new_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What of its text a token attends to: the first `sinks` tokens, and `recent` ones before its own.
+    """Attention to the first tokens of a sequence and to recent ones, as in StreamingLLM (arXiv:2309.17453).
 
-    As in StreamingLLM (arXiv:2309.17453) it meets the sinks as if nothing else were kept: from position
-    sinks + recent, where its own is beyond that. sinks 0: recent tokens alone.
+    A token attends to the sinks as if the tokens between the sinks and the window did not exist: from
+    position sinks + recent, if its own position is greater.
+
+    sinks: number of first tokens that every token attends to. 0 means recent tokens alone.
+    recent: number of tokens immediately before its own that a token attends to.
+
+    Raises InvalidRequest if a value is out of its range.
     """
 
     sinks: int = 4
@@ -194,10 +240,16 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """What of its text a token attends to where keys are pruned by their norm (arXiv:2406.11430).
+    """Pruning of the KV cache by the norm of keys (arXiv:2406.11430).
 
-    Each time a multiple of `prune_every` tokens is committed, every KV head keeps the share `keep_ratio` of
-    its rows, rounded up: those whose keys have the least L2 norm. The model's first `skip_layers` keep all.
+    Each time a multiple of `prune_every` tokens is committed, every KV head keeps the rows whose keys have
+    the smallest L2 norm, and discards the others.
+
+    keep_ratio: the fraction of its rows that a head keeps, rounded up.
+    prune_every: number of tokens between two prunings.
+    skip_layers: number of the model's first layers that keep all rows.
+
+    Raises InvalidRequest if a value is out of its range.
     """
 
     keep_ratio: float = 0.8
@@ -210,27 +262,37 @@ class Pruning:
         _require_whole(0, MOST_SKIPPED, "skip_layers", self.skip_layers)
 
     def kept(self, rows: int) -> int:
-        """How many of so many rows a pruning leaves."""
+        """Return how many of `rows` rows a pruning leaves."""
         return math.ceil(self.keep_ratio * rows)
 
     @property
     def most(self) -> int | None:
-        """Rows that a pruning leaves at most; None: there is no such number for all layers.
+        """The largest number of rows that a pruning leaves, however long the sequence is.
 
-        m rows left become ceil(ratio (m + every)) < ratio (m + every) + 1 at the next pruning.
+        None if there is no bound, because some layers are skipped or all rows are kept. If a pruning leaves m
+        rows, the next one leaves ceil(ratio * (m + every)) < ratio * (m + every) + 1, which is at most m from
+        m = (ratio * every + 1) / (1 - ratio) on.
         """
         if self.skip_layers or self.keep_ratio == 1:
             return None
         return math.ceil((self.keep_ratio * self.prune_every + 1) / (1 - self.keep_ratio))
 
     def due(self, position: int) -> int:
-        """The last position at which was pruned, or is to be, once so many tokens are committed."""
+        """Return the position of the last pruning that is due once `position` tokens are committed.
+
+        With `prune_every` 50, the position is 100 for 100..149 committed tokens.
+        """
         return position - position % self.prune_every
 
 
 @dataclass(frozen=True, slots=True)
 class HeadImportance:
-    """How important the rows that pruning may evict are to each KV head: layers[layer][head], in [0, 1]."""
+    """How important the rows that pruning may evict are to each KV head.
+
+    layers: layers[layer][head] is the head's importance, in [0, 1].
+
+    Raises InvalidRequest if layers have different numbers of heads, or if a value is out of its range.
+    """
 
     layers: tuple[tuple[float, ...], ...]
 
@@ -243,22 +305,26 @@ class HeadImportance:
             _require_number(lambda one: 0 <= one <= 1, "importance", "in [0, 1]", importance)
 
 
-HeadCounts = tuple[tuple[int, ...], ...]  # [layers][KV heads]: a number of rows
+# [layers][KV heads]: numbers of rows.
+HeadCounts = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class HeadPruning(Pruning):
-    """Pruning by the norm of keys in which every KV head keeps a share of its own: a head of importance i
-    keeps keep_ratio * (0.5 + 0.5 * i) of its rows, rounded up.
+    """Pruning by the norm of keys in which every KV head keeps a fraction of rows of its own.
 
-    importance: of the model's KV heads by layer, see `HeadImportance`.
+    A head of importance i keeps the fraction keep_ratio * (0.5 + 0.5 * i) of its rows, rounded up.
+
+    importance: importance[layer][head] of the model's KV heads, see `HeadImportance`.
     """
 
     importance: tuple[tuple[float, ...], ...] = ()
 
     def kept_by_head(self, kept: HeadCounts | None, fresh: int) -> HeadCounts:
-        """How many rows every head keeps of the `kept` rows that the pruning before left it (None if there
-        was none) and of `fresh` rows since.
+        """Return how many rows every head keeps at a pruning.
+
+        kept: by layer and head, how many rows the preceding pruning left. None if there was none.
+        fresh: number of rows since the preceding pruning.
 
         >>> HeadPruning(1.0, 16, 0, ((0.0, 1.0),)).kept_by_head(((8, 16),), 16)
         ((12, 32),)
@@ -274,14 +340,20 @@ class HeadPruning(Pruning):
 
     @property
     def none_kept(self) -> HeadCounts:
-        """What every head has kept before the first pruning: nothing."""
+        """The value of `kept` before the first pruning: 0 for every head."""
         return tuple((0,) * len(heads) for heads in self.importance)
 
 
 @dataclass(frozen=True, slots=True)
 class HeadWindows:
-    """What of its text a token attends to head by head: (sinks, recent) of each layer's KV heads, true
-    positions throughout."""
+    """Attention to the first tokens and to recent ones, with a window of its own for each KV head.
+
+    Unlike with `Window`, the sinks keep their true positions.
+
+    layers: layers[layer][head] is (sinks, recent) of the head, in tokens.
+
+    Raises InvalidRequest if layers have different numbers of heads, or if a value is out of its range.
+    """
 
     layers: tuple[tuple[tuple[int, int], ...], ...]
 
@@ -295,7 +367,11 @@ class HeadWindows:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation. role: "system", "user", "assistant" or what the chat template knows."""
+    """One turn of a conversation.
+
+    role: "system", "user", "assistant", or another role that the chat template knows.
+    content: text of the turn.
+    """
 
     role: str
     content: str
@@ -303,32 +379,49 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request, whole. Exactly one of `prompt`, `messages` and `tokens` is given.
+    """One complete request. Exactly one of `prompt`, `messages` and `tokens` is given.
 
-    tokens: a prompt in the model's own token ids, taken as it is, to be gone on with; `mode` is "direct",
-            or "auto", by which a model that forks by tags may do so.
-    drafter: who proposes tokens; None: whom the fleet prefers.
-    seed: None, for which many clients send a negative number: the master draws a seed and logs it.
-    logprobs: tell how likely the model found every token, and the so many likeliest; None: do not.
-    tools: names a plan line may carry as a label.
-    ignore_eos: write on to the token limits, whatever end-of-sequence tokens come (for benchmarks).
-    priority: whose turn comes first where requests wait; the higher one, in [-10, 10].
-    resumable: it outlives its reader for a while, and may be read again from any event on.
-    form: what the answer must look like; there is no plan then, so mode "auto" becomes "direct".
-    window: what every token of it attends to; None: all before it. Behind one, answers may be longer than the
-            model's context.
-    pruning: how its keys are pruned; None: not at all.
-    head_aware: every head attends to what was measured for the model's heads; with `pruning`, every head
-            keeps a share of its rows by its measured importance (`HeadPruning`). A window excludes both; with
-            either of them `mode` is "direct".
-    finish_within_s: seconds from its arrival in which it ends, at the end of a sentence; not resumable then.
-    polish: a last turn writes what the branches wrote anew, as one text; where there is a plan.
-    min_tokens: no end token, no stop string before so many; branches have their shares, a plan has none.
-    stop_token_ids: further end tokens of a direct answer or a branch, whatever `ignore_eos` says.
-    include_stop_str_in_output: the stop string, or the text of the end token, is part of the answer.
-    skip_special_tokens: they are left out of the text.
-    prompt_logprobs: as `logprobs`, of the prompt's tokens.
-            With this, min_tokens or stop_token_ids mode "auto" is "direct".
+    prompt: the user's text.
+    messages: a conversation, rendered through the model's chat template.
+    tokens: a prompt in the model's token ids, which the answer continues. The mode must be "direct", or
+        "auto", in which a model that forks by tags may do so.
+    model: name of the model.
+    mode: "direct" for one answer, "sot" for a plan, "auto" to let the router choose.
+    drafter: which drafter proposes tokens. With None, the fleet's preferred drafter does.
+    sampling: how tokens are sampled.
+    limits: how many tokens may be generated.
+    stop: strings that end a direct answer or a branch.
+    tools: names that a line of the plan may carry as a label.
+    constraint: True if the plan is constrained to its grammar.
+    seed: seed of the random numbers. With None, for which many clients send a negative number, the master
+        draws a seed and logs it.
+    ignore_eos: True to decode up to the token limits in spite of end-of-sequence tokens, for benchmarks.
+    logprobs: how many of the likeliest alternatives to report with the log-probability of each generated
+        token. With None, nothing is reported.
+    priority: requests of higher priority leave the queue first; in [-10, 10].
+    resumable: True if the request outlives its client's connection for a while, and may be read again from
+        any event on.
+    form: the constraint on the answer, or None. As there is no plan with a form, mode "auto" becomes
+        "direct".
+    window: which positions a token attends to. With None, a token attends to all preceding ones. With a
+        window, an answer may be longer than the model's context.
+    pruning: how the KV cache is pruned. With None, it is not.
+    head_aware: True if every head attends to the window that was measured for the model's head. With
+        `pruning`, every head instead keeps a fraction of its rows by its measured importance (`HeadPruning`).
+        `pruning` and `head_aware` exclude a window, and need mode "direct".
+    finish_within_s: seconds after its arrival within which the request ends, at the end of a sentence. Such a
+        request is not resumable.
+    polish: True to let the model rewrite the branches of a plan as one text in a last turn.
+    min_tokens: number of tokens before which neither an end token nor a stop string ends an answer. Branches
+        get a share each; the plan has no minimum.
+    stop_token_ids: additional end tokens of a direct answer or a branch, which apply even with `ignore_eos`.
+    include_stop_str_in_output: True if the stop string, or the end token's text, is part of the answer.
+    skip_special_tokens: True if special tokens are left out of the text.
+    prompt_logprobs: the same as `logprobs`, for the tokens of the prompt.
+
+    With `prompt_logprobs`, `min_tokens` or `stop_token_ids`, mode "auto" becomes "direct".
+
+    Raises InvalidRequest if a value is out of its range or if fields exclude each other.
     """
 
     prompt: str | None = None
@@ -393,7 +486,7 @@ class Ask:
             require_field(fits, "tools", "identifiers of at most 32 characters", name)
 
     def seeded(self, seed: int | None) -> Ask:
-        """The same with another seed, in [0, 2**63); nothing of it is looked at again."""
+        """Return the same request with another seed in [0, 2**63), without validating its fields again."""
         if seed == self.seed:
             return self
         copied = copy.copy(self)
@@ -402,7 +495,7 @@ class Ask:
 
     @property
     def policy(self) -> Window | Pruning | None:
-        """What bounds the rows it keeps."""
+        """The window or the pruning that bounds the KV rows of the request, or None."""
         return self.window or self.pruning
 
     def _check_tokens(self) -> None:
@@ -456,21 +549,27 @@ class Ask:
 FormKind = Literal["json_object", "json_schema", "regex", "choice"]
 
 FORM_KINDS: tuple[FormKind, ...] = ("json_object", "json_schema", "regex", "choice")
-MAX_FORM_BYTES = 64 << 10  # bytes of all texts of a form: they travel with the answer's opening
-MAX_CHOICES = 1024  # texts of a choice; bounds a request
+# Bytes. Bounds all texts of a form together, because they travel with the opening of the answer's sequence.
+MAX_FORM_BYTES = 64 << 10
+# Texts. Bounds the texts of a choice.
+MAX_CHOICES = 1024
 
 
 def refuse(reason: str) -> InvalidRequest:
-    """What is raised for a form that cannot be; `constraint` is the field of every such refusal."""
+    """Return the error to raise for an invalid form. Its field is "constraint", whatever is wrong."""
     return InvalidRequest(f"constraint: {reason}", field="constraint")
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A form of one kind.
+    """A constraint on the whole answer.
 
-    texts: the schema (JSON) or the regex (Rust's dialect, for the whole answer); every choice; nothing
-           for json_object.
+    kind: "json_object" for any JSON object, "json_schema", "regex", or "choice" for one of several texts.
+    texts: one text, the JSON schema or the regular expression (Rust's dialect, matching the whole answer);
+        for "choice", every choice; for "json_object", nothing.
+
+    Raises InvalidRequest, whose field is "constraint", for an unknown kind, for texts that do not fit the
+    kind, and for texts of more than MAX_FORM_BYTES bytes.
     """
 
     kind: FormKind
@@ -490,13 +589,16 @@ class Form:
 
 
 def _counts(kind: FormKind, texts: int) -> bool:
-    """Whether a form of this kind may have so many texts."""
+    """Return whether a form of this kind may have `texts` texts."""
     if kind == "choice":
         return 0 < texts <= MAX_CHOICES
     return texts == (kind != "json_object")
 
 
 def _size(text: str) -> int:
+    """Return the length of a text in bytes of UTF-8. Raises InvalidRequest if the text has a lone
+    surrogate.
+    """
     try:
         return len(text.encode())
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Starts background tasks whose failure is logged and handled, never lost; timers for lulls and for waits."""
+"""Starts background tasks whose failures are logged and handled; timers for idle periods and for waiting."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ Failed = Callable[[BaseException], object]
 
 
 def start(work: Coroutine[Any, Any, T], failed: Failed | None = None) -> asyncio.Task[T]:
-    """A task on the running loop, for work that nobody awaits. What it raises is logged with its traceback as
-    soon as it ends, and told to `failed`, which ends whatever depends on it.
+    """Start `work` as a task of the running event loop that no other code awaits.
+
+    If the work raises an error, the error is logged with its traceback as soon as the task ends, and `failed`
+    is called with it, to end whatever depends on the task. Cancelling the task is not a failure.
     """
     task = asyncio.get_running_loop().create_task(work)
     task.add_done_callback(partial(_tell, work.__qualname__, failed))
@@ -34,7 +36,10 @@ def _tell(name: str, failed: Failed | None, task: asyncio.Task[Any]) -> None:
 
 
 class IdleTimer:
-    """`restart` whenever there is work: cheap enough for every lap. Belongs to one event loop."""
+    """Calls a function once a number of seconds has passed without a call of `restart`.
+
+    `restart` only stores a time, so that it is cheap enough for every step. Belongs to one event loop.
+    """
 
     def __init__(self, pause: float, then: Callable[[], object], loop: asyncio.AbstractEventLoop) -> None:
         """pause: seconds without a restart after which `then` is called."""
@@ -45,11 +50,13 @@ class IdleTimer:
         self._alarm: asyncio.TimerHandle | None = None
 
     def restart(self) -> None:
+        """Begin the idle period anew. The first call starts the timer."""
         self._restarted = self._loop.time()
         if self._alarm is None:
             self._alarm = self._loop.call_at(self._restarted + self._pause, self._look)
 
     def stop(self) -> None:
+        """Cancel the timer."""
         if self._alarm is not None:
             self._alarm.cancel()
 
@@ -63,8 +70,10 @@ class IdleTimer:
 
 
 class WaitLimit:
-    """Within it the task may wait for no `work` longer than `seconds`, however many there are: one timer for
-    all of them, as a timeout for each costs as much as a small write. Raises TimeoutError as it is left.
+    """An async context manager in which no single `wait` may last longer than a number of seconds.
+
+    A single timer serves all calls of `wait`, because a timeout for each call costs as much as a small write.
+    If a call lasts longer, the task is interrupted, and leaving the context raises TimeoutError.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -76,9 +85,11 @@ class WaitLimit:
 
     @property
     def passed(self) -> bool:
+        """True if a call of `wait` lasted too long."""
         return self._limit.expired()
 
     async def wait(self, work: Awaitable[object]) -> None:
+        """Await `work` within the limit."""
         self._timer.restart()
         self._waiting = True
         await work

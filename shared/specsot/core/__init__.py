@@ -1,4 +1,4 @@
 """Values and rules that all services share, as pure functions.
 
-Refuses to know loops, networks, tensors, clocks and dice.
+Nothing in this package uses an event loop, a network, tensors, a clock or a source of random numbers.
 """

@@ -1,6 +1,6 @@
-"""Seconds that a computation takes, by how many tokens it processes: the one reading of a measured curve.
+"""Estimates the seconds of a computation from the number of tokens it processes, along a measured curve.
 
-Stages, drafters, forecasts and placement all measure a few sizes and must know the seconds of others.
+Stages, drafters, forecasts and placement all measure a few sizes, and interpolate all other sizes here.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ Point = tuple[float, float]
 
 
 class CostCurve:
-    """Measured points in, seconds out.
+    """A non-decreasing, piecewise linear curve of seconds through measured points.
 
-    * Seconds never fall with more tokens: a point that was measured below a smaller one counts as that one.
-    * Between two points the curve is a straight line. Below the first point it is level, because a step
-      reads all weights even for one token. After the last point it continues with its last slope; a single
-      point continues in proportion to its tokens.
-    * An empty curve is false, and takes no time.
+    * Seconds never fall with more tokens: if a point was measured with fewer seconds than a point of fewer
+      tokens, it counts with the seconds of that point.
+    * Between two points the curve is a straight line. Below the first point it is constant, because a step
+      reads all weights even for one token. After the last point it continues with its last slope; a curve of
+      a single point continues in proportion to the tokens.
+    * An empty curve is false, and returns 0 seconds for any number of tokens.
 
     >>> curve = CostCurve([(1, 2.0), (4, 2.0), (8, 3.0)])
-    >>> [curve.at(tokens) for tokens in (0.5, 4, 6, 16)]  # level, measured, between, beyond
+    >>> [curve.at(tokens) for tokens in (0.5, 4, 6, 16)]  # before, at, between and after measured points
     [2.0, 2.0, 2.5, 5.0]
     """
 
@@ -42,11 +43,11 @@ class CostCurve:
 
     @property
     def points(self) -> list[Point]:
-        """(tokens, seconds), tokens ascending."""
+        """The points of the curve as (tokens, seconds), by ascending tokens."""
         return list(zip(self._tokens, self._seconds))
 
     def at(self, tokens: float) -> float:
-        """Return the seconds of so many tokens."""
+        """Return the estimated seconds for `tokens` tokens."""
         if not self._tokens:
             return 0.0
         place = bisect_left(self._tokens, tokens)
@@ -59,7 +60,7 @@ class CostCurve:
         return low + (high - low) * (tokens - first) / (last - first)
 
     def at_each(self, tokens: np.ndarray | Sequence[int]) -> np.ndarray:
-        """Return the seconds of each number of tokens: `at`, elementwise, for an array of any shape."""
+        """Return the estimated seconds for each number of tokens in an array of any shape."""
         counts = np.asarray(tokens, dtype=float)
         if not self._tokens:
             return np.zeros(counts.shape)
@@ -67,14 +68,14 @@ class CostCurve:
         return np.interp(counts, self._tokens, self._seconds) + beyond * self._slope
 
     def scaled(self, factor: float) -> CostCurve:
-        """Return the same curve on a machine that takes `factor` times as long."""
+        """Return the curve of a machine that takes `factor` times as long."""
         return CostCurve((tokens, factor * seconds) for tokens, seconds in self.points)
 
     def corrected(self, observed: Iterable[Point]) -> CostCurve:
-        """Return the curve through `observed` points, with the shape of this one where nothing was observed.
+        """Return a curve through the `observed` points that keeps the shape of this one between them.
 
-        Every point of this curve is scaled as much as the observed point nearest to it, by the ratio of
-        their tokens.
+        Every point of this curve is scaled by the ratio of observed to estimated seconds at the observed
+        point that is nearest to it in the ratio of tokens. Without observed points, this curve is returned.
 
         >>> CostCurve([(1, 2.0), (8, 3.0)]).corrected([(1, 4.0)]).points  # twice as slow as measured
         [(1.0, 4.0), (8.0, 6.0)]
@@ -99,5 +100,6 @@ def _last_slope(tokens: Sequence[float], seconds: Sequence[float]) -> float:
     return (seconds[-1] - seconds[-2]) / (tokens[-1] - tokens[-2])
 
 
-# A curve for where nothing was measured: one second whatever the tokens, so that only ratios mean anything.
+# The curve that is used if nothing was measured: one second for any number of tokens, so that only ratios of
+# its seconds are meaningful.
 UNIT_CURVE = CostCurve([(1, 1.0), (2, 1.0)])

@@ -1,6 +1,6 @@
 """Bounds how long a member's computation may take for a number of rows before it counts as hung.
 
-Measured seconds in, seconds out.
+The input is a measured curve of seconds, the output a number of seconds.
 """
 
 from __future__ import annotations
@@ -8,28 +8,37 @@ from __future__ import annotations
 from specsot.core.cost_curve import CostCurve
 from specsot.members import Curve
 
-TOLERANCE = 8.0  # times the expected seconds; not measured
-MIN_SECONDS = 10.0  # a machine may be busy with something else; not measured
-# For a number of rows that is new here: kernels are compiled, memory is touched. Not measured.
+# Factor. How many times the expected seconds a computation may take. Untuned.
+TOLERANCE = 8.0
+# Seconds. The shortest limit, because the machine may be busy with something else. Untuned.
+MIN_SECONDS = 10.0
+# Seconds. The shortest limit for a number of rows that was not computed before, because kernels are compiled
+# and memory is touched for the first time. Untuned.
 FIRST_RUN_SECONDS = 120.0
-WORST_DECAY = 0.9  # share of the worst ratio that is kept after each piece of work; not measured
+# Fraction. How much of the worst observed ratio is kept after each computation. Untuned.
+WORST_DECAY = 0.9
 
 
 class Deadline:
-    """Learns from every piece of work how much longer it takes here than was measured beforehand."""
+    """Learns from every computation how much longer it takes than the curve that was measured before.
+
+    Numbers of rows count as computed before if their bit length is the same: 5, 6 and 7 rows, for example.
+    """
 
     def __init__(self, curve: Curve) -> None:
-        """curve: seconds per rows; may promise too much, and may be empty."""
+        """curve: (rows, seconds) as measured before. Its seconds may be too small, and it may be empty."""
         self._curve = CostCurve(curve)
-        self._worst = 1.0  # measured by expected
+        # The largest recent ratio of measured to expected seconds, at least 1.
+        self._worst = 1.0
         self._known: set[int] = set()
 
     def seconds(self, rows: int) -> float:
-        """From when it begins."""
+        """Return the seconds from its start after which a computation over `rows` rows counts as hung."""
         least = MIN_SECONDS if rows.bit_length() in self._known else FIRST_RUN_SECONDS
         return max(least, TOLERANCE * self._worst * self._curve.at(rows))
 
     def took(self, rows: int, seconds: float) -> None:
+        """Record that a computation over `rows` rows took so many seconds."""
         self._known.add(rows.bit_length())
         expected = self._curve.at(rows)
         now = seconds / expected if expected else 1.0

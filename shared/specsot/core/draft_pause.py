@@ -1,14 +1,16 @@
 """Pausing, catching up and resuming of drafts: one table for stage 0 and for the drafter.
 
-Theory of operation. A drafter whose trees do not pay pauses for a number of trees. Meanwhile stage 0 asks it
-for nothing and the last stage sends it nothing, so that a step costs what it costs without a drafter. When
-the pause is over the last stage sends what the drafter missed, at most a bounded number of hidden states with
-every step, and stage 0 does not wait for trees before the drafter says that it has caught up.
+Theory of operation. A drafter whose trees are not profitable pauses for a number of trees. During the pause,
+stage 0 requests no trees and the last stage sends no features, so that a step costs what it costs without a
+drafter. When the pause is over, the last stage sends the features that the drafter missed, at most a bounded
+number of hidden states with every step. Stage 0 does not wait for trees until the drafter reports that it has
+caught up.
 
     DRAFTING --PAUSE_BEGAN--> PAUSED --PAUSE_ENDED--> CATCHING_UP --CAUGHT_UP--> DRAFTING
 
-Both ends keep a `DraftPause` of their own and apply the same events to it: stage 0 when it launches frames
-and when the drafter speaks, the drafter when steps come back. Values in, values out.
+Stage 0 and the drafter each keep a `DraftPause` and apply the same events to it: stage 0 when it launches
+frames and when a message of the drafter arrives, the drafter when results of steps arrive. All functions are
+pure.
 """
 
 from __future__ import annotations
@@ -18,38 +20,44 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Final
 
-# Steps. A pause with less left is over: steps are trees divided by sequences, whose sum is inexact. Untuned.
+# Steps. A pause with less left is over, because steps are quotients of trees and sequences, whose
+# floating-point sum is inexact. Untuned.
 STEP_EPSILON: Final = 1e-6
 
 
 class PauseState(Enum):
-    """ABSENT: there is no drafter. DRAFTING: trees are asked for, and waited for. PAUSED: the drafter is sent
-    nothing. CATCHING_UP: the drafter is sent what it missed, and not waited for.
-    """
+    """Whether drafting is running, paused, or about to resume."""
 
+    # There is no drafter.
     ABSENT = auto()
+    # Stage 0 requests trees and waits for them.
     DRAFTING = auto()
+    # The drafter is sent neither features nor requests.
     PAUSED = auto()
+    # The drafter is sent the features that it missed. Stage 0 does not wait for trees.
     CATCHING_UP = auto()
 
 
 class PauseEvent(Enum):
-    """JOINED: a drafter speaks where there was none. LEFT: the drafter is gone. PAUSE_BEGAN: the drafter says
-    that it will draft nothing for a number of trees. PAUSE_ENDED: those have passed, or the sequences that
-    the pause began with have ended, or as much is unsent as may be. MISSED: a sequence continues whose tokens
-    the drafter never saw, after a handover. CAUGHT_UP: the drafter says so, or was given long enough.
-    """
+    """What may change the state of drafting."""
 
+    # The first message of a drafter arrived where there was no drafter.
     JOINED = auto()
+    # The drafter is lost or has left.
     LEFT = auto()
+    # The drafter announced that it will draft nothing for a number of trees.
     PAUSE_BEGAN = auto()
+    # The pause's trees have passed, or the sequences with which the pause began have ended, or the number of
+    # unsent features has reached its limit.
     PAUSE_ENDED = auto()
+    # A sequence that was migrated from the previous epoch continues, and the drafter never saw its tokens.
     MISSED = auto()
+    # The drafter reported that it has caught up, or the time for catching up is over.
     CAUGHT_UP = auto()
 
 
-# The state after an event. Events that a state does not name leave it as it is: a drafter that catches up may
-# be told once more that it has, and what is missed during a pause is sent after it like everything else.
+# The state after an event, by state. An event that is missing from a state's row leaves the state unchanged:
+# CAUGHT_UP may arrive twice, and tokens that are missed during a pause are sent after it like all others.
 TRANSITIONS: Mapping[PauseState, Mapping[PauseEvent, PauseState]] = {
     PauseState.ABSENT: {
         PauseEvent.JOINED: PauseState.DRAFTING,
@@ -81,37 +89,44 @@ def next_state(state: PauseState, event: PauseEvent) -> PauseState:
 class DraftPause:
     """A state, and how much of a pause is left.
 
-    A pause is a number of trees. It also ends after as many steps as those trees were when it began: what
-    does not pay for eight sequences may pay for the one that is left of them.
+    A pause is a number of trees. It also ends after as many steps as these trees took when it began, because
+    drafting that is not profitable for eight sequences may be profitable for the last one of them.
 
-    >>> DraftPause().begin(80, sequences=8).passed(8, sequences=8).steps_left
+    state: whether drafting is running, paused, or about to resume.
+    trees_left: number of trees that the pause still lasts.
+    steps_left: number of steps that the pause still lasts.
+    passed_trees: number of trees without drafts since the pause began, or since the number was last reported.
+
+    >>> DraftPause().begin(80, sequences=8).passed(8, sequences=8).steps_left  # one of ten steps has passed
     9.0
     """
 
     state: PauseState = PauseState.DRAFTING
-    # Trees that the pause still lasts.
     trees_left: int = 0
-    # Steps that the pause still lasts.
     steps_left: float = 0.0
-    # Trees that went without drafts since the pause began, or since they were last reported.
     passed_trees: int = 0
 
     @property
     def paused(self) -> bool:
+        """True while the drafter is sent nothing."""
         return self.state is PauseState.PAUSED
 
     def on(self, event: PauseEvent) -> DraftPause:
-        """Return the value after an event that carries nothing else."""
+        """Return the value after an event that changes only the state."""
         return replace(self, state=next_state(self.state, event))
 
     def begin(self, trees: int, sequences: int) -> DraftPause:
-        """Return the value when the drafter pauses for so many trees, which `sequences` write."""
+        """Return the value at the beginning of a pause of `trees` trees, while `sequences` sequences
+        decode.
+        """
         begun = DraftPause(self.state, trees, trees / max(sequences, 1))
         return begun.on(PauseEvent.PAUSE_BEGAN)
 
     def passed(self, trees: int, sequences: int) -> DraftPause:
-        """Return the value after so many trees of `sequences` sequences went without drafts. The pause ends
-        with its trees, with its steps, or when no drafted sequence is left.
+        """Return the value after `trees` trees of `sequences` sequences were verified without drafts.
+
+        The pause ends when no trees, no steps or no drafted sequences are left. Outside a pause, the value is
+        returned unchanged.
         """
         if not self.paused:
             return self
@@ -123,5 +138,5 @@ class DraftPause:
         return now.end() if not sequences or not trees_left or steps_left < STEP_EPSILON else now
 
     def end(self) -> DraftPause:
-        """Return the value when the pause ends, whatever is left of it."""
+        """Return the value after the pause is ended, even if trees or steps of it are left."""
         return replace(self, trees_left=0, steps_left=0.0).on(PauseEvent.PAUSE_ENDED)

@@ -12,27 +12,34 @@ from specsot.events import Event, Numbered
 
 
 def line_of(numbered: Numbered) -> str:
-    """One line, without its newline; text stays as it is, not escaped to ASCII."""
+    """Return an event as one line of JSON without its newline. Text is not escaped to ASCII."""
     return json.dumps(fields_of(numbered), ensure_ascii=False, default=plain_of)
 
 
 def fields_of(numbered: Numbered) -> dict[str, Any]:
-    """What an event says, by name; log-probabilities, forecasts and stops only where there are any."""
+    """Return the fields of an event by name, with its type as "event" and its number as "number".
+
+    Fields of `_IF_ANY` are left out if they are None or empty.
+    """
     fields: dict[str, Any] = {"event": name_of(numbered.event), "number": numbered.number}
     fields |= dataclasses.asdict(numbered.event)
     return {name: told for name, told in fields.items() if told not in (None, ()) or name not in _IF_ANY}
 
 
+# Fields that are left out of the JSON if they are None or empty.
 _IF_ANY = ("logprobs", "forecast", "stop_string", "stop_token")
 
 
 def name_of(event: Event) -> str:
-    """BranchStarted -> branch_started."""
+    """Return the type of an event in snake case: BranchStarted -> branch_started."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(event).__name__).lower()
 
 
 def plain_of(value: Any) -> Any:
-    """What JSON has no word for: an enumeration becomes its value, bytes become numbers."""
+    """Convert a value that JSON cannot express: an enumeration becomes its value, bytes become numbers.
+
+    Raises TypeError for any other type.
+    """
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, bytes):

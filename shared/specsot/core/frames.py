@@ -1,7 +1,20 @@
 """Messages of the ring: frames, results, features, drafts, and the orders that start them.
 
-Numbering. A sequence's tokens have positions 0, 1, ...; `committed` = n means rows 0..n-1 of its KV
-are final, and the next token to be fed (the tree's root) sits at position n.
+Numbering. The tokens of a sequence have positions 0, 1, .... `committed` = n means that the KV entries of
+positions 0..n-1 are final, and that the next token to be fed (the root of the next tree) has position n.
+A sequence's KV *rows* have the same numbers: row r holds the KV entry of position r, except that the nodes of
+a tree lie in node order in rows n, n + 1, ... until they are verified.
+
+Names. The code calls one forward pass of the ring, which this documentation calls a step, a *lap*. A field
+`step` counts the draft rounds of one sequence: `step` = k belongs to its k-th tree, counted from 1, and
+`step` = 0 to the last chunk of its prompt. `resting` means that drafting is paused, `waking` that drafting
+has resumed but the drafter has yet to catch up, and a `lesson` is a batch of features for the drafter.
+
+Worked example. A prompt of 10 tokens yields the first token, a. Draft round 1 feeds the tree a -> (b, c):
+
+    TreeSegment(step=1, committed=10, keep=())      nodes [a b c] in rows [10 11 12]
+    Outcome(step=1, accepted=(0, 2), tokens=(c, d)) the target accepts c, and d is the bonus token
+    TreeSegment(step=2, committed=12, keep=(0, 2))  row 12 (c) moves to row 11; the new root d is in row 12
 """
 
 from __future__ import annotations
@@ -15,22 +28,32 @@ from specsot.core.tree import Tree
 from specsot.params import DrafterName, Form, HeadImportance, HeadWindows, Pruning, Sampling, Window
 from specsot.values import value
 
-Payload = Any  # a torch tensor in-process; raw bytes with dtype and shape on the wire
+# A torch tensor within a process; raw bytes with dtype and shape on the wire.
+Payload = Any
 
 
 class End(enum.Enum):
     """Why a sequence ended, as far as tokens can tell."""
 
-    STOP = "stop"  # an end-of-sequence or stop id
-    LENGTH = "length"  # its token limit
-    GRAMMAR = "grammar"  # the constraint's end
-    CANCELLED = "cancelled"  # the master closed it
-    FAILED = "failed"  # it alone is broken (logits not finite, say)
+    # An end-of-sequence token or a stop token was generated.
+    STOP = "stop"
+    # The token limit was reached.
+    LENGTH = "length"
+    # The constraint allows no further token.
+    GRAMMAR = "grammar"
+    # The master closed the sequence.
+    CANCELLED = "cancelled"
+    # The sequence failed, for example because its logits are not finite. Other sequences continue.
+    FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Start as the first `length` tokens of `sequence`, which is committed that far and still open."""
+    """Start a sequence with the KV of the first `length` tokens of another one.
+
+    sequence: id of the source, which must still be open.
+    length: number of tokens to share; the source has committed at least as many.
+    """
 
     sequence: int
     length: int
@@ -38,7 +61,12 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """KV rows that every stage has of `sequence`, of an epoch before: of these tokens, behind a fork's."""
+    """KV of a closed sequence of the previous epoch that a new sequence reuses instead of computing it again.
+
+    sequence: id of the previous epoch's sequence, whose KV rows every stage still holds.
+    tokens: the tokens of the reused rows. They follow the tokens that the new sequence forks, if it forks
+        any.
+    """
 
     sequence: int
     tokens: tuple[int, ...]
@@ -46,27 +74,41 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A sequence as every stage must know it. Ids are never reused within a fleet's life.
+    """A sequence as every stage must know it.
 
-    prompt:    length of the whole prompt in tokens, the forked part included.
-    generated: how many of the prompt's last tokens this sequence itself wrote before a repair.
-    decodes:   False for a prefix: it is prefilled, kept, forked, and never writes.
-    drafted:   False when no drafter shall propose for it.
-    drafter:   who shall, of those the drafter has; None: its first.
-    trace:     the context of its request, for spans; None: nobody collects them.
-    family:    sequences of one family ride in the same frames; None: those that fork the same are one.
-    limit:     how many tokens it may write in all, `generated` ones included.
-    plan:      the constraint's specification, or None for free text.
-    form:      the same where it is the caller's; never both.
-    window:    what its tokens attend to, for a fork as for its source; None: all before them.
-    pruning:   how its keys are pruned.
-    heads:     what every head attends to. With one of these two it has no window, and no fork.
-    importance: of the model's KV heads, by which each keeps its own share of the rows that are pruned; None:
-               all keep as many. It is set only with `pruning`.
-    min_tokens: none of `stop_ids` may be written before so many tokens.
-    prompt_logprobs: the same as `logprobs` of the prompt's tokens but the first; then there is no fork.
-    logprobs:  tell how likely each written token was, and the so many likeliest; None: do not.
-    kept:      rows that are not computed again, though its epoch is another one.
+    sequence: id of the sequence. Ids are never reused within a fleet's life.
+    prompt: length of the whole prompt in tokens, the forked part included.
+    fork: the source whose first tokens the sequence shares, or None.
+    decodes: False for a prefix, which is prefilled, held and forked, but never generates tokens.
+    drafted: False if no drafter may propose tokens for the sequence.
+    generated: how many of the prompt's last tokens the sequence itself generated before a repair.
+    sampling: how target tokens are drawn from the logits.
+    seed: seed of the request's random numbers.
+    ordinal: number of the branch within its request. With the seed and the position, the ordinal determines
+        the random number with which a token is sampled.
+    stop_ids: token ids that end the sequence.
+    limit: how many tokens the sequence may generate in all, `generated` tokens included.
+    plan: the rules of the skeleton if the sequence writes one, or None. At most one of `plan` and `form` is
+        set.
+    logprobs: how many of the likeliest alternatives to report with the log-probability of each generated
+        token. With 0, only the generated token's log-probability is reported. With None, nothing is reported.
+    form: the caller's constraint on the output, or None.
+    family: sequences with the same family number are scheduled into the same frames if possible. With None,
+        the sequences that fork the same source are a family.
+    drafter: which of the drafter's proposers drafts for the sequence. With None, the drafter's first.
+    trace: the trace context of the request, for spans. None if no spans are collected.
+    window: which positions a token attends to; a fork has the window of its source. With None, a token
+        attends to all preceding tokens.
+    pruning: how keys are pruned by their norm. A sequence with `pruning` or `heads` has neither a window nor
+        a fork.
+    heads: which positions each KV head attends to.
+    importance: importance of each of the model's KV heads; the more important a head is, the larger the
+        fraction of rows that pruning keeps for it. With None, all heads keep equally many rows. Set only with
+        `pruning`.
+    min_tokens: no token of `stop_ids` may be generated before so many tokens.
+    prompt_logprobs: the same as `logprobs`, for all tokens of the prompt but the first. Set only without
+        fork.
+    kept: rows of a previous epoch's sequence that are reused, or None.
     """
 
     sequence: int
@@ -96,20 +138,24 @@ class Opening:
 
     @property
     def forked(self) -> int:
-        """Rows that it shares with its source."""
+        """Number of rows that the sequence shares with the source of its fork; 0 without a fork."""
         return self.fork.length if self.fork else 0
 
     @property
     def begun(self) -> int:
-        """The same with those that were kept: all that it has when it begins."""
+        """Number of rows that need not be computed: forked rows and reused rows of a previous epoch."""
         return self.forked + (len(self.kept.tokens) if self.kept else 0)
 
 
 @value
 class PromptChunk:
-    """Prompt tokens of one sequence, to be fed at positions start, start + 1, ...; committed at once.
+    """Prompt tokens of one sequence, which are committed as soon as they are fed.
 
-    final: the last of the prompt; a decoding sequence gets its first token from it.
+    sequence: id of the sequence.
+    start: position of the first of the tokens.
+    tokens: token ids for the positions start, start + 1, ....
+    final: True for the last chunk of the prompt, whose last token yields the first token of a sequence that
+        decodes.
     """
 
     sequence: int
@@ -120,10 +166,16 @@ class PromptChunk:
 
 @value
 class TreeSegment:
-    """The n-th tree of one sequence, to be fed at rows committed .. committed + len(tree) - 1.
+    """The tree of one draft round of a sequence, to be fed at rows committed .. committed + len(tree) - 1.
 
-    keep: accepted node numbers of the tree before (root first), whose rows move down to end at
-          `committed`; empty for the first tree, and where nothing was accepted.
+    sequence: id of the sequence.
+    step: number of the draft round, counted from 1.
+    committed: number of committed positions, the nodes of `keep` included; the row of this tree's root.
+    keep: accepted node numbers of the preceding tree, root first. Their rows move down to the rows that end
+        before `committed`. Empty for the first tree, and if nothing was accepted. Example: the preceding
+        tree had its nodes in rows 10..14 and keep is (0, 2, 3), so row 12 moves to row 11, row 13 moves to
+        row 12, and committed is 13.
+    tree: the root and the drafted nodes.
     """
 
     sequence: int
@@ -134,7 +186,10 @@ class TreeSegment:
 
     @property
     def once_more(self) -> bool:
-        """Drafts of the tree before may have spoilt its root: no row behind `committed` may be read."""
+        """True if this draft round feeds the root of the preceding one again, because the logits at that root
+        were not finite. The preceding tree's drafts may have caused that through the rows that they wrote, so
+        the stages clear all rows from `committed` on before they compute this tree.
+        """
         return self.step > 1 and not self.keep
 
 
@@ -142,23 +197,37 @@ Segment = PromptChunk | TreeSegment
 
 
 def rows_of(segment: Segment) -> int:
+    """Return the number of tokens that a segment adds to the batch."""
     return len(segment.tokens if isinstance(segment, PromptChunk) else segment.tree.tokens)
 
 
 def tokens_of(segment: Segment) -> tuple[int, ...]:
+    """Return the token ids of a segment, in batch order."""
     return segment.tokens if isinstance(segment, PromptChunk) else segment.tree.tokens
 
 
 @value
 class Frame:
-    """One lap's work. Every stage applies, in this order: openings, keeps and new rows, closings.
+    """The work of one forward pass of the ring, passed from stage to stage.
 
-    hidden: [rows, H] residual stream before this stage's first layer; None before stage 0.
-    fused:  [rows, Hd] running sum of the head's fc over the taps passed so far, or None.
-    seconds: compute time of the stages passed so far.
-    resting: the drafter rests; what it must know of this frame is kept for a later one.
-    waking: its rest is over: it is told what it missed, and asked for no trees until it has caught up.
-    trace:  the context of this lap, for spans; None: it is not traced.
+    Every stage applies the header in this order: openings; then, segment by segment, the moves of accepted
+    rows (`TreeSegment.keep`) and the new rows; then closings. The batch is the concatenation of the segments:
+    segments of 3, 1 and 4 tokens are the rows [0 1 2 | 3 | 4 5 6 7] of `hidden`.
+
+    epoch: the epoch in which the frame was composed.
+    number: number of the frame within its epoch.
+    openings: sequences that begin with this frame.
+    segments: prompt chunks and trees, in batch order.
+    closings: ids of sequences that end with this frame.
+    hidden: [num_tokens, hidden_size] residual stream before this stage's first layer. None before stage 0.
+    fused: [num_tokens, head_hidden_size] running sum of the draft head's `fc` projection over the tapped
+        layers passed so far. None if no head needs it.
+    seconds: compute time of each stage passed so far, in stage order.
+    resting: True while drafting is paused. The last stage then keeps what the drafter must learn of this
+        frame for a later frame.
+    trace: the trace context of this step, for spans. None if the step is not traced.
+    waking: True while drafting resumes: the drafter is sent what it missed, and asked for no trees until it
+        has caught up.
     """
 
     epoch: int
@@ -176,9 +245,10 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """How likely the model found one written token: natural log-softmax of its own logits.
+    """Log-probability of one token.
 
-    top: the likeliest tokens in its place with theirs, best first.
+    logprob: natural log-softmax of the model's own logits at the token.
+    top: (token id, log-probability) of the likeliest tokens at the same position, likeliest first.
     """
 
     logprob: float
@@ -187,18 +257,21 @@ class Logprob:
 
 @value
 class Outcome:
-    """What one segment led to.
+    """The verification result of one segment.
 
-    step:     the tree's step, 0 for a final prompt chunk.
-    accepted: accepted node numbers, root first; empty for a prompt chunk, and where the root's logits are
-              not numbers: it is fed once more, without drafts.
-    tokens:   tokens newly written: those of the accepted nodes but the root, then the bonus token;
-              cut behind the first token that ends the sequence. None where nothing was accepted.
-    end:      why the sequence is over, or None.
-    chances:  one for each of `tokens`, or none where nobody asked.
-    forced:   tokens the constraint leaves no choice about, behind `tokens`; of drafted sequences alone.
-    rested:   nothing was drafted for it, because the drafter had found that it does not pay.
-    prompt_chances: one for each token of the prompt but the first, where they are asked for; of step 0.
+    sequence: id of the sequence.
+    step: draft round of the verified tree; 0 for the final chunk of a prompt.
+    accepted: accepted node numbers, root first. Empty for a prompt chunk. Empty also if the logits at the
+        root are not finite; then the next draft round feeds the same root again, without drafts.
+    tokens: newly generated tokens: the tokens of the accepted nodes except the root, then the bonus token,
+        cut after the first token that ends the sequence. Empty if a tree's `accepted` is empty.
+    end: why the sequence ended, or None while it continues.
+    chances: the log-probability of each of `tokens`; empty if the sequence does not ask for
+        log-probabilities.
+    forced: the tokens after `tokens` that the constraint determines alone. Set only for drafted sequences.
+    rested: True if nothing was drafted for a drafted sequence, because drafting was paused or resuming.
+    prompt_chances: the log-probability of each token of the prompt but the first, if the sequence asks for
+        these. Set only where `step` is 0.
     """
 
     sequence: int
@@ -214,11 +287,17 @@ class Outcome:
 
 @value
 class Result:
-    """What the last stage tells master and stage 0 about one frame; it also returns the credit.
+    """The outcomes of one frame, which the last stage sends to the master and to stage 0.
 
+    For stage 0, the result of a frame also means that another frame may be launched.
+
+    epoch: epoch of the frame.
+    number: number of the frame.
+    outcomes: one per tree, and one per final prompt chunk of a sequence that decodes.
     seconds: compute time of each stage for this frame, in stage order.
-    rows:    rows of the frame.
-    drafts:  trees in it with more than a root; `drafted`: their nodes beyond the roots.
+    rows: number of tokens in the frame's batch.
+    drafts: number of trees in the frame that have more than their root.
+    drafted: number of nodes beyond the roots, over all trees of the frame.
     """
 
     epoch: int
@@ -232,12 +311,15 @@ class Result:
 
 @value
 class FeatureBatch:
-    """Committed tokens of one sequence with their features, for the drafter.
+    """Committed tokens of one sequence, whose features travel with them in `Features.rows`.
 
-    tokens sit at positions start, start + 1, ...; `bonus` is the token behind them, not yet fed, or
-    None when more prompt follows or the sequence is over or never decodes.
-    step: the tree that is wanted next (1 after the prompt), or None when none is.
-    forced: tokens the constraint leaves no choice about, behind `bonus`.
+    sequence: id of the sequence.
+    start: position of the first of the tokens.
+    tokens: token ids at the positions start, start + 1, ....
+    bonus: the token after `tokens`, which is not fed yet. None if more of the prompt follows, or if the
+        sequence has ended or never decodes.
+    step: the draft round for which a tree is requested (1 after the prompt), or None if no tree is requested.
+    forced: the tokens after `bonus` that the constraint determines alone.
     """
 
     sequence: int
@@ -250,17 +332,27 @@ class FeatureBatch:
 
 @value
 class Features:
-    """What the last stage tells the drafter: a frame's operations, and true features of what it committed;
-    after a rest, those of all frames since the last that was told.
+    """What the last stage sends to a drafter: a frame's operations, and the features of committed tokens.
 
-    rows: [sum of tokens over lessons, Hd], the lessons' rows one after the other.
-    fed, seconds: rows of the newest frame and the compute time of all stages for them, which keeps
-                  the tuner's curve honest.
-    wall:   seconds that such a lap takes by the clock, with all that lies between; 0 when not known.
-    rested: trees judged since the features before, about which nothing but their tokens is told.
-    trace:  the context of the newest frame's lap, for spans; None: it is not traced.
-    must_answer: the drafter answers every request with a tree, if only with its root, and does not pause:
-            other drafters draft for other sequences of the ring, which a pause would stop.
+    After a pause of drafting, the batches cover all frames since the last one that the drafter was sent.
+
+    epoch: epoch of the newest frame.
+    number: number of the newest frame.
+    openings: sequences that the drafter must open first.
+    lessons: one batch of committed tokens per sequence.
+    closings: ids of sequences that the drafter must close last.
+    rows: [num_tokens, head_hidden_size] features of the tokens of all batches, one batch after the other:
+        batches with 2 and 3 tokens are the rows [0 1 | 2 3 4]. None if the drafter reads no features.
+    fed: number of tokens in the newest frame, by which the drafter corrects its curve of step times. If
+        several drafters share a ring, only the tokens of this drafter's trees count, unless the frame also
+        carries prompt chunks.
+    seconds: compute time of all stages for the newest frame.
+    wall: wall-clock seconds of such a step, transfers and waiting included. 0 if unknown.
+    rested: number of trees verified since the preceding message while drafting was paused or resuming. The
+        drafter learns only the tokens of these trees.
+    trace: the trace context of the newest frame's step, for spans. None if the step is not traced.
+    must_answer: True if the drafter must answer every request with a tree, if only with its root, and must
+        not pause, because other drafters draft for other sequences of the ring and a pause would stop all.
     """
 
     epoch: int
@@ -279,7 +371,12 @@ class Features:
 
 @value
 class Draft:
-    """A tree for one (sequence, step); its root is the bonus token of step - 1."""
+    """A tree that the drafter proposes for one draft round of a sequence.
+
+    sequence: id of the sequence.
+    step: number of the draft round.
+    tree: the root, which is the bonus token of draft round step - 1, and the drafted nodes.
+    """
 
     sequence: int
     step: int
@@ -288,10 +385,13 @@ class Draft:
 
 @value
 class Drafts:
-    """What a drafter tells stage 0.
+    """A drafter's message to stage 0.
 
-    rest: for how many trees, of any sequences, nothing will be drafted, because it does not pay now.
-    drafter: name of the drafter that sends these. Empty: unknown.
+    epoch: epoch of the drafts.
+    drafts: one tree per sequence.
+    rest: length of a pause of drafting: the number of trees, over all sequences, for which the drafter will
+        propose nothing because drafting is not profitable now. 0 if drafting continues.
+    drafter: name of the drafter that sends the message. Empty if unknown.
     """
 
     epoch: int
@@ -302,9 +402,11 @@ class Drafts:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Order to stage 0: this sequence, these prompt tokens (the forked part left out).
+    """The master's order to stage 0 to open a sequence.
 
-    lease: the sequence may be fed up to this position.
+    opening: the description that every stage gets.
+    tokens: the prompt's token ids, without the forked ones.
+    lease: while the sequence decodes, it gets a next tree only if fewer positions than this are committed.
     """
 
     opening: Opening
@@ -314,9 +416,11 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Order to stage 0: end this sequence, whatever it is doing.
+    """The master's order to stage 0 to end a sequence, whatever the sequence is doing.
 
-    kept: it is of an epoch before, of which rows were kept: nobody will begin with them.
+    sequence: id of the sequence.
+    kept: True if the sequence belongs to the previous epoch and its rows were held for reuse. No sequence
+        will reuse these rows, so the stages may free them.
     """
 
     sequence: int
@@ -325,7 +429,11 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Order to stage 0: this sequence may now be fed up to `position`."""
+    """The master's order to stage 0 to let a sequence be fed up to `position`.
+
+    sequence: id of the sequence.
+    position: the new end of the lease. A position before the present end changes nothing.
+    """
 
     sequence: int
     position: int

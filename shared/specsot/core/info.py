@@ -1,4 +1,4 @@
-"""What a master reports about itself: models, members, the epoch; and amounts of memory in words."""
+"""Status that a master reports: models, members, pages, requests and steps; amounts of memory in words."""
 
 from __future__ import annotations
 
@@ -10,9 +10,15 @@ from specsot.members import PROTOCOL, Kind, Range
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """A model that can be asked for. plan_style: "list", "markers" or "tags", as it plans.
+    """A model that requests can name.
 
-    no_chat_template: its files hold none, so that conversations are written in a plain form.
+    name: the name by which requests ask for the model.
+    fingerprint: hash of the model's files, equal on all members of its ring.
+    layers: number of decoder layers.
+    max_positions: length of the model's context, in tokens.
+    plan_style: how the model plans: "list", "markers" or "tags". Empty if unknown.
+    no_chat_template: True if the model's files hold no chat template. Conversations are then rendered in a
+        simple default form.
     """
 
     name: str
@@ -25,13 +31,22 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class MemberInfo:
-    """A worker or drafter that has joined. layers: its range in the present epoch, if it has one.
+    """A worker or drafter that has joined the fleet. A field that is empty or 0 is unknown.
 
-    host, gpu: where it runs, as far as that is known. stands_by: the present epoch runs without it.
-    replica: whose ring it belongs to, where there are several.
-    device: what computes there. memory: bytes for weights and KV pages. dtype: "bfloat16, int8 weights".
-    weights: bytes that a lap reads of its layers. least_seconds: for reading them, as fast as its memory is
-    copied. Empty, or 0: nobody knows.
+    kind: "worker" or "drafter".
+    name: the member's name.
+    address: the address where other members reach the member.
+    fingerprint: fingerprint of the member's base model.
+    layers: the member's layer range in the present epoch, or None if it has none.
+    host: the machine on which the member runs.
+    gpu: the GPU on which the member runs.
+    stands_by: True if the present epoch runs without the member.
+    replica: number of the ring to which the member belongs, if the master has several; otherwise None.
+    device: name of the GPU or the processor that computes.
+    memory: bytes for weights and KV pages.
+    dtype: what the member computes in, and how its weights are rounded, such as "bfloat16, int8 weights".
+    weights: bytes of weights that a step reads of the member's layers.
+    least_seconds: seconds to read these weights at the speed at which the member copies memory.
     """
 
     kind: Kind
@@ -52,9 +67,12 @@ class MemberInfo:
 
 @dataclass(frozen=True, slots=True)
 class PagesInfo:
-    """KV pages of the present epoch; `rows` positions each.
+    """KV pages of the present epoch.
 
-    free: those that nobody needs. kept: those that hold beginnings of prompts; many of them are free.
+    total: number of pages.
+    free: number of pages that no running request needs.
+    rows: positions per page.
+    kept: number of pages that hold cached beginnings of prompts. Many of these pages count as free too.
     """
 
     total: int
@@ -65,11 +83,17 @@ class PagesInfo:
 
 @dataclass(frozen=True, slots=True)
 class RequestsInfo:
-    """Requests of this moment, and since the master began.
+    """Numbers of requests: at this moment, and since the master started.
 
-    waiting: for their turn. running: in the ring, with `writing` sequences. kept: over, to be read again.
-    refused: for lack of room. ended: (why, how many); why is a reason of Finished, or an error's name.
-    prompt_tokens, cached_tokens: of requests that entered the ring; those it had already.
+    waiting: requests in the queue.
+    running: requests in the ring.
+    writing: sequences that the running requests have open.
+    kept: ended requests that clients may still read again.
+    refused: requests that were rejected for lack of room since the master started.
+    ended: (reason, number of requests) since the master started. The reason is a reason of `Finished`, or the
+        name of an error.
+    prompt_tokens: prompt tokens of all requests that entered the ring.
+    cached_tokens: those prompt tokens whose KV the ring had already.
     """
 
     waiting: int = 0
@@ -84,10 +108,14 @@ class RequestsInfo:
 
 @dataclass(frozen=True, slots=True)
 class LapsInfo:
-    """The ring's laps: how many since the master began and the tokens they brought, and the newest ones.
+    """The ring's steps (forward passes, which the code calls laps) since the master started, and the newest.
 
-    per_second, tokens_per_lap, rows_per_lap: of the last seconds; 0 while nothing moves.
-    stages: compute seconds of a lap in each stage, in stage order; empty before the first lap.
+    laps: number of steps since the master started.
+    tokens: number of tokens that these steps generated.
+    per_second: steps per second in the last seconds. 0 while no step runs.
+    tokens_per_lap: generated tokens per step in the last seconds. 0 while no step runs.
+    rows_per_lap: tokens in the batch per step in the last seconds. 0 while no step runs.
+    stages: compute seconds of a step in each stage, in stage order. Empty before the first step.
     """
 
     laps: int = 0
@@ -100,7 +128,10 @@ class LapsInfo:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaInfo:
-    """One of several rings of a master; fields as in Info."""
+    """One of several rings of a master. The fields other than `number` are those of `Info`, for this ring.
+
+    number: number of the ring.
+    """
 
     number: int
     epoch: int = 0
@@ -114,11 +145,22 @@ class ReplicaInfo:
 
 @dataclass(frozen=True, slots=True)
 class Info:
-    """The state of a master. waiting_for: one line per missing thing, empty when `ready`.
+    """The state of a master.
 
-    replicas: where it has several rings. Then it is ready as soon as one of them is complete, epoch is the
-    newest one, figures are sums, and waiting_for tells of all.
-    plan: who runs what, in words, and how fast one sequence should be written without drafts.
+    models: the models that requests can name.
+    members: the workers and drafters that have joined.
+    epoch: number of the present epoch. With several rings, the newest epoch.
+    ready: True if requests can run. With several rings, True as soon as one of them is complete.
+    waiting_for: one line for each thing that is missing. Empty if `ready`, unless there are several rings,
+        whose missing things are all listed.
+    pages: KV pages of the present epoch, or None if there is no epoch. With several rings, their sum.
+    laps: figures of the ring's steps, or of the steps of all rings together.
+    requests: figures of the requests, in all rings together.
+    version: version of the master.
+    protocol: version of the protocol between members.
+    plan: which member runs which layers, and how fast a sequence is expected to decode without drafts, in
+        words.
+    replicas: the rings, if the master has several; otherwise empty.
     """
 
     models: tuple[ModelInfo, ...] = ()
@@ -137,7 +179,12 @@ class Info:
 
 @dataclass(frozen=True, slots=True)
 class Rebalanced:
-    """What came of a wish to share the layers out anew. changed False: `plan` is what runs already."""
+    """The response to a request to distribute the layers anew.
+
+    changed: False if the ring runs the best known distribution already.
+    epoch: number of the epoch that runs `plan`.
+    plan: the distribution in words.
+    """
 
     changed: bool
     epoch: int
@@ -145,7 +192,7 @@ class Rebalanced:
 
 
 def memory_in_words(size: float) -> str:
-    """Bytes as "1.5 GiB"."""
+    """Return a number of bytes in words: 1.5 * 2**30 becomes "1.5 GiB"."""
     value = float(size)
     units = ["B", "KiB", "MiB", "GiB", "TiB"]
     while value >= 1024 and len(units) > 1:

@@ -1,10 +1,10 @@
 """Reads a numbered list as a plan, as it is written: the plan of a model that was not taught to plan.
 
-    list := title NL {n "." title NL} [NL]          behind "1.", with which the prompt ends
+    list := title NL {n "." title NL} [NL]          after "1.", with which the prompt ends
 
-So the constrained language. Without a constraint a line may also have other marks ("2)", "3、"), empty lines
-between it and the next, and the list ends at the first line that is none of it. It is over, too, where two
-lines in a row only repeat titles: a model that does so goes on with it.
+This is the constrained language. Without a constraint, a line may also have other marks ("2)", "3、") and
+empty lines after it, and the list ends at the first line that is not an item. The list also ends if two items
+in a row repeat the titles of earlier items, because a model that repeats two titles continues to repeat.
 """
 
 from __future__ import annotations
@@ -13,35 +13,43 @@ import re
 
 from specsot.core.skeleton import MAX_LIST_POINTS, Kind, PlanRules, Point, clean_title
 
-LIST_HEAD = "1."  # what the prompt ends with, and the text of a list begins with
+# The prompt ends with this text, which is also the beginning of the list.
+LIST_HEAD = "1."
 
 _LINE = re.compile(r"[\s*#>-]*\d{1,3}\s*[.．。、:：)）](?P<title>.*)")
 _MARKS = "*_`#\"'“”„«»()"
-# Behind these a model goes on about its title; a colon behind a number belongs to it ("Day 1: Arrival").
+# After one of these, a model explains its title. A colon after a number belongs to the title ("Day 1:
+# Arrival").
 _ENDS = re.compile(r"(?<![\d０-９])[:：]|\.(?=\s)|\s[-–—]\s|——")
 
 
 class ListReader:
-    """Reads a list in pieces of any size. A PlanReader of another language; its kind is always a plan."""
+    """Reads a numbered list in pieces of any size, with the interface of `PlanReader`.
+
+    The kind is always "plan", and there is never a direct answer.
+    """
 
     kind: Kind = "plan"
     direct_text = ""
 
     def __init__(self, rules: PlanRules) -> None:
         self.finished = False
-        self.text = ""  # everything fed, as it came
+        # Everything that was fed, unchanged.
+        self.text = ""
         self._rules = rules
+        # The incomplete last line.
         self._rest = LIST_HEAD
         self._points: list[Point] = []
-        self._repeats = False  # the newest line has a title of one before
+        # True if the newest item repeats the title of an earlier item.
+        self._repeats = False
 
     @property
     def points(self) -> tuple[Point, ...]:
-        """Those whose lines are complete; every one as long as the other."""
+        """The points whose lines are complete. All have the same length."""
         return tuple(self._points)
 
     def feed(self, text: str) -> list[Point]:
-        """Read on; returns the points whose lines became complete."""
+        """Read the next piece of text; return the points whose lines it completes."""
         if self.finished:
             return []
         self.text += text
@@ -49,18 +57,20 @@ class ListReader:
         return [point for line in lines if (point := self._read(line))]
 
     def finish(self) -> list[Point]:
-        """There is no more text: what is left counts as complete."""
+        """End the text. The last line counts as complete; its point, if any, is returned."""
         found = None if self.finished else self._read(self._rest)
         self.finished = True
         return [found] if found else []
 
     def _read(self, line: str) -> Point | None:
+        """Read one complete line; return its point, or None if the line is not an item."""
         if self.finished:
             return None
         match = _LINE.fullmatch(line)
         if not match:
             self.finished = bool(line.strip())
             return None
+        # A list says nothing of lengths, so every point gets the same wish.
         point = Point(len(self._points) + 1, 1, title_of(match["title"]))
         again = any(one.title.casefold() == point.title.casefold() for one in self._points)
         loops = again and self._repeats
@@ -71,7 +81,13 @@ class ListReader:
 
 
 def title_of(line: str) -> str:
-    """What stands before a colon, a dash or a full stop, without marks around it; may be nothing."""
+    """Return the part of a line before a colon, a dash or a full stop, without marks around it.
+
+    The title may be empty.
+
+    >>> title_of(" **Buy the tickets**: early, as they sell out.")
+    'Buy the tickets'
+    """
     visible = clean_title(line).strip(_MARKS + " ")
     title = _ENDS.split(visible, maxsplit=1)[0]
     return title.strip(_MARKS + " ").rstrip(" .,;:。，；、")

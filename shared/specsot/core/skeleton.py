@@ -3,11 +3,19 @@
     output := "[DIRECT]" NL text "[END]"  |  "[PLAN]" NL line{1..16} "[END]"
     line   := ID "." "<" LEN ">" "<" TOOL ">" "[" DEPS "]" TITLE NL          (no "[END]" in a TITLE)
 
-The reader takes all of that exactly, and much that an unconstrained model makes of it:
-loose spacing and list marks, full-width digits, brackets and punctuation, markers in other case, words
-before the marker, lines it cannot read (left out), points on one line, TOOL, DEPS or "[END]" left out.
-Points are numbered in the order in which they stand. An id in DEPS means the last line before that was
-written with it; ids that name no line before are dropped, so dependencies are acyclic.
+The reader accepts exactly this language, and many deviations of an unconstrained model: loose spacing and
+list marks, full-width digits, brackets and punctuation, markers in other case, words before the marker,
+several points on one line, and a missing TOOL, DEPS or "[END]". Lines that cannot be parsed are ignored.
+
+Points are numbered in the order of their lines, whatever ids are written. An id in DEPS refers to the last
+preceding line that was written with this id. Ids that name no preceding line are dropped, so that
+dependencies are acyclic. Worked example:
+
+    [PLAN]
+    1.<40><None>[-]Pack light        -> Point(id=1, length=40, title="Pack light")
+    3.<60><None>[1]Choose a route    -> Point(id=2, length=60, title="Choose a route", needs=(1,))
+    4.<50><None>[3,7]Book a bed      -> Point(id=3, length=50, title="Book a bed", needs=(2,))
+    [END]
 """
 
 from __future__ import annotations
@@ -18,18 +26,26 @@ from typing import Literal
 
 from specsot.errors import InvalidRequest, PlanError
 
-MAX_POINTS = 16  # points of a plan, by the seeds' grammar; fewer by --max-parallel and the budget
-MAX_TITLE_BYTES = 80  # bytes of a point's title in UTF-8: a heading of one line; not measured
-MAX_LIST_POINTS = 8  # points of a numbered list: as many branches as a request may run at once
-MAX_TITLE_WORDS = 10  # of a title in a list; a model that was asked for 2 to 6 is writing a sentence then
+# Points. Bounds a plan; --max-parallel and the token budget may allow fewer. Precedent: the seeds' grammar.
+MAX_POINTS = 16
+# Bytes in UTF-8. Bounds a point's title to a heading of one line. Untuned.
+MAX_TITLE_BYTES = 80
+# Points. Bounds a numbered list to as many branches as a request runs at once by default.
+MAX_LIST_POINTS = 8
+# Words. Bounds a title in a list: a model that was asked for 2 to 6 words and writes more writes a sentence.
+MAX_TITLE_WORDS = 10
 
 Kind = Literal["plan", "direct"]
 
 _END = "[END]"
-_MAX_LENGTH = 9999  # tokens of a point: four digits, as the grammar has it
-_PREAMBLE = 256  # characters in which the marker's line may begin, else the answer is direct; not measured
-_FARTHEST = 512  # characters in which the marker must be complete: twice the preamble; not measured
-_LONGEST_LINE = 512  # characters of a line that are parsed, but for its end; not measured
+# Tokens. The longest wish of a point: LEN has at most four digits.
+_MAX_LENGTH = 9999
+# Characters. The marker's line must begin within them; otherwise the text is a direct answer. Untuned.
+_PREAMBLE = 256
+# Characters. The marker must be complete within them: twice the preamble. Untuned.
+_FARTHEST = 512
+# Characters. Only the beginning of a line is parsed, although its end may hold the end marker. Untuned.
+_LONGEST_LINE = 512
 _MARKER = re.compile(r"^[ \t*`#>]*[\[［【] *(PLAN|DIRECT) *[\]］】][*`]*", re.IGNORECASE | re.MULTILINE)
 _MARKER_BEGUN = re.compile(r"[ \t*`#>]*(?:[\[［【] *[A-Z]{0,6} *)?", re.IGNORECASE)
 _END_LINE = re.compile(r"[\s*`]*[\[［【]\s*END\s*[\]］】]", re.IGNORECASE)
@@ -46,7 +62,14 @@ _UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One line of a plan. `length` is a wish in tokens; `tool` a label; `needs` smaller ids."""
+    """One line of a plan.
+
+    id: number of the point, 1, 2, ... in the order of the lines.
+    length: how many tokens the point's branch should have, a wish of the model.
+    title: heading of the point, one line.
+    tool: one of the names that the request offers as labels, or None.
+    needs: ids of the points, all smaller, whose branches must be complete before this point's branch starts.
+    """
 
     id: int
     length: int
@@ -57,12 +80,16 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class PlanRules:
-    """What a skeleton may be, as it travels to the last stage and the drafter.
+    """The rules of a skeleton, by which the last stage and the drafter constrain its tokens.
 
-    direct: whether "[DIRECT]" may be chosen.
-    tools:  names that may stand in TOOL besides None.
+    direct: True if the model may choose "[DIRECT]".
+    tools: names that may stand in TOOL besides None.
+    max_points: the largest number of points, in 1..99.
     plan_tokens: a plan must be complete within this many tokens.
-    listed: it is a numbered list of two points or more whose first "1." stands in the prompt; nothing else.
+    listed: True for a numbered list of at least two points. Its first "1." is the end of the prompt, and the
+        skeleton consists of nothing else.
+
+    Raises InvalidRequest if `max_points` is out of its range.
     """
 
     direct: bool = True
@@ -77,44 +104,54 @@ class PlanRules:
 
 
 class PlanReader:
-    """Reads a skeleton as it is written, in pieces of any size.
+    """Reads a skeleton as it is generated, in pieces of any size.
 
-    kind:        what the text turned out to be, None as long as that is open.
-    points:      those whose lines are complete.
-    direct_text: the direct answer as far as it is certain, markers left out; without a marker the raw text.
-    finished:    "[END]" has been read, or `finish` called. Later text is ignored.
+    kind: "plan" or "direct", or None until the text shows which one it is.
+    points: the points whose lines are complete.
+    direct_text: the certain part of the direct answer, without markers. If the text has no marker, all of it.
+    finished: True once "[END]" was read or `finish` was called. Later text is ignored.
     """
 
     def __init__(self, rules: PlanRules | None = None) -> None:
-        """rules: tools not offered there become None, points beyond its number are left out."""
+        """rules: tools that the rules do not offer become None, and points after the `max_points`-th are left
+        out. With rules of None, no tool is known and MAX_POINTS applies.
+        """
         self.kind: Kind | None = None
         self.direct_text = ""
         self.finished = False
         self._rules = rules
         self._raw = ""
-        self._rest = ""  # read, but not yet understood
+        # Text that was fed but not parsed yet.
+        self._rest = ""
         self._marked = False
-        self._at_marker = True  # nothing read behind the marker
+        # True until text after the marker arrives, so that the newline after the marker can be dropped.
+        self._at_marker = True
         self._points: list[Point] = []
-        self._written: dict[int, int] = {}  # ids as written -> ids as numbered
+        # The id of the point for each id that the model wrote; a later line replaces an earlier one.
+        self._written: dict[int, int] = {}
 
     @property
     def points(self) -> tuple[Point, ...]:
+        """The points whose lines are complete."""
         return tuple(self._points)
 
     @property
     def text(self) -> str:
+        """Everything that was fed, unchanged."""
         return self._raw
 
     def feed(self, text: str) -> list[Point]:
-        """Read on; returns the points whose lines became complete.
+        """Read the next piece of text; return the points whose lines it completes.
 
-        Raises PlanError when a plan ends without one valid line.
+        Raises PlanError if a plan ends without a valid line.
         """
         return self._read(text, last=False)
 
     def finish(self) -> list[Point]:
-        """There is no more text: what is left counts as complete. Raises PlanError as `feed` does."""
+        """End the text: the last line counts as complete, and its points are returned.
+
+        Raises PlanError if the text is a plan without a valid line.
+        """
         return [] if self.finished else self._read("", last=True)
 
     def _read(self, text: str, last: bool) -> list[Point]:
@@ -132,6 +169,7 @@ class PlanReader:
         return found
 
     def _choose(self, last: bool) -> None:
+        """Decide between a plan and a direct answer if the text so far, or its end (`last`), allows it."""
         marker = _MARKER.search(self._rest, 0, _FARTHEST)
         if marker and marker.start() <= _PREAMBLE:
             self.kind = "plan" if marker[1].upper() == "PLAN" else "direct"
@@ -140,11 +178,13 @@ class PlanReader:
             self.kind = "direct"
 
     def _marker_may_come(self) -> bool:
+        """Return whether a marker may still follow: within the preamble, or begun on the last line."""
         line = self._rest.rfind("\n") + 1
         begun = line <= _PREAMBLE and _MARKER_BEGUN.fullmatch(self._rest, line) is not None
         return len(self._rest) <= (_FARTHEST if begun else _PREAMBLE)
 
     def _read_direct(self, last: bool) -> None:
+        """Move certain text to `direct_text`. A tail that may be the beginning of "[END]" is held back."""
         if not self._marked:
             self.direct_text = self.direct_text + self._rest
             self._rest = ""
@@ -160,6 +200,9 @@ class PlanReader:
         self.finished = bool(end) or last
 
     def _read_lines(self, last: bool) -> list[Point]:
+        """Parse the complete lines; keep the incomplete one unless it is the `last` or holds an end
+        marker.
+        """
         *lines, begun = self._rest.split("\n")
         if last or _ends(begun):
             lines = [*lines, begun]
@@ -177,6 +220,7 @@ class PlanReader:
         return list(filter(None, map(self._point, written)))
 
     def _point(self, line: str) -> Point | None:
+        """Parse one point and add it; return None if the text is not a point or there are enough points."""
         match = _LINE.fullmatch(line.rstrip("\r"))
         title = clean_title(match["title"]) if match else ""
         if not match or not title or len(self._points) >= self._max_points():
@@ -203,7 +247,10 @@ class PlanReader:
 
 
 def read_plan(text: str, rules: PlanRules | None = None) -> tuple[Point, ...] | None:
-    """The points of a whole text, or None when it is a direct answer. Raises PlanError."""
+    """Return the points of a complete text, or None if the text is a direct answer.
+
+    Raises PlanError if the text is a plan without a valid line.
+    """
     reader = PlanReader(rules)
     reader.feed(text)
     reader.finish()
@@ -211,22 +258,28 @@ def read_plan(text: str, rules: PlanRules | None = None) -> tuple[Point, ...] | 
 
 
 def _ends(line: str) -> bool:
-    """It contains the end marker: exactly, or loosely at its beginning."""
+    """Return whether a line contains "[END]" anywhere, or a loose spelling of it at the line's beginning."""
     return _END in line or _END_LINE.match(line, 0, _LONGEST_LINE) is not None
 
 
 def _shortened(line: str) -> str:
-    """Of an endless line what is looked at, and what may be the begin of "[END]"."""
+    """Drop the middle of a very long line, so that memory is bounded.
+
+    Its first _LONGEST_LINE characters, which are parsed, and its last four, which may begin "[END]", remain.
+    """
     head, tail = line[:_LONGEST_LINE], line[_LONGEST_LINE:]
     return line if len(tail) < len(_END) else f"{head} {tail[1 - len(_END) :]}"
 
 
 def _end_begun(text: str) -> int:
-    """How many of the last characters may be the begin of "[END]"."""
+    """Return how many of the last characters may be the beginning of "[END]": 2 for "see [E"."""
     return next((size for size in range(len(_END) - 1, 0, -1) if text.endswith(_END[:size])), 0)
 
 
 def clean_title(title: str) -> str:
-    """One line of at most MAX_TITLE_BYTES bytes, cut between characters."""
+    """Return a title as one line of at most MAX_TITLE_BYTES bytes, cut between characters.
+
+    Control characters and line separators become spaces.
+    """
     visible = _UNSEEN.sub(" ", title).strip()
     return visible.encode()[:MAX_TITLE_BYTES].decode(errors="ignore").rstrip()

@@ -1,6 +1,15 @@
 """A draft tree as a value, its ancestry and depths, and the rule by which its nodes are accepted.
 
-Tokens and parents of all nodes in one order: a parent comes before its children.
+A tree is two tuples of equal length, the tokens and the parents of its nodes, in an order in which every
+parent precedes its children. Worked example: the root a has the children b and c, and b has the child d.
+
+    node      0  1  2  3
+    tokens    a  b  c  d
+    parents   0  0  0  1
+    depths    0  1  1  2
+    ancestry  {0} {0, 1} {0, 2} {0, 1, 3}     as bits: 0b0001 0b0011 0b0101 0b1011
+
+If the targets at the nodes are [b d x y], the nodes (0, 1, 3) are accepted and y is the bonus token.
 """
 
 from __future__ import annotations
@@ -15,10 +24,13 @@ from specsot.values import value
 
 @value
 class Tree:
-    """Nodes in an order in which parents come first; node 0 is the root.
+    """A draft tree: nodes in an order in which parents precede their children; node 0 is the root.
 
-    tokens:  token id of each node; the root's token is committed text that has no KV yet.
+    tokens: token id of each node. The root's token belongs to the sequence already, but has no KV yet.
     parents: node number of each node's parent; the root is its own parent.
+
+    Raises WireError if the tuples have different lengths or are empty, or if a parent does not precede its
+    child.
     """
 
     tokens: tuple[int, ...]
@@ -34,19 +46,29 @@ class Tree:
 
 
 class Shape(NamedTuple):
-    """Of a tree, by node: its depth; and the nodes that it may attend, see `ancestry`."""
+    """What follows from a tree's parents alone.
+
+    depths: by node, its distance from the root.
+    ancestry: by node, the bit set of the nodes that it may attend, see `ancestry`.
+    """
 
     depths: tuple[int, ...]
     ancestry: tuple[int, ...]
 
 
-# Trees of many texts are often alike. As many of 4,096 nodes would take 1.4 GiB, of these 50 MiB. Not tuned.
+# Many sequences draft trees of the same shape, so shapes are cached.
+# Shapes. Size of the cache: at most 50 MiB with KEPT_NODES, where trees of 4,096 nodes would take 1.4 GiB.
+# Untuned.
 KEPT_SHAPES = 1024
+# Nodes. The shape of a larger tree is computed each time. Untuned.
 KEPT_NODES = 512
 
 
 def shape_of(parents: tuple[int, ...]) -> Shape:
-    """Raises WireError where no tree has these parents."""
+    """Return the depths and the ancestry of a tree with these parents.
+
+    Raises WireError if a node's parent does not precede the node.
+    """
     return _kept_shape(parents) if len(parents) <= KEPT_NODES else _shape(parents)
 
 
@@ -61,17 +83,21 @@ _kept_shape = lru_cache(KEPT_SHAPES)(_shape)
 
 
 def single(token: int) -> Tree:
-    """The tree of one node: plain decoding."""
+    """Return the tree of one node, which decodes without speculation."""
     return Tree((token,), (0,))
 
 
 def chain(tokens: Sequence[int]) -> Tree:
-    """A tree without branching, root first."""
+    """Return the tree in which each token is the only child of the token before it; the root is the first."""
     return Tree(tuple(tokens), tuple(max(i - 1, 0) for i in range(len(tokens))))
 
 
 def shallow(tree: Tree, levels: int) -> Tree:
-    """What of a tree lies on its first levels; the root is one."""
+    """Return the tree of the nodes on the first `levels` levels, the root's level included.
+
+    >>> shallow(Tree((7, 8, 9, 5), (0, 0, 1, 0)), levels=2)  # node 2 has depth 2; node 3 becomes node 2
+    Tree(tokens=(7, 8, 5), parents=(0, 0, 0))
+    """
     near = [node for node, depth in enumerate(shape_of(tree.parents).depths) if depth < levels]
     if len(near) == len(tree):
         return tree
@@ -80,11 +106,16 @@ def shallow(tree: Tree, levels: int) -> Tree:
 
 
 def first_nodes(tree: Tree, nodes: int) -> Tree:
-    """So many of a tree; parents come first, so any beginning is a tree."""
+    """Return the tree of the first `nodes` nodes: as parents precede children, any beginning is a tree."""
     return tree if len(tree.tokens) <= nodes else Tree(tree.tokens[:nodes], tree.parents[:nodes])
 
 
 def depths(parents: Sequence[int]) -> tuple[int, ...]:
+    """Return the depth of each node; the root has depth 0.
+
+    >>> depths((0, 0, 0, 1))
+    (0, 1, 1, 2)
+    """
     result: list[int] = []
     for node, parent in enumerate(parents):
         result.append(result[parent] + 1 if node else 0)
@@ -92,7 +123,11 @@ def depths(parents: Sequence[int]) -> tuple[int, ...]:
 
 
 def ancestry(parents: Sequence[int]) -> tuple[int, ...]:
-    """For each node the set of nodes it may attend, as bits: itself and its ancestors."""
+    """Return for each node the set of nodes that it may attend, itself and its ancestors, as bits.
+
+    >>> [f"{nodes:04b}" for nodes in ancestry((0, 0, 0, 1))]  # bit 0, the root, is the last digit
+    ['0001', '0011', '0101', '1011']
+    """
     bits: list[int] = []
     for node, parent in enumerate(parents):
         bits.append((bits[parent] if node else 0) | (1 << node))
@@ -100,7 +135,11 @@ def ancestry(parents: Sequence[int]) -> tuple[int, ...]:
 
 
 def children(parents: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """For each node its children, in node order."""
+    """Return the children of each node, in node order.
+
+    >>> children((0, 0, 0, 1))
+    ((1, 2), (3,), (), ())
+    """
     found: list[list[int]] = [[] for _ in parents]
     for node, parent in enumerate(parents):
         if node:
@@ -109,16 +148,23 @@ def children(parents: Sequence[int]) -> tuple[tuple[int, ...], ...]:
 
 
 def accept(tree: Tree, targets: Sequence[int | None]) -> tuple[int, ...]:
-    """Accepted node numbers, root first.
+    """Return the accepted node numbers, root first.
 
-    targets: the target token at each node, in node order; None: no token is. A child is accepted iff its
-    token is the target at its parent; among siblings with the same token the first counts.
+    A child is accepted if and only if its token is the target token at its accepted parent. Among siblings
+    with the same token, the first is accepted.
+
+    targets: the target token at each node, in node order. None at a node means that no child of it is
+        accepted.
+
+    >>> accept(Tree((7, 8, 9, 5), (0, 0, 0, 1)), targets=(8, 5, 3, 4))  # 7 -> 8 -> 5; the bonus token is 4
+    (0, 1, 3)
     """
     accepted = [0]
     newest = 0
     wanted = targets[0]
     parents = tree.parents
-    for node, token in enumerate(tree.tokens):  # parents come first: what is behind the newest comes later
+    # One pass is enough, because the children of the newest accepted node come after it.
+    for node, token in enumerate(tree.tokens):
         if token == wanted and parents[node] == newest and node:
             accepted.append(node)
             newest = node

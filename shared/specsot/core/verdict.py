@@ -1,4 +1,4 @@
-"""What a device has found out of a frame before its host knows."""
+"""Verification results and draft trees that are still on the GPU, before the host has read them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from specsot.core.frames import Payload, TreeSegment
 
 @dataclass(frozen=True, slots=True)
 class UnreadVerdict:
-    """Of a frame that begins with these trees, and has prompts behind them, on a device whose host has not
-    read it.
+    """The device-side verification result of a frame whose segments are trees followed by prompt chunks.
 
-    targets:  int32 [rows], the token behind each node; negative: its logits are not numbers.
-    features: [rows, width].
-    astray:   sequences of whom the host has found out that it is another one.
+    A colocated drafter starts to grow the next trees from this value while the host still reads the result.
+
+    epoch: epoch of the frame.
+    trees: the tree segments at the beginning of the frame.
+    targets: int32 [num_tokens], the target token at each node. Negative if the node's logits are not finite.
+    features: [num_tokens, width], the fused features of the frame.
+    astray: sequences for which the host has found another target than the device. The device-side result of
+        these sequences must be discarded.
     """
 
     epoch: int
@@ -26,9 +30,10 @@ class UnreadVerdict:
 
 
 class UnreadTrees(Protocol):
-    """Trees of `nodes` nodes each, roots included, that a device has, or grows, and its host has not read.
+    """Draft trees on the GPU that the host has not read.
 
-    taken: by now its drafter has, and drafts are those.
+    nodes: number of nodes of each tree, its root included.
+    taken: True once the drafter has read these trees and its drafts consist of them.
     """
 
     @property
@@ -38,7 +43,10 @@ class UnreadTrees(Protocol):
     def taken(self) -> bool: ...
 
     def choose(self, tokens: Payload, positions: Payload, bits: Payload, vocabulary: int) -> None:
-        """Write what a lap reads of them, once they are grown: see `specsot_kernels.growing.TreeRows`. What
-        goes wrong is told to the drafter, when it would take them.
+        """Write the trees, once grown, into the tensors from which the next step reads its batch.
+
+        See `specsot_kernels.growing.TreeRows` for the layout of `tokens`, `positions` and `bits`.
+        `vocabulary` is the number of token ids. An error is not raised here, but when the drafter reads the
+        trees.
         """
         ...

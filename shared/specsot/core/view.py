@@ -1,4 +1,4 @@
-"""Folds a request's events into what a watcher displays: (view, event) -> view."""
+"""Folds a request's events into the state that a user interface displays: (view, event) -> view."""
 
 from __future__ import annotations
 
@@ -11,9 +11,15 @@ from specsot.core.skeleton import Point
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One point of the plan. `reason` None: still waiting (not started) or writing.
+    """One point of the plan and its branch.
 
-    tokens: written so far. laps: how many texts brought them, so tokens / laps is its pace.
+    point: the line of the plan.
+    text: the branch's text so far.
+    started: True once the branch's prompt is in the ring.
+    budget: token limit of the branch, or None before it starts.
+    tokens: number of tokens that the branch has generated.
+    laps: number of `BranchText` events, one per step, so that tokens / laps is the branch's pace.
+    reason: why the branch finished. None while it waits or decodes.
     """
 
     point: Point
@@ -26,19 +32,28 @@ class Panel:
 
     @property
     def writing(self) -> bool:
+        """True while the branch decodes."""
         return self.started and self.reason is None
 
 
-# A plan's line, in any dialect: a number, then perhaps a length, a label and needs, then the title.
+# A line of a plan in any plan style: a number, then optionally a length, a label and dependencies, then the
+# title.
 _TITLE = re.compile(r"^\s*(\d{1,4})[.)]\s*(?:<[^>\n]*>\s*)*(?:\[[-\d, ]*\]\s*)?([^\s<\[].*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One request as seen so far. `planned` turns true with the plan, or with the choice of none.
+    """The state of one request after the events so far.
 
-    forecast: the newest. logprobs: of the merged answer's tokens, where they were asked for; prompt_logprobs:
-    of the prompt's but the first.
+    started: the request's first event, or None before it.
+    forecast: the newest forecast, or None.
+    skeleton: raw text of the skeleton so far.
+    planned: True once the plan is complete, or the model has chosen to answer directly.
+    panels: the points of the plan with their branches.
+    merged: the merged answer so far.
+    logprobs: log-probabilities of the merged answer's tokens, if the request asks for them.
+    finished: the request's last event, or None before it.
+    prompt_logprobs: log-probabilities of the prompt's tokens but the first, if the request asks for them.
     """
 
     started: events.Started | None = None
@@ -53,11 +68,12 @@ class View:
 
     @property
     def titles(self) -> str:
-        """Of the plan that is being written, a line each; how it is written is nobody's business."""
+        """The numbered titles of the plan so far, one per line, without the marks of the plan style."""
         return "\n".join(f"{number}. {title}" for number, title in _TITLE.findall(self.skeleton))
 
 
 def advance(view: View, event: events.Event) -> View:
+    """Return the view after one more event."""
     match event:
         case events.Started():
             return replace(view, started=event, forecast=event.forecast)
@@ -66,7 +82,8 @@ def advance(view: View, event: events.Event) -> View:
         case events.SkeletonText():
             return replace(view, skeleton=view.skeleton + event.text)
         case events.Planned():
-            panels = (*view.panels, *map(Panel, event.points))  # a model that forks may do so again
+            # A model that forks by tags may plan several times, so the points are added to earlier ones.
+            panels = (*view.panels, *map(Panel, event.points))
             return replace(view, planned=True, panels=panels, forecast=event.forecast or view.forecast)
         case events.BranchStarted() | events.BranchText() | events.BranchFinished():
             return replace(view, panels=move_panel(view.panels, event))
@@ -81,7 +98,9 @@ def advance(view: View, event: events.Event) -> View:
 def move_panel(
     panels: tuple[Panel, ...], event: events.BranchStarted | events.BranchText | events.BranchFinished
 ) -> tuple[Panel, ...]:
-    """The panels with one of them advanced; a branch no plan line named is added at the end."""
+    """Return the panels after an event of one branch. A branch that no point of the plan has is added
+    last.
+    """
     if all(panel.point.id != event.branch for panel in panels):
         panels += (Panel(Point(event.branch, 0, getattr(event, "title", ""))),)
     return tuple(advance_panel(panel, event) if panel.point.id == event.branch else panel for panel in panels)
@@ -90,6 +109,7 @@ def move_panel(
 def advance_panel(
     panel: Panel, event: events.BranchStarted | events.BranchText | events.BranchFinished
 ) -> Panel:
+    """Return a panel after an event of its branch."""
     match event:
         case events.BranchStarted():
             return replace(panel, started=True, budget=event.budget)

@@ -1,4 +1,4 @@
-"""Reads from tokenizer.json which bytes every token writes, and tokenizes bytes that a grammar forces."""
+"""Reads the bytes of every token from tokenizer.json, and tokenizes bytes that a grammar determines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from specsot.errors import ModelError
 
-# Tokens of fill-in-the-middle that end a generation, as in llama.cpp: padding, and the begin of a repository
+# Fill-in-the-middle tokens that end a generation, as in llama.cpp: padding, and the beginning of a repository
 # or of a file.
 FIM_ENDS = (
     *("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>"),
@@ -26,17 +26,18 @@ FIM_ENDS = (
 _FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 Speller = Callable[[str], bytes | None]
 
-_SPACE = "\u2581"  # sentencepiece's picture of a space
+# The character with which sentencepiece writes a space.
+_SPACE = "\u2581"
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Tokens as bytes; two vocabularies are equal when their digests are.
+    """The bytes of every token id. Two vocabularies are equal if their digests are.
 
-    bytes:  of each token id what it writes, or None for tokens that are no text (special and added
-            tokens, and the ids that only the model's logits have).
-    digest: sha256 of all of it, in hex.
-    unnamed: ids that the tokenizer does not know, ascending: rows that pad an lm_head to a round size.
+    bytes: for each token id, the bytes of its text. None for ids without text: special and added tokens, and
+        ids for which only the model has logits.
+    digest: SHA-256 of `bytes`, in hex.
+    unnamed: ids that the tokenizer does not know, ascending. Such ids pad an lm_head to a round size.
     """
 
     bytes: tuple[builtins.bytes | None, ...] = field(compare=False, repr=False)
@@ -48,6 +49,7 @@ class Vocabulary:
 
 
 def describe(tokens: Sequence[bytes | None]) -> Vocabulary:
+    """Return the vocabulary of these tokens, with its digest and without unnamed ids."""
     digest = hashlib.sha256()
     for token in tokens:
         digest.update(b"\xff" if token is None else len(token).to_bytes(4, "little") + token)
@@ -55,11 +57,16 @@ def describe(tokens: Sequence[bytes | None]) -> Vocabulary:
 
 
 def read_vocabulary(directory: Path, width: int | None = None) -> Vocabulary:
-    """The vocabulary of `directory`/tokenizer.json, padded with None to `width` ids (the model's logits).
+    """Return the vocabulary of `directory`/tokenizer.json.
 
-    Byte-level BPE and sentencepiece with byte fallback are understood.
-    Raises ModelError for anything else, for a broken file, and for text tokens beyond `width`.
-    Members that share a process share what was read last, while the file is the same.
+    Byte-level BPE and sentencepiece with byte fallback are supported. Results are cached in the process until
+    the file changes, so that members in one process share a vocabulary.
+
+    width: number of the model's logits; the vocabulary is padded with None, or cut, to so many ids. With
+        None, the vocabulary has as many ids as the tokenizer.
+
+    Raises ModelError for other tokenizers, for an unreadable file, and if tokens with text have ids from
+    `width` on.
     """
     path = directory / "tokenizer.json"
     try:
@@ -82,8 +89,10 @@ def _read(path: Path, width: int | None, version: tuple[int, ...]) -> Vocabulary
 
 
 def unnamed_ids(directory: Path, width: int) -> tuple[int, ...]:
-    """The ids below `width` that `directory`/tokenizer.json does not know, ascending, whatever kind of
-    tokenizer it describes. Empty if there is no such file. Raises ModelError for a broken one.
+    """Return the ids below `width` that `directory`/tokenizer.json does not know, ascending.
+
+    Works for any kind of tokenizer. Returns an empty tuple if the file does not exist. Raises ModelError if
+    the file cannot be read.
     """
     path = directory / "tokenizer.json"
     if not path.is_file():
@@ -100,7 +109,7 @@ def _unnamed(tokenizer: Tokenizer, width: int) -> tuple[int, ...]:
 
 
 def _token_bytes(path: Path, config: dict[str, Any], ids: dict[str, int]) -> list[bytes | None]:
-    """Bytes per id; ids of added tokens stay None."""
+    """Return the bytes of each token id. The ids of added tokens have None."""
     spell = speller(config)
     if spell is None:
         kind = config.get("model", {}).get("type")
@@ -116,9 +125,12 @@ def _token_bytes(path: Path, config: dict[str, Any], ids: dict[str, int]) -> lis
 
 
 def speller(config: Mapping[str, Any]) -> Speller | None:
-    """The function from a token's name to its bytes that the decoder of a tokenizer.json stands for.
+    """Return the function that maps a token's name in tokenizer.json to the token's bytes.
 
-    None: its tokens have no bytes of their own.
+    config: the parsed tokenizer.json, whose decoder determines the mapping.
+
+    Returns None if the tokenizer is neither byte-level nor has byte fallback, so that its tokens have no
+    bytes.
     """
     parts = _decoder_parts(config.get("decoder"))
     if "ByteLevel" in parts:
@@ -129,13 +141,18 @@ def speller(config: Mapping[str, Any]) -> Speller | None:
 
 
 def _decoder_parts(decoder: dict[str, Any] | None) -> set[str]:
+    """Return the types of a decoder and of the decoders that it consists of."""
     if decoder is None:
         return set()
     return {decoder["type"]}.union(*(_decoder_parts(part) for part in decoder.get("decoders", [])))
 
 
 class _Alphabet:
-    """GPT-2's 256 printable characters, one for each byte."""
+    """GPT-2's byte-level alphabet of 256 printable characters, one for each byte.
+
+    Printable bytes are written as themselves. The others are written, in ascending order, as the characters
+    from 256 on: byte 0x00 is "\\u0100", and a space (0x20) is "\\u0120".
+    """
 
     def __init__(self) -> None:
         printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -144,6 +161,7 @@ class _Alphabet:
         self._byte |= {chr(256 + place): byte for place, byte in enumerate(others)}
 
     def spell(self, token: str) -> bytes | None:
+        """Return the bytes of a token's name, or None if a character is not of the alphabet."""
         try:
             return bytes(self._byte[character] for character in token)
         except KeyError:
@@ -151,6 +169,7 @@ class _Alphabet:
 
 
 def _spell_piece(token: str) -> bytes:
+    """Return the bytes of a sentencepiece token: "<0x0A>" is one byte, other names are text."""
     fallback = _FALLBACK.fullmatch(token)
     if fallback:
         return bytes([int(fallback[1], 16)])
@@ -158,7 +177,11 @@ def _spell_piece(token: str) -> bytes:
 
 
 def _fit(path: Path, tokens: list[bytes | None], width: int | None) -> list[bytes | None]:
-    """Exactly `width` tokens. Added tokens beyond it can be left out: they write no text."""
+    """Pad or cut the tokens to `width` ids, or return them unchanged if `width` is None.
+
+    Added tokens from `width` on may be left out, because they have no text. Raises ModelError if a token with
+    text would be left out.
+    """
     if width is None:
         return tokens
     if any(token is not None for token in tokens[width:]):
@@ -168,12 +191,12 @@ def _fit(path: Path, tokens: list[bytes | None], width: int | None) -> list[byte
 
 @functools.lru_cache(maxsize=4)
 def spelling_of(vocabulary: Vocabulary) -> Spelling:
-    """The one of this vocabulary, shared by all grammars."""
+    """Return the spelling of a vocabulary, which all grammars share."""
     return Spelling(vocabulary)
 
 
 class Spelling:
-    """The tokens of a vocabulary by what they write; of several that write the same, the lowest id."""
+    """Maps bytes to tokens of a vocabulary. If several tokens have the same bytes, the lowest id counts."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._ids: dict[bytes, int] = {}
@@ -183,11 +206,17 @@ class Spelling:
         self._longest = max(map(len, self._ids), default=0)
 
     def count(self, text: bytes, ceiling: int) -> int:
-        """The least number of tokens that write `text`; `ceiling` when it is more, or none do."""
+        """Return the smallest number of tokens that spell `text`.
+
+        Returns `ceiling` if more tokens than that are needed, or if no tokens spell the text.
+        """
         return self.counts(text, ceiling)[0]
 
     def counts(self, text: bytes, ceiling: int) -> list[int]:
-        """The same for what is left of `text` behind 0, 1, ... of its bytes."""
+        """Return `count` for every suffix of `text`: entry i is for the bytes from i on, the last entry is 0.
+
+        Computed from the end: with the tokens a, b and ab, the text "aab" has the counts [2, 1, 1, 0].
+        """
         counts = [0] * (len(text) + 1)
         for begin in range(len(text) - 1, -1, -1):
             tails = (counts[stop] for stop in self._stops(text, begin) if text[begin:stop] in self._ids)
@@ -195,7 +224,11 @@ class Spelling:
         return counts
 
     def split(self, text: bytes) -> tuple[int, ...]:
-        """Greedy longest match, as far as the vocabulary goes."""
+        """Tokenize `text` by greedy longest match.
+
+        Returns the tokens of the beginning that can be spelled: with the tokens a and ab, the text "aabc"
+        yields the tokens of a and ab.
+        """
         tokens: list[int] = []
         begin = 0
         while begin < len(text):
@@ -208,4 +241,5 @@ class Spelling:
         return tuple(tokens)
 
     def _stops(self, text: bytes, begin: int) -> range:
+        """Return the possible ends of a token that begins at byte `begin`."""
         return range(begin + 1, min(begin + self._longest, len(text)) + 1)

@@ -1,6 +1,6 @@
 """Constrained decoding of skeletons and of answers with a form: masks over tokens, from token bytes.
 
-Refuses to know text, tensors and requests.
+Nothing in this package uses text, tensors or requests.
 """
 
 from specsot.grammar.automaton import Mask, State, TokenAutomaton, automaton

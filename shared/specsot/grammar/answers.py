@@ -1,6 +1,8 @@
-"""Token masks that hold an answer to the form its caller asked for, and end it within its budget.
+"""Computes token masks that constrain an answer to its caller's form, and end the answer within its budget.
 
-Forms (schema, regex, JSON) are compiled to llguidance matchers, which move along a text and its drafts.
+Forms (JSON schema, regular expression, JSON, choice) are compiled to matchers of the llguidance library. A
+matcher has one current position. It is moved along the accepted tokens of a sequence and along the paths of
+its draft trees by rolling back and consuming tokens, see `MatcherCursor`.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ Mask = NDArray[np.bool_]
 
 
 class Choices:
-    """The texts, and in how few tokens what is left of each can be written: counted now, not within a lap."""
+    """The texts of a choice, and how many tokens each rest of each text needs.
+
+    The tokens are counted when the form is compiled, and not during a step.
+    """
 
     def __init__(
         self, vocabulary: Vocabulary, texts: Iterable[str], spelling: Spelling | None = None
@@ -37,11 +42,16 @@ class Choices:
         self._counts = {text: spelling.counts(text, ceiling=len(text) + 1) for text in self._texts}
 
     def fewest(self) -> int:
-        """Tokens of the text that takes the fewest."""
+        """Return the number of tokens of the text that needs the fewest."""
         return min(counts[0] for counts in self._counts.values())
 
     def fit(self, allowed: Mask, written: bytes, remaining: int) -> Mask:
-        """Those of the allowed tokens behind which a text can be ended with remaining - 1 more."""
+        """Return the allowed tokens after which one of the texts can be completed within the budget.
+
+        allowed: [vocabulary size], the tokens that the form allows.
+        written: the bytes of the answer so far.
+        remaining: number of tokens that may still be generated, this one included.
+        """
         open = [text for text in self._texts if text.startswith(written)]
         if all(len(text) - len(written) <= remaining for text in open):
             return allowed
@@ -59,24 +69,28 @@ class Choices:
         return fitting
 
 
-FARTHEST = 128  # tokens of a budget below which the closing of a text is planned; not measured
-_WATCHED = 48  # tokens to spare below which nothing is begun that cannot be closed; not measured
-_SPARE = 8  # tokens to spare below which only closing tokens are allowed; not measured
-_TRIED = 16  # tokens at a place that begin something and whose closings are computed; not measured
+# Tokens. The remaining budget below which the ending of a JSON text is planned. Untuned.
+FARTHEST = 128
+# Tokens to spare beyond the ending, below which nothing may begin that cannot be ended in time. Untuned.
+_WATCHED = 48
+# Tokens to spare beyond the ending, below which only tokens of the ending are allowed. Untuned.
+_SPARE = 8
+# Tokens. Bounds the tokens at one position that begin something and whose endings are computed. Untuned.
+_TRIED = 16
 
-# What brings a JSON text nearer to its end comes first.
+# The bytes that an ending tries, in this order: those that bring a JSON text nearer to its end come first.
 _ORDER = b'}]":,0123456789[{-'
 _BEGINNING = frozenset(b'{[",')
 
 
 @functools.lru_cache(maxsize=4)
 def closing_of(vocabulary: Vocabulary) -> Closing:
-    """The one of this vocabulary, shared by all forms."""
+    """Return the `Closing` of a vocabulary, which all forms share."""
     return Closing(vocabulary)
 
 
 class Closing:
-    """Shortest ways to the end, over the tokens of one vocabulary."""
+    """Finds short endings of JSON texts over the tokens of one vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         texts = vocabulary.bytes
@@ -88,9 +102,13 @@ class Closing:
         self._quote = np.array([b'"' in (text or b"") for text in texts], dtype=np.bool_)
 
     def lead(self, place: MatcherNode, allowed: Mask, remaining: int, may_stop: bool) -> Mask:
-        """Of the allowed tokens those behind which the end can be reached in time, as far as is known.
+        """Return the allowed tokens after which the text can be ended in time, as far as is known.
 
-        may_stop: there are tokens that end a text which may go on.
+        If no ending is known, or if the budget is much larger than the ending needs, all allowed tokens are
+        returned. If hardly any token is to spare, only the next token of the ending is returned.
+
+        remaining: number of tokens that may still be generated, this one included.
+        may_stop: True if there are end tokens, which may end a text that could continue.
         """
         way = self.find(place)
         if way is None or remaining > len(way) + _WATCHED or not (way or may_stop):
@@ -102,7 +120,11 @@ class Closing:
         return only
 
     def _without_the_endless(self, place: MatcherNode, allowed: Mask, remaining: int) -> Mask:
-        """Without the tokens that begin more than can be ended; within a string that takes a quote."""
+        """Return the allowed tokens without those that begin something that cannot be ended in time.
+
+        Outside a string, these are tokens with a bracket, a brace, a comma or a quote; within a string,
+        tokens with a quote.
+        """
         begin = self._quote if self._in_string(place.walker.bits(place)) else self._begin
         fitting = allowed & ~begin
         for token in np.flatnonzero(allowed & begin)[:_TRIED].tolist():
@@ -112,7 +134,9 @@ class Closing:
         return fitting
 
     def find(self, place: MatcherNode) -> tuple[int, ...] | None:
-        """Tokens from `place` to where the text may end; None where no such way was found."""
+        """Return the tokens of an ending from `place`, or None if no ending was found. Cached in the
+        place.
+        """
         if place.behind and place.behind.way and place.behind.way[0] == place.token:
             place.way = place.behind.way[1:]
         if place.way is None:
@@ -120,7 +144,7 @@ class Closing:
         return place.way if place.way or place.walker.accepts(place) else None
 
     def search(self, place: MatcherNode, most: int = FARTHEST) -> tuple[int, ...] | None:
-        """The same of at most so many tokens, whatever was found before."""
+        """Search an ending of at most `most` tokens, without the cache."""
         way: list[int] = []
         walker = place.walker
         here = place
@@ -134,7 +158,11 @@ class Closing:
         return tuple(way)
 
     def _next(self, walker: MatcherCursor, place: MatcherNode) -> int | None:
-        """What JSON ends with, if it may follow; else the longest token, which ends what is spelled out."""
+        """Return the next token of an ending, or None if no token may follow.
+
+        This is the first byte of `_ORDER` that may follow. If none may, the longest allowed token is taken,
+        which completes a determined text, such as a property's name, in the fewest tokens.
+        """
         bits = walker.bits(place)
         if self._in_string(bits):
             return self._string[0]
@@ -146,36 +174,42 @@ class Closing:
         return int(ids[self._sizes[ids].argmax()]) if len(ids) else None
 
     def _in_string(self, bits: bytes) -> bool:
-        """Only there both a quote and a colon may follow."""
+        """Return whether the position is within a string: only there, both a quote and a colon may follow."""
         return len(self._string) == 2 and all(_may(bits, token) for token in self._string)
 
 
 def _ids(ids: dict[bytes, int], singles: bytes) -> list[int]:
-    """Tokens of one byte each, as far as there are any."""
+    """Return the tokens of single bytes, in their order. Bytes without a token of their own are left out."""
     return [ids[text] for text in (bytes([byte]) for byte in singles) if text in ids]
 
 
 def _may(bits: bytes, token: int) -> int:
+    """Return the token's bit in a bit mask: token 10 is bit 2 of byte 1."""
     return bits[token >> 3] >> (token & 7) & 1
 
 
 _JSON = ("json_object", "json_schema")
-# Tokens of one byte that are tried first: two that may follow begin differently, so that nothing is forced.
+# Bytes that are tried first to find out whether a form leaves a choice: if two of them may follow, it does.
 _PROBES = (b"a", b" ", b'"', b",")
-_MOST_FORCED = 64  # tokens that may follow where all of them spell one text; not measured
+# Tokens. With more allowed tokens, a form is taken to leave a choice. Untuned.
+_MOST_FORCED = 64
 
 
 class AnswerAutomaton:
-    """One form over the tokens of one vocabulary. Different texts may be walked by different threads.
+    """One form over the tokens of one vocabulary.
 
-    ends: tokens that end an answer; they may follow where the form is complete.
-    led:  the answer is led to its end when its budget gets small, which takes looking ahead.
-    Raises InvalidRequest when the library cannot make sense of the form.
+    Different threads may use it for different sequences at the same time.
     """
 
     def __init__(
         self, vocabulary: Vocabulary, form: Form, ends: tuple[int, ...] = (), led: bool = True
     ) -> None:
+        """ends: tokens that end an answer. They may follow if the form is complete.
+
+        led: True if masks must lead the answer to its end when its budget gets small. That needs a search.
+
+        Raises InvalidRequest if the library cannot compile the form.
+        """
         self.vocabulary = vocabulary
         self.form = form
         self._matchers = Matchers(functools.partial(compile_form, vocabulary, form), COMPILER)
@@ -187,13 +221,15 @@ class AnswerAutomaton:
         self._closing = closing_of(vocabulary) if led and form.kind in _JSON else None
 
     def start(self) -> MatcherNode:
+        """Return the place before the first token, with a matcher of its own."""
         return MatcherCursor(self._matchers).root
 
     def finished(self, place: MatcherNode) -> bool:
+        """Return whether no token may follow."""
         return place.over
 
     def advance(self, place: MatcherNode, token: int) -> MatcherNode | None:
-        """The place behind `token`, or None when the form forbids it. Budgets are not looked at."""
+        """Return the place after `token`, or None if the form forbids the token. Ignores budgets."""
         if place.over or not self._is_text(token):
             return None
         ahead = place.walker.step(place, token)
@@ -202,11 +238,14 @@ class AnswerAutomaton:
         return ahead
 
     def path_check(self, place: MatcherNode) -> PathCheck:
-        """See `Grammar.path_check`. The matcher stays where it is, which is what makes this cheap."""
+        """See `Grammar.path_check`. The matcher validates a path without moving, which makes this cheap."""
         return lambda path: self._is_text(path[-1]) and place.walker.accepts_path(place, path)
 
     def allows(self, place: MatcherNode, token: int, remaining: int) -> bool:
-        """What `mask` says of one token; without one, where budgets and ends have no say."""
+        """Return the entry of `mask` for one token.
+
+        The mask is computed only if the budget or end tokens make a difference.
+        """
         near = remaining <= FARTHEST and self._closing is not None
         if self._choices or near or token in self._end_ids:
             return bool(self.mask(place, remaining)[token])
@@ -216,11 +255,12 @@ class AnswerAutomaton:
         return 0 <= token < len(self._writes) and bool(self._writes[token])
 
     def mask(self, place: MatcherNode, remaining: int) -> Mask:
-        """[V] which tokens may follow; read-only. All False when finished, and where the form got too
-        complex to go on.
+        """Return which tokens may follow: [vocabulary size], read-only.
 
-        remaining: tokens the answer may still have, this one included. When they become few, JSON is led
-        to its end where a way there is known, and a choice to one that fits.
+        All False if the answer is complete, and if the form has become too complex for the library.
+
+        remaining: number of tokens that the answer may still have, this one included. When few remain, JSON
+            is led to an ending if one is known, and a choice to a text that fits.
         """
         allowed = self._allowed(place)
         ends = self._may_end(place)
@@ -236,9 +276,10 @@ class AnswerAutomaton:
         return allowed
 
     def forced(self, place: MatcherNode) -> tuple[int, ...]:
-        """A token for the bytes about which the form leaves no choice from here; () when it does.
+        """Return one token for the bytes that the form determines from this place on; () if it leaves a
+        choice.
 
-        The longest there is; the model may spell the same bytes in another way.
+        The longest possible token is returned. The model may tokenize the same bytes differently.
         """
         may_follow = self.path_check(place)
         if sum(may_follow((token,)) for token in self._probes.values()) > 1:
@@ -252,12 +293,13 @@ class AnswerAutomaton:
         return (texts[longest],) if texts and all(map(longest.startswith, texts)) else ()
 
     def way(self, place: MatcherNode) -> tuple[int, ...] | None:
-        """Tokens with which JSON can be ended from here; None where no way is known."""
+        """Return the tokens of an ending of JSON from this place, or None if none is known."""
         return self._closing.find(place) if self._closing else None
 
     def fewest(self, most: int) -> int | None:
-        """Tokens of the shortest answer to which a small budget leads, its end token with them; None where no
-        such answer of at most so many is known.
+        """Return the number of tokens of the shortest known answer, its end token included.
+
+        Returns None if no answer of JSON with at most `most` tokens before its end token is known.
         """
         if self._choices:
             return self._choices.fewest() + 1
@@ -265,7 +307,7 @@ class AnswerAutomaton:
         return None if way is None else len(way) + 1
 
     def _allowed(self, place: MatcherNode) -> Mask:
-        """What the form alone allows, ends left out."""
+        """Return the tokens that the form allows, regardless of budgets and without end tokens."""
         if place.over:
             return np.zeros(len(self._writes), dtype=np.bool_)
         bits = np.frombuffer(place.walker.bits(place), dtype=np.uint8)
@@ -273,24 +315,37 @@ class AnswerAutomaton:
         return allowed & self._writes
 
     def _may_end(self, place: MatcherNode) -> bool:
+        """Return whether an end token may follow."""
         return len(self._ends) > 0 and not place.over and place.walker.accepts(place)
 
     def _full(self, place: MatcherNode) -> bool:
-        """Complete, and nothing may follow: the library does not always see it at once."""
+        """Return whether the form is complete and no token may follow.
+
+        The library does not always report this immediately.
+        """
         return place.walker.accepts(place) and not self._allowed(place).any()
 
 
 @functools.lru_cache(maxsize=4)
 def _writing(vocabulary: Vocabulary) -> Mask:
-    """[V] which tokens are text."""
+    """Return which tokens have text: [vocabulary size]."""
     return np.array([bool(text) for text in vocabulary.bytes], dtype=np.bool_)
 
 
 class Matchers:
-    """For any thread. A matcher comes with the number of its batch."""
+    """Copies of one compiled matcher, for any thread.
+
+    The copies of one compiled matcher form a batch. If a copy fails, the batch is worn out: it is replaced by
+    a newly compiled matcher, once for all whose copies fail.
+    """
 
     def __init__(self, compile_one: Callable[[], LLMatcher], later: Executor) -> None:
-        """later: where the next batches are compiled. Raises what compiling raises."""
+        """compile_one: compiles the form.
+
+        later: the executor that compiles the next matcher in advance.
+
+        Raises what compiling raises.
+        """
         self._compile = compile_one
         self._later = later
         self._batch = 0
@@ -299,39 +354,51 @@ class Matchers:
         self._lock = threading.Lock()
 
     def take(self, worn: int | None = None) -> tuple[int, LLMatcher]:
-        """A matcher before its first token, of a batch that is not the worn one."""
+        """Return the number of the batch, and a matcher before its first token.
+
+        worn: number of a batch whose matchers fail. If it is the present batch, a new one is begun.
+        """
         with self._lock:
             if worn == self._batch:
                 self._renew()
             return self._batch, self._original.deep_copy()
 
     def _renew(self) -> None:
-        """Waits for the next one only if it is being compiled right now; one that still waits for others is
-        sooner compiled here.
+        """Begin a new batch.
+
+        If the next matcher is being compiled, this waits for it. If its compilation is still queued after
+        that of other forms, compiling the matcher in this thread is faster.
         """
         self._original = self._compile() if self._next.cancel() else self._next.result()
         self._batch, self._next = self._batch + 1, self._later.submit(self._compile)
 
 
-STACK = 16 << 20  # bytes of the compiling thread's stack: schemas nest deeply; not measured
-COMPILER = ThreadPoolExecutor(1, "forms")  # whoever compiles for laps does it here, one form at a time
+# Bytes. Stack of the thread that compiles, because schemas are nested deeply. Untuned.
+STACK = 16 << 20
+# Workers and drafters compile forms on this thread, one at a time.
+COMPILER = ThreadPoolExecutor(1, "forms")
 
-# The model chooses its own spelling of what is forced; the library's default is one spelling only.
+# The model may choose how to tokenize determined bytes. By default, the library allows one tokenization only.
 _OPTIONS = '%llguidance {"no_forcing": true}\n'
-# JSON on one line, a space where the model wants one: indented, most tokens are white space;
-# without any space SmolLM2 writes worse values.
+# JSON is written on one line with optional single spaces. With indentation, most tokens would be white space;
+# without spaces, SmolLM2 generates worse values.
 _JSON_STYLE = {"whitespace_pattern": " "}
 _SCHEMA_STYLE = {**_JSON_STYLE, "coerce_one_of": True}  # See `schemas.ONE_OF`.
 
 
 @functools.lru_cache(maxsize=4)
 def library_tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
-    """The library's view of a vocabulary, with one more id that stands for the end."""
+    """Return the library's tokenizer of a vocabulary, with one more token id for the end."""
     return LLTokenizer(TokenizerWrapper(_Words(vocabulary)), n_vocab=len(vocabulary) + 1)
 
 
 def compile_form(vocabulary: Vocabulary, form: Form, stack: int = STACK) -> LLMatcher:
-    """A matcher before its first token. Raises InvalidRequest with the library's reason, on one line."""
+    """Compile a form and return a matcher before its first token.
+
+    stack: bytes of the stack of the thread that compiles.
+
+    Raises InvalidRequest, with the library's reason on one line, if the form cannot be compiled.
+    """
     grammar, tokenizer = lark_of(form), library_tokenizer(vocabulary)
     made: list[LLMatcher] = []
     _run_on_stack(stack, lambda: made.append(LLMatcher(tokenizer, grammar, log_level=0, limits=_limits())))
@@ -342,7 +409,10 @@ def compile_form(vocabulary: Vocabulary, form: Form, stack: int = STACK) -> LLMa
 
 
 def lark_of(form: Form) -> str:
-    """The form in the library's Lark. Raises InvalidRequest for a schema that is no JSON."""
+    """Return the form as a grammar in the library's dialect of Lark.
+
+    Raises InvalidRequest if a schema is invalid.
+    """
     match form.kind:
         case "json_object":
             rule = "start: %json " + json.dumps({"type": "object", "x-guidance": _JSON_STYLE})
@@ -360,7 +430,10 @@ def lark_of(form: Form) -> str:
 
 
 class _Words:
-    """What the library asks of a tokenizer. It never has text to split: nothing is forced."""
+    """The interface of a tokenizer that the library needs.
+
+    The library never tokenizes text with it, because determined tokens are not forced.
+    """
 
     bos_token_id: None = None
 
@@ -374,16 +447,21 @@ class _Words:
 
 
 def _limits() -> LLParserLimits:
-    """Rows as wide as a thousand optional properties make them; time goes with the square of it."""
+    """Return limits of the library that allow a thousand optional properties.
+
+    The time grows with the square of their number.
+    """
     return LLParserLimits(
         max_items_in_row=6_000, step_max_items=100_000, max_lexer_states=20_000, verbose_errors=False
     )
 
 
-_starting = threading.Lock()  # the size is the process's until the thread has started
+# Held while the stack size, which applies to the whole process, is changed.
+_starting = threading.Lock()
 
 
 def _run_on_stack(size: int, work: Any) -> None:
+    """Run `work` in a thread with a stack of `size` bytes, and wait for it."""
     thread = threading.Thread(target=work)
     with _starting:
         usual = threading.stack_size(size)
@@ -398,9 +476,14 @@ T = TypeVar("T")
 
 
 class MatcherNode:
-    """Behind `token`, which follows `behind`; the root has neither.
+    """A place in an answer: a node in the tree of all token paths that were visited.
 
-    over: nothing may follow. way: tokens to the end, for those who look for one (`closing`).
+    walker: the matcher that visits the places of this answer.
+    behind: the preceding place. None at the root.
+    token: the token that leads from the preceding place to this one. -1 at the root.
+    over: True if no token may follow.
+    depth: number of tokens from the root.
+    way: the tokens of an ending, as `Closing.find` caches them. None if not searched, () if none was found.
     """
 
     __slots__ = ("behind", "depth", "over", "token", "walker", "way")
@@ -417,12 +500,19 @@ class MatcherNode:
 
     @property
     def tokens(self) -> list[int]:
-        """The way here from the root."""
+        """The tokens from the root to this place."""
         return _tokens(self, 0)
 
 
 class MatcherCursor:
-    """Used by one thread at a time. Where even a matcher of a new batch fails, the form is too complex."""
+    """Moves one matcher between the places of an answer. Used by one thread at a time.
+
+    If the matcher fails, a matcher of a new batch is tried once. If that one fails too, the form is too
+    complex, and the methods answer as if nothing were allowed.
+
+    Worked example: the matcher is at the tokens [a b c], and is asked about [a d]. The deepest shared place
+    is [a], so the matcher is rolled back by 2 tokens and consumes d.
+    """
 
     def __init__(self, matchers: Matchers) -> None:
         self._matchers = matchers
@@ -430,7 +520,7 @@ class MatcherCursor:
         self.root = self._here = MatcherNode(self)
 
     def step(self, place: MatcherNode, token: int) -> MatcherNode | None:
-        """The place behind `token`, or None when it is forbidden there or too complex."""
+        """Return the place after `token`, or None if the token is forbidden or the form is too complex."""
         taken = self._ask(place, lambda matcher: matcher.try_consume_tokens([token]))
         if not taken or self._matcher.is_error():
             return None
@@ -438,18 +528,23 @@ class MatcherCursor:
         return self._here
 
     def accepts_path(self, place: MatcherNode, path: Sequence[int]) -> bool:
+        """Return whether all tokens of a path may follow a place, without moving along the path."""
         return self._ask(place, lambda matcher: matcher.validate_tokens(list(path))) == len(path)
 
     def bits(self, place: MatcherNode) -> bytes:
-        """A bit for each token that may follow, the first one lowest; none where it is too complex."""
+        """Return a bit per token that may follow, token 0 in the lowest bit of byte 0.
+
+        All bits are 0 if the form is too complex.
+        """
         bits = self._ask(place, LLMatcher.compute_bitmask)
         return bytes(len(bits)) if self._matcher.is_error() else bits
 
     def accepts(self, place: MatcherNode) -> bool:
+        """Return whether the answer is complete at a place, although more tokens may be allowed."""
         return self._ask(place, LLMatcher.is_accepting)
 
     def _ask(self, place: MatcherNode, question: Callable[[LLMatcher], T]) -> T:
-        """The matcher's answer at `place`; where it fails, that of a renewed one."""
+        """Move the matcher to `place` and return its answer. If it fails, ask a matcher of a new batch."""
         if self._matcher.is_error():
             self._renew()
         self._move(place)
@@ -465,7 +560,7 @@ class MatcherCursor:
         self._here = self.root
 
     def _move(self, place: MatcherNode) -> None:
-        """Roll back to what both places share, and go on from there."""
+        """Move the matcher: roll back to the deepest place on both paths, then consume the other tokens."""
         shared = _shared(self._here, place)
         if back := self._here.depth - shared.depth:
             self._matcher.rollback(back)
@@ -475,7 +570,7 @@ class MatcherCursor:
 
 
 def _shared(one: MatcherNode, other: MatcherNode) -> MatcherNode:
-    """The deepest place that both come through."""
+    """Return the deepest place on the paths from the root to both places."""
     while one is not other:
         if one.depth >= other.depth:
             assert one.behind is not None, "places of two texts"
@@ -487,7 +582,7 @@ def _shared(one: MatcherNode, other: MatcherNode) -> MatcherNode:
 
 
 def _tokens(place: MatcherNode, depth: int) -> list[int]:
-    """Tokens from behind `depth` to `place`."""
+    """Return the tokens of a place's path after its first `depth` tokens."""
     found: list[int] = []
     while place.depth > depth and place.behind is not None:
         found.append(place.token)

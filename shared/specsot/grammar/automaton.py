@@ -1,8 +1,14 @@
-"""Which tokens may follow, so that what is written is a valid skeleton within its budget.
+"""Computes which tokens may follow, so that the output is a valid skeleton within its token budget.
 
-A token may follow when its bytes stay within the grammar and what then remains to the end, written the
-shortest way we know (along `grammar.onward`, in as few tokens as it takes), fits the budget behind it. The
-ending's own first token always passes that test, so some token is allowed everywhere but at the end.
+A token may follow if its bytes stay within the grammar, and if the output can then be ended within the
+budget. The shortest known ending follows the first edges of the grammar (`language.onward`) and is spelled in
+as few tokens as possible. The first token of this ending always passes the test, so some token is allowed
+everywhere except at the end.
+
+How a mask is computed. All tokens are sorted into tries by their bytes. From one place of the byte automaton,
+the tries are walked level by level with NumPy, so that every token's place is known at once. What a token
+costs and needs depends only on the place after it, and is stored once per place (`TokenReach`). A mask then
+compares these numbers with the budgets (`TokenReach.fitting`), and masks are cached.
 """
 
 from __future__ import annotations
@@ -22,18 +28,21 @@ from specsot.grammar import language
 from specsot.grammar.language import Done, ListTitle, Place, Title
 from specsot.grammar.paths import PathCheck, step_by_step
 
-_MASK_BYTES = 32 << 20  # bytes of distinct masks; when there are more, all are dropped; not measured
-_MASK_KEYS = 1 << 16  # states that share them; when there are more, all are dropped; not measured
+# Bytes. Bounds the cache of distinct masks; when it is full, all masks are dropped. Untuned.
+_MASK_BYTES = 32 << 20
+# Entries. Bounds the states that share the cached masks; when there are more, all are dropped. Untuned.
+_MASK_KEYS = 1 << 16
 
-Key = tuple[int, int, int, int]  # place, title bytes left, budget of free text, budget of plans
+# What a mask depends on: place, bytes left for the title, budget of free text, budget of a plan.
+Key = tuple[int, int, int, int]
 
 
 class State(NamedTuple):
-    """The state of a text, as the automaton that made it understands it.
+    """The state of one output. Only the automaton that created it can use it.
 
-    place:   a place of the grammar, by number.
-    left:    bytes left for the title, 0 elsewhere.
-    written: tokens written so far.
+    place: number of the place in the automaton's `ByteTable`.
+    left: number of bytes that the title may still have; 0 outside titles.
+    written: number of tokens so far.
     """
 
     place: int
@@ -42,13 +51,13 @@ class State(NamedTuple):
 
 
 class TokenAutomaton:
-    """The skeleton language over the tokens of one vocabulary. Safe to share between threads.
-
-    ends: tokens that end a list, beside its own end. Raises ModelError when the vocabulary cannot write the
-    language at all.
-    """
+    """The skeleton language over the tokens of one vocabulary. Safe to share between threads."""
 
     def __init__(self, vocabulary: Vocabulary, rules: PlanRules, ends: tuple[int, ...] = ()) -> None:
+        """ends: tokens that may end a numbered list, in addition to its own end.
+
+        Raises ModelError if the vocabulary cannot spell the language.
+        """
         self.rules = rules
         self._ends = np.array([end for end in ends if end < len(vocabulary)], dtype=np.int64)
         self.vocabulary = vocabulary
@@ -59,7 +68,8 @@ class TokenAutomaton:
         self._masks: dict[Key, Mask] = {}
         self._distinct: dict[bytes, Mask] = {}
         self._stretches: dict[tuple[int, int], tuple[int, ...]] = {}
-        self._lock = threading.Lock()  # held by whoever makes table, reaches or masks grow
+        # Held while `_table`, `_reaches` or the masks grow.
+        self._lock = threading.Lock()
         self._done = frozenset({self._table.number(Done(plan=True)), self._table.number(Done(plan=False))})
         begin, self._room = uncount(language.begin(rules))
         self._first = self._table.number(begin)
@@ -69,17 +79,19 @@ class TokenAutomaton:
             raise ModelError("the tokenizer has no tokens for the skeleton language")
 
     def start(self) -> State:
+        """Return the state before the first token."""
         return State(self._first, self._room, 0)
 
     def minimum(self) -> int:
-        """Tokens of the shortest output: the least budget that can be kept."""
+        """Return the number of tokens of the shortest output, which is the smallest possible budget."""
         return self._minimum
 
     def finished(self, state: State) -> bool:
+        """Return whether the output is complete, so that no token may follow."""
         return state.place in self._done
 
     def advance(self, state: State, token: int) -> State | None:
-        """The state behind `token`, or None when the grammar forbids it. Budgets are not looked at."""
+        """Return the state after `token`, or None if the grammar forbids the token. Ignores budgets."""
         text = self.vocabulary.bytes[token] if 0 <= token < len(self.vocabulary) else None
         if not text:
             return None
@@ -100,13 +112,14 @@ class TokenAutomaton:
         return self._settle(place, left, state.written + 1)
 
     def path_check(self, state: State) -> PathCheck:
+        """See `Grammar.path_check`."""
         return step_by_step(self.advance, state)
 
     def mask(self, state: State, remaining: int) -> Mask:
-        """[V] which tokens may follow; read-only and shared. All False when finished.
+        """Return which tokens may follow: [vocabulary size], read-only and shared. All False at the end.
 
-        remaining: tokens the sequence may still write, this one included. When it is less than the
-        shortest way to the end, only shortest ways are left open.
+        remaining: number of tokens that the sequence may still generate, this one included. If the shortest
+            ending needs more, only tokens of shortest endings are allowed.
         """
         if state.place in self._done:
             return self._nothing
@@ -116,12 +129,15 @@ class TokenAutomaton:
         return self._draw(reach, key) if found is None else found
 
     def allows(self, state: State, token: int, remaining: int) -> bool:
+        """Return the entry of `mask` for one token."""
         return bool(self.mask(state, remaining)[token])
 
     def forced(self, state: State) -> tuple[int, ...]:
-        """Tokens for the bytes about which the grammar leaves no choice from here; () when it does.
+        """Return tokens for the bytes that the grammar determines from this state on; () if it leaves a
+        choice.
 
-        Greedy longest match. Each is accepted by `advance`, though budgets may ask for other tokens.
+        The bytes are tokenized by greedy longest match. `advance` accepts each token, but a mask may forbid
+        it because of the budget.
         """
         key = (state.place, state.left)
         found = self._stretches.get(key)
@@ -131,7 +147,10 @@ class TokenAutomaton:
         return found
 
     def _settle(self, number: int, left: int, written: int) -> State:
-        """A title that was entered within the token hands its count over to the state."""
+        """Return the state at a place. If a token entered a title, the title's count moves to the state.
+
+        The byte table has titles without a count, so that titles of different lengths share their places.
+        """
         if self._table.open[number]:
             return State(number, left, written)
         place = self._table.place(number)
@@ -142,13 +161,18 @@ class TokenAutomaton:
         return State(number, left, written)
 
     def _explore(self, place: int) -> TokenReach:
+        """Return the tokens that can follow a place, computed at the first call."""
         with self._lock:
             if place not in self._reaches:
                 self._reaches[place] = self._survey.explore(place)
             return self._reaches[place]
 
     def _key(self, reach: TokenReach, state: State, remaining: int) -> Key:
-        """What a mask depends on, each part as small as it can be without a change in the mask."""
+        """Return the key of a mask, with each part reduced as far as the mask does not change.
+
+        Larger budgets than `roomy` forbid no token, and numbers of bytes left are rounded down to the next
+        need of any token, so that many states share one mask.
+        """
         least = reach.least
         roomy = reach.roomy
         planned = min(remaining, self.rules.plan_tokens - state.written)
@@ -157,7 +181,7 @@ class TokenAutomaton:
         return state.place, reach.steps[state.left], room, min(planned, roomy)
 
     def _draw(self, reach: TokenReach, key: Key) -> Mask:
-        """A new mask, or one that was drawn before and is the same."""
+        """Compute the mask of a key. If an equal mask exists already, that one is returned and shared."""
         mask = np.zeros(len(self.vocabulary), dtype=np.bool_)
         for tokens in reach.fitting(*key[1:]):
             mask[tokens] = True
@@ -174,7 +198,7 @@ class TokenAutomaton:
 
 @functools.lru_cache(maxsize=8)
 def automaton(vocabulary: Vocabulary, rules: PlanRules, ends: tuple[int, ...] = ()) -> TokenAutomaton:
-    """The automaton of these, shared by everybody in the process. Raises ModelError."""
+    """Return the automaton of these arguments, which the whole process shares. Raises ModelError."""
     return TokenAutomaton(vocabulary, rules, ends)
 
 
@@ -183,43 +207,55 @@ def _freeze(mask: Mask) -> Mask:
     return mask
 
 
-DEAD = 0  # the number of no place; every byte leads from there to itself
+# The number of the dead place, which no valid output reaches. Every byte leads from it to itself.
+DEAD = 0
 
 
 class ByteTable:
-    """A byte-level automaton that grows. Not thread-safe: the owner holds a lock while it grows.
+    """The byte automaton of a grammar as a table that grows. Not thread-safe: its owner holds a lock.
 
-    next: [places or more, 256] the place behind each byte; DEAD rows are right, others only when filled.
+    next: [places or more, 256], the number of the place after each byte. A row is valid once `filled` is
+        True.
+    places: the place of each number; None for DEAD.
+    owed: by number, how many bytes a title still needs before it may end, see `language.owed`.
+    open: by number, True for titles without a count of their bytes.
+    filled: by number, whether the row of `next` is valid.
     """
 
     def __init__(self, rules: PlanRules) -> None:
         self.rules = rules
         self.next: NDArray[np.int32] = np.zeros((64, 256), dtype=np.int32)
         self.places: list[Place | None] = [None]
-        self.owed: list[int] = [0]  # grammar.owed of each place
-        self.open: list[bool] = [False]  # titles without a count of their own
+        self.owed: list[int] = [0]
+        self.open: list[bool] = [False]
         self.filled: list[bool] = [True]
         self._numbers: dict[Place, int] = {}
 
     def number(self, place: Place) -> int:
+        """Return the number of a place, which is added if it is new."""
         found = self._numbers.get(place)
         return self._add(place) if found is None else found
 
     def place(self, number: int) -> Place:
+        """Return the place of a number other than DEAD."""
         found = self.places[number]
         assert found is not None
         return found
 
     def fill(self, number: int) -> None:
+        """Compute the row of `next` for a place, unless it is valid already."""
         if self.filled[number]:
             return
         leads = [(low, high, self.number(to) if to else DEAD) for low, high, to in self._edges(number)]
-        row = self.next[number]  # numbering may have moved the table, so only now
-        for low, high, to in reversed(leads):  # the first edge has precedence
+        # `number` may have replaced the array, so the row is taken only now. The first edge has precedence,
+        # so it is written last.
+        row = self.next[number]
+        for low, high, to in reversed(leads):
             row[low : high + 1] = to
         self.filled[number] = True
 
     def fill_all(self, numbers: NDArray[np.int32]) -> None:
+        """Compute the rows of `next` for several places, which may repeat."""
         present = np.zeros(len(self.places), dtype=np.bool_)
         present[numbers] = True
         for number in np.flatnonzero(present).tolist():
@@ -241,7 +277,7 @@ class ByteTable:
 
 
 def uncount(place: Place) -> tuple[Place, int]:
-    """A title without its count, and the count; any other place with 0."""
+    """Return a title without its count of bytes, and the count. Other places are returned with 0."""
     if isinstance(place, Title | ListTitle) and place.left is not None:
         return replace(place, left=None), place.left
     return place, 0
@@ -259,13 +295,20 @@ Ints = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class TrieLevel:
-    """The nodes of one depth, a node being one distinct beginning of tokens, in byte order.
+    """The nodes of a trie at one depth, in byte order. A node is one distinct beginning of tokens.
 
-    byte:     the last byte of the beginning.                                         [nodes]
-    children: node i's children are the nodes children[i] .. children[i + 1] - 1 of the next level.
-    tokens:   ids of the tokens that are whole at this depth.                         [ends]
-    ends:     the node of each of them.                                               [ends]
-    lines:    bytes of each of them before its first line feed (all of them without one). [ends]
+    byte: [nodes], the last byte of each node's beginning.
+    children: [nodes + 1]. The children of node i are the nodes children[i] .. children[i + 1] - 1 of the next
+        level.
+    tokens: [ends], ids of the tokens that end at this depth.
+    ends: [ends], the node at which each of these tokens ends.
+    lines: [ends], how many bytes each of these tokens has before its first line feed; all of its bytes if it
+        has none.
+
+    Worked example: the tokens 0 = "a", 1 = "ab", 2 = "ac" and 3 = "b".
+
+        depth 0   byte [a b]   children [0 2 2]   tokens [0 3]   ends [0 1]
+        depth 1   byte [b c]   children [0 0 0]   tokens [1 2]   ends [0 1]
     """
 
     byte: NDArray[np.uint8]
@@ -280,8 +323,10 @@ Trie = tuple[TrieLevel, ...]
 
 @functools.lru_cache(maxsize=4)
 def build_tries(vocabulary: Vocabulary) -> tuple[Trie, Trie]:
-    """Two tries: of the tokens without a line feed, and of those with one. They are walked apart
-    because the former can be walked once for the titles of all lines."""
+    """Return two tries: of the tokens without a line feed, and of the tokens with one.
+
+    The two are walked separately, because a walk of the first trie is valid for the titles of all lines.
+    """
     texts = sorted((text, token) for token, text in enumerate(vocabulary.bytes) if text)
     within = [entry for entry in texts if b"\n" not in entry[0]]
     across = [entry for entry in texts if b"\n" in entry[0]]
@@ -289,7 +334,7 @@ def build_tries(vocabulary: Vocabulary) -> tuple[Trie, Trie]:
 
 
 def _build(texts: list[tuple[bytes, int]]) -> Trie:
-    """The trie of sorted (text, token) pairs."""
+    """Return the trie of sorted (bytes, token) pairs."""
     sizes = np.array([len(text) for text, _ in texts], dtype=np.int32)
     tokens = np.array([token for _, token in texts], dtype=np.int32)
     lines = np.array([len(text.partition(b"\n")[0]) for text, _ in texts], dtype=np.int32)
@@ -299,10 +344,12 @@ def _build(texts: list[tuple[bytes, int]]) -> Trie:
     rows = np.flatnonzero(sizes > 0)
     for depth in range(matrix.shape[1]):
         fresh = shared[rows] <= depth
-        node = np.cumsum(fresh, dtype=np.int32) - 1  # of each row
+        # The node of each row at this depth.
+        node = np.cumsum(fresh, dtype=np.int32) - 1
         longer = sizes[rows] > depth + 1
         below = rows[longer]
-        parents = node[longer][shared[below] <= depth + 1]  # of the nodes of the next level
+        # The parent of each node of the next level.
+        parents = node[longer][shared[below] <= depth + 1]
         children = np.searchsorted(parents, np.arange(int(fresh.sum()) + 1)).astype(np.int32)
         whole = rows[~longer]
         byte = matrix[rows[fresh], depth]
@@ -312,13 +359,16 @@ def _build(texts: list[tuple[bytes, int]]) -> Trie:
 
 
 def _pad(texts: list[bytes], width: int) -> NDArray[np.uint8]:
-    """[texts, width], zeros behind each text."""
+    """Return the texts as an array [texts, width], with zeros after each text."""
     padded = b"".join(text.ljust(width, b"\0") for text in texts)
     return np.frombuffer(padded, dtype=np.uint8).reshape(len(texts), width)
 
 
 def _shared_beginnings(matrix: NDArray[np.uint8], sizes: Ints) -> Ints:
-    """Of each row of the sorted matrix, how many first bytes it shares with the row before."""
+    """Return how many first bytes each row of the sorted matrix shares with the row before it.
+
+    The rows "ab", "ac" and "b" share [0, 1, 0] bytes.
+    """
     shared = np.zeros(len(sizes), dtype=np.int32)
     if len(sizes) > 1:
         differs = matrix[1:] != matrix[:-1]
@@ -329,17 +379,18 @@ def _shared_beginnings(matrix: NDArray[np.uint8], sizes: Ints) -> Ints:
 
 Mask = NDArray[np.bool_]
 
-UNREACHABLE_TOKENS = 1 << 14  # tokens of an ending that this vocabulary cannot write; beyond any budget
+# Tokens. The cost of an ending that the vocabulary cannot spell, which exceeds every budget.
+UNREACHABLE_TOKENS = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
 class ReachPart:
-    """Tokens that can follow a place.
+    """Tokens that can follow a place, and what each of them requires.
 
-    tokens:  their ids.                                                      [k]
-    costs:   tokens from behind each to the end, the shortest way.           [k]
-    needs:   bytes that the title at this place must have left for each.     [k]
-    planned: whether the output is a plan for sure behind each.              [k]
+    tokens: [k], token ids.
+    costs: [k], number of tokens of the shortest ending after each token.
+    needs: [k], how many bytes the title at this place must have left for each token.
+    planned: [k], whether the output is certainly a plan after each token.
     """
 
     tokens: Ints
@@ -352,10 +403,12 @@ class ReachPart:
 class TokenReach:
     """All tokens that can follow one place.
 
-    planned: whether the output is a plan for sure, already here.
-    least:   tokens from here to the end, the shortest way.
-    roomy:   the least budget that bars no token.
-    steps:   for each number of bytes left, the least number that allows the same tokens.
+    parts: the tokens without a line feed, and the tokens with one.
+    planned: True if the output is certainly a plan before the next token already.
+    least: number of tokens of the shortest ending from this place.
+    roomy: the smallest budget that forbids no token.
+    steps: for each number of bytes left for a title, the smallest number that allows the same tokens. If
+        tokens need 0, 2 or 5 bytes, steps is (0, 0, 2, 2, 2, 5, 5, ...).
     """
 
     parts: tuple[ReachPart, ReachPart]
@@ -365,7 +418,12 @@ class TokenReach:
     steps: tuple[int, ...]
 
     def fitting(self, left: int, room: int, room_planned: int) -> list[Ints]:
-        """Tokens for a title of `left` bytes and budgets of free texts and of plans, in tokens."""
+        """Return the allowed tokens, as arrays of ids.
+
+        left: number of bytes that the title may still have.
+        room: token budget after which a direct answer must be complete.
+        room_planned: token budget after which a plan must be complete.
+        """
         found: list[Ints] = []
         for part in self.parts:
             rooms = np.where(part.planned, np.int16(room_planned), np.int16(room))
@@ -374,7 +432,7 @@ class TokenReach:
 
 
 class Survey:
-    """Explores places over a byte table. Not thread-safe: the owner holds a lock."""
+    """Computes which tokens can follow a place of a byte table. Not thread-safe: its owner holds a lock."""
 
     def __init__(self, vocabulary: Vocabulary, table: ByteTable, spelling: Spelling) -> None:
         self._within, self._across = build_tries(vocabulary)
@@ -385,7 +443,7 @@ class Survey:
         self._titles: dict[Place, ReachPart] = {}
 
     def explore(self, number: int) -> TokenReach:
-        """One walk over all tokens."""
+        """Return all tokens that can follow a place, found in one walk over both tries."""
         place = self._table.place(number)
         parts = self._inner(place), self._walk(self._across, number)
         return TokenReach(
@@ -397,7 +455,10 @@ class Survey:
         )
 
     def ending(self, number: int) -> int:
-        """Tokens of the shortest way to the end, ENDLESS when the vocabulary cannot write it."""
+        """Return the number of tokens of the shortest ending from a place.
+
+        Returns UNREACHABLE_TOKENS if the vocabulary cannot spell the ending.
+        """
         if number not in self._endings:
             self._endings[number] = self._spelling.count(
                 self._way(self._table.place(number)), UNREACHABLE_TOKENS
@@ -405,7 +466,7 @@ class Survey:
         return self._endings[number]
 
     def _way(self, place: Place) -> bytes:
-        """The bytes of the way along first edges to the end."""
+        """Return the bytes of the ending that follows the first edge of every place."""
         if isinstance(place, language.Done):
             return b""
         if place not in self._ways:
@@ -414,13 +475,16 @@ class Survey:
         return self._ways[place]
 
     def _inner(self, place: Place) -> ReachPart:
-        """Tokens without a line feed; within a title they don't know which line it is."""
+        """Return the tokens without a line feed that can follow a place.
+
+        In a title, the number of the line makes no difference to them, so one walk serves all lines.
+        """
         if isinstance(place, Title):
             alike = replace(place, line=1)
         elif isinstance(place, ListTitle) and 1 < place.line < self._table.rules.max_points:
-            alike = replace(
-                place, line=2
-            )  # from the first the way to the end is longer, from the last shorter
+            # The ending is longer from the first line of a list and shorter from the last, so these two lines
+            # are walked separately.
+            alike = replace(place, line=2)
         elif isinstance(place, ListTitle):
             alike = place
         else:
@@ -430,7 +494,10 @@ class Survey:
         return self._titles[alike]
 
     def _walk(self, trie: Trie, number: int) -> ReachPart:
-        """All tokens of `trie` from one place at once, level by level, leaving what has died."""
+        """Walk a trie level by level from one place, for all its tokens at once.
+
+        Nodes that the grammar forbids are dropped at each level.
+        """
         table = self._table
         found: list[tuple[Ints, Ints, Ints]] = []
         nodes = np.arange(len(trie[0].byte) if trie else 0, dtype=np.int32)
@@ -451,7 +518,12 @@ class Survey:
         return self._weigh(number, *(np.concatenate([_NONE, *column]) for column in _columns(found)))
 
     def _weigh(self, number: int, tokens: Ints, ends: Ints, lines: Ints) -> ReachPart:
-        """What the tokens that end at the places `ends` cost; those that lead to no end are left out."""
+        """Return tokens with their costs and needs. Tokens after which no ending exists are left out.
+
+        tokens: [k], token ids.
+        ends: [k], number of the place after each token.
+        lines: [k], bytes of each token before its first line feed.
+        """
         size = len(self._table.places)
         costs = np.full(size, UNREACHABLE_TOKENS, dtype=np.int16)
         planned = np.zeros(size, dtype=np.bool_)
@@ -472,7 +544,10 @@ _NONE = np.zeros(0, dtype=np.int32)
 
 
 def _whole(level: TrieLevel, nodes: Ints, at: Ints) -> tuple[Ints, Ints, Ints]:
-    """Tokens that are whole at the live `nodes`, the places `at` where they end, bytes to a line feed."""
+    """Return the tokens that end at `nodes` of a level, their places, and their bytes before a line feed.
+
+    at: the place after each of the nodes.
+    """
     place_of = np.full(len(level.byte), DEAD, dtype=np.int32)
     place_of[nodes] = at
     ends = place_of[level.ends]
@@ -485,13 +560,16 @@ def _columns(rows: list[tuple[Ints, Ints, Ints]]) -> tuple[list[Ints], list[Ints
 
 
 def _ranges(first: Ints, counts: Ints) -> Ints:
-    """first[0], first[0] + 1, ... (counts[0] of them), first[1], ... in one array."""
+    """Return the concatenation of the ranges that begin at `first` and have `counts` entries.
+
+    With first [3, 9] and counts [2, 3], the result is [3, 4, 9, 10, 11].
+    """
     stops = np.cumsum(counts, dtype=np.int32)
     return np.arange(stops[-1], dtype=np.int32) + np.repeat(first - (stops - counts), counts)
 
 
 def _steps(needs: NDArray[np.int16]) -> tuple[int, ...]:
-    """For each number of bytes left, the largest need it covers (0 when it covers none)."""
+    """Return for each number of bytes left, 0 .. MAX_TITLE_BYTES, the largest need that it covers, or 0."""
     distinct = np.unique(np.append(needs, 0))
     lefts = np.arange(MAX_TITLE_BYTES + 1)
     return tuple(distinct[np.searchsorted(distinct, lefts, side="right") - 1].tolist())

@@ -1,7 +1,13 @@
 """The skeleton language as an automaton over UTF-8 bytes: its places, and the edges that leave them.
 
-A numbered list is the other language, of models that were not taught the first; its "1." is in the prompt:
-    list := title NL {n "." title NL} [NL]      (2 .. max_points titles; an end token may stand for the end)
+`specsot.core.skeleton` defines the skeleton language. Models that were not taught it write a numbered list,
+which is the other language of this module. The list's first "1." is the end of the prompt:
+
+    list := title NL {n "." title NL} [NL]      (2 .. max_points titles; an end token may replace the end)
+
+A *place* is a state of the automaton. Worked example, with one point and without tools: after "[PLAN]\\n1.<4"
+the place is Length(line=1, digits=1). Its edges are ">", which leads to Literal(b"<", Tool(1)), and "0".."9",
+which lead to Length(1, 2).
 """
 
 from __future__ import annotations
@@ -11,12 +17,18 @@ from typing import Final, NamedTuple
 
 from specsot.core.skeleton import MAX_TITLE_BYTES, MAX_TITLE_WORDS, PlanRules
 
+# A character whose bytes are incomplete, by what is still missing: "2" needs two continuation bytes, "e0" two
+# of which the first is restricted, and so on. "" is a complete character.
 Partial = str
-Before = str  # "blank", "solid", "digit", "dot" or "over"
-Row = tuple[tuple[int, int, Partial], ...]  # (low, high, what comes after); inclusive, disjoint
+# What precedes a byte in a list's title: "blank", "solid", "digit", "dot" or "over".
+Before = str
+# (low, high, result) of byte ranges, inclusive and disjoint. The result is a `Partial`, SOLID or BLANK.
+Row = tuple[tuple[int, int, Partial], ...]
 
-SOLID: Final = "solid"  # the byte ends a character that can be seen
-BLANK: Final = "blank"  # the byte ends a kind of space
+# The byte completes a visible character.
+SOLID: Final = "solid"
+# The byte completes a space of any kind.
+BLANK: Final = "blank"
 
 _ANY: dict[Partial, Row] = {
     "1": ((0x80, 0xBF, SOLID),),
@@ -39,13 +51,14 @@ _LONG_LEADS: Row = (
     (0xF4, 0xF4, "f4"),
 )
 
-# "[" (0x5B) is left out of both: it may begin "[END]", so the grammar looks at it itself.
+# Neither table contains "[" (0x5B): as it may begin "[END]", the functions below add its edges.
 FREE: dict[Partial, Row] = {
     "": ((0x00, 0x5A, SOLID), (0x5C, 0x7F, SOLID), (0xC2, 0xC2, "1"), (0xE1, 0xE3, "2"), *_LONG_LEADS),
     **_ANY,
 }
 
-# Rows put solid characters first: the first byte of a row is the surest way to a valid title.
+# Visible characters come first in a row, because the first byte of a row is on the shortest way to a valid
+# title.
 TITLE: dict[Partial, Row] = {
     "": (
         (0x41, 0x5A, SOLID),
@@ -58,7 +71,8 @@ TITLE: dict[Partial, Row] = {
         (0xE3, 0xE3, "e3"),
         *_LONG_LEADS,
     ),
-    "c2": ((0xA1, 0xBF, SOLID), (0xA0, 0xA0, BLANK)),  # 80..9F are control characters, 85 a line end
+    # 80..9F are control characters; 85 is a line end.
+    "c2": ((0xA1, 0xBF, SOLID), (0xA0, 0xA0, BLANK)),
     "e1": ((0x80, 0x99, "1"), (0x9A, 0x9A, "e19a"), (0x9B, 0xBF, "1")),
     "e19a": ((0x81, 0xBF, SOLID), (0x80, 0x80, BLANK)),
     "e2": ((0x82, 0xBF, "1"), (0x80, 0x80, "e280"), (0x81, 0x81, "e281")),
@@ -75,19 +89,25 @@ TITLE: dict[Partial, Row] = {
     **_ANY,
 }
 
+# Number of continuation bytes until the character is complete.
 OWED: dict[Partial, int] = {
     **{"": 0, "1": 1, "2": 2, "3": 3, "e0": 2, "ed": 2, "f0": 3, "f4": 3},
     **{"c2": 1, "e1": 2, "e19a": 1, "e2": 2, "e280": 1, "e281": 1, "e3": 2, "e380": 1},
-}  # continuation bytes until the character is whole
+}
 
 
 _END = b"[END]"
-_MAX_LENGTH_DIGITS = 4  # digits of a point's length: up to 9999 tokens
+# Digits. Bounds a point's length to 9999 tokens.
+_MAX_LENGTH_DIGITS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """Nothing but `rest` may be written now; then comes `then`."""
+    """A place where the next bytes are determined.
+
+    rest: the bytes that must follow.
+    then: the place after these bytes.
+    """
 
     rest: bytes
     then: Place
@@ -95,19 +115,27 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class Opener:
-    """Behind the first "[": PLAN or DIRECT."""
+    """The place after the first "[", where PLAN or DIRECT follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanLine:
-    """At the begin of a line: point `number`, or the end of the plan."""
+    """The beginning of a line of a plan.
+
+    number: number of the point that may follow. From the second line on, the end of the plan may follow
+        instead.
+    """
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """Inside LEN, `digits` of it written."""
+    """The place in LEN.
+
+    line: number of the point.
+    digits: number of digits so far.
+    """
 
     line: int
     digits: int = 0
@@ -115,7 +143,11 @@ class Length:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """Inside TOOL, `seen` of it written."""
+    """The place in TOOL.
+
+    line: number of the point.
+    seen: the bytes of the tool's name so far.
+    """
 
     line: int
     seen: bytes = b""
@@ -123,7 +155,12 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Inside DEPS: `last` is the id before the last comma (0: none), `seen` the digits behind it."""
+    """The place in DEPS.
+
+    line: number of the point.
+    last: the id before the last comma, or 0. Ids must ascend.
+    seen: the digits after the last comma.
+    """
 
     line: int
     last: int = 0
@@ -132,12 +169,13 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Title:
-    """Inside TITLE.
+    """The place in TITLE.
 
-    left:    bytes that still fit, or None where somebody else counts.
-    solid:   a character that is no space has been written.
-    matched: how much of "[END]" the last bytes are.
-    partial: the character being written (see `characters`).
+    line: number of the point.
+    left: number of bytes that the title may still have. None if the caller counts them.
+    solid: True once the title has a visible character.
+    matched: how many bytes of "[END]" the last bytes match.
+    partial: the incomplete character, or "".
     """
 
     line: int
@@ -149,7 +187,11 @@ class Title:
 
 @dataclass(frozen=True, slots=True)
 class Direct:
-    """Inside the free text of a direct answer; `matched` and `partial` as in Title."""
+    """The place in the free text of a direct answer.
+
+    matched: how many bytes of "[END]" the last bytes match.
+    partial: the incomplete character, or "".
+    """
 
     matched: int = 0
     partial: Partial = ""
@@ -157,17 +199,23 @@ class Direct:
 
 @dataclass(frozen=True, slots=True)
 class ListLine:
-    """At the beginning of a line of a list, before its number."""
+    """The beginning of a line of a list, before its number.
+
+    line: number of the line.
+    """
 
     line: int
 
 
 @dataclass(frozen=True, slots=True)
 class ListTitle:
-    """Inside a title of a list; `left` and `partial` as in Title.
+    """The place in a title of a list.
 
-    words: how many were begun.
-    last:  what the character before was; "over": the title has ended, as its line must.
+    line: number of the line.
+    left: number of bytes that the title may still have. None if the caller counts them.
+    words: number of words that were begun.
+    last: kind of the preceding character. "over" means that the title has ended, so that its line must end.
+    partial: the incomplete character, or "".
     """
 
     line: int
@@ -179,7 +227,10 @@ class ListTitle:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Behind the end of a plan or of a direct answer. Nothing follows."""
+    """The place after the end. Nothing may follow.
+
+    plan: True after a plan, False after a direct answer.
+    """
 
     plan: bool
 
@@ -188,7 +239,12 @@ Place = Literal | Opener | PlanLine | Length | Tool | Needs | Title | Direct | L
 
 
 class Edge(NamedTuple):
-    """Bytes low .. high lead to `to`; None means that they are forbidden, whatever later edges say."""
+    """The bytes low .. high lead to one place. Of several edges for a byte, the first one counts.
+
+    low: the first byte.
+    high: the last byte.
+    to: the place. None means that these bytes are forbidden, even if a later edge allows them.
+    """
 
     low: int
     high: int
@@ -196,13 +252,14 @@ class Edge(NamedTuple):
 
 
 def begin(rules: PlanRules) -> Place:
+    """Return the first place."""
     if rules.listed:
         return ListTitle(1)
     return Literal(b"[", Opener()) if rules.direct else Literal(b"[PLAN]\n", PlanLine(1))
 
 
 def step(rules: PlanRules, place: Place, byte: int) -> Place | None:
-    """Where `byte` leads, or None when no valid output continues so."""
+    """Return the place after `byte`, or None if no valid output continues with this byte."""
     for edge in edges(rules, place):
         if edge.low <= byte <= edge.high:
             return edge.to
@@ -210,7 +267,10 @@ def step(rules: PlanRules, place: Place, byte: int) -> Place | None:
 
 
 def edges(rules: PlanRules, place: Place) -> tuple[Edge, ...]:
-    """What may follow, in order of precedence. Done has no edge."""
+    """Return the edges that leave a place, in order of precedence. `Done` has none.
+
+    The first edge is on a short way to the end, see `onward`.
+    """
     match place:
         case Literal(rest, then):
             return (_one(rest[0], Literal(rest[1:], then) if len(rest) > 1 else then),)
@@ -240,7 +300,7 @@ def edges(rules: PlanRules, place: Place) -> tuple[Edge, ...]:
 
 
 def forced(rules: PlanRules, place: Place) -> bytes:
-    """The bytes that must follow, up to where there is a choice, or the end."""
+    """Return the bytes that the grammar determines from this place on, up to a choice or the end."""
     stretch = bytearray()
     while True:
         live = [edge for edge in edges(rules, place) if edge.to is not None]
@@ -251,14 +311,20 @@ def forced(rules: PlanRules, place: Place) -> bytes:
 
 
 def onward(rules: PlanRules, place: Place) -> tuple[int, Place]:
-    """The first byte of a short way from `place` to the end, and where it leads. Done has none."""
+    """Return the first byte of a short way from `place` to the end, and the place after this byte.
+
+    Must not be called for `Done`.
+    """
     first = edges(rules, place)[0]
     assert first.to is not None, f"the first edge of {place} is dead"
     return first.low, first.to
 
 
 def owed(place: Place) -> int:
-    """Bytes a title must still take before it may end: the rest of a character, or one to see."""
+    """Return how many bytes a title needs before it may end, 0 outside titles.
+
+    These are the missing bytes of the incomplete character, or 1 if the title has no visible character yet.
+    """
     match place:
         case Title(solid=solid, partial=partial):
             return OWED[partial] if partial else int(not solid)
@@ -269,7 +335,7 @@ def owed(place: Place) -> int:
 
 
 def may_stop(place: Place) -> bool:
-    """Whether an end token may stand here: behind a list's second title, or behind the line of one."""
+    """Return whether an end token may follow: in a list that has at least two titles."""
     match place:
         case ListLine(number):
             return number > 2
@@ -280,6 +346,7 @@ def may_stop(place: Place) -> bool:
 
 
 def planned(place: Place) -> bool:
+    """Return whether the output is certainly a plan."""
     match place:
         case Literal(_, then):
             return planned(then)
@@ -313,10 +380,11 @@ def _write_length(line: int, digits: int) -> tuple[Edge, ...]:
 
 
 def _write_tool(rules: PlanRules, line: int, seen: bytes) -> tuple[Edge, ...]:
+    # "None" comes first, so that the short way to the end writes it.
     names = [b"None", *(tool.encode() for tool in rules.tools)]
     nexts = dict.fromkeys(
         name[len(seen)] for name in names if name.startswith(seen) and len(name) > len(seen)
-    )  # in order of the names, so that None is what an ending says
+    )
     close = (_one(ord(">"), Literal(b"[", Needs(line))),) if seen in names else ()
     return (*close, *(_one(byte, Tool(line, seen + bytes([byte]))) for byte in nexts))
 
@@ -353,7 +421,7 @@ def _write_title(place: Title) -> tuple[Edge, ...]:
 
 
 def _spell(place: Title, after: Partial, matched: int = 0) -> Title | None:
-    """The title one byte further, or None when what it then owes no longer fits."""
+    """Return the title after one more byte, or None if it could then not be completed within its bytes."""
     left = None if place.left is None else place.left - 1
     partial = "" if after in (SOLID, BLANK) else after
     longer = Title(place.line, left, place.solid or after == SOLID, matched, partial)
@@ -379,8 +447,10 @@ def _begin_list_line(number: int) -> tuple[Edge, ...]:
 
 
 def _write_list_title(rules: PlanRules, place: ListTitle) -> tuple[Edge, ...]:
-    """A colon right behind a word ends a title, and so does a full stop before a space: models go on with a
-    sentence there.
+    """Return the edges in a title of a list.
+
+    A colon directly after a word ends the title, and so does a full stop before a space, because models
+    continue with a sentence there.
     """
     rows = [Edge(low, high, _spell_list(place, after)) for low, high, after in TITLE[place.partial]]
     if place.partial:
@@ -389,7 +459,8 @@ def _write_list_title(rules: PlanRules, place: ListTitle) -> tuple[Edge, ...]:
     end = _one(ord("\n"), Done(plan=True) if done else ListLine(place.line + 1))
     if place.last == "over":
         return (end,)
-    found = [end if place.words else rows[0]]  # the surest way to the end comes first
+    # The edge on the shortest way to the end comes first.
+    found = [end if place.words else rows[0]]
     if place.last != "digit":
         ends = place.words and place.last != "blank"
         found.append(_one(ord(":"), _spell_list(place, "over") if ends else None))
@@ -401,7 +472,7 @@ def _write_list_title(rules: PlanRules, place: ListTitle) -> tuple[Edge, ...]:
 
 
 def _spell_list(place: ListTitle, after: Partial) -> ListTitle | None:
-    """The title one byte further, or None when what it then owes no longer fits."""
+    """Return the title after one more byte, or None if it could then not be completed within its limits."""
     left = None if place.left is None else place.left - 1
     if after == BLANK:
         longer = replace(place, left=left, last="blank", partial="")

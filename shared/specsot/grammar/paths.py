@@ -1,4 +1,4 @@
-"""Which of a tree's tokens may follow one another from one state of a grammar."""
+"""Checks which paths of a draft tree a grammar allows from one state."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import TypeVar
 
 State = TypeVar("State")
 
-# Whether these tokens may follow one another; asked about all but the last before. Budgets are not looked at.
+# Returns whether the grammar allows these tokens in this order. The path without its last token must have
+# been checked before. Budgets are ignored.
 PathCheck = Callable[[tuple[int, ...]], bool]
 
 
 def step_by_step(advance: Callable[[State, int], State | None], state: State) -> PathCheck:
-    """By a grammar's states, each of which is made once."""
+    """Return a check that advances the grammar's state once per path, from the state of the path's parent."""
     behind: dict[tuple[int, ...], State | None] = {(): state}
 
     def check(path: tuple[int, ...]) -> bool:

@@ -18,16 +18,24 @@ from specsot.grammar.answers import STACK, Choices, compile_form
 from specsot.grammar.reasons import CONTRADICTION, reason_in
 from specsot.params import Form, refuse
 
-SECONDS = 1.0  # seconds of one core for compiling a form and its first steps; not measured
-_STEPS = 64  # tokens that a trial walks; not measured
-_NOTHING = ("", CONTRADICTION)  # What the library complains of where no text matches.
-_MEMORY = 4 << 30  # bytes of address space of a trial, interpreter and libraries included; not measured
+# Seconds of one core. Bounds the compilation of a form and its first steps. Untuned.
+SECONDS = 1.0
+# Tokens. How many tokens a trial generates. Untuned.
+_STEPS = 64
+# The library's messages for a form that no text matches.
+_NOTHING = ("", CONTRADICTION)
+# Bytes of address space. Bounds a trial, the interpreter and libraries included. Untuned.
+_MEMORY = 4 << 30
 
 
 def main() -> None:
-    """Exits with 0 whatever is found; any other end is the library's."""
+    """Read a form from stdin, try it, and print the error if it is invalid.
+
+    The exit status is 0 in both cases. Another exit status means that the library crashed.
+    """
     _bound(resource.RLIMIT_CORE, 0)
-    _bound(resource.RLIMIT_CPU, 4)  # seconds; what hangs cannot be measured, only ended
+    # Seconds. A compilation that hangs cannot check the time itself, so the system ends the process.
+    _bound(resource.RLIMIT_CPU, 4)
     _bound(resource.RLIMIT_AS, _MEMORY)
     asked = json.load(sys.stdin)
     try:
@@ -37,12 +45,13 @@ def main() -> None:
 
 
 def try_form(form: Form) -> None:
-    """Compile it and write a few tokens. Raises InvalidRequest."""
+    """Compile a form and generate a few tokens. Raises InvalidRequest if that fails or takes too long."""
     vocabulary = _pairs()
     began = _spent()
     matcher = compile_form(vocabulary, form, STACK // 8)
     if form.kind == "choice":
-        Choices(vocabulary, form.texts)  # counted when it is compiled for laps, too
+        # The real compilation counts the tokens of the choices too.
+        Choices(vocabulary, form.texts)
     for step in range(_STEPS):
         allowed = _allowed(matcher, len(vocabulary))
         if step == 0 and not len(allowed) and reason_in(matcher.get_error()) in _NOTHING:
@@ -57,7 +66,10 @@ def try_form(form: Form) -> None:
 
 
 def _pairs() -> Vocabulary:
-    """Every byte, and every two printable ones: enough to make a step about as dear as with a model's."""
+    """Return a vocabulary of all bytes and all pairs of printable characters.
+
+    With it, a step takes about as long as with a model's vocabulary.
+    """
     printable = range(0x20, 0x7F)
     pairs = (bytes(pair) for pair in itertools.product(printable, repeat=2))
     return describe([*(bytes([byte]) for byte in range(256)), *pairs])
@@ -69,13 +81,13 @@ def _allowed(matcher: LLMatcher, count: int) -> np.ndarray:
 
 
 def _spent() -> float:
-    """Seconds of one core, of all threads."""
+    """Return the CPU seconds of all threads of this process."""
     times = os.times()
     return times.user + times.system
 
 
 def _bound(kind: int, limit: int) -> None:
-    """Never more than what is allowed already; systems that cannot bound it go without."""
+    """Lower a resource limit, if the system supports it. A lower limit that is set already stays."""
     with suppress(ValueError, OSError):
         most = resource.getrlimit(kind)[1]
         bound = limit if most == resource.RLIM_INFINITY else min(limit, most)

@@ -1,5 +1,7 @@
-"""Reads JSON schemas: closes their objects as OpenAI's strict mode and XGrammar do, and leaves out what a
-grammar cannot express but an answer may violate without harm.
+"""Reads JSON schemas, closes their objects, and removes keywords that a grammar cannot enforce.
+
+Objects are closed as in OpenAI's strict mode and in XGrammar. Only keywords whose violation does no harm are
+removed.
 """
 
 from __future__ import annotations
@@ -12,17 +14,18 @@ from specsot.params import refuse
 
 Json = dict[str, Any]
 
-# Where a schema holds further ones: one, a list of them, or some by name. `not` and `contains` are left out:
-# what they hold describes what an answer is not, or only a part of it.
+# The keywords whose value is a schema, a list of schemas, or schemas by name. `not` and `contains` are left
+# out, because their schemas describe what an answer is not, or only a part of it.
 _ONE = ("additionalProperties", "else", "if", "items", "then")
 _LISTED = ("allOf", "anyOf", "oneOf", "prefixItems")
 _NAMED = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
-# Beside `properties` these add some that are declared elsewhere, or say what others there may be.
+# Keywords that, in addition to `properties`, declare further properties, and keywords that allow undeclared
+# ones.
 _JOINED = ("$ref", "allOf", "anyOf", "dependentSchemas", "if", "oneOf")
 _OPEN = ("additionalProperties", "patternProperties", "unevaluatedProperties")
 
 
-# Formats that a grammar knows. Any other one only describes a value, as JSON Schema says.
+# Formats that a grammar enforces. According to JSON Schema, any other format only describes a value.
 _FORMATS = frozenset(
     ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid")
 )
@@ -31,7 +34,10 @@ ONE_OF = "oneOf is read as anyOf: a value of the answer may match several of its
 
 
 def read_schema(text: str) -> Json | bool:
-    """The schema, its objects closed. Raises InvalidRequest for what is no JSON, or allows nothing."""
+    """Return a schema with its objects closed.
+
+    Raises InvalidRequest if the text is no JSON, if it is no schema, or if the schema allows nothing.
+    """
     try:
         schema = json.loads(text, parse_constant=_refuse_constant)
     except RecursionError:
@@ -49,7 +55,7 @@ def read_schema(text: str) -> Json | bool:
 
 
 def warnings_of(schema: Json) -> tuple[str, ...]:
-    """What of a schema its answers are not held to, one sentence each."""
+    """Return one sentence for each keyword of a schema that is not enforced."""
     found: list[str] = []
     for one in _every(schema):
         if one.get("uniqueItems") is True:
@@ -61,7 +67,7 @@ def warnings_of(schema: Json) -> tuple[str, ...]:
 
 
 def _relax(schema: Json) -> None:
-    """Leave out uniqueItems and unknown formats. `oneOf` is read as `anyOf` by an option of the compiler."""
+    """Remove uniqueItems and unknown formats. An option makes the compiler treat `oneOf` as `anyOf`."""
     for one in _every(schema):
         one.pop("uniqueItems", None)
         known = one.get("format")
@@ -70,12 +76,13 @@ def _relax(schema: Json) -> None:
 
 
 def _exclude_each_other(choices: list[Any], root: Json) -> bool:
-    """Whether no value matches two of these schemas, as far as their types and constants tell."""
+    """Return whether certainly no value matches two of these schemas, by their types and constants."""
     schemas = [_resolved(one, root) for one in choices]
     return all(_are_apart(one, other) for n, one in enumerate(schemas) for other in schemas[:n])
 
 
 def _are_apart(one: Json, other: Json) -> bool:
+    """Return whether certainly no value matches both schemas."""
     types = _types(one)
     others = _types(other)
     if types and others and not types & others and {"integer", "number"} != types | others:
@@ -108,7 +115,7 @@ def _values(schema: Json) -> list[Any] | None:
 
 
 def _resolved(schema: Any, root: Json) -> Json:
-    """The schema to which one reference within the document leads; {} if it leads nowhere."""
+    """Return a schema, or the schema that its reference within the document names; {} if there is none."""
     here: Any = schema
     if isinstance(schema, dict) and isinstance(schema.get("$ref"), str):
         here = root
@@ -122,11 +129,11 @@ def _refuse_constant(name: str) -> Any:
 
 
 def _close(schema: Json) -> None:
-    """Objects that declare properties, and do not mention others, have no others: a grammar cannot remember
-    names, so it would let a model write one of its own any number of times.
+    """Forbid undeclared properties in objects that declare properties and do not mention others.
 
-    Objects that are composed of several parts are left as they are, all of them: each part would forbid
-    what the others declare.
+    A grammar cannot remember names, so that it would let a model write an undeclared property any number of
+    times. If any object of the schema is composed of several parts, no object is closed, because each part
+    would forbid the properties that the other parts declare.
     """
     found = list(_every(schema))
     if any(map(_is_composed, found)):
@@ -146,7 +153,7 @@ def _is_composed(schema: Json) -> bool:
 
 
 def _every(schema: Json) -> Iterator[Json]:
-    """The schema and those in it; without recursion, since clients nest them as deeply as they like."""
+    """Yield a schema and all schemas in it, without recursion, because clients may nest them deeply."""
     waiting: list[Any] = [schema]
     while waiting:
         one = waiting.pop()

@@ -1,6 +1,6 @@
-"""The grammar that one sequence is held to: the skeleton language, or the form its caller asked for.
+"""The grammar that constrains one sequence: the skeleton language, or the form that its caller asked for.
 
-And how a base spells what grammars force.
+Also the record of how a base model tokenizes the bytes that grammars determine.
 """
 
 from __future__ import annotations
@@ -23,16 +23,25 @@ from specsot.params import Form
 
 T = TypeVar("T")
 
-LONGEST_STRETCH = 16  # forced tokens that are looked up at a time; not measured
-# Cached forced texts; bounds memory, as clients' forms bring ever new ones; not measured.
+# Tokens. Bounds the forced tokens that are looked up at a time. Untuned.
+LONGEST_STRETCH = 16
+# Entries. Bounds the recorded forced stretches, because clients' forms bring new ones without end. Untuned.
 MAX_STRETCHES = 4096
-MAX_CACHED_FORMS = 8  # compiled forms that are kept, least recently used dropped; not measured
-LISTED = PlanRules(False, max_points=MAX_LIST_POINTS, listed=True)  # a list by a request's defaults
-MAX_CACHED_AUTOMATA = 8  # automata of skeletons that are kept, likewise; not measured
+# Forms. Bounds the cache of compiled forms; the least recently used is dropped. Untuned.
+MAX_CACHED_FORMS = 8
+# The rules of a list with the default options of a request.
+LISTED = PlanRules(False, max_points=MAX_LIST_POINTS, listed=True)
+# Automata. Bounds the cache of skeleton automata; the least recently used is dropped. Untuned.
+MAX_CACHED_AUTOMATA = 8
 
 
 class Grammar(Protocol):
-    """What is asked of a constraint over tokens (TokenAutomaton, AnswerAutomaton); states are opaque."""
+    """The interface of a constraint over tokens (TokenAutomaton, AnswerAutomaton).
+
+    The type of a state is private to the constraint. `advance` returns the state after a token, or None if
+    the token is forbidden. `mask` returns which tokens may follow if so many may still be generated. `forced`
+    returns the tokens for the bytes that the grammar determines, and () if it leaves a choice.
+    """
 
     @property
     def vocabulary(self) -> Vocabulary: ...
@@ -40,20 +49,23 @@ class Grammar(Protocol):
     def advance(self, state: Any, token: int, /) -> Any: ...
     def finished(self, state: Any, /) -> bool: ...
     def path_check(self, state: Any, /) -> PathCheck:
-        """For many paths from one state, such as those of a tree of drafts."""
+        """Return a check for many paths from one state, such as the paths of a draft tree."""
         ...
 
     def forced(self, state: Any, /) -> Sequence[int]: ...
     def mask(self, state: Any, remaining: int, /) -> Mask: ...
     def allows(self, state: Any, token: int, remaining: int, /) -> bool:
-        """What `mask` says of one token."""
+        """Return the entry of `mask` for one token."""
         ...
 
 
 def grammar_of(vocabulary: Vocabulary, opening: Opening, led: bool = True) -> Future[Grammar] | None:
-    """What holds this sequence, done once it is built; None for free text.
+    """Return the grammar of a sequence as a future that is done once the grammar is built.
 
-    led: forms look at budgets, too. Who only guesses does without.
+    Returns None for free text.
+
+    led: True if the grammar of a form must also lead the answer to its end within its budget. A drafter,
+        whose tokens are verified anyway, does not need that.
     """
     if opening.plan:
         return _building(vocabulary, opening.plan, opening.stop_ids)
@@ -63,19 +75,22 @@ def grammar_of(vocabulary: Vocabulary, opening: Opening, led: bool = True) -> Fu
 
 
 def prebuild(vocabulary: Vocabulary) -> None:
-    """Begin to build what most requests are held by."""
+    """Start building the grammars that most requests need."""
     for rules in (LISTED, PlanRules(True), PlanRules(False)):
         _building(vocabulary, rules, ())
 
 
 @functools.lru_cache(maxsize=MAX_CACHED_AUTOMATA)
 def _building(vocabulary: Vocabulary, rules: PlanRules, ends: tuple[int, ...] = ()) -> Future[Grammar]:
-    """Shared by everybody in the process. Fails where the vocabulary cannot write a skeleton."""
+    """Build a skeleton automaton, which the whole process shares.
+
+    The future fails if the vocabulary cannot spell a skeleton.
+    """
     return COMPILER.submit(_build, vocabulary, rules, ends)
 
 
 def _build(vocabulary: Vocabulary, rules: PlanRules, ends: tuple[int, ...]) -> Grammar:
-    """With its first mask, which is the dearest."""
+    """Build a skeleton automaton and its first mask, which is the most expensive one."""
     built = automaton(vocabulary, rules, ends)
     built.mask(built.start(), rules.plan_tokens)
     return built
@@ -83,33 +98,40 @@ def _build(vocabulary: Vocabulary, rules: PlanRules, ends: tuple[int, ...]) -> G
 
 @functools.lru_cache(maxsize=MAX_CACHED_FORMS)
 def _compiling(vocabulary: Vocabulary, form: Form, ends: tuple[int, ...], led: bool) -> Future[Grammar]:
-    """Shared by everybody in the process. Fails for a form that cannot be compiled here, though it could be
-    where it was asked for: its sequence fails, alone.
+    """Compile a form, which the whole process shares.
+
+    The future fails if the form cannot be compiled in this process, although the master could compile it;
+    then only the sequence fails.
     """
     return COMPILER.submit(AnswerAutomaton, vocabulary, form, ends, led)
 
 
 def fewest_tokens(vocabulary: Vocabulary, form: Form, ends: tuple[int, ...], most: int) -> int | None:
-    """Tokens of the shortest answer of this form, where one of at most so many is known; None otherwise, and
-    for a form that cannot be compiled here: its sequence fails, alone. Takes a while: not for a loop.
+    """Return the number of tokens of the shortest answer of a form, its end token included.
+
+    Returns None if no answer of at most `most` tokens is known, and if the form cannot be compiled in this
+    process. Blocks while the form is compiled, so it must not be called on an event loop.
     """
     try:
         built = _compiling(vocabulary, form, ends, True).result()
         return built.fewest(most) if isinstance(built, AnswerAutomaton) else None
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException:  # a library's panic is no Exception
+    except BaseException:  # A panic of the library is not an Exception.
         return None
 
 
 class IsolatedGrammar:
-    """One sequence's grammar. What goes wrong with it ends that sequence, and nobody else hears of it.
+    """The grammar of one sequence, whose errors end only that sequence.
 
-    failure: what went wrong first; None while all is well. From then on no answer means anything.
+    The methods are those of `Grammar`.
+
+    failure: the first error in words, or None. After an error, methods return values that forbid every token,
+        which have no meaning.
     """
 
     def __init__(self, find: Callable[[], Grammar]) -> None:
-        """find: may raise."""
+        """find: returns the grammar. An error that it raises is recorded as the failure."""
         self.failure: str | None = None
         self._grammar = self._ask(find, None)
 
@@ -152,14 +174,17 @@ class IsolatedGrammar:
             return question()
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # a library's panic is no Exception
+        except BaseException as error:  # A panic of the library is not an Exception.
             self.failure = f"{type(error).__name__}: {error}".splitlines()[0]
             return otherwise
 
 
 class SpellingHabits:
-    """With which token one base begins each forced stretch. Shared by all its texts; those that were noted
-    longest ago are forgotten.
+    """Records with which token one base model begins each forced stretch of text.
+
+    A grammar determines bytes, but the model chooses how to tokenize them. If the grammar determines `.<`,
+    the greedy tokenization may be the token ".<", while the model writes "." first; drafts then follow the
+    model. All sequences of the model share the record. The least recently recorded stretches are dropped.
     """
 
     def __init__(self) -> None:
@@ -169,7 +194,7 @@ class SpellingHabits:
         return len(self._firsts)
 
     def note(self, rules: Grammar, state: Any, token: int) -> None:
-        """The base wrote `token` in this state."""
+        """Record that the base model generated `token` in this state."""
         if stretch := _stretch(rules, state):
             self._firsts[stretch] = token
             self._firsts.move_to_end(stretch)
@@ -177,7 +202,10 @@ class SpellingHabits:
                 self._firsts.popitem(last=False)
 
     def forced(self, rules: Grammar, state: Any, most: int = LONGEST_STRETCH) -> tuple[int, ...]:
-        """What must follow this state, as far as there is no choice; at most `most` tokens."""
+        """Return the tokens, at most `most`, that the grammar determines from this state on.
+
+        Each stretch begins with the token that the model chose for it last, or with the greedy one.
+        """
         chain: list[int] = []
         while len(chain) < most and (stretch := _stretch(rules, state)):
             chain.append(self._firsts.get(stretch, stretch[0]))
@@ -186,4 +214,5 @@ class SpellingHabits:
 
 
 def _stretch(rules: Grammar, state: Any) -> tuple[int, ...]:
+    """Return the greedy tokens of the bytes that the grammar determines; empty after the end."""
     return () if state is None or rules.finished(state) else tuple(rules.forced(state))

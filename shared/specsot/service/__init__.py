@@ -1,4 +1,4 @@
 """Common parts of all service processes: options, logs, signals, metrics, spans, membership.
 
-Refuses to know what the service computes.
+Nothing in this package depends on what a service computes.
 """

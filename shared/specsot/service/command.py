@@ -1,7 +1,7 @@
 """Makes a command line program of a settings dataclass: parsing, help, sources of values, errors, completion.
 
-The command line wins, then the environment, then --config's file, then the default. Built on click: a
-program is a click command, so parsing, suggestions and shell completion are its."""
+A value on the command line has precedence, then the environment, then the file of --config, then the default.
+A program is a click command, so click does the parsing, the suggestions and the shell completion."""
 
 from __future__ import annotations
 
@@ -26,14 +26,21 @@ from specsot.service.option_table import Entry, build, entries_of, in_words
 
 T = TypeVar("T")
 
-WRONG_INPUT = 2  # exit status
-WIDEST = 120  # columns of --help, where the terminal has as many
-COLUMN = 32  # column at which descriptions begin
-SOURCES = "specsot.sources"  # in a context's meta: parameter -> where its value was found
-EVERY_OPTION = "specsot.every_option"  # in a context's meta: whether --help=all was given
+# Exit status.
+WRONG_INPUT = 2
+# Columns. Bounds the width of --help.
+WIDEST = 120
+# The column of --help at which descriptions begin.
+COLUMN = 32
+# Key in a context's meta: for each parameter, where its value was found.
+SOURCES = "specsot.sources"
+# Key in a context's meta: whether --help=all was given.
+EVERY_OPTION = "specsot.every_option"
 OWN = "Common options"
-MAX_SHORT = 22  # Flags. A program with more shows the common ones alone, unless it is asked for all. Untuned.
-EVERYTHING = "all"  # the value of --help for every option
+# Flags. A program with more of them shows only the common ones, unless --help=all is given. Untuned.
+MAX_SHORT = 22
+# The value of --help that shows every option.
+EVERYTHING = "all"
 
 Spelled = Callable[[dict[str, Any]], Mapping[str, Any]]
 Switches = Literal["values", "flags"]  # --insecure [on|off], or --insecure alone
@@ -41,14 +48,18 @@ Switches = Literal["values", "flags"]  # --insecure [on|off], or --insecure alon
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A command line that help shows, and what it is for."""
+    """An example in the help.
+
+    line: the command line.
+    purpose: what the command line is for.
+    """
 
     line: str
     purpose: str
 
 
 class Typed(click.ParamType[Any, Any]):
-    """An option's kind of value, as click reads and completes it."""
+    """The click type of an option: reads and completes its values."""
 
     def __init__(self, entry: Entry) -> None:
         self._entry = entry
@@ -73,7 +84,7 @@ class Typed(click.ParamType[Any, Any]):
 
 
 class TableOption(click.Option):
-    """An option whose line of help has its default, its variable, and its other names."""
+    """A click option whose line of help shows its default, its variable, and its other names."""
 
     def __init__(self, entry: Entry, names: Sequence[str], **more: Any) -> None:
         super().__init__([*names, entry_key(entry)], **more)
@@ -91,7 +102,7 @@ class TableOption(click.Option):
 
 
 class ForeignName(click.Option):
-    """Another system's name for an option, with that system's values, as Python calls take it."""
+    """A hidden click option with another system's name and values, as Python calls accept them too."""
 
     def __init__(self, entry: Entry, keyword: str) -> None:
         super().__init__([f"--{with_dashes(keyword)}", f"spelled_{keyword}"], hidden=True, type=str)
@@ -99,6 +110,7 @@ class ForeignName(click.Option):
         self.keyword = keyword
 
     def meaning(self, given: str, ctx: click.Context) -> Any:
+        """Return this project's value for another system's value. Raises click.BadParameter."""
         try:
             return self.entry.read(self.entry.option.keywords[self.keyword](given))
         except ValueError as error:
@@ -106,7 +118,10 @@ class ForeignName(click.Option):
 
 
 def notes_of(entry: Entry, flag: bool = False) -> list[str]:
-    """What follows an option's help: may be repeated, its default, its variable, its other names."""
+    """Return the notes after an option's help: repeatable, default, variable, other names.
+
+    flag: True if the option takes no value.
+    """
     notes = ["May be repeated."] if entry.several else []
     if entry.required:
         notes.append("[required]")
@@ -119,7 +134,7 @@ def notes_of(entry: Entry, flag: bool = False) -> list[str]:
 
 
 def shown_default(entry: Entry, flag: bool = False) -> str | None:
-    """None where there is nothing to tell."""
+    """Return the default as --help shows it, or None if none is shown."""
     if entry.option.unset is not None and entry.default in (None, ""):
         return entry.option.unset
     if entry.default in (None, "", ()) or (flag and entry.default is False):
@@ -130,12 +145,14 @@ def shown_default(entry: Entry, flag: bool = False) -> str | None:
 
 
 def entry_key(entry: Entry) -> str:
-    """The parameter's name in click: that of the flag, which is one within a program."""
+    """Return the parameter's name in click, which is the flag's, because flags are unique within a
+    program.
+    """
     return entry.flag.replace("-", "_")
 
 
 class TableCommand(click.Command, Generic[T]):
-    """A program of one settings dataclass. run: hears what was given; its result is the exit status."""
+    """A program with one settings dataclass."""
 
     def __init__(
         self,
@@ -150,9 +167,16 @@ class TableCommand(click.Command, Generic[T]):
         environment: Mapping[str, str] = os.environ,
         spelled: Spelled = dict,
     ) -> None:
-        """table: the program's name in files. switches: whether a switch takes a value.
+        """name: the program's name.
 
-        spelled: what else is meant, by flag, where somebody used another system's names.
+        settings: the settings dataclass.
+        run: called with the settings; its result is the exit status.
+        about: the description in the help.
+        table: the program's table in a file. None: `name`.
+        switches: "values" if a switch takes a value, "flags" if it takes none.
+        environment: the variables.
+        spelled: applied to the values, by flag, if names of other systems were used; returns the values with
+            what those names imply.
         """
         self.settings = settings
         self.run = run
@@ -171,7 +195,11 @@ class TableCommand(click.Command, Generic[T]):
         )
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Raises what the program raises; a value from elsewhere is named with its source."""
+        """Run the program and return its result.
+
+        Raises what the program raises. If an invalid value is not from the command line, the error names its
+        source.
+        """
         try:
             return self.run(build(self.settings, self.values(ctx)))
         except InvalidRequest as error:
@@ -181,7 +209,7 @@ class TableCommand(click.Command, Generic[T]):
             raise InvalidRequest(f"{source}: {error}", error.field) from None
 
     def values(self, ctx: click.Context) -> dict[str, Any]:
-        """By flag; what was not given is not there."""
+        """Return the given values by flag, without options that have no value."""
         values: dict[str, Any] = {}
         for entry in self.entries:
             value = ctx.params.get(entry_key(entry))
@@ -193,7 +221,10 @@ class TableCommand(click.Command, Generic[T]):
         return self._spelled_in(ctx, values)
 
     def _spelled_in(self, ctx: click.Context, values: dict[str, Any]) -> dict[str, Any]:
-        """With what is given under names of other systems. Raises InvalidRequest where ours differs."""
+        """Return the values with those that were given under names of other systems.
+
+        Raises InvalidRequest if an option is given under both names with different values.
+        """
         said = [
             (one, one.meaning(given, ctx))
             for one in self.params
@@ -251,7 +282,9 @@ class TableCommand(click.Command, Generic[T]):
 def write_list(
     formatter: click.HelpFormatter, records: Sequence[tuple[str, str]], column: int = COLUMN
 ) -> None:
-    """As formatter.write_dl, in columns that are the same in every group, and no name is broken in two."""
+    """Write a list like `formatter.write_dl`, with the same columns in every group and without broken
+    names.
+    """
     indent = formatter.current_indent
     left = " " * column
     for name, told in records:
@@ -267,9 +300,12 @@ def write_list(
 def command(
     settings: type[T], *, table: str | None = None, examples: Sequence[Example] = (), spelled: Spelled = dict
 ) -> Callable[[Callable[[T], Any]], TableCommand[T]]:
-    """Makes a command of a function that takes these settings: its name and docstring are the command's.
+    """Return a decorator that makes a command of a function of these settings.
 
-    table: its name in files, where that is another one. spelled: see TableCommand.
+    The function's name and docstring become the command's name and description.
+
+    table: the command's table in a file, if its name differs.
+    spelled: see `TableCommand`.
     """
 
     def made(run: Callable[[T], Any]) -> TableCommand[T]:
@@ -282,12 +318,14 @@ def command(
 
 
 def with_dashes(token: str) -> str:
-    """--layer_splits is --layer-splits."""
+    """Return a flag with dashes, because --layer_splits means the same as --layer-splits."""
     return token.replace("_", "-")
 
 
 def spellings_of(entries: Sequence[Entry]) -> list[ForeignName]:
-    """Names that are ours, too, mean what ours do."""
+    """Return options for the names of other systems, without those that are names of this program's
+    options.
+    """
     own = {with_dashes(name) for entry in entries if not entry.option.keyword_only for name in entry.names}
     return [
         ForeignName(entry, keyword)
@@ -298,6 +336,7 @@ def spellings_of(entries: Sequence[Entry]) -> list[ForeignName]:
 
 
 def parameter_of(entry: Entry, switches: Switches) -> click.Parameter:
+    """Return the click parameter of an option. switches: see `TableCommand`."""
     if entry.option.positional:
         return click.Argument([entry_key(entry)], required=entry.required, type=Typed(entry))
     names = [f"--{one}" for one in entry.names]
@@ -330,7 +369,7 @@ def config_option() -> click.Option:
 
 
 class HelpChoice(click.ParamType[str, str]):
-    """The optional value of --help: `all`. Any other word after --help asks for the common options, too."""
+    """The optional value of --help: `all`. Any other word shows the common options."""
 
     name = EVERYTHING
 
@@ -364,7 +403,9 @@ def show_help(ctx: click.Context, parameter: click.Parameter, asked: str | None)
 
 
 def look_elsewhere(ctx: click.Context, parameter: click.Parameter, file: str | None) -> None:
-    """Let environment and file stand in for what is not on the command line. Raises InvalidRequest."""
+    """Make values from the environment and the file the defaults of the command line. Raises
+    InvalidRequest.
+    """
     command = ctx.command
     assert isinstance(command, TableCommand)
     options = {one.entry.flag: one for one in command.params if isinstance(one, TableOption)}
@@ -376,7 +417,7 @@ def look_elsewhere(ctx: click.Context, parameter: click.Parameter, file: str | N
 
 
 def _text_of(option: TableOption, found: Found) -> str | list[str]:
-    """As the option's type takes it. A variable has one value a line, where there may be several."""
+    """Return a value as the option's type reads it. If an option is repeatable, each line is one value."""
     if option.is_flag:
         return found.words[0]
     if not option.multiple:
@@ -385,14 +426,14 @@ def _text_of(option: TableOption, found: Found) -> str | list[str]:
 
 
 def source_of(ctx: click.Context, parameter: str | None) -> str | None:
-    """Where its value was found; None: on the command line, or nowhere."""
+    """Return the source of a parameter's value, or None if it is the command line or the default."""
     if parameter is None or ctx.get_parameter_source(parameter) is not ParameterSource.DEFAULT_MAP:
         return None
     return ctx.meta[SOURCES][parameter]
 
 
 def wording(error: click.ClickException) -> str:
-    """What the parser has to say, on one line; where the value came from, if not from the command line."""
+    """Return click's error on one line, with the value's source if that is not the command line."""
     said = error.format_message()
     if isinstance(error, click.BadParameter) and error.ctx and error.param:
         source = source_of(error.ctx, error.param.name)
@@ -408,10 +449,14 @@ def read(
     environment: Mapping[str, str] = os.environ,
     check: Callable[[T], None] = lambda settings: None,
 ) -> T:
-    """A service's settings. "specsot-worker" is "worker" in files.
+    """Read a service's settings from the command line, the environment and a file.
 
-    check: raises InvalidRequest for values that do not go together, ModelError for what is missing. Exits
-    with status 2 and one line when something is wrong, with status 0 once help or version are shown.
+    Exits with status 2 and one line if a value is invalid, and with status 0 after showing help or version.
+
+    program: the program's name; the table of "specsot-worker" in a file is "worker".
+    about: the description in the help.
+    arguments: the command line. None: that of this process.
+    check: raises InvalidRequest for values that exclude each other, ModelError for missing packages.
     """
 
     def keep(given: T) -> T:
@@ -431,6 +476,7 @@ def add_version(command: click.Command, program: str) -> None:
 
 
 def parsed(command: TableCommand[T], program: str, arguments: Sequence[str] | None) -> T:
+    """Run a command and return its result. Exits with one line and status 2 if a value is invalid."""
     given = sys.argv[1:] if arguments is None else arguments
     try:
         with command.make_context(program, list(given)) as ctx:
@@ -444,11 +490,14 @@ def parsed(command: TableCommand[T], program: str, arguments: Sequence[str] | No
 
 
 def refuse(program: str, said: str) -> NoReturn:
+    """Write one line to stderr and exit with status 2."""
     print(f"{program}: {said}", file=sys.stderr)
     raise SystemExit(WRONG_INPUT)
 
 
-CONFIG = "config"  # the flag that names the file
+# The flag that names the file.
+CONFIG = "config"
+# The programs, each of which may have a table in the file.
 PROGRAMS = (
     *("master", "worker", "drafter"),
     *("infer", "chat", "demo", "serve", "join", "status", "info", "health", "rebalance", "plan", "verify"),
@@ -456,24 +505,30 @@ PROGRAMS = (
     *("bench-quick", "bench-full", "bench-policies", "bench-precision"),
     *("bench-demo", "bench-load", "bench-ring", "bench-gpu", "bench-ablation", "bench-laps"),
     *("bench-tuner", "bench-ranks", "bench-kernels", "bench-llamacpp"),
-)  # each may have a table in a file
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A value as a command line would have it, in one word or several, and where it was found."""
+    """A value from the environment or the file.
+
+    words: the value as on a command line; several words if the option is repeated.
+    source: where the value was found.
+    """
 
     words: tuple[str, ...]
     source: str
 
 
 def variable_of(flag: str) -> str:
-    """ "max-parallel" -> SPECSOT_MAX_PARALLEL, whichever program has it."""
+    """Return the variable of a flag, which is the same for all programs: SPECSOT_MAX_PARALLEL for
+    "max-parallel".
+    """
     return "SPECSOT_" + flag.upper().replace("-", "_")
 
 
 def in_environment(flag: str, environment: Mapping[str, str]) -> Found | None:
-    """A variable that is empty says nothing."""
+    """Return the value of a flag's variable, or None if the variable is empty or not set."""
     variable = variable_of(flag)
     text = environment.get(variable)
     return Found((text,), variable) if text else None
@@ -486,11 +541,13 @@ def find_all(
     file: str | None,
     former: Mapping[str, str] | None = None,
 ) -> dict[str, Found]:
-    """What environment and file say, by flag; the environment wins.
+    """Return the values from the environment and the file, by flag. The environment has precedence.
 
-    flags: by every name they have, the one that counts. former: the same by earlier names, whose variables
-    hold where those of today are not set. file: the one that the command line names.
-    Raises InvalidRequest: a file that cannot be read, or holds what is no flag of this program.
+    flags: the flag of every name, aliases and former names included.
+    former: the flag of every former name. Its variable applies if the present variable is not set.
+    file: the file that the command line names, or None.
+
+    Raises InvalidRequest if the file cannot be read or has a key that is no flag of this program.
     """
     named = in_environment(CONFIG, environment) if file is None else Found((file,), f"--{CONFIG}")
     found = read_file(named, program, flags) if named else {}

@@ -1,4 +1,6 @@
-"""Runs a member's tensor work off the event loop, one job at a time, with a deadline; a bug ends an epoch."""
+"""Runs a member's tensor work off the event loop, one job at a time, with a deadline; a bug ends the
+epoch.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,23 @@ log = structlog.get_logger()
 P = ParamSpec("P")
 T = TypeVar("T")
 
-TICK_SECONDS = 1.0  # seconds between checks of a computation's deadline, which is at least ten of them
-THREADS_ENDED = "cannot schedule new futures after"  # what executors say then; it has no type of its own
-RUST_PANIC = "PanicException"  # of Rust's: no Exception, and of no module one could import it from
+# Seconds between checks of a computation's deadline, which is at least ten times as long.
+TICK_SECONDS = 1.0
+# The beginning of the RuntimeError of an executor that was shut down. The error has no type of its own.
+THREADS_ENDED = "cannot schedule new futures after"
+# The type of a panic in a Rust library. It is no subclass of Exception, and cannot be imported.
+RUST_PANIC = "PanicException"
 
 
 @dataclass(slots=True)
 class _Job:
-    """begun: its turn has come. allowed: seconds that it said its rest may take."""
+    """One call on the compute thread.
+
+    name: whose work it is, for error messages.
+    work: the function to call.
+    begun: True once the call has started.
+    allowed: seconds that the call has requested for its remaining work, see `allow`.
+    """
 
     name: str
     work: Callable[..., Any]
@@ -38,7 +49,7 @@ class _Job:
     allowed: deque[float] = field(default_factory=deque[float])
 
     def __call__(self, *arguments: Any) -> Any:
-        """Raises SpecsotError, whatever the work raises."""
+        """Call the function. Errors other than SpecsotError are logged and raised as Unavailable."""
         self.begun, _thread.job = True, self
         try:
             return self.work(*arguments)
@@ -53,7 +64,10 @@ class _Job:
 
 
 class _Thread(threading.local):
-    """job: what this thread is at."""
+    """The state of the current thread.
+
+    job: the call that the thread executes, or None.
+    """
 
     job: _Job | None = None
 
@@ -62,16 +76,19 @@ _thread = _Thread()
 
 
 def allow(seconds: float) -> None:
-    """The rest of what this thread is at may take so long from now on, however long it took so far."""
+    """Restart the deadline of the current call: its remaining work may take `seconds` from now on.
+
+    Does nothing outside a call on a compute thread.
+    """
     if _thread.job:
         _thread.job.allowed.append(seconds)
 
 
 def explain_failure(name: str, error: BaseException) -> Unavailable:
-    """What went wrong in this member, as one line for everybody; its log has the rest.
+    """Log an unexpected error and return it as Unavailable, with one line that may be shown to everybody.
 
-    torch's RuntimeError and a MemoryError say in words what is missing. Anything else is a bug of ours, whose
-    words might show a prompt.
+    The line contains the message of a RuntimeError of torch or of a MemoryError. Of any other error it
+    contains only the type, because the message might contain a prompt.
     """
     log.error("a bug", name=name, exc_info=error)
     if isinstance(error, RuntimeError | MemoryError) and str(error):
@@ -81,7 +98,14 @@ def explain_failure(name: str, error: BaseException) -> Unavailable:
 
 @dataclass(slots=True)
 class _Watched:
-    """Work with so many seconds left of `within`."""
+    """A call with a deadline.
+
+    job: the call.
+    done: the call's result.
+    within: seconds that the call may take once it has started.
+    left: seconds that are left of `within`.
+    hung: True once no time is left.
+    """
 
     job: _Job
     done: asyncio.Future[Any]
@@ -93,8 +117,9 @@ class _Watched:
 def _submit(
     executor: Executor, loop: asyncio.AbstractEventLoop, job: _Job, *arguments: Any
 ) -> asyncio.Future[Any]:
-    """As `loop.run_in_executor`, in fewer steps on a `ComputeThread`. What is cancelled before its turn never
-    begins.
+    """Run a call like `loop.run_in_executor`, with less overhead on a `ComputeThread`.
+
+    A call that is cancelled before it starts is never executed.
     """
     if not isinstance(executor, ComputeThread):
         return asyncio.wrap_future(executor.submit(job, *arguments))
@@ -109,7 +134,8 @@ def _submit(
             done.set_exception(error)
 
     def tell_loop(result: Any, error: BaseException | None = None) -> None:
-        with suppress(RuntimeError):  # it has ended, and nobody waits
+        # If the event loop is closed, no coroutine waits for the result.
+        with suppress(RuntimeError):
             loop.call_soon_threadsafe(tell, result, error)
 
     def call() -> None:
@@ -127,11 +153,14 @@ def _submit(
 
 
 class ComputeThread(Executor):
-    """One thread. A pool's `submit` makes a future with a lock and callbacks of its own, which `post` does
-    without: behind a lap, whose weights leave nothing in the processor's caches, work begins after 25
-    microseconds instead of 50 to 60, and its end is heard after 100 instead of 150.
+    """An executor with one thread and a method `post` that has less overhead than `submit`.
 
-    As a pool's, its thread begins with the first work, ends with this, and Python waits for what it is at.
+    `submit` creates a future with a lock and callbacks. Directly after a step, whose weights have replaced
+    everything in the processor's caches, a call starts 25 microseconds after `post` instead of 50 to 60, and
+    its result is received after 100 instead of 150.
+
+    Like the thread of a pool, the thread starts with the first call and ends when the executor is deleted,
+    and Python waits at exit for a call that is running.
     """
 
     def __init__(self, name: str) -> None:
@@ -144,17 +173,19 @@ class ComputeThread(Executor):
         finalize(self, self._calls.put, None)
 
     def post(self, call: Callable[[], object]) -> None:
-        """call: raises nothing. Raises RuntimeError once there is no thread any more."""
+        """Queue a call, which must not raise. Raises RuntimeError after `shutdown`."""
         with self._lock:
             if self._ended:
                 raise RuntimeError(f"{THREADS_ENDED} shutdown")
             if self._thread is None:
                 thread = threading.Thread(target=_work, args=(self._calls,), name=self._name, daemon=True)
-                thread.start()  # the system may have no room for one more
+                # Starting may fail if the system has no room for another thread; `_thread` then stays None.
+                thread.start()
                 self._thread = thread
             self._calls.put(call)
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """See `Executor.submit`."""
         future = Future[T]()
 
         def call() -> None:
@@ -169,7 +200,10 @@ class ComputeThread(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """cancel_futures: what waits is forgotten, and so is whoever waits for it."""
+        """See `Executor.shutdown`.
+
+        cancel_futures: True to drop the calls that have not started. Their futures never get a result.
+        """
         with self._lock:
             self._ended = True
             with suppress(Empty):
@@ -183,7 +217,8 @@ class ComputeThread(Executor):
 def _work(calls: SimpleQueue[Callable[[], object] | None]) -> None:
     while call := calls.get():
         call()
-        del call  # while it waits for the next one, nothing of this one is kept
+        # While the thread waits for the next call, it must not keep the tensors of this one alive.
+        del call
 
 
 _living = WeakSet[ComputeThread]()
@@ -196,10 +231,10 @@ def _end_threads() -> None:
 
 
 class Compute:
-    """name: whose work it is, for the one clear line about what goes wrong.
+    """Runs calls on an executor, with deadlines.
 
-    One timer watches over all work, for as long as there is any: one for each frame took a quarter of what
-    handing work to the thread takes (48 and 36 microseconds).
+    One timer checks the deadlines of all calls while there are any. A timer for each frame took a quarter of
+    the time in which a call is passed to the thread (48 instead of 36 microseconds).
     """
 
     def __init__(self, name: str, executor: Executor) -> None:
@@ -209,8 +244,12 @@ class Compute:
         self._timer: asyncio.TimerHandle | None = None
 
     async def run(self, work: Callable[..., Any], *arguments: Any, within: float | None = None) -> Any:
-        """within: seconds it may take once its turn has come. Raises Hung, Unavailable; and CancelledError
-        where the interpreter ends, whose threads take no more work.
+        """Call `work` with the arguments on the executor and return its result.
+
+        within: seconds that the call may take once it has started. None: no deadline.
+
+        Raises Hung if the deadline has passed, SpecsotError as raised by the work, Unavailable for any other
+        error of the work, and CancelledError if the executor was shut down because the interpreter ends.
         """
         job = _Job(self._name, work)
         loop = asyncio.get_running_loop()
@@ -223,6 +262,7 @@ class Compute:
             raise explain_failure(self._name, error) from error
 
     async def _watch(self, job: _Job, done: asyncio.Future[Any], seconds: float) -> Any:
+        """Wait for a call and return its result. Raises Hung if its deadline has passed."""
         watched = _Watched(job, done, seconds, seconds)
         self._watched.append(watched)
         if self._timer is None:
@@ -238,7 +278,7 @@ class Compute:
             self._watched.remove(watched)
 
     def _tick(self) -> None:
-        """Of the time for which a whole process is frozen one tick counts."""
+        """Check all deadlines. If the whole process was frozen, only one tick of that time counts."""
         self._timer = None
         for one in self._watched:
             while one.job.allowed:

@@ -19,7 +19,7 @@ from specsot.service.options import LogFormat
 
 log = structlog.get_logger()
 
-# exit statuses
+# Exit statuses.
 FAILED = 1
 WRONG_INPUT = 2
 
@@ -29,17 +29,21 @@ Work = Callable[[asyncio.Event], Awaitable[None]]
 def run_service(
     program: str, work: Work, first: Callable[[], object] = lambda: None, within: float | None = None
 ) -> int:
-    """Run `work(leaving)`; SIGTERM and SIGINT set `leaving`. The exit status.
+    """Run `work(leaving)` on an event loop and return the exit status. SIGTERM and SIGINT set `leaving`.
 
-    first: what may take long before that, such as fetching a model; a signal ends the process at once.
-    within: seconds after a signal in which the process ends, whatever its threads still load or fetch.
-    Ends the process at once where a thread hangs: Python would wait for it.
+    If the work raises Hung, the process ends at once, because Python would wait for the thread that hangs.
+
+    program: the program's name, for the line that reports an error.
+    first: called before `work`, for what may take long, such as fetching a model. A signal during this call
+        ends the process at once.
+    within: seconds after a signal in which the process ends, even if its threads still load or fetch. None:
+        no limit.
     """
     try:
         first()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_until_told(work, within))
-    except (InvalidRequest, ModelError, Refused) as error:  # to start it again is of no use
+    except (InvalidRequest, ModelError, Refused) as error:  # Starting the program again would fail again.
         return _tell(program, str(error), WRONG_INPUT)
     except Hung as error:
         os._exit(_tell(program, str(error), FAILED))
@@ -58,7 +62,8 @@ async def _until_told(work: Work, within: float | None) -> None:
         leaving.set()
         if within is not None:
             last = threading.Timer(within, os._exit, (0,))
-            last.daemon = True  # runs on while Python waits for other threads
+            # As a daemon, the timer still runs while Python waits for other threads.
+            last.daemon = True
             last.start()
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -75,8 +80,11 @@ Line = MutableMapping[str, Any]
 
 
 def write_logs(service: str, format: LogFormat, level: str) -> None:
-    """Every later structlog line of this process, whichever thread writes it; as JSON with `service`, where
-    a line does not say so itself.
+    """Configure structlog for the whole process.
+
+    service: the value of `service` in JSON lines that have none of their own.
+    format: "json", or text for people.
+    level: lines below this level are dropped.
     """
     structlog.configure(
         processors=[
@@ -91,17 +99,19 @@ def write_logs(service: str, format: LogFormat, level: str) -> None:
 
 
 def leave_absent_out(logger: Any, method: str, line: Line) -> Line:
-    """What is None is not told."""
+    """Remove the fields of a log line whose value is None."""
     return {name: value for name, value in line.items() if value is not None}
 
 
-QUOTED = frozenset(
-    " \t=\r\n\"'"
-)  # structlog shows a value with one of these as its repr, and others as they are
+# structlog writes the repr of a value with one of these characters, and other values unchanged.
+QUOTED = frozenset(" \t=\r\n\"'")
 
 
 def escape(logger: Any, method: str, line: Line) -> Line:
-    """A line stays one line, and no peer's words move the cursor of a terminal. JSON needs no such thing."""
+    """Escape unprintable characters, so that a log line stays one line and cannot control the terminal.
+
+    JSON lines are escaped by their encoder.
+    """
     return {
         name: _shown(value)
         if isinstance(value, str) and (name == "event" or not QUOTED & set(value))
@@ -123,7 +133,10 @@ def _for_machines(service: str) -> list[Any]:
 
 
 def _for_people() -> list[Any]:
-    """By the clock of this machine. A traceback without the values of its frames: they hold prompts."""
+    """Return the processors for text lines, with local time.
+
+    Tracebacks are written without the values of local variables, because these contain prompts.
+    """
     stamp = structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False)
     plain = structlog.dev.plain_traceback
     return [stamp, escape, structlog.dev.ConsoleRenderer(0, sys.stderr.isatty(), exception_formatter=plain)]

@@ -36,15 +36,22 @@ from specsot.transport.zmq_links import Sockets, ZmqDialer, ZmqHost
 
 log = structlog.get_logger()
 
-LEAVING_SECONDS = 5.0  # to say goodbye, once told to leave; what is being fetched is left; not measured
-IDLE_SECONDS = 5.0  # seconds without work after which freed memory is returned to the system; not measured
+# Seconds. How long a member may take to leave after a signal; a running download is abandoned. Untuned.
+LEAVING_SECONDS = 5.0
+# Seconds without work after which freed memory is returned to the system. Untuned.
+IDLE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class MemberProgram:
-    """A member as its command line describes it. options: without a model, that is taken from other members.
+    """A member as its command line describes it.
 
-    make: (observation, options, name, address, dialer, compute); is called on the thread that computes.
+    kind: "worker" or "drafter".
+    member: options of every member.
+    service: options of every service.
+    options: options of this kind. If they name no model, the model is fetched from other members.
+    make: creates the member from (observation, options, name, address, dialer, compute). Called on the
+        compute thread.
     """
 
     kind: Kind
@@ -55,16 +62,21 @@ class MemberProgram:
 
 
 class ReportingMember:
-    """A member that reports its health: SERVING while it is configured for an epoch.
+    """Wraps a member and reports its health: SERVING while the member is configured for an epoch.
 
-    The status stands under "specsot.v1.Ring" and under the service of its kind, such as "specsot.v1.Worker".
-    It dials by the epoch's transport, whichever that is.
+    The health status is reported for the service "specsot.v1.Ring" and for the service of the member's kind,
+    such as "specsot.v1.Worker". The wrapper also selects the transport of each epoch.
     """
 
     def __init__(
         self, part: RingMember, kind: Kind, door: GrpcServer, dialers: Dialers, idle_timer: IdleTimer
     ) -> None:
-        """idle_timer: is restarted whenever there is work."""
+        """part: the wrapped member.
+
+        door: the gRPC server that reports the health.
+        dialers: the dialers by transport.
+        idle_timer: restarted whenever there is work.
+        """
         self._part = part
         self._door = door
         self._dialers = dialers
@@ -107,7 +119,7 @@ class ReportingMember:
 
 
 def run_members(*programs: MemberProgram) -> int:
-    """A process of a worker, of a drafter, or of both, until it is told to leave; its exit status."""
+    """Run a process of a worker, of a drafter, or of both until a signal; return its exit status."""
     first = programs[0]
     write_logs(first.kind, first.service.log_format, first.service.log_level)
 
@@ -119,7 +131,8 @@ def run_members(*programs: MemberProgram) -> int:
                 seen = [stack.enter_context(observed(one.kind, one.service)) for one in programs]
                 shared = leaving, exchange, compute, several
                 await _together(_serve(*each, *shared) for each in zip(programs, seen))
-        except (InvalidRequest, ModelError):  # of one: what another computes ends before Python does
+        # If one member fails, computations of the other must end before Python exits.
+        except (InvalidRequest, ModelError):
             compute.shutdown(wait=several, cancel_futures=True)
             raise
         finally:
@@ -129,7 +142,9 @@ def run_members(*programs: MemberProgram) -> int:
 
 
 async def _together(members: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """What the first of them raises, once the others have ended, too."""
+    """Run all members until they end. If one raises, cancel the others, wait for them, and raise the
+    error.
+    """
     tasks = [asyncio.create_task(one) for one in members]
     try:
         await asyncio.gather(*tasks)
@@ -147,9 +162,14 @@ async def _serve(
     compute: Executor,
     several: bool,
 ) -> None:
-    """Runs until `leaving` is set. several: log lines say which of the process's members they are of.
+    """Run one member until `leaving` is set.
 
-    Raises what making the part raises, Refused, Unavailable.
+    seen: the member's metrics and spans.
+    exchange: the members of this process.
+    compute: the thread on which all members of this process compute.
+    several: True if the process has several members, so that log lines name the member.
+
+    Raises what `MemberProgram.make` raises, Refused, Unavailable.
     """
     options = program.options
     service = program.service

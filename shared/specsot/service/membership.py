@@ -1,4 +1,4 @@
-"""A member's life cycle: join the master, take part in epochs, leave. The same for worker and drafter."""
+"""The life cycle of a worker or drafter: join the master, take part in epochs, leave."""
 
 from __future__ import annotations
 
@@ -19,68 +19,81 @@ log = structlog.get_logger()
 
 Connect = Callable[[members.Registration], Awaitable[Link]]
 
-# Seconds between attempts to join: doubles from one to the other; not measured.
+# Seconds between attempts to join the master. The interval doubles from the first to the second value.
+# Untuned.
 FIRST_RETRY_SECONDS = 0.25
 MAX_RETRY_SECONDS = 5.0
-# Seconds in which a master that is shutting down is not back: it ends, and reads its model; not measured.
+# Seconds. A master that shuts down needs at least this time to end, to start again and to read its model, so
+# that members do not try to join earlier. Untuned.
 MASTER_RESTART_SECONDS = 3.0
-PROGRESS_SECONDS = 2.0  # seconds between reports of loading, far below the master's BARRIER_SECONDS
+# Seconds between reports of progress, far below the master's BARRIER_SECONDS.
+PROGRESS_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Farewell:
-    """Time to leave."""
+    """The message that wakes the main loop when the member must leave."""
 
 
 @runtime_checkable
 class InboxWatcher(Protocol):
-    """A member that wants to know, while it is at work, whether it is wanted for something else."""
+    """A member that checks during its work whether other messages are waiting."""
 
     def watch(self, arrived: Callable[[], bool]) -> None:
-        """arrived: whether anything waits to be taken; may be asked from any thread."""
+        """Remember `arrived`, which returns whether a message waits. It may be called from any thread."""
         ...
 
 
 class RingMember(Protocol):
-    """A worker or drafter, as `run_membership` drives it."""
+    """The interface of a worker or drafter that `run_membership` calls."""
 
     async def registration(self) -> members.Registration:
-        """Who it is. May load weights to measure itself; called once per attempt to join."""
+        """Return the registration. May load weights to measure them.
+
+        Called once each time the member begins to join, also after it has lost the master.
+        """
         ...
 
     async def configure(self, configuration: members.Configuration, uplink: Link) -> None:
-        """Get ready for an epoch: weights, pages, links. Raises SpecsotError if it cannot."""
+        """Prepare for an epoch: load weights, allocate pages, open links. Raises SpecsotError if that
+        fails.
+        """
         ...
 
     @property
     def epoch(self) -> int:
-        """The epoch it is configured for; 0 when for none."""
+        """Number of the epoch for which the member is configured; 0 if there is none."""
         ...
 
     async def prepare(self, order: members.StandBy | members.HandOver, uplink: Link) -> None:
-        """Begin to load ahead: the order's layers, then report them; without any, whatever fits. Or begin to
-        hand KV rows over, and to take them.
+        """Start the work that a StandBy or HandOver order asks for.
+
+        For StandBy, load the order's layers in advance and report them, or whatever fits if the order names
+        no layers. For HandOver, start to send and to receive KV rows.
         """
         ...
 
     async def handle(self, arrival: Arrival) -> None:
-        """Take one message of the ring or an order of the master."""
+        """Handle one message of another member, or one order of the master."""
         ...
 
     async def settle(self) -> float | None:
-        """Do what is due once everything that has arrived is taken.
+        """Do what is due after all waiting messages were handled.
 
-        Returns how many seconds later it wants to be called again without an arrival; None: never.
+        Returns after how many seconds to call this again if no message arrives. None means not at all.
         """
         ...
 
     async def disband(self) -> None:
-        """Forget the epoch: pages, links, everything in flight. Safe to call at any time."""
+        """Drop the state of the epoch: pages, links, frames in flight. May be called at any time."""
         ...
 
 
 async def run_membership(member: RingMember, inbox: Inbox, connect: Connect, leaving: asyncio.Event) -> None:
-    """Join and serve, again and again, until `leaving` is set. Raises Refused when not wanted, Hung."""
+    """Join the master and serve, again after each loss of the master, until `leaving` is set.
+
+    Raises Refused if the master rejects the member, and Hung if the member's compute thread hangs.
+    """
     if isinstance(member, InboxWatcher):
         member.watch(inbox.arrived)
     farewell = asyncio.ensure_future(_call(leaving, inbox))
@@ -98,7 +111,10 @@ async def run_membership(member: RingMember, inbox: Inbox, connect: Connect, lea
 async def _join(
     member: RingMember, connect: Connect, farewell: asyncio.Future[Any], newest: int
 ) -> Link | None:
-    """Try until the master takes us; None when it is time to leave instead. newest: epoch we know of."""
+    """Try to join until the master accepts the member. Return the link, or None if the member must leave.
+
+    newest: number of the newest epoch that the member has received.
+    """
     wait = FIRST_RETRY_SECONDS
     said = ""
     registration = replace(await member.registration(), epoch=newest)
@@ -106,7 +122,8 @@ async def _join(
         try:
             uplink = await connect(registration)
         except (Unavailable, Occupied) as error:
-            if (reason := str(error)) != said:  # a place may be taken for days
+            # A place may be occupied for days, so the same reason is logged only once.
+            if (reason := str(error)) != said:
                 if isinstance(error, Occupied):
                     log.warning("not let in", reason=reason, again_in=wait)
                 else:
@@ -121,15 +138,19 @@ async def _join(
 
 
 async def _call(leaving: asyncio.Event, inbox: Inbox) -> None:
-    """Wake whoever waits for the next arrival when it is time to leave: cheaper than to wait for two."""
+    """Put a message into the inbox once the member must leave.
+
+    This wakes the main loop, and costs less than waiting for the inbox and for `leaving` at the same time.
+    """
     await leaving.wait()
     inbox.put("", _Farewell())
 
 
 async def _serve(member: RingMember, inbox: Inbox, uplink: Link, leaving: asyncio.Event) -> int:
-    """Take what arrives, then let the member do what is due; until the master is lost or we leave.
+    """Handle messages until the master is lost or `leaving` is set.
 
-    Returns the newest epoch.
+    After all waiting messages were handled, the member does what is due (`RingMember.settle`). Returns the
+    number of the newest epoch that was received.
     """
     wait: float | None = None
     newest = 0
@@ -164,13 +185,15 @@ async def _wait(leaving: asyncio.Event, seconds: float) -> None:
 
 
 async def _next(inbox: Inbox, wait: float | None) -> Arrival | None:
-    """The next arrival, or None when `wait` seconds have passed without one."""
+    """Return the next message, or None if no message arrives within `wait` seconds. None: no limit."""
     if (arrival := inbox.take()) is not None:
         return arrival
     if wait is not None and wait <= 0:
-        await asyncio.sleep(0)  # links work on this loop: without a breath nothing would ever arrive
+        # Links run on this event loop, so it must get a turn before the next message is handled.
+        await asyncio.sleep(0)
         return inbox.take()
-    if wait is None:  # of every lap: a deadline takes as long as the rest
+    # Every step comes here, and a timeout would take as long as everything else.
+    if wait is None:
         return await inbox.get()
     try:
         async with asyncio.timeout(wait):
@@ -212,9 +235,11 @@ async def _configure(member: RingMember, configuration: members.Configuration, u
 async def report_progress(
     uplink: Link, epoch: int, done: Callable[[], int], total: int, fetched: Callable[[], int] = lambda: 0
 ) -> AsyncGenerator[None]:
-    """Tell the master meanwhile how far getting ready is: so much of `total`, and all of it in the end.
+    """Report progress to the master while the context is entered, and completion when it is left.
 
-    fetched: bytes of the model's files that are here.
+    done: returns how many pieces of work are finished. At most total - 1 are reported before the end.
+    total: number of all pieces of work.
+    fetched: returns how many bytes of the model's files are present.
     """
 
     async def tell() -> None:
@@ -250,14 +275,16 @@ async def _settle(member: RingMember, uplink: Link) -> float | None:
 
 
 def _explain(error: Exception) -> SpecsotError:
-    """A bug of ours ends an epoch as anything else does that goes wrong, and not the process."""
+    """Return an error as SpecsotError, so that an unexpected error ends the epoch and not the process."""
     return error if isinstance(error, SpecsotError) else explain_failure("this member", error)
 
 
 async def _break(member: RingMember, uplink: Link, error: SpecsotError) -> None:
-    """An epoch that fails here ends everywhere: the master is told and forms the next one.
+    """End the epoch because of an error: drop its state, and report it to the master, which forms the next
+    one.
 
-    What goes wrong outside of any epoch ends none. Raises Hung: who hangs will not take part again.
+    An error outside of an epoch is only logged. If the error is Hung, it is raised, because a member whose
+    compute thread hangs cannot take part in another epoch.
     """
     epoch = member.epoch
     log.error("the epoch broke here", epoch=epoch, reason=str(error))
@@ -272,7 +299,9 @@ async def _break(member: RingMember, uplink: Link, error: SpecsotError) -> None:
 async def _say(
     uplink: Link, message: members.Ready | members.Broken | members.MemberLeaving | members.Progress
 ) -> None:
-    """Tell the master; if it is gone, its loss arrives in the inbox anyway."""
+    """Send a message to the master. If the link is lost, the loss also arrives in the inbox, so it is
+    ignored.
+    """
     try:
         await uplink.send(message)
     except Unavailable:

@@ -2,8 +2,9 @@
 
     kv_memory: int | None = option(None, "Memory for KV pages.", kind=MEMORY)
 
-gives --kv-memory, SPECSOT_KV_MEMORY, kv-memory in a file, a Python keyword, a child's argument, a line of
---help and of the reference. A field that is itself such a dataclass brings the options it holds."""
+This field defines the flag --kv-memory, the variable SPECSOT_KV_MEMORY, the key kv-memory of a file, a Python
+keyword, an argument of a child process, and a line of --help and of the reference. If a field's type is
+itself a settings dataclass, that dataclass's options are included."""
 
 from __future__ import annotations
 
@@ -40,7 +41,13 @@ UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 @dataclass(frozen=True, slots=True)
 class Kind(Generic[T]):
-    """How text becomes a value and a value text. read raises ValueError, which says what is wrong."""
+    """How text becomes a value, and a value text.
+
+    metavar: the placeholder in --help. Empty if `choices` are shown instead.
+    read: returns the value of a text, or raises ValueError, which says what is wrong.
+    write: returns the text of a value.
+    choices: the possible texts, if they can be listed.
+    """
 
     metavar: str
     read: Callable[[str], T]
@@ -50,21 +57,29 @@ class Kind(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """help: one or two sentences. flag: where it is not the field's name. aliases: flags of other systems
-    (vLLM's) that mean the same.
+    """The description of one option.
 
-    kind: where the field's type does not say how text becomes a value. least, most: bounds of
-    a number.
-    unset: what holds when nothing is given and the default is None, for --help.
-    words: how "off" and "on" are written where a switch takes a value. paired: `--no-x` exists, too.
-    keywords: names that other systems have for it in Python calls, and what makes our value of theirs;
-    also flags of commands, which --help does not show (docs/seeds.md does).
-    fills: with its value and all that is given, by flag: what is given with what it fills in.
-    former: earlier names of the flag. They mean the same, as flags, as keys of a file and as variables.
+    help: one or two sentences for --help.
+    flag: name of the flag, if it is not the field's name.
+    aliases: flags of other systems, such as vLLM, with the same meaning.
+    former: earlier names of the flag. They keep their meaning, as flags, as keys of a file and as variables.
     tier: "common" options are shown by `--help`, "expert" ones by `--help=all`. None: the tier of the class
-    that declares the field (its TIER), else that of the field which holds the class, else "common".
-    positional: an argument without a flag. secret: from the environment alone, since everybody on a machine
-    may read command lines and files travel. keyword_only: in Python calls alone.
+        that declares the field (its TIER), else that of the field which holds the class, else "common".
+    kind: how text becomes a value, if the field's type does not determine it.
+    metavar: the placeholder in --help, if the type's own is not clear.
+    least: the smallest possible number.
+    most: the largest possible number.
+    unset: what applies if no value is given and the default is None, for --help.
+    words: how "off" and "on" are written if a switch takes a value.
+    paired: True if a switch also has the flag `--no-x`.
+    keywords: names of the option in other systems' Python calls, each with a function that converts their
+        value. These names are also flags of commands, which --help does not show (docs/seeds.md does).
+    fills: a function of the option's value and of all given values, by flag. Returns the given values with
+        additional ones that this option implies.
+    positional: True for an argument without a flag.
+    secret: True if the value comes only from the environment, because all users of a machine can read command
+        lines, and files are copied.
+    keyword_only: True if the option exists only in Python calls.
     """
 
     help: str
@@ -87,8 +102,12 @@ class Option:
 
 
 def option(default: T, told: Option | str, **more: Any) -> T:
-    """The default of a field that is an option: an Option, or its help and what else it says. A field without
-    a default is annotated with its Option.
+    """Return the dataclass field of an option with a default.
+
+    told: the option, or its help text.
+    more: further fields of the `Option`.
+
+    A field without a default is annotated with its `Option` instead.
     """
     said = replace(told, **more) if isinstance(told, Option) else Option(told, **more)
     return field(default=default, repr=not said.secret, metadata={"option": said})
@@ -96,10 +115,16 @@ def option(default: T, told: Option | str, **more: Any) -> T:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a program offers of a dataclass it holds. only, without: by the names of fields.
+    """Which options of a settings dataclass a program offers, and how they differ. Keys are names of fields.
 
-    defaults, unset, flags, help, choices: other ones here, by the names of fields.
-    inner: of dataclasses within it.
+    only: the offered fields. Empty: all.
+    without: fields that are not offered.
+    defaults: other defaults.
+    unset: other descriptions of what applies without a value.
+    flags: other flags.
+    help: other help texts.
+    choices: fewer choices.
+    inner: what is offered of nested dataclasses.
     """
 
     only: tuple[str, ...] = ()
@@ -112,10 +137,13 @@ class Offer:
     inner: Mapping[str, Offer] = field(default_factory=dict[str, "Offer"])
 
     def offers(self, name: str) -> bool:
+        """Return whether the field is offered."""
         return name not in self.without and (not self.only or name in self.only)
 
     def of(self, name: str, notes: tuple[Any, ...]) -> Offer:
-        """What is offered of a dataclass within it: as here, else as the field is annotated."""
+        """Return the offer of the nested dataclass in a field: from `inner`, else from the field's
+        annotation.
+        """
         noted = next((note for note in notes if isinstance(note, Offer)), ALL)
         return self.inner.get(name, noted)
 
@@ -125,9 +153,17 @@ ALL = Offer()
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One option of a program. path: attribute names that lead to it. default: MISSING where it is required.
+    """One option of a program.
 
-    several: it may be given more than once. heading: the group it is shown in.
+    path: the attribute names that lead from the settings to the option's value.
+    flag: name of the flag, without dashes in front.
+    option: the option's description.
+    kind: how text becomes a value.
+    default: the default, or MISSING if the option is required.
+    several: True if the option may be given more than once.
+    switch: True if the value is a bool.
+    heading: the group in which --help shows the option.
+    tier: "common" or "expert".
     """
 
     path: tuple[str, ...]
@@ -142,15 +178,19 @@ class Entry:
 
     @property
     def name(self) -> str:
+        """Name of the field."""
         return self.path[-1]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Without dashes; the first one is ours."""
+        """All names of the flag, without dashes in front: the present one first, then aliases and former
+        ones.
+        """
         return (self.flag, *self.option.aliases, *self.option.former)
 
     @property
     def keyword(self) -> str:
+        """Name of the option in Python calls."""
         return self.name if len(self.path) == 1 else self.flag.replace("-", "_")
 
     @property
@@ -158,7 +198,7 @@ class Entry:
         return self.default is MISSING
 
     def read(self, given: Any) -> Any:
-        """The value that text means; what is no text is a value already. Raises ValueError."""
+        """Return the value of a text; other objects are returned unchanged. Raises ValueError."""
         if self.several:
             listed = (given,) if isinstance(given, str) else tuple(given)
             return tuple(self.kind.read(one) if isinstance(one, str) else one for one in listed)
@@ -174,7 +214,7 @@ def hints_of(kind: type) -> Mapping[str, Any]:
 
 
 def entries_of(kind: type, offer: Offer = ALL, heading: str = "Options") -> tuple[Entry, ...]:
-    """The options of a settings dataclass, in the order of its fields, those it holds included."""
+    """Return the options of a settings dataclass and of its nested ones, in the order of the fields."""
     return tuple(_entries(kind, offer, heading, "common", ()))
 
 
@@ -221,12 +261,12 @@ def _entry(
 
 
 def default_of(one: Field[Any]) -> Any:
-    """MISSING where there is none."""
+    """Return the default of a dataclass field, or MISSING."""
     return one.default if one.default_factory is MISSING else one.default_factory()
 
 
 def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """The type without "or None", and what is annotated."""
+    """Return the type without "or None", and the annotations of `Annotated`."""
     notes = hint.__metadata__ if get_origin(hint) is Annotated else ()
     bare = hint.__origin__ if notes else hint
     if get_origin(bare) in (Union, UnionType):
@@ -243,6 +283,7 @@ def _held(hint: Any) -> type | None:
 
 
 def kind_of(hint: Any, option: Option) -> Kind[Any]:
+    """Return how text becomes a value: the option's own kind, else the kind of the field's type."""
     if option.kind is not None:
         return option.kind
     if get_origin(hint) is Literal:
@@ -259,6 +300,8 @@ def kind_of(hint: Any, option: Option) -> Kind[Any]:
 
 
 def choice_of(choices: tuple[str, ...]) -> Kind[str]:
+    """Return the kind of an option with a fixed set of texts."""
+
     def read(text: str) -> str:
         if text not in choices:
             raise ValueError(f"{text!r} is not one of {', '.join(map(repr, choices))}")
@@ -274,7 +317,12 @@ def number_kind(
     holds: Callable[[Any], bool],
     write: Callable[[Any], str] = str,
 ) -> Kind[Any]:
-    """told: what a text is not that cannot be cast, or for whose number `holds` is false."""
+    """Return the kind of a number.
+
+    cast: converts a text; may raise ValueError.
+    told: the end of the error message `'...' is ...` if a text cannot be converted or `holds` is false.
+    holds: whether a number is allowed.
+    """
 
     def read(text: str) -> Any:
         with suppress(ValueError):
@@ -297,13 +345,13 @@ def _bounded(cast: Callable[[str], Any], option: Option, told: str) -> Kind[Any]
 
 
 def switch(words: tuple[str, str]) -> Kind[bool]:
-    """words: how off and on are written."""
+    """Return the kind of a switch. words: how off and on are written."""
     word = choice_of((words[1], words[0]))
     return Kind("", lambda text: word.read(text) == words[1], lambda value: words[value], word.choices)
 
 
 def counted(more: int) -> Kind[int]:
-    """A number > 0 whose value counts `more` than what is written.
+    """Return the kind of a number > 0 whose value is `more` larger than the number in the text.
 
     `counted(1)` is for a field that counts the root of a tree, where the flag does not: "23" <-> 24.
     """
@@ -313,7 +361,10 @@ def counted(more: int) -> Kind[int]:
 
 
 def is_word(chosen: str, *others: str) -> Kind[bool]:
-    """One of several words; the value is whether it is the first one. False is written as the second."""
+    """Return the kind of a bool that is written as a word: `chosen` is True, any of `others` is False.
+
+    False is written as the first of `others`.
+    """
     word = choice_of((*others, chosen))
     return Kind(
         "|".join(word.choices),
@@ -323,13 +374,13 @@ def is_word(chosen: str, *others: str) -> Kind[bool]:
 
 
 def in_words(entry: Entry, text: str) -> str:
-    """Files and variables say true and 1, too, where a command line says on or yes."""
+    """Return a switch's text from a file or a variable as on a command line: "true" or "1" becomes "on"."""
     off, on = entry.option.words
     return {"true": on, "1": on, "false": off, "0": off}.get(text, text) if entry.switch else text
 
 
 def build(kind: type[T], values: Mapping[str, Any], offer: Offer = ALL) -> T:
-    """A settings dataclass of what is given, by flag. Raises what its `__post_init__` raises."""
+    """Return a settings dataclass with the given values, by flag. Raises what its `__post_init__` raises."""
     entries = {entry.path: entry for entry in entries_of(kind, offer)}
     for entry in entries.values():
         if entry.option.fills and values.get(entry.flag) is not None:
@@ -358,8 +409,10 @@ def _build(
 
 
 def arguments_of(settings: Any, offer: Offer = ALL) -> tuple[str, ...]:
-    """A child's arguments: every option that has a value, as on a command line; of switches those that are
-    not what they are by default.
+    """Return settings as command line arguments, for a child process.
+
+    Options without a value, secrets, options of Python calls only, and switches that are off by default and
+    off are left out.
     """
     words: list[str] = []
     for entry in entries_of(type(settings), offer):
@@ -376,7 +429,7 @@ def arguments_of(settings: Any, offer: Offer = ALL) -> tuple[str, ...]:
 
 
 def memory(text: str) -> int:
-    """ "512M" -> bytes; K, M, G, T are powers of 1024."""
+    """Return the bytes of an amount such as "512M"; K, M, G, T are powers of 1024. Raises ValueError."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", text, re.IGNORECASE)
     if found is None or not float(found[1]):
         raise ValueError(f"{text!r} is no amount of memory; write 512M or 2G")
@@ -389,7 +442,7 @@ def written_memory(amount: int) -> str:
 
 
 def layer_numbers(text: str) -> tuple[int, ...]:
-    """ "2,16,29" -> those layers; ascending."""
+    """Return the layer numbers of a text such as "2,16,29". Raises ValueError unless they ascend."""
     if not re.fullmatch(r"\d{1,6}(,\d{1,6})*", text):
         raise ValueError(f"{text!r} are no layers; write their numbers, such as 2,16,29")
     found = tuple(map(int, text.split(",")))
@@ -399,7 +452,12 @@ def layer_numbers(text: str) -> tuple[int, ...]:
 
 
 def list_kind(metavar: str, pattern: str, wrong: str, cast: Callable[[str], Any] = str) -> Kind[Any]:
-    """Several values, separated by commas. wrong: what is said of others, with {} for them."""
+    """Return the kind of a list of values separated by commas.
+
+    pattern: regular expression that each value must match.
+    wrong: the error message for other texts, with {} in the place of the text.
+    cast: converts each value.
+    """
 
     def read(text: str) -> tuple[Any, ...]:
         parts = [part.strip() for part in text.split(",")]
@@ -440,9 +498,9 @@ def warn_inactive(why: str) -> None:
 
 
 def made_of(kind: type[T], keywords: Mapping[str, Any], offer: Offer = ALL) -> T:
-    """A settings dataclass from Python keywords, by the names of flags with underscores.
+    """Return a settings dataclass from Python keywords, which are flags with underscores.
 
-    Text is read as on a command line. Raises InvalidRequest: no such option, or no such value.
+    Texts are read as on a command line. Raises InvalidRequest for an unknown option or an invalid value.
     """
     entries = {entry.keyword: entry for entry in entries_of(kind, offer)}
     values: dict[str, Any] = {}
@@ -460,7 +518,7 @@ YES, NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
 def truth(given: Any) -> bool:
-    """True, "True", "yes", 1, as other systems' command lines say it. Raises ValueError."""
+    """Return the bool that True, "True", "yes" or 1 means, as in other systems. Raises ValueError."""
     said = str(given).lower()
     if said not in (*YES, *NO):
         raise ValueError(f"{given!r} is not True or False")
@@ -468,17 +526,17 @@ def truth(given: Any) -> bool:
 
 
 def mode_of(parallel: Any) -> Literal["auto", "direct"]:
-    """enable_parallel, as other systems say it."""
+    """Return the mode that other systems' option `enable_parallel` means."""
     return "auto" if truth(parallel) else "direct"
 
 
 def same(value: T) -> T:
-    """Another system's value, where it is ours."""
+    """Return another system's value unchanged, because it has the same meaning."""
     return value
 
 
 def checked(entry: Entry, name: str, given: Any) -> Any:
-    """The value that a keyword means. Raises InvalidRequest."""
+    """Return the value of a Python keyword. Raises InvalidRequest, which names the keyword."""
     if entry.kind.choices and not entry.switch and given not in entry.kind.choices:
         said = ", ".join(entry.kind.choices)
         raise InvalidRequest(f"{name} must be one of {said}, got {given!r}", field=name)

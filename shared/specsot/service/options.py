@@ -1,6 +1,6 @@
 """The options that services and commands share: what a process is, what it loads, how it drafts.
 
-One object of these is read once, in `__main__` or by a command, and passed through to whoever needs it.
+Each is read once, in `__main__` or by a command, and passed on as an argument.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ LogFormat = Literal["console", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 Dtype = Literal["auto", "fp32", "bf16", "fp16"]
 
-SERVICE_KV_MEMORY = 1 << 30  # bytes of each worker and drafter process by default; not measured
+# Bytes. Memory for KV pages of each worker and drafter process, by default. Untuned.
+SERVICE_KV_MEMORY = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceOptions:
-    """What every service has: where it listens, how it logs, what it shows of itself, how it leaves."""
+    """Options of every service: where it listens, how it logs, what it reports, how it stops."""
 
     HEADING: ClassVar[str] = "Service"
     TIER: ClassVar[Tier] = "expert"
@@ -60,13 +61,18 @@ class ServiceOptions:
     insecure: bool = option(False, "Allow access from other machines without certificates or tokens.")
 
     def check(self) -> None:
-        """Raises InvalidRequest for metrics that strangers could read and nobody said that they may."""
+        """Raise InvalidRequest if other machines could read the metrics and neither TLS nor --insecure is
+        given.
+        """
         self.check_exposure("metrics", self.metrics, "--tls-cert and --tls-key", self.tls.cert is not None)
 
     def check_exposure(self, flag: str, address: str | None, needs: str, secured: bool) -> None:
-        """Raises InvalidRequest where other machines could come in unsecured, unless --insecure allows it.
+        """Raise InvalidRequest if other machines could reach an unsecured address and --insecure is not
+        given.
 
-        An address without a port is refused later, by whoever opens it.
+        An address without a port is not checked; opening it fails later.
+
+        flag: the option that names the address. needs: the options that would secure it.
         """
         open = address is not None and ":" in address and exposed(address)
         if open and not secured and not self.insecure:
@@ -87,8 +93,9 @@ class MemberOptions:
 
 
 def check_member(service: ServiceOptions) -> None:
-    """Whoever dials a member shows a certificate, and so does it. Raises InvalidRequest, and ModelError
-    without what members compute with.
+    """Check the service options of a worker or drafter, whose connections need certificates on both sides.
+
+    Raises InvalidRequest for invalid options, ModelError if torch is missing.
     """
     require_torch()
     service.check()
@@ -101,7 +108,10 @@ def check_member(service: ServiceOptions) -> None:
 
 
 def device_of(device_map: Any) -> str:
-    """One device of Transformers' device_map: a name, or a mapping with one value. Raises InvalidRequest."""
+    """Return the device of Transformers' device_map, which is a name or a mapping with a single device.
+
+    Raises InvalidRequest if the mapping has several devices.
+    """
     if isinstance(device_map, Mapping):
         places = {str(place) for place in device_map.values()}
         if len(places) != 1:
@@ -111,17 +121,17 @@ def device_of(device_map: Any) -> str:
 
 
 def dtype_of(dtype: Any) -> str:
-    """torch.bfloat16 or "bfloat16" or "bf16"."""
+    """Return this project's name of a type: "bf16" for torch.bfloat16, "bfloat16" and "bf16"."""
     name = str(dtype).removeprefix("torch.")
     return {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(name, name)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """The base model: where its weights are, and what they are computed and held in.
+    """Options of the base model: its files, and the types in which it is stored and computed.
 
-    kv_memory: bytes for KV pages of each worker, and of the drafter. device: without a number ("cuda") the
-    master chooses among the machine's GPUs.
+    kv_memory: bytes for KV pages of each worker, and of the drafter.
+    device: the torch device. For "cuda" without a number, the master chooses among the machine's GPUs.
     """
 
     HEADING: ClassVar[str] = "Model"
@@ -172,7 +182,7 @@ class ModelOptions:
 
     @property
     def base(self) -> Path:
-        """The model's directory. Raises ModelError; InvalidRequest where none was given."""
+        """The model's directory. Raises ModelError if it is invalid, InvalidRequest if no model was given."""
         if self.model is None:
             raise InvalidRequest("a model directory is needed", "model")
         return resolve_model(self.model)
@@ -184,7 +194,10 @@ class ModelOptions:
 
 @dataclass(frozen=True, slots=True)
 class DraftModelOptions(ModelOptions):
-    """What drafts for a base model, and how. draft_dtype None: the base's."""
+    """Options of the drafter.
+
+    draft_dtype: the type in which the drafter computes. None: the base model's.
+    """
 
     HEADING: ClassVar[str] = "Speculative decoding"
     TIER: ClassVar[Tier] = "expert"
@@ -217,7 +230,9 @@ class DraftModelOptions(ModelOptions):
 
     @property
     def draft(self) -> Path:
-        """The draft model's directory. Raises ModelError; InvalidRequest where none was given."""
+        """The draft model's directory. Raises ModelError if it is invalid, InvalidRequest if none was
+        given.
+        """
         if self.draft_model is None:
             raise InvalidRequest(f"drafter {self.drafts} needs a draft_model", "draft_model")
         return resolve_model(self.draft_model)
@@ -228,13 +243,18 @@ class DraftModelOptions(ModelOptions):
 
     @property
     def drafter_quantization(self) -> Quantization | None:
-        """Beside a base in few bits on a CPU drafts are in 8: they decide nothing, and wait for weights."""
+        """The quantization of the draft model.
+
+        By default, the draft model is stored in 8 bits on a CPU if the base model is stored in 8 or 4 bits.
+        Drafts do not change the output, and on a CPU their time is the time of reading weights.
+        """
         packed = self.device == "cpu" and self.quantization in ("int8", "int4")
         return self.draft_quantization or ("int8" if packed else None)
 
 
 LENT = "from a worker that has it"
-# What a worker's and a drafter's process offer of them: a fleet that starts one writes the same flags.
+# The options of a worker's and of a drafter's process. A fleet that starts such a process passes the same
+# flags.
 OF_WORKER = Offer(
     only=tuple(ModelOptions.__dataclass_fields__),
     defaults={"model": None, "kv_memory": SERVICE_KV_MEMORY},
@@ -253,7 +273,7 @@ OF_DRAFTER = Offer(
 
 
 def layers(text: str) -> Range:
-    """ "0:4" -> layers 0, 1, 2, 3."""
+    """Return a layer range: "0:4" means the layers 0, 1, 2, 3. Raises ValueError for an invalid text."""
     found = re.fullmatch(r"(\d+):(\d+)", text)
     if found is None or int(found[1]) >= int(found[2]):
         raise ValueError(f"{text!r} is no layer range; write first:last, such as 0:4")
@@ -264,7 +284,10 @@ LAYERS = Kind("FIRST:LAST", layers)
 
 
 def reachable(advertise: str | None, listen: str, port: int) -> str:
-    """The address peers are told: what was asked for, else where it really listens."""
+    """Return the address at which peers reach a service: --advertise, else the address on which it listens.
+
+    If the service listens on all interfaces, the address has the machine's name as its host.
+    """
     if advertise:
         return advertise
     if listen.startswith("unix:"):
@@ -275,5 +298,5 @@ def reachable(advertise: str | None, listen: str, port: int) -> str:
 
 
 def name_of(name: str | None, address: str) -> str:
-    """A unix socket is named after its file."""
+    """Return a member's name: --name, else the file name of its unix socket, else its address."""
     return name or (address.rpartition("/")[2] if address.startswith("unix:") else address)

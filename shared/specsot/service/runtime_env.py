@@ -1,6 +1,6 @@
-"""Environment settings for memory and cores, standard files and Ctrl-C, settled before libraries are loaded.
+"""Settings of memory, cores, standard files and Ctrl-C that must be made before libraries are loaded.
 
-What the environment already says is left alone.
+Variables that the environment already has are not changed.
 """
 
 from __future__ import annotations
@@ -18,42 +18,45 @@ M_MMAP_THRESHOLD = -3
 M_ARENA_MAX = -8
 
 _SETTINGS = {
-    # A forward has dozens of short parallel stretches: threads that sleep between them (as the passive
-    # policy has it) double its time; threads that spin for long take cores from the next service.
+    # A forward pass has dozens of short parallel sections. Threads that sleep between them, as with the
+    # passive policy, double its time; threads that spin for long take cores from the next service.
     "GOMP_SPINCOUNT": "10000",
-    "GRPC_VERBOSITY": "NONE",  # what gRPC's C++ would print comes as a status too
+    # What gRPC's C++ code would print is also in the status of a call.
+    "GRPC_VERBOSITY": "NONE",
     "GRPC_ENABLE_FORK_SUPPORT": "0",
-    # Compiled products of every shape that was met, nearly half a MiB each: PyTorch would keep the newest
-    # 1,024, and oneDNN as many of its own. Few shapes come again and again; a new one takes a millisecond.
+    # Compiled matrix products of every shape take nearly half a MiB each. PyTorch would keep the newest
+    # 1,024, and oneDNN as many of its own. Few shapes repeat, and a new one takes only a millisecond.
     "LRU_CACHE_CAPACITY": "128",
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
     "TOKENIZERS_PARALLELISM": "false",
-    # Who loses a peer ends an epoch, not its process; and rows go by NCCL within a host alone.
+    # The loss of a peer must end the epoch and not the process, and NCCL is used only within a host.
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
     "NCCL_SOCKET_IFNAME": "lo",
 }
 
 
-INTERRUPTED = 130  # exit status of what Ctrl-C ended
+# Exit status of a program that Ctrl-C ended.
+INTERRUPTED = 130
 
 
 def interruptible(program: Callable[[], int]) -> int:
-    """Its exit status; Ctrl-C ends it without a word, also while it imports.
+    """Run a program and return its exit status. Ctrl-C ends the program silently, also while it imports.
 
-    Behind it Python waits for threads: another Ctrl-C then ends the process at once.
+    After the program, Python waits for threads; another Ctrl-C then ends the process at once.
     """
     try:
         return program()
     except KeyboardInterrupt:
         return INTERRUPTED
     finally:
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # where it is ignored, it stays so
+        # If SIGINT is ignored, it stays ignored.
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def set_runtime_defaults() -> None:
-    """Call before importing torch or grpc, and before anything is opened."""
+    """Make all settings. Must be called before torch or grpc is imported and before any file is opened."""
     open_standard_files()
     survive_any_text()
     for name, value in _SETTINGS.items():
@@ -63,21 +66,24 @@ def set_runtime_defaults() -> None:
 
 
 def open_standard_files() -> None:
-    """On nothing, where whoever started us closed them (`2>&-`): else a socket has such a number, and libuv
-    ends the process once that is closed.
+    """Open the standard files on /dev/null if the parent process closed them (`2>&-`).
+
+    Otherwise a socket would get the number of a standard file, and libuv ends the process when it is closed.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - it has the lowest free number
 
 
-WHOLE = "utf-8", "surrogateescape"  # what came in goes out again
+# The encoding and the error handler with which any bytes that were read can be written unchanged.
+WHOLE = "utf-8", "surrogateescape"
 
 
 def survive_any_text() -> None:
-    """Characters that the locale's encoding lacks are written as their numbers, as Python does on stderr.
+    """Let standard input and output accept any text.
 
-    Bytes that are none come as half characters, which are refused by name.
+    Characters that the locale's encoding lacks are written as escapes, as Python does on stderr. Bytes of the
+    input that are no characters are read as lone surrogates, which requests reject with a clear error.
     """
     for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "backslashreplace")):
         if isinstance(stream, TextIOWrapper) and (stream.encoding, stream.errors) != WHOLE:
@@ -85,9 +91,10 @@ def survive_any_text() -> None:
 
 
 def keep_memory() -> None:
-    """Let glibc reuse freed memory for large messages instead of mapping it anew for each.
+    """Let glibc reuse freed memory for large messages instead of mapping new memory for each.
 
-    Few arenas: what one thread frees, another can use; by default each of gRPC's threads gathers its own.
+    The number of arenas is small, so that a thread can use memory that another one freed. By default, each of
+    gRPC's threads would keep its own.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):  # musl has none
@@ -97,7 +104,7 @@ def keep_memory() -> None:
 
 
 def return_freed_memory() -> None:
-    """Give the system what a peak needed and nobody holds any more. Takes milliseconds: for quiet moments."""
+    """Return freed memory to the system. Takes milliseconds, so it is called while there is no work."""
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)

@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 
-# Seconds in which a reader of metrics must have sent its request and taken the answer; not measured.
+# Seconds in which a client of the metrics must have sent its request and read the response. Untuned.
 READER_SECONDS = 10.0
-# Seconds, upper bounds of a histogram: from a GPU's lap to a CPU's over a slow link.
+# Seconds. Upper bounds of a histogram, from a step on a GPU to a step on CPUs over a slow link.
 LAP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 
 class PolledCollector(Collector):
-    """Families that are looked up when somebody asks for them."""
+    """Metrics that are computed when they are read. look: returns them."""
 
     def __init__(self, look: Callable[[], Iterable[Metric]]) -> None:
         self._look = look
@@ -52,7 +52,10 @@ class PolledCollector(Collector):
 
 
 def epoch_gauges(member: str, configuration: Configuration, free: int) -> Iterator[Metric]:
-    """What worker and drafter alike tell of their epoch."""
+    """Yield the metrics of an epoch that workers and drafters have in common.
+
+    member: "worker" or "drafter". free: number of free KV pages.
+    """
     for name, about, value in (
         ("epoch", "The epoch it takes part in", configuration.epoch),
         ("kv_pages", "KV pages it has", configuration.pages),
@@ -62,7 +65,10 @@ def epoch_gauges(member: str, configuration: Configuration, free: int) -> Iterat
 
 
 class MetricsServer:
-    """A page of figures, served by a thread of its own. `port` is the real one."""
+    """A server of metrics in a thread of its own.
+
+    port: the port on which the server listens.
+    """
 
     def __init__(self, server: WSGIServer, thread: Thread) -> None:
         self._server = server
@@ -76,8 +82,9 @@ class MetricsServer:
 
 
 def registry_of(service: str) -> CollectorRegistry:
-    """With what every process has: its memory, cores and files, the machine's GPUs, its version."""
-    disable_created_metrics()  # when each began: a fourth of the page, and nobody asks
+    """Return a registry with the metrics of every process: memory, cores, files, GPUs, version."""
+    # The creation times of metrics would be a fourth of the page, and are of no use.
+    disable_created_metrics()
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     registry.register(PolledCollector(lambda: (version_of(service), *gpu_families())))
@@ -89,7 +96,7 @@ def version_of(service: str) -> Metric:
 
 
 def gpu_families() -> Iterator[Metric]:
-    """Nothing where there is none."""
+    """Yield the metrics of the machine's GPUs. Yields nothing if there are none."""
     gpus = read_gpus()
     for name, about, values in (
         ("gpu_memory_used_bytes", "Memory in use", [gpu.used for gpu in gpus]),
@@ -104,9 +111,11 @@ def gpu_families() -> Iterator[Metric]:
 
 
 def open_metrics_server(listen: str, registry: CollectorRegistry, tls: Tls = PLAIN) -> MetricsServer:
-    """Serve them at host:port. Raises, in one line, Unavailable (the address cannot be had), InvalidRequest.
+    """Serve a registry at host:port.
 
-    tls: who this is; with those who vouch for others, a reader must show a certificate of theirs.
+    tls: certificate of the server. If it includes a CA, clients need a certificate of that CA.
+
+    Raises Unavailable if the address is not available, InvalidRequest if TLS files are invalid.
     """
     check_free(listen)
     host, port = split_address(listen)
@@ -116,17 +125,20 @@ def open_metrics_server(listen: str, registry: CollectorRegistry, tls: Tls = PLA
         raise Unavailable(f"cannot listen at {listen}: {reason(error)}") from None
     if (context := secured_context(tls)) is not None:
         context.verify_mode = ssl.CERT_REQUIRED if tls.mutual else ssl.CERT_NONE
-        # Each connection's own thread shakes hands: who stalls there keeps nobody else waiting.
+        # The handshake runs in each connection's own thread, so that a client that stalls delays no other.
         server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
-    looks = 0.1  # seconds between two looks whether to end; not measured
+    # Seconds between two checks whether to stop. Untuned.
+    looks = 0.1
     thread = Thread(target=server.serve_forever, args=(looks,), name="figures", daemon=True)
     thread.start()
     return MetricsServer(server, thread)
 
 
 def _page(registry: CollectorRegistry) -> WSGIApplication:
-    """Always the plain format: in the other one the client library spells colons as underscores for
-    readers that do not ask for UTF-8, as Prometheus 2 does not.
+    """Return the WSGI application that serves a registry, always in the plain text format.
+
+    In the OpenMetrics format, the library replaces colons in names by underscores for clients that do not ask
+    for UTF-8, such as Prometheus 2.
     """
 
     def answer(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
@@ -144,21 +156,22 @@ def _server_at(host: str) -> type[ThreadingWSGIServer]:
 
 
 def _cut(connection: socket.socket) -> None:
-    with suppress(OSError):  # it may be closed by now
+    # The connection may be closed already.
+    with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
 
 class _Quiet(WSGIRequestHandler):
-    """One line a scrape would be all the log. A reader has a thread of ours: not for ever."""
+    """Handles a request without logging it, and limits its time, because each request occupies a thread."""
 
     def handle(self) -> None:
-        """Whoever is slow is cut off, in whatever it is slow: shaking hands, asking, reading."""
+        """Handle a request. The connection is cut after READER_SECONDS, handshake and reading included."""
         limit = Timer(READER_SECONDS, _cut, (self.connection,))
         limit.daemon = True
         limit.start()
         try:
             super().handle()
-        except (OSError, ValueError):  # ValueError: of TLS, where it was cut while it shook hands
+        except (OSError, ValueError):  # TLS raises ValueError if the connection is cut during the handshake.
             pass
         finally:
             limit.cancel()
@@ -171,20 +184,27 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """registry: where figures are told; None: nobody asks for them. tracer: where spans begin."""
+    """The metrics and traces of a process.
+
+    registry: the registry of metrics, or None if they are not served.
+    tracer: creates spans.
+    """
 
     registry: CollectorRegistry | None = None
     tracer: Tracer = OFF
 
     @property
     def on(self) -> bool:
-        """Whether anybody asks for anything: what happens in every lap is noted for nobody else."""
+        """True if metrics or traces are collected. Otherwise steps record nothing."""
         return self.registry is not None or self.tracer.on
 
 
 @contextmanager
 def observed(service: str, options: ServiceOptions) -> Generator[Observation]:
-    """Raises InvalidRequest, Unavailable when the address cannot be had."""
+    """A context in which a service's metrics are served, if an address is given, and spans are collected.
+
+    Raises InvalidRequest if TLS files are invalid, Unavailable if the address is not available.
+    """
     tracer = start_tracing(service)
     if options.metrics is None:
         yield Observation(tracer=tracer)
@@ -203,7 +223,14 @@ def observed(service: str, options: ServiceOptions) -> Generator[Observation]:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """used, total: bytes of its memory. busy: share of the last moments in which it computed."""
+    """The state of one GPU.
+
+    index: number of the GPU.
+    name: name of the GPU.
+    used: bytes of memory in use.
+    total: bytes of memory.
+    busy: fraction of the last moments in which the GPU computed.
+    """
 
     index: int
     name: str
@@ -213,6 +240,7 @@ class Gpu:
 
 
 def read_gpus() -> list[Gpu]:
+    """Return the state of all GPUs; empty if there are none or if they cannot be read."""
     if not _ready():
         return []
     import pynvml
@@ -229,7 +257,7 @@ def _ready() -> bool:
         import pynvml
 
         pynvml.nvmlInit()
-    except Exception:  # missing library, missing driver, no permission: all the same to us
+    except Exception:  # The library or the driver is missing, or access is not permitted.
         return False
     return True
 

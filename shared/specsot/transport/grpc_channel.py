@@ -1,6 +1,6 @@
-"""Opens gRPC channels: options, credentials, one-line reasons when nobody answers, health probes.
+"""Opens gRPC channels: options, credentials, one-line reasons of failures, health probes.
 
-Sizes are in bytes; times of gRPC's own options in milliseconds.
+Sizes are in bytes. Times of gRPC's own options are in milliseconds.
 """
 
 from __future__ import annotations
@@ -20,13 +20,21 @@ from specsot.errors import Refused, Unavailable
 from specsot.transport.grpc_status import error_of
 from specsot.transport.security import PLAIN, Tls, Tokens, WatchedFiles, read_pems
 
-PUBLIC_BYTES = 8 << 20  # bytes of a message: the longest prompt's tokens (MAX_TOKENS), with room
-RING_BYTES = 256 << 20  # bytes of a message: hidden and fused rows of the largest frame
-METADATA_BYTES = 16 << 10  # bytes of a call's metadata: a token, a trace, an id; not measured
-MOST_STREAMS = 1024  # calls at a time of one connection between members; not measured
-CLIENT_STREAMS = 100  # calls at a time of a client's connection: each may bring a message of the largest size
-HELD_BYTES = 256 << 20  # bytes of messages of all clients' calls under way: 32 of the largest; not measured
-HANDSHAKE = 15.0  # seconds in which a new connection must have begun to speak; not measured
+# Bytes. Bounds a client's message: the tokens of the longest prompt (MAX_TOKENS), with room to spare.
+PUBLIC_BYTES = 8 << 20
+# Bytes. Bounds a message between members: hidden and fused states of the largest frame.
+RING_BYTES = 256 << 20
+# Bytes. Bounds a call's metadata: a token, a trace context, an id. Untuned.
+METADATA_BYTES = 16 << 10
+# Calls. Bounds the concurrent calls of one connection between members. Untuned.
+MOST_STREAMS = 1024
+# Calls. Bounds the concurrent calls of a client's connection, each of which may send a message of
+# PUBLIC_BYTES.
+CLIENT_STREAMS = 100
+# Bytes. Bounds the messages of all clients' running calls to 32 of the largest. Untuned.
+HELD_BYTES = 256 << 20
+# Seconds. Bounds the handshake of a new connection. Untuned.
+HANDSHAKE = 15.0
 
 StreamCall = grpc.aio.StreamStreamCall[Any, Any] | grpc.aio.StreamUnaryCall[Any, Any]
 Options = list[tuple[str, int | str]]
@@ -34,8 +42,11 @@ Options = list[tuple[str, int | str]]
 
 @dataclass(frozen=True, slots=True)
 class Keepalive:
-    """every: seconds between pings. patience: seconds in which the peer's system must acknowledge bytes, and
-    answer: in which the peer must answer a ping, after which it is gone.
+    """When a silent connection counts as broken.
+
+    every: seconds between pings.
+    patience: seconds within which the peer's operating system must acknowledge bytes.
+    answer: seconds within which the peer must answer a ping.
     """
 
     every: float = 5.0
@@ -43,19 +54,25 @@ class Keepalive:
     answer: float = 10.0
 
 
-# Between members, where pings wait behind what was sent before: up to 4.5 MB in buffers, 18 s at 2 Mbit/s.
-# A line that is cut is noticed after 14.7 s all the same, by `patience`; a frozen member by its master.
+# Between members, a ping waits for what was sent before it: up to 4.5 MB in buffers, which take 18 s at 2
+# Mbit/s. A broken line is still noticed after 14.7 s because of `patience`, and the master notices a frozen
+# member.
 LINK = Keepalive(answer=60.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a server grants to whoever comes. largest: bytes of one message. streams: calls at a time, of a
-    connection. held: bytes of all messages of calls that are under way, None for no limit.
+    """The limits and the access rules of a server.
 
-    reflection, channelz: whether it tells what it serves, and how its connections stand. reflection None:
-    where strangers may come in.
-    tls: what it shows, and whether it wants to be shown the same. tokens: what every call must bring.
+    largest: bytes of one message.
+    keepalive: when a silent connection counts as broken.
+    reflection: True if the server offers reflection. None: only if it needs neither tokens nor certificates.
+    channelz: True if the server offers channelz, which reports the state of its connections.
+    tls: the server's certificate, and whether clients need one.
+    tokens: the tokens of which every call must send one, or None if none is needed.
+    handshake: seconds for the handshake of a new connection.
+    streams: concurrent calls of one connection.
+    held: bytes of the messages of all running calls. None: no limit.
     """
 
     largest: int = RING_BYTES
@@ -70,15 +87,20 @@ class Terms:
 
     @property
     def asks(self) -> bool:
+        """True if callers need a token or a certificate."""
         return self.tokens is not None or self.tls.mutual
 
     @property
     def reflects(self) -> bool:
+        """True if the server offers reflection."""
         return not self.asks if self.reflection is None else self.reflection
 
 
 def server_options(terms: Terms) -> Options:
-    """SO_REUSEPORT is off: two servers on one port is an error, not a lottery."""
+    """Return the options of a server.
+
+    SO_REUSEPORT is off, so that a second server on the same port fails instead of getting some of the calls.
+    """
     return [
         *_sizes(terms.largest),
         *_alive(terms.keepalive),
@@ -93,9 +115,13 @@ def server_options(terms: Terms) -> Options:
 
 
 def channel_options(largest: int, name: str | None = None, keepalive: Keepalive = LINK) -> Options:
-    """No proxy and no shared connection: a link to a restarted peer starts without its old backoff.
+    """Return the options of a channel, which uses no proxy.
 
-    name: what the peer's certificate must be for, where that is not the host that is dialed.
+    A channel shares no connection with others, so that a link to a restarted peer does not wait for an
+    earlier link's backoff.
+
+    largest: bytes of one message.
+    name: the name that the peer's certificate must have, if it is not the dialed host.
     """
     return [
         *([("grpc.ssl_target_name_override", name)] if name else []),
@@ -111,8 +137,10 @@ def channel_options(largest: int, name: str | None = None, keepalive: Keepalive 
 
 
 def _alive(keepalive: Keepalive) -> Options:
-    """Without max_pings_without_data = 0 a frozen peer behind a live kernel is never noticed, and only by
-    ping_timeout; keepalive_timeout is TCP's.
+    """Return the options of pings.
+
+    A frozen peer whose operating system still acknowledges bytes is noticed only because of
+    `ping_timeout_ms`, and only if `max_pings_without_data` is 0. `keepalive_timeout_ms` is a timeout of TCP.
     """
     return [
         ("grpc.keepalive_time_ms", int(keepalive.every * 1000)),
@@ -127,7 +155,8 @@ def _sizes(largest: int) -> Options:
     return [("grpc.max_receive_message_length", largest), ("grpc.max_send_message_length", largest)]
 
 
-DIAL_SECONDS = 5.0  # seconds until a peer that neither answers nor refuses counts as absent; not measured
+# Seconds after which a peer that neither answers nor refuses a connection counts as absent. Untuned.
+DIAL_SECONDS = 5.0
 
 
 def open_channel(
@@ -137,7 +166,10 @@ def open_channel(
     name: str | None = None,
     keepalive: Keepalive = LINK,
 ) -> grpc.aio.Channel:
-    """A channel that has not connected yet. name: see channel_options. Raises InvalidRequest (tls)."""
+    """Return a channel that has not connected yet. Raises InvalidRequest if TLS files are invalid.
+
+    name: see `channel_options`.
+    """
     credentials = channel_credentials(tls)
     options = channel_options(largest, name if credentials else None, keepalive)
     if credentials is None:
@@ -153,8 +185,11 @@ async def reach(
     name: str | None = None,
     keepalive: Keepalive = LINK,
 ) -> grpc.aio.Channel:
-    """A connected channel. Raises Unavailable at the first refusal, or after `patience` seconds: a peer that
-    loads its layers may take some to shake hands.
+    """Return a connected channel.
+
+    patience: seconds to wait. A peer that loads its layers may need some for the handshake.
+
+    Raises Unavailable if the peer refuses the connection or does not answer in time.
     """
     channel = open_channel(address, largest, tls, name, keepalive)
     try:
@@ -173,12 +208,17 @@ async def reach(
 async def greeting(
     call: StreamCall, word: bytes, silent: str, patience: float = DIAL_SECONDS
 ) -> AsyncGenerator[None]:
-    """Says the first word of a stream; within, its answer is awaited. Raises what the peer raised, and
-    Unavailable with the words of `silent` where no answer comes in time.
+    """Write the first message of a stream; the answer must be awaited within this context.
+
+    word: the message.
+    silent: the message of the error if no answer arrives in time.
+
+    Raises the error that the peer raised, and Unavailable if no answer arrives within `patience` seconds.
     """
     try:
         async with asyncio.timeout(patience):
-            with contextlib.suppress(asyncio.InvalidStateError):  # refused before it was written
+            # The peer may have ended the stream before the message is written.
+            with contextlib.suppress(asyncio.InvalidStateError):
                 await call.write(word)
             yield
     except TimeoutError:
@@ -199,12 +239,15 @@ async def _connected(channel: grpc.aio.Channel, address: str) -> None:
         state = channel.get_state(try_to_connect=True)
 
 
-# gRPC's words for a peer that took the connection, and shook no hands within its second.
+# gRPC's messages if a peer accepted the connection but did not complete the handshake within a second.
 _BUSY = ("Handshake read failed (Endpoint closing)", "before receiving SETTINGS frame", "it answers now")
 
 
 async def _reason(channel: grpc.aio.Channel) -> str:
-    """Why it does not connect: only a call is told, and a call on such a channel fails at once."""
+    """Return why a channel does not connect.
+
+    gRPC tells the reason only to a call, and a call on such a channel fails at once.
+    """
     try:
         await channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=1)
     except AioRpcError as failure:
@@ -216,7 +259,10 @@ Role = Literal["master", "worker", "drafter"]
 
 
 def server_credentials(tls: Tls) -> grpc.ServerCredentials | None:
-    """None: no TLS. Changed files hold from the next connection on. Raises InvalidRequest."""
+    """Return a server's credentials, or None without TLS. Raises InvalidRequest if the files are invalid.
+
+    Changed files apply from the next connection on.
+    """
     if tls.cert is None:
         return None
     fresh = WatchedFiles(tls.paths, lambda: _configuration(tls))
@@ -224,7 +270,10 @@ def server_credentials(tls: Tls) -> grpc.ServerCredentials | None:
 
 
 def channel_credentials(tls: Tls) -> grpc.ChannelCredentials | None:
-    """None: no TLS. Read anew for every channel. Raises InvalidRequest."""
+    """Return a channel's credentials, or None without TLS. Raises InvalidRequest if the files are invalid.
+
+    The files are read for every channel.
+    """
     if tls.ca is None:
         return None
     pems = read_pems(tls)
@@ -233,7 +282,7 @@ def channel_credentials(tls: Tls) -> grpc.ChannelCredentials | None:
 
 
 def names_of(context: Any) -> frozenset[str] | None:
-    """The names in the peer's certificate; None where the door asks for no certificates."""
+    """Return the names in a peer's certificate, or None if the server needs no certificates."""
     known = context.auth_context()
     if "x509_pem_cert" not in known:
         return None
@@ -241,7 +290,10 @@ def names_of(context: Any) -> frozenset[str] | None:
 
 
 def check_role(names: frozenset[str] | None, who: str, *roles: Role) -> None:
-    """Raises Refused when a peer's certificate, which has these names, is for none of the roles."""
+    """Raise Refused if a peer's certificate, which has these names, is for none of the roles.
+
+    names: None if no certificates are needed; then every role is allowed.
+    """
     if names is not None and names.isdisjoint(roles):
         shown = ", ".join(sorted(names)) or "nobody"
         raise Refused(f"{who} shows a certificate for {shown}; {' or '.join(roles)} is needed")
@@ -253,7 +305,10 @@ def _configuration(tls: Tls) -> Any:
 
 
 def probe(address: str, service: str = "", timeout: float = 2.0, tls: Tls = PLAIN) -> str:
-    """SERVING, NOT_SERVING, or in words why there is no such answer. Raises InvalidRequest (tls)."""
+    """Return the health of a service: "SERVING", "NOT_SERVING", or in words why there is no such answer.
+
+    Raises InvalidRequest if TLS files are invalid.
+    """
     with _channel(address, tls) as channel:
         try:
             request = health_pb2.HealthCheckRequest(service=service)
@@ -298,11 +353,13 @@ _WORDS = {
 
 
 def _why(address: str, details: str) -> str:
-    """gRPC takes port 443 where none is given."""
+    """Return the reason of a failure in words. An address without a port is named, because gRPC uses port
+    443.
+    """
     named = address.startswith("unix:") or address.rpartition(":")[2].isdecimal()
     return failure_in_words(details) if named else f" ({_NO_ADDRESS})"
 
 
 def failure_in_words(details: str) -> str:
-    """ " (why)", or nothing where there is nothing to say but that nobody is there."""
+    """Return " (reason)" for gRPC's details of a failure, or "" if they only say that the peer is absent."""
     return next((f" ({words})" for said, words in _WORDS.items() if said in details), "")

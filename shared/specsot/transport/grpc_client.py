@@ -1,4 +1,6 @@
-"""A client of a master over gRPC: ask, watch events, cancel, show the ring. The same values as in-process."""
+"""A client of a master over gRPC: requests, their events, cancelling, status. The values are those
+in-process.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,12 @@ from specsot.v1 import master_pb2, master_pb2_grpc
 async def connect(
     address: str, patience: float = DIAL_SECONDS, tls: Tls = PLAIN, token: str | None = None
 ) -> MasterClient:
-    """token: what the master wants to be shown. It never leaves this machine in the clear.
+    """Connect to a master.
 
-    Raises Unavailable when no master is there, InvalidRequest (certificates, a token without TLS).
+    token: the bearer token to send, or None. It is never sent to another machine without TLS.
+
+    Raises Unavailable if the master cannot be reached, InvalidRequest if TLS files are invalid or if a token
+    would be sent without TLS.
     """
     if token is not None and tls.ca is None and exposed(address):
         raise InvalidRequest(f"a token would travel to {address} in the clear: give --tls-ca", field="tls_ca")
@@ -31,7 +36,7 @@ async def connect(
 
 
 class MasterClient:
-    """Any number of requests over one channel. Raises what the master raised."""
+    """Sends any number of requests over one channel. All methods raise the errors that the master raised."""
 
     def __init__(self, channel: grpc.aio.Channel, token: str | None = None) -> None:
         self._channel = channel
@@ -41,10 +46,12 @@ class MasterClient:
     def generate(
         self, ask: Ask, request_id: str = "", timeout: float | None = None
     ) -> AsyncIterator[Numbered]:
-        """Events of one request, `Finished` last. Closing the iterator early cancels the request, unless it
-        is resumable.
+        """Yield the events of one request, `Finished` last.
 
-        timeout: seconds it may take.
+        Closing the iterator early cancels the request, unless the request is resumable.
+
+        request_id: id of the request. Empty: the master chooses one.
+        timeout: seconds that the request may take. None: no limit.
         """
         return self._read(encode_ask(ask, request_id), timeout)
 
@@ -64,19 +71,21 @@ class MasterClient:
             raise Unavailable("the master ended the stream before the request was finished")
 
     async def cancel(self, request: str) -> bool:
-        """Whether such a request was running."""
+        """Cancel a request. Return whether it was running."""
         wanted = master_pb2.CancelRequest(request_id=request)
         with peer_errors():
             return (await self._master.Cancel(wanted, metadata=self._shown)).cancelled
 
     async def info(self) -> Info:
+        """Return the state of the master."""
         with peer_errors():
             response = await self._master.GetInfo(master_pb2.GetInfoRequest(), metadata=self._shown)
         return decode_info(response)
 
     async def rebalance(self) -> Rebalanced:
-        """Share the layers out anew; where requests run, that takes until rows are handed over. The new epoch
-        may not be complete yet. Raises Unavailable, Refused.
+        """Distribute the layers anew. While requests run, this waits until their KV rows are migrated.
+
+        The new epoch may not be complete yet when this returns. Raises Unavailable, Refused.
         """
         with peer_errors():
             response = await self._master.Rebalance(master_pb2.RebalanceRequest(), metadata=self._shown)
@@ -87,7 +96,7 @@ class MasterClient:
 
 
 def outgoing() -> tuple[tuple[str, str], ...]:
-    """Metadata for a call: the context of the program around us, if it traces with OpenTelemetry."""
+    """Return a call's metadata: the trace context of the calling program, if it uses OpenTelemetry."""
     api = sys.modules.get("opentelemetry.propagate")
     carrier: dict[str, str] = {}
     if api is not None:

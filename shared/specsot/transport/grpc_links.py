@@ -1,5 +1,6 @@
-"""Links between members over gRPC: the `Ring.Carry` stream, and the handshake by which they agree on other
-links. What protects members' gRPC protects what the handshake names.
+"""Links between members over gRPC: the `Ring.Carry` stream, and the handshake that negotiates other links.
+
+As other links are negotiated over gRPC, TLS of the gRPC connection also protects their endpoints and keys.
 """
 
 from __future__ import annotations
@@ -36,13 +37,14 @@ from specsot.v1 import ring_pb2, ring_pb2_grpc
 SERVICE = "specsot.v1.Ring"
 # The service under which a member is listed and reports its health, in addition to SERVICE.
 ROLE_SERVICES: Mapping[Kind, str] = {"worker": "specsot.v1.Worker", "drafter": "specsot.v1.Drafter"}
-NAME_KEY = "specsot-name"  # initial metadata: who answered
+# Key of the initial metadata in which a member sends its name.
+NAME_KEY = "specsot-name"
 
 _Call = StreamUnaryCall[bytes, ring_pb2.CarryResponse]
 
 
 class GrpcWire(Wire):
-    """One stream, as a sending end wants it."""
+    """The sending side of one `Ring.Carry` stream as a `Wire`."""
 
     def __init__(self, channel: grpc.aio.Channel, call: _Call) -> None:
         self._channel = channel
@@ -64,7 +66,9 @@ class GrpcWire(Wire):
 
     async def wait_closed(self) -> None:
         await self._over.wait()
-        async with self._writing:  # gRPC may tell what became of the last message after the stream's end
+        # gRPC may report the result of the last write only after the stream's end, so wait for that write
+        # too.
+        async with self._writing:
             pass
 
     async def hang_up(self) -> None:
@@ -72,9 +76,9 @@ class GrpcWire(Wire):
 
 
 class GrpcDialer:
-    """Dials in the name of `sender`. With an inbox, a link that breaks is told there as Lost.
+    """Opens links over gRPC in the name of `sender`. If a link breaks, `Lost` is put into the inbox, if any.
 
-    To a member of this machine and user who offers that, messages go by a unix socket.
+    Messages to a member of the same machine and user travel over a unix socket if that member offers one.
     """
 
     def __init__(
@@ -86,7 +90,10 @@ class GrpcDialer:
         self._tls = tls
 
     async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> SendingEnd:
-        """Raises Unavailable (nobody there), Refused (a peer of another protocol)."""
+        """See `Dialer.dial`.
+
+        Raises Unavailable if the peer cannot be reached, Refused if it has another protocol version.
+        """
         channel = await reach(address, self._patience, tls=self._tls, name=kind)
         try:
             if is_here(address) and (nearby := await self._connect(channel, address, epoch)):
@@ -101,7 +108,11 @@ class GrpcDialer:
     async def _connect(
         self, channel: grpc.aio.Channel, address: str, epoch: int
     ) -> tuple[UnixWire, str] | None:
-        """To its unix socket, and its name; None where it has none for us: why, the stream will tell."""
+        """Connect to the peer's unix socket. Return the connection and the peer's name.
+
+        Returns None if the peer offers no socket to this member; if the peer rejects the member, the stream
+        that is opened next reports why.
+        """
         request = ring_pb2.MeetRequest(hello=hello_of(self._sender, epoch), nearby=True)
         with contextlib.suppress(SpecsotError):
             response = await _meet(channel, request, self._patience)
@@ -118,16 +129,12 @@ class GrpcDialer:
         async with greeting(call, hello, f"{address} does not answer a hello", self._patience):
             metadata = dict(await call.initial_metadata())
             if NAME_KEY not in metadata:
-                await call  # refused: raises why
+                await call  # The peer rejected the hello; this raises its error.
         return call, str(metadata.get(NAME_KEY, address))
 
 
 class RingService(ring_pb2_grpc.RingServicer):
-    """The receiving end of every link to this member: decoded messages go to its inbox.
-
-    host: where links begin that are not gRPC's, if anywhere. rows: what receives rows beside frames.
-    nearby: members of this machine are offered unix sockets; then it is to be closed.
-    """
+    """The receiving end of every link to this member, which puts decoded messages into the member's inbox."""
 
     def __init__(
         self,
@@ -137,6 +144,12 @@ class RingService(ring_pb2_grpc.RingServicer):
         rows: RowsHost | None = None,
         nearby: bool = False,
     ) -> None:
+        """name: name of this member.
+
+        host: receives links that other sockets carry, or None if there are none.
+        rows: receives hidden states by separate channels, or None if there are none.
+        nearby: True if members of this machine are offered unix sockets. `close` must then be called.
+        """
         self._inbox = inbox
         self.name = name
         self._host = host
@@ -162,8 +175,10 @@ class RingService(ring_pb2_grpc.RingServicer):
         request_iterator: AsyncIterator[ring_pb2.CarryRequest],
         context: ServicerContext[ring_pb2.CarryRequest, ring_pb2.CarryResponse],
     ) -> ring_pb2.CarryResponse:
+        """Receive the messages of one link until the peer's goodbye or the stream's end."""
         peer = check_hello(await _first_word(request_iterator), context)
-        with self._receiver(peer) as receiver:  # entered first: who is told that it is linked can be lost
+        # The receiver is entered before the peer is answered, so that a loss from then on is noticed.
+        with self._receiver(peer) as receiver:
             await context.send_initial_metadata(((NAME_KEY, self.name),))
             async for request in request_iterator:
                 receiver.receive(request)
@@ -176,6 +191,10 @@ class RingService(ring_pb2_grpc.RingServicer):
         request: ring_pb2.MeetRequest,
         context: ServicerContext[ring_pb2.MeetRequest, ring_pb2.MeetResponse],
     ) -> ring_pb2.MeetResponse:
+        """Open an endpoint for a link or a channel that gRPC does not carry.
+
+        Raises Refused if this member offers no such endpoint.
+        """
         peer = check_hello(request.hello, context)
         if request.rows and self._rows is not None:
             return encode_endpoint(self.name, self._rows.expect(peer))
@@ -188,7 +207,7 @@ class RingService(ring_pb2_grpc.RingServicer):
 
     @contextlib.contextmanager
     def _receiver(self, peer: Peer) -> Generator[Receiver]:
-        """Its channel for rows ends with the link."""
+        """Receive messages of a peer. At the end, the peer's channel for hidden states is closed too."""
         try:
             with Receiver(
                 peer, self._inbox, self._rows.take if self._rows else refuse_rows_elsewhere
@@ -200,6 +219,7 @@ class RingService(ring_pb2_grpc.RingServicer):
 
 
 async def _first_word(requests: AsyncIterator[ring_pb2.CarryRequest]) -> ring_pb2.Hello:
+    """Return the hello, which must be the first message. Raises WireError if it is not."""
     request = await anext(requests, None)
     if request is None or not request.HasField("hello"):
         raise WireError("the first message must be hello")
@@ -207,15 +227,22 @@ async def _first_word(requests: AsyncIterator[ring_pb2.CarryRequest]) -> ring_pb
 
 
 def encode_endpoint(name: str, place: Endpoint) -> ring_pb2.MeetResponse:
+    """Return the response that names an endpoint. name: name of the member that opened the endpoint."""
     return ring_pb2.MeetResponse(name=name, port=place.port, path=place.path, key=place.key)
 
 
 async def negotiate(
     address: str, sender: str, epoch: int, key: bytes, kind: Kind, tls: Tls = PLAIN, rows: bool = False
 ) -> tuple[str, Endpoint]:
-    """The peer's name, and where it waits. rows: for the channel of a link that is open already.
+    """Ask a member for the endpoint of a link that gRPC does not carry. Return the member's name and the
+    endpoint.
 
-    Raises Unavailable, Refused, WireError.
+    key: public key of this end, for links with encryption of their own.
+    kind: the kind of member that its certificate must name.
+    rows: True to ask for the endpoint of a channel for hidden states, of a link that is open already.
+
+    Raises Unavailable if the member cannot be reached, Refused if it does not offer such links, and WireError
+    if its answer is invalid.
     """
     channel = await reach(address, tls=tls, name=kind)
     try:
@@ -229,7 +256,7 @@ async def negotiate(
 async def _meet(
     channel: grpc.aio.Channel, request: ring_pb2.MeetRequest, patience: float
 ) -> ring_pb2.MeetResponse:
-    """Raises what the peer raised."""
+    """Call `Ring.Meet`. Raises the error that the peer raised."""
     with peer_errors():
         return await ring_pb2_grpc.RingStub(channel).Meet(request, timeout=patience)
 

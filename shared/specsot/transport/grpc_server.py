@@ -32,7 +32,7 @@ HEADER = "authorization"
 
 
 def shown(metadata: Any) -> str | None:
-    """The header, if there is exactly one."""
+    """Return the authorization header of a call, or None unless there is exactly one."""
     values = [value for key, value in metadata or () if key == HEADER]
     return values[0] if len(values) == 1 and isinstance(values[0], str) else None
 
@@ -46,7 +46,10 @@ _V1 = "grpc.reflection.v1.ServerReflection"
 
 
 class GrpcServer:
-    """A server that is open. `port` is the real one (0 for a unix socket)."""
+    """A running gRPC server.
+
+    port: the port on which the server listens; 0 for a unix socket.
+    """
 
     def __init__(self, server: grpc.aio.Server, port: int, state: Any) -> None:
         self._server = server
@@ -54,20 +57,23 @@ class GrpcServer:
         self._state = state
 
     async def report(self, service: str, serving: bool) -> None:
-        """Tell the world by grpc.health.v1 whether a service can do its work."""
+        """Set the health of a service in grpc.health.v1 to SERVING or NOT_SERVING."""
         states = health_pb2.HealthCheckResponse
         await self._state.set(service, states.SERVING if serving else states.NOT_SERVING)
 
     async def close(self, grace: float) -> None:
-        """No new calls; those under way have `grace` seconds, then they are cancelled."""
+        """Accept no new calls. Calls that run after `grace` seconds are cancelled."""
         await self._state.enter_graceful_shutdown()
         await self._server.stop(grace)
 
 
 async def open_server(listen: str, services: Mapping[str, Attach], terms: Terms = _TERMS) -> GrpcServer:
-    """Serve at host:port or unix:path. `services` start as not serving; "" is live at once.
+    """Start a server at host:port or unix:path.
 
-    Raises, in one line, Unavailable when the address cannot be had, InvalidRequest for bad certificates.
+    services: by the name of each service, the function that adds it to the server. Their health starts as
+        NOT_SERVING; the health of the whole server, "", is SERVING at once.
+
+    Raises Unavailable if the address is not available, InvalidRequest if TLS files are invalid.
     """
     check_free(listen)
     if exposed(listen) and not terms.asks:
@@ -92,13 +98,16 @@ async def open_server(listen: str, services: Mapping[str, Attach], terms: Terms 
 
 
 def names_of(services: Iterable[str], terms: Terms) -> list[str]:
-    """Everything that is served, in the words of reflection."""
+    """Return the names of all services for reflection, those of debugging included."""
     debugging = ["grpc.channelz.v1.Channelz"] if terms.channelz else []
     return [*services, "grpc.health.v1.Health", *debugging, _V1, reflection.SERVICE_NAME]
 
 
 def reflect(server: grpc.aio.Server, names: list[str]) -> None:
-    """Reflection v1alpha, and v1 too: the messages are the same, grpcio-reflection serves only the former."""
+    """Add reflection to a server, as v1alpha and as v1.
+
+    grpcio-reflection serves only v1alpha, but the messages of v1 are the same.
+    """
     describe_v1()
     servicer = reflection.aio.ReflectionServicer(service_names=names, pool=SymbolPool())
     request = reflection_pb2.ServerReflectionRequest
@@ -123,7 +132,7 @@ class SymbolPool:
         return getattr(self._pool, name)
 
     def FindFileContainingSymbol(self, symbol: str) -> Any:
-        """Raises KeyError."""
+        """Return the file that contains a symbol, which may be a method. Raises KeyError if there is none."""
         try:
             return self._pool.FindFileContainingSymbol(symbol)
         except KeyError:
@@ -133,7 +142,7 @@ class SymbolPool:
 
 
 def describe_v1() -> None:
-    """Let v1 be looked up as well: whoever walks all services asks for the file of each."""
+    """Add the descriptor of reflection v1, because clients that list all services look up each one's file."""
     known = descriptor_pool.Default()
     try:
         known.FindFileContainingSymbol(_V1)
@@ -144,7 +153,7 @@ def describe_v1() -> None:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of "host:port" or "[v6]:port". Raises Unavailable."""
+    """Return host and port of "host:port" or "[v6]:port". Raises Unavailable for anything else."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65535:
         raise Unavailable(f"{address} is not an address; write host:port")
@@ -152,7 +161,10 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def check_free(listen: str) -> None:
-    """Find out in plain words what gRPC would only say in a stack of C++ lines."""
+    """Raise Unavailable with a clear reason if a server cannot listen at an address.
+
+    gRPC itself would only write C++ log lines.
+    """
     if listen.startswith("unix:"):
         return
     host, port = split_address(listen)
@@ -166,9 +178,11 @@ def check_free(listen: str) -> None:
 
 
 def reason(error: OSError) -> str:
+    """Return the reason of an operating system error in words."""
     if error.errno and error.errno > 0:
         return os.strerror(error.errno).lower()
-    return error.strerror or str(error)  # of the resolver, or Python's own
+    # Errors of the resolver and of Python itself have no positive number.
+    return error.strerror or str(error)
 
 
 def _bind(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredentials | None) -> int:
@@ -183,7 +197,7 @@ def _bind(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredenti
 
 
 def _refused(listen: str) -> str:
-    """Why gRPC does not listen there, which it does not say."""
+    """Return why gRPC cannot listen at an address, which gRPC does not tell."""
     if not listen.startswith("unix:"):
         return "address already in use"
     path = listen.removeprefix("unix:").removeprefix("//")
@@ -202,13 +216,14 @@ _NO_ROOM = "the messages of other calls fill the memory for them"
 
 
 class HeldBytes:
-    """Bytes of the messages of one call, out of a budget that all have."""
+    """The bytes of one call's messages, which count toward the budget of all calls."""
 
     def __init__(self, guard: CallGuard) -> None:
         self._guard = guard
         self._bytes = 0
 
     def take(self, size: int) -> bool:
+        """Count a message of `size` bytes. Return False if the budget has too little left."""
         if self._guard.left is None:
             return True
         fits = size <= self._guard.left
@@ -218,16 +233,17 @@ class HeldBytes:
         return fits
 
     def give_back(self) -> None:
+        """Return the bytes of all messages of this call to the budget."""
         if self._guard.left is not None:
             self._guard.left += self._bytes
         self._bytes = 0
 
 
 class CallGuard(grpc.aio.ServerInterceptor):
-    """Asks every call for its token, sets the trace context that it brought, bounds what calls hold, makes
-    a status of whatever they raise.
+    """Intercepts every call: checks its token, sets its trace context, bounds the memory of messages, and
+    turns errors into statuses.
 
-    left: bytes that messages of calls under way may still have, None for no limit.
+    left: bytes that messages of running calls may still take. None: no limit.
     """
 
     def __init__(self, held: int | None = None, tokens: Tokens | None = None) -> None:
@@ -252,15 +268,16 @@ class CallGuard(grpc.aio.ServerInterceptor):
 
 
 def _trace(metadata: Any) -> None:
-    """For the task that answers a call: its `caller`, and the trace's name in log lines. What does not parse
-    counts as absent.
+    """Set the trace context of the task that answers a call, and the trace's id in its log lines.
+
+    A trace context that cannot be parsed counts as absent.
     """
     caller.set(next((well_formed(value) for key, value in metadata if key == TRACEPARENT), None))
     bind_contextvars(trace_id=trace_of(caller.get()))
 
 
 def _refusal(error: Exception) -> Any:
-    """Answers a call of any kind; whether there is such a method is not told either."""
+    """Return a handler that raises an error for a call of any kind, also if the method does not exist."""
 
     async def refuse(request: object, context: object) -> NoReturn:
         raise error
@@ -269,6 +286,7 @@ def _refusal(error: Exception) -> Any:
 
 
 def _wrapped(handler: Any, held: HeldBytes) -> Any:
+    """Return a handler that does the same within the call's limits, and turns errors into statuses."""
     kinds = {False: "unary", True: "stream"}
     kind = f"{kinds[handler.request_streaming]}_{kinds[handler.response_streaming]}"
     make = getattr(grpc, f"{kind}_rpc_method_handler")
@@ -280,19 +298,25 @@ def _wrapped(handler: Any, held: HeldBytes) -> Any:
 
 
 def _tolerant(deserialize: Callable[[bytes], Any], held: HeldBytes) -> Callable[[bytes], Any]:
-    """In place of a message that cannot be had, the error that says why: raised here, it would be lost."""
+    """Return a deserializer that returns an error instead of raising it.
+
+    An error that is raised in a deserializer would not reach the client. The handler raises it instead.
+    """
 
     def read(data: bytes) -> Any:
         try:
             return deserialize(data) if held.take(len(data)) else Overloaded(_NO_ROOM)
-        except Exception:  # any: a stranger's bytes must not reach the caller as a Python error
+        except Exception:  # Whatever a client's bytes cause, the client must not see it as a Python error.
             return WireError("the message does not parse")
 
     return read
 
 
 def _guarded(behaviour: Behaviour, streaming: bool, held: HeldBytes) -> Behaviour:
-    """The same kind of coroutine or generator as `behaviour`; gRPC treats the two differently."""
+    """Wrap a handler's function in a coroutine or generator, whichever `behaviour` is.
+
+    gRPC treats the two differently.
+    """
     admit = partial(_checked_stream, held=held) if streaming else _checked
 
     async def answer(request: Any, context: ServicerContext[Any, Any]) -> Any:
@@ -317,20 +341,24 @@ def _guarded(behaviour: Behaviour, streaming: bool, held: HeldBytes) -> Behaviou
 
 
 def _checked(request: Any) -> Any:
+    """Return a request, or raise the error that the deserializer returned instead."""
     if isinstance(request, SpecsotError):
         raise request
     return request
 
 
 async def _checked_stream(requests: AsyncIterator[Any], held: HeldBytes) -> AsyncIterator[Any]:
-    """The next message comes when it is asked for: then nobody holds the one before."""
+    """Yield the requests of a stream, and free the memory of each before the next one is read."""
     async for request in requests:
         yield _checked(request)
         held.give_back()
 
 
 async def refuse(context: ServicerContext[Any, Any], error: Exception) -> NoReturn:
-    """End a call with what `error` means. Errors of gRPC itself pass through."""
+    """End a call with the status of an error. Errors of gRPC itself are raised unchanged.
+
+    An error that is not a SpecsotError is logged and becomes an internal error without its message.
+    """
     if isinstance(error, AbortError) or context.done():
         raise error
     if not isinstance(error, SpecsotError):

@@ -1,6 +1,6 @@
-"""Translates the error tree to google.rpc.Status and back: the one place where gRPC's codes are known.
+"""Translates the error tree to google.rpc.Status and back. No other module knows gRPC's status codes.
 
-What is not a SpecsotError never shows its words to a peer.
+The message of an error that is not a SpecsotError is never sent to a peer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from specsot import errors
 
 DOMAIN = "specsot"
 TRAILER = "grpc-status-details-bin"
-# bytes; all trailers share gRPC's 8 KiB of metadata
+# Bytes of an error's message, and of the raw plan of a PlanError. All trailers share gRPC's 8 KiB of
+# metadata.
 LONGEST_LINE = 512
 LONGEST_TEXT = 3072
 
@@ -42,17 +43,19 @@ _CODES: dict[type[errors.SpecsotError], StatusCode] = {
     errors.Cancelled: StatusCode.CANCELLED,
     errors.SpecsotError: StatusCode.INTERNAL,
 }
-# Of several with one code the first in the table; a plan's error comes with its text, or not at all.
+# The class of each status code, for statuses without details. Of several classes with the same code, the
+# first in the table is used. PlanError is left out, because it needs the text of its details.
 _CLASSES = {code: kind for kind, code in reversed(_CODES.items()) if kind is not errors.PlanError}
 _CLASSES[StatusCode.UNKNOWN] = errors.SpecsotError
 
 
 def code_of(error: errors.SpecsotError) -> StatusCode:
+    """Return the status code of an error, or of its nearest base class in the table."""
     return next(_CODES[kind] for kind in type(error).__mro__ if kind in _CODES)
 
 
 def status_of(error: errors.SpecsotError) -> status_pb2.Status:
-    """Code, one clear line, and details a program can read."""
+    """Return the status of an error: its code, its message, and details for programs."""
     status = status_pb2.Status(code=code_of(error).value[0], message=cut(str(error), LONGEST_LINE))
     for detail in _details(error):
         status.details.add().Pack(detail)
@@ -60,19 +63,22 @@ def status_of(error: errors.SpecsotError) -> status_pb2.Status:
 
 
 def cut(text: str, most: int) -> str:
-    """Its first `most` bytes in UTF-8, no half character."""
+    """Return the beginning of a text that has at most `most` bytes in UTF-8, cut between characters."""
     return text.encode(errors="replace")[:most].decode(errors="ignore")
 
 
 def error_of(failure: AioRpcError) -> errors.SpecsotError:
-    """What the peer raised, as far as its status tells; Unavailable for every failure of the network."""
+    """Return the error that a peer raised, as far as its status tells it.
+
+    Failures of the network become Unavailable.
+    """
     status = _rich(failure)
     info = details.ErrorInfo()
     wrong = details.BadRequest()
     retry = details.RetryInfo()
     for packed in status.details:
         for detail in (info, wrong, retry):
-            packed.Unpack(detail)  # nothing happens where it is another type
+            packed.Unpack(detail)  # Does nothing if the detail has another type.
     kind = _NAMES.get(info.reason) if info.domain == DOMAIN else None
     kind = kind or _CLASSES.get(failure.code(), errors.Unavailable)
     message = status.message or failure.details() or failure.code().name
@@ -87,7 +93,7 @@ def error_of(failure: AioRpcError) -> errors.SpecsotError:
 
 @contextlib.contextmanager
 def peer_errors() -> Generator[None]:
-    """Around a call: what the peer raised is raised here."""
+    """A context for a gRPC call, which raises the error that the peer raised."""
     try:
         yield
     except AioRpcError as failure:
@@ -95,7 +101,7 @@ def peer_errors() -> Generator[None]:
 
 
 def _rich(failure: AioRpcError) -> status_pb2.Status:
-    """Empty where there is none, or none that parses."""
+    """Return the status in the trailing metadata; an empty one if there is none or it cannot be parsed."""
     for key, value in failure.trailing_metadata():
         if key == TRAILER and isinstance(value, bytes):
             with contextlib.suppress(DecodeError):
@@ -123,7 +129,7 @@ def _details(error: errors.SpecsotError) -> list[Message]:
 
 
 def _reason(kind: type[errors.SpecsotError]) -> str:
-    """HeadMismatch -> HEAD_MISMATCH, as google.rpc.ErrorInfo wants it."""
+    """Return the name of a class as google.rpc.ErrorInfo spells it: HeadMismatch -> HEAD_MISMATCH."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).upper()
 
 

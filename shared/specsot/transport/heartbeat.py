@@ -12,19 +12,22 @@ from dataclasses import dataclass
 from specsot.errors import InvalidRequest
 from specsot.service.option_table import ABOVE_ZERO, option
 
-# Times the silence limit: for so long members wait for the master, and it for one that loads, or that
-# computes on a GPU, whose kernels may be compiled in the middle of an answer (a guess: not measured there).
+# Factor. How many silence limits members wait for the master, and the master for a member that loads weights
+# or computes on a GPU, whose kernels may be compiled in the middle of an answer. Untuned.
 BUSY_FACTOR = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """every: seconds between beats when nothing else is said. silence: seconds after which a peer is gone.
+    """Intervals of heartbeats between members and master.
 
-    A peer that is stopped for s seconds is silent for up to `every` + s, and as long as it takes to be
-    heard again: 0.1 and 1.3 leave one that is stopped for a second 0.2 s for that. One packet that is lost
-    and sent again costs TCP 0.2 s, two in a row 0.6. Beats come from the event loop, which computing does not
-    hold up: while weights were loaded it was late by 12 ms (SmolLM2-135M, two cores).
+    A peer that is stopped for s seconds is silent for up to `every` + s seconds, and in addition until its
+    next message arrives. With 0.1 and 1.3, a peer that is stopped for a second has 0.2 s for that. A lost
+    packet costs TCP 0.2 s, two in a row 0.6 s. Heartbeats are sent by the event loop, which computing does
+    not block: while weights were loaded, the loop was late by 12 ms (SmolLM2-135M, two cores).
+
+    every: seconds between heartbeats while nothing else is sent.
+    silence: seconds without any message after which a peer counts as lost.
     """
 
     every: float = option(
@@ -36,7 +39,9 @@ class Heartbeat:
     silence: float = option(1.3, "Seconds without a heartbeat after which a member is lost.", kind=ABOVE_ZERO)
 
     def check(self) -> None:
-        """Raises InvalidRequest where one late heartbeat would be a loss."""
+        """Raise InvalidRequest if `silence` is so short that a single late heartbeat would count as a
+        loss.
+        """
         if self.silence < 2 * self.every:
             raise InvalidRequest(
                 f"--silence {self.silence:g} must be at least twice --heartbeat {self.every:g}", "silence"
@@ -44,24 +49,27 @@ class Heartbeat:
 
     @property
     def of_master(self) -> Heartbeat:
-        """As members watch it: nobody takes its place, so there is nothing to win by haste, and its loop is
-        the one that many strangers keep busy.
+        """The intervals with which members watch the master, with a longer silence.
+
+        No other process can replace the master, so noticing its loss early gains nothing, and many clients
+        keep its event loop busy.
         """
         return Heartbeat(self.every, BUSY_FACTOR * self.silence)
 
 
-TICKS_PER_SILENCE = 8  # ticks in which a watch counts one silence: it is noticed at most an eighth late
+# Ticks. How many times per silence limit a timer looks; a silence is noticed at most an eighth too late.
+TICKS_PER_SILENCE = 8
 
 
 class SilenceTimer:
-    """Calls `on_silence` once when nothing has been heard for `silence` seconds in which this loop ran.
+    """Calls `on_silence` once if no message arrived for `silence` seconds during which this event loop ran.
 
-    It counts ticks, each at most its own length: when this process itself was frozen, what the peer has said
-    meanwhile is still to be read, and only one tick of all that time counts.
+    The timer counts ticks, and a tick counts once however long it lasted. If this process was frozen, the
+    peer's messages of that time are still unread, and only one tick of that time counts.
 
-    Who is `busy` when a silence has passed may go on for BUSY_FACTOR of them. Members that load, allocate or
-    compile hold their interpreter's lock now and then, however short the parts are in which they do it, and
-    others on the same machine do the same at the same time.
+    If `busy` returns True when the silence has passed, the timer waits for BUSY_FACTOR times the silence.
+    Members that load, allocate or compile hold the interpreter lock now and then, and other members on the
+    same machine do so at the same time.
     """
 
     def __init__(
@@ -71,15 +79,18 @@ class SilenceTimer:
         self._tick = silence / TICKS_PER_SILENCE
         self._on_silence = on_silence
         self._busy = busy
-        # ticks
+        # True if a message arrived since the last tick.
         self._heard = False
+        # Number of ticks since the last message.
         self._silent = 0
         self._timer = self._loop.call_later(self._tick, self._check)
 
     def reset(self) -> None:
+        """Record that a message arrived."""
         self._heard = True
 
     def stop(self) -> None:
+        """Cancel the timer."""
         self._timer.cancel()
 
     def _check(self) -> None:

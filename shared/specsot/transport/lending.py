@@ -1,4 +1,4 @@
-"""Members lend each other the model's files over gRPC: who serves them, and who takes them."""
+"""Members lend each other the model's files over gRPC: the serving and the fetching side."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ from specsot.v1 import fleet_pb2, fleet_pb2_grpc, models_pb2, models_pb2_grpc
 log = structlog.get_logger()
 
 MODELS_SERVICE = "specsot.v1.Models"
-# between attempts: doubles; not measured
+# Seconds between attempts. The interval doubles from the first to the second value. Untuned.
 FIRST_RETRY_SECONDS = 0.25
 MAX_RETRY_SECONDS = 5.0
-PATIENCE = 15.0  # seconds without a byte from anybody after which a range is not loaded; not measured
+# Seconds without a byte from any lender after which loading a range of a file fails. Untuned.
+PATIENCE = 15.0
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class LendingService(models_pb2_grpc.ModelsServicer):
-    """The lender's side. It lends what is in a directory, once `open` has said which."""
+    """The serving side: lends the files of a directory once `open` has named the directory."""
 
     def __init__(self, name: str = "") -> None:
         self.name = name
@@ -47,12 +48,14 @@ class LendingService(models_pb2_grpc.ModelsServicer):
         models_pb2_grpc.add_ModelsServicer_to_server(self, server)
 
     def open(self, directory: Path, fingerprint: str) -> None:
+        """Lend the files of a directory from now on. fingerprint: of the model in the directory."""
         self._directory = directory
         self._fingerprint = fingerprint
 
     async def ListFiles(
         self, request: models_pb2.ListFilesRequest, context: _Context
     ) -> models_pb2.ListFilesResponse:
+        """Return the names and sizes of the files that can be fetched."""
         self._check(request, context)
         await self._look()
         listed = [
@@ -64,9 +67,14 @@ class LendingService(models_pb2_grpc.ModelsServicer):
     async def ReadFile(
         self, request: models_pb2.ReadFileRequest, context: _Context
     ) -> AsyncGenerator[models_pb2.ReadFileResponse]:
+        """Yield the bytes begin .. end - 1 of a file in blocks, each with its checksum.
+
+        Raises NotFound if there is no such file, InvalidRequest if the file does not have these bytes.
+        """
         self._check(request, context)
         if request.name not in self._files:
-            await self._look()  # it may have come meanwhile
+            # The file may have been created since the directory was read.
+            await self._look()
         path = self._files.get(request.name)
         if path is None:
             raise NotFound(f"{self.name} has no file {request.name[:80]!r}")
@@ -82,7 +90,10 @@ class LendingService(models_pb2_grpc.ModelsServicer):
     def _check(
         self, request: models_pb2.ListFilesRequest | models_pb2.ReadFileRequest, context: _Context
     ) -> None:
-        """Raises Refused: a stranger, or another model."""
+        """Check who asks for files of which model.
+
+        Raises Refused for a peer that is no member and for another model, Unavailable before `open`.
+        """
         check_hello(request.hello, context)
         if self._directory is None:
             raise Unavailable(f"{self.name} has no files to lend")
@@ -98,10 +109,17 @@ class LendingService(models_pb2_grpc.ModelsServicer):
 
 
 class Lenders:
-    """The borrower's side: bytes of files come from members that the master names, whichever has them."""
+    """The fetching side: reads files from any of the members that the master names as lenders.
+
+    fingerprint: fingerprint of the fleet's model. Empty until a lender was found.
+    """
 
     def __init__(self, name: str, master: str, tls: Tls = PLAIN, patience: float = PATIENCE) -> None:
-        """Belongs to the running loop; `read` is called on another thread."""
+        """Belongs to the running event loop, but `read` must be called on another thread.
+
+        name: name of this member. master: address of the master.
+        patience: see PATIENCE.
+        """
         self._hello = hello_of(name, 0)
         self._master = master
         self._tls = tls
@@ -110,7 +128,10 @@ class Lenders:
         self.fingerprint = ""
 
     async def find(self) -> list[str]:
-        """Addresses of those who lend the fleet's model. Raises Unavailable, Refused."""
+        """Return the addresses of the members that lend the fleet's model.
+
+        Raises Unavailable if the master cannot be reached, Refused if the fleet's model has changed.
+        """
         async with self._stub(self._master, MASTER, fleet_pb2_grpc.FleetStub) as fleet:
             told = await fleet.ListLenders(fleet_pb2.ListLendersRequest(name=self._hello.sender))
         if told.addresses and not self.fingerprint:
@@ -122,7 +143,10 @@ class Lenders:
         return list(told.addresses)
 
     async def list_files(self) -> dict[str, borrowed.LentFile]:
-        """Of all lenders: one may have what another lacks. Raises Unavailable where there is none."""
+        """Return the files of all lenders together, by name, because lenders may have different files.
+
+        Raises Unavailable if no lender has any.
+        """
         files: dict[str, borrowed.LentFile] = {}
         reason = "no member has files of the model yet"
         for address in await self.find():
@@ -140,11 +164,14 @@ class Lenders:
         return files
 
     def read(self, name: str, begin: int, end: int, put: borrowed.Put) -> None:
-        """See `borrowed.Read`: not on the loop's own thread. Raises ModelError when nobody has them."""
+        """See `borrowed.Read`. Must not be called on the event loop's thread.
+
+        Raises ModelError if no lender has the bytes.
+        """
         asyncio.run_coroutine_threadsafe(self._read(name, begin, end, put), self._loop).result()
 
     async def _read(self, name: str, begin: int, end: int, put: borrowed.Put) -> None:
-        """From one lender after the other, each going on where the one before ended."""
+        """Read from one lender after another; each continues where the one before it failed."""
         reason = "there is none"
         wait = FIRST_RETRY_SECONDS
         heard = time.monotonic()
@@ -177,7 +204,10 @@ class Lenders:
                 wait = min(2 * wait, MAX_RETRY_SECONDS)
 
     async def _blocks(self, address: str, name: str, begin: int, end: int) -> AsyncGenerator[bytes]:
-        """Checked, in order. Raises WireError, and what the lender raises."""
+        """Yield blocks of a file from one lender, in order.
+
+        Raises WireError if a block has the wrong place, size or checksum, and the errors of the lender.
+        """
         request = models_pb2.ReadFileRequest(
             hello=self._hello, fingerprint=self.fingerprint, name=name, begin=begin, end=end
         )
@@ -204,8 +234,10 @@ class Lenders:
 
 
 async def borrow(lenders: Lenders, leaving: asyncio.Event) -> Path | None:
-    """The directory of the fleet's model: its texts are there, its weights come as they are asked for. None
-    when it is time to leave before anybody lends one. Raises Refused, ModelError.
+    """Return the directory of the fleet's model, fetched from other members.
+
+    The directory has the model's text files; its weights are fetched when they are read. Waits until a member
+    lends files. Returns None if `leaving` is set before that. Raises Refused, ModelError.
     """
     wait = FIRST_RETRY_SECONDS
     while not leaving.is_set():

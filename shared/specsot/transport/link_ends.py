@@ -1,6 +1,7 @@
-"""The two ends of every link that leaves a process, whatever carries its bytes.
+"""The sending and the receiving end of every link between processes, for any wire protocol.
 
-The sender encodes at once and writes in order from a bounded queue; the receiver checks what a peer may say.
+The sending end encodes messages at once and writes them in order from a bounded queue. The receiving end
+checks which messages a peer is allowed to send.
 """
 
 from __future__ import annotations
@@ -25,20 +26,27 @@ from specsot.transport.wire.tensors import Beside
 from specsot.transport.wires import Wire
 from specsot.v1 import ring_pb2
 
-# What those who are no workers may say, by the field of a message.
+# The roles that may send a message, by the message's field. Only workers may send all other messages.
+# A worker may send drafts and taps, because it passes on what a drafter sent.
 ALLOWED_SPEAKERS: dict[str, tuple[Role, ...]] = {
-    "drafts": ("drafter", "worker"),  # a worker passes on what came from the drafter
+    "drafts": ("drafter", "worker"),
     "tap": ("drafter", "worker"),
 }
 
 
 def hello_of(sender: str, epoch: int) -> ring_pb2.Hello:
+    """Return the hello of a link: the sender's name, the link's epoch, and the protocol version."""
     return ring_pb2.Hello(sender=sender, epoch=epoch, protocol=PROTOCOL)
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who said hello. names: in its certificate, where it must show one."""
+    """A peer that has sent its hello.
+
+    name: the peer's name.
+    epoch: epoch of the link.
+    names: names in the peer's certificate. None if peers need no certificates.
+    """
 
     name: str
     epoch: int
@@ -46,7 +54,13 @@ class Peer:
 
 
 def check_hello(hello: ring_pb2.Hello, context: Any) -> Peer:
-    """context: of the call that brought it. Raises WireError, Refused."""
+    """Return the peer that a hello describes.
+
+    context: context of the gRPC call that carried the hello.
+
+    Raises WireError if the peer's name is invalid. Raises Refused if the name is the master's, if the
+    protocol version differs, or if the certificate is neither a worker's nor a drafter's.
+    """
     check_name(hello.sender, "a sender's name")
     if hello.sender == MASTER:
         raise Refused(f"no peer is named {MASTER}")
@@ -61,7 +75,9 @@ Take = Callable[[Peer, Any], Any]
 
 
 def refuse_rows_elsewhere(peer: Peer, message: Any) -> Any:
-    """Raises WireError: some are elsewhere, where nobody knows of any such place."""
+    """Return a message unchanged. Raises WireError for a frame whose rows travel by a separate channel,
+    because this link has no such channel.
+    """
     if isinstance(message, Frame) and any(
         isinstance(rows, Beside) for rows in (message.hidden, message.fused)
     ):
@@ -70,22 +86,32 @@ def refuse_rows_elsewhere(peer: Peer, message: Any) -> Any:
 
 
 class Receiver:
-    """Puts what a peer says into the inbox, while it is entered; left without goodbye, the peer is lost."""
+    """A context manager that puts the messages of a peer into the inbox.
+
+    If the context is left before the peer sent its goodbye, `Lost` is put into the inbox.
+
+    over: True once the peer has sent its goodbye.
+    """
 
     def __init__(self, peer: Peer, inbox: Inbox, take: Take = refuse_rows_elsewhere) -> None:
-        """take: what to make of a message whose rows are elsewhere."""
+        """take: a function that is applied to each message, and finds rows that travel by a separate
+        channel.
+        """
         self._peer = peer
         self._inbox = inbox
         self._reader = CarryReader()
         self._take = take
-        self.over = False  # it said goodbye
+        self.over = False
 
     def hear(self, data: bytes) -> None:
-        """See `receive`."""
+        """Decode one message and pass it to `receive`. Raises WireError, Refused."""
         self.receive(parse(ring_pb2.CarryRequest, data))
 
     def receive(self, request: ring_pb2.CarryRequest) -> None:
-        """Raises WireError, and Refused for what it may not say."""
+        """Put one message into the inbox, once all its parts have arrived.
+
+        Raises WireError if the message cannot be decoded, and Refused if the peer may not send it.
+        """
         if request.HasField("goodbye"):
             self.over = True
             return
@@ -116,14 +142,16 @@ def _reason(error: BaseException | None) -> str:
             return "its link broke"
 
 
-# Seconds in which a closing link must get on with what is still in it: a piece of 1 MiB, or in the end what
-# lies in buffers, which at 2 Mbit/s takes 18 s.
+# Seconds. While a link closes, its queue must get shorter within this time: by a piece of 1 MiB, or at the
+# end by what lies in buffers, which takes 18 s at 2 Mbit/s.
 FAREWELL = 20.0
 
 
 class SendingEnd:
-    """`send` and `post` encode, and write what goes at once; one task writes the rest. A link that breaks is
-    reported to the inbox as Lost.
+    """The sending end of a link between processes.
+
+    `send` and `post` encode a message and write what can be written without waiting; a task writes the rest.
+    If the link breaks, `Lost` is put into the inbox.
     """
 
     def __init__(
@@ -135,17 +163,21 @@ class SendingEnd:
         self._inbox = inbox
         self._farewell = farewell
         self._outbox: SendQueue[bytes] = SendQueue(write_now=wire.write_now)
-        self._whole = Lock()  # parts of a message follow each other
+        # Held while the parts of one message are queued, so that they are not mixed with another message's.
+        self._whole = Lock()
         self._closing = self._told = False
         self._writing = start(self._write(), self._fail)
         self._ending = start(self._end(), self._fail)
 
     async def send(self, message: Any) -> None:
+        """See `Link.send`."""
         self.post(message)
 
     def post(self, message: Any) -> None:
+        """See `RingLink.post`. Raises WireError for a message that the ring does not carry."""
         self._outbox.check()
-        requests = list(encode_carry(message))  # may wait for a GPU, for which nobody else is to wait
+        # Encoding may wait for a GPU, so it happens before the lock is taken.
+        requests = list(encode_carry(message))
         with self._whole:
             for request in requests:
                 self._put(request)
@@ -155,10 +187,13 @@ class SendingEnd:
         self._outbox.put(data, len(data))
 
     async def close(self) -> bool:
-        """Deliver what waits, say goodbye, wait until the peer hangs up. Never waits long, never raises.
+        """Write the queue and a goodbye, and wait until the peer closes the connection. Never raises.
 
-        Returns whether the peer has it all, as far as is known here: one that breaks after the goodbye looks
-        like one that hung up. Nothing is lost by that: it hears no goodbye, or is itself lost to the master.
+        Gives up if the queue does not get shorter within `farewell` seconds.
+
+        Returns whether the peer has received everything, as far as this end knows: a connection that breaks
+        after the goodbye looks like one that the peer closed. That does no harm, because the peer then either
+        reports this link as lost or is itself lost to the master.
         """
         if self._closing:
             return False
@@ -176,14 +211,17 @@ class SendingEnd:
         return delivered
 
     async def _deliver(self) -> None:
-        """Until the peer hangs up, or takes no more: what is large may take long on a narrow network."""
+        """Wait until the peer closes the connection, or for `farewell` seconds without progress.
+
+        Large messages may take long on a slow network.
+        """
         before = None
         while before != self._outbox.waiting and not self._ending.done():
             before = self._outbox.waiting
             await asyncio.wait({self._ending}, timeout=self._farewell)
 
     async def _write(self) -> None:
-        """A wire that fails here ends too, and `_end` tells why."""
+        """Write the queue. If writing fails, the wire ends too, and `_end` reports the loss."""
         with contextlib.suppress(Unavailable):
             await self._outbox.write_all(self._wire.write)
             await (self._wire.finish() if self._outbox.lost is None else self._wire.hang_up())
@@ -193,7 +231,7 @@ class SendingEnd:
         self._lose(f"the link to {self._peer} broke")
 
     def _fail(self, error: BaseException) -> None:
-        """What can be written no more is lost, whyever."""
+        """Mark the link as lost because a task of it failed."""
         self._lose(f"the link to {self._peer} failed: {type(error).__name__}")
 
     def _lose(self, reason: str) -> None:
@@ -207,7 +245,12 @@ class SendingEnd:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A port of the host that was asked, and the public key shown there; or a path of this machine."""
+    """Where a link connects: a port of the host that was asked, or a path of this machine.
+
+    port: the port, or None.
+    path: the path of a socket or a file, or None.
+    key: public key of the receiving end, for links with encryption of their own.
+    """
 
     port: int | None = None
     path: str | None = None
@@ -215,22 +258,30 @@ class Endpoint:
 
 
 class LinkHost(Protocol):
+    """Receives links that gRPC negotiated but that other sockets carry."""
+
     async def expect(self, peer: Peer, key: bytes) -> Endpoint:
-        """A place for one link of this peer, who shows this public key. Raises WireError, Overloaded."""
+        """Open an endpoint for one link from this peer, whose public key is `key`.
+
+        Raises WireError if the key is invalid, Overloaded if there are too many links.
+        """
         ...
 
 
 class RowsHost(Protocol):
-    """Receives what frames leave out, where links have channels for that."""
+    """Receives the rows of frames by separate channels, if links have such channels."""
 
     def expect(self, peer: Peer) -> Endpoint:
-        """A place for one channel of this peer. Raises Overloaded."""
+        """Open an endpoint for one channel from this peer. Raises Overloaded if there are too many."""
         ...
 
     def take(self, peer: Peer, message: Any) -> Any:
-        """A message by this peer, told where its rows are. Raises WireError: no channel is there."""
+        """Return a message of this peer with handles for the rows that its channel carries.
+
+        Raises WireError if the peer has no channel.
+        """
         ...
 
     def part(self, peer: Peer) -> None:
-        """This peer's link is over."""
+        """Close the channel of this peer, whose link has ended."""
         ...

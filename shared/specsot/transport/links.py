@@ -1,9 +1,9 @@
 """Moving messages between members: the interface, its in-process form, and the queue of a sending end.
 
-Links over gRPC, ZMQ and NCCL stand in the modules beside this one.
+Links over gRPC, ZMQ and NCCL are defined in the other modules of this package.
 
-Guarantees of every link: messages arrive whole, once, in the order they were sent, or the link is
-lost and both ends hear of it. A link is one direction; two members that talk in both directions have two.
+Guarantees of every link: messages arrive whole, once, in the order in which they were sent; or the link is
+lost and both ends are notified. A link has one direction; two members that send to each other have two links.
 """
 
 from __future__ import annotations
@@ -25,36 +25,49 @@ from specsot.errors import Unavailable
 from specsot.members import Kind, Transport
 from specsot.tasks import IdleTimer
 
-MAX_QUEUED_BYTES = 512 << 20  # bytes of a link's queue: two of the largest frames; not measured
-CLOSE_SECONDS = 0.1  # seconds; peers that live close within milliseconds; not measured
+# Bytes. Bounds the queue of a link to two of the largest frames. Untuned.
+MAX_QUEUED_BYTES = 512 << 20
+# Seconds. How long `close_in_background` waits; live peers close within milliseconds. Untuned.
+CLOSE_SECONDS = 0.1
 
 T = TypeVar("T")
 Prepare = Callable[[Any], Any]
 
 
 class SendQueue(Generic[T]):
-    """Messages go in by `put`, which never waits, from any thread, and out by `write_all`, in order, until
-    `finish` or `lose`.
+    """The queue of messages of a sending end.
 
-    A peer that does not read stops nobody: past the limit the link is lost.
+    `put` adds a message from any thread and never waits. `write_all`, on an event loop, writes the messages
+    in order until `finish` or `lose` is called. If the peer does not read and the queue grows beyond its
+    limit, the link is lost, so that the peer delays no other link.
+
+    waiting: bytes in the queue.
+    lost: why the link was lost, or None while it is not.
     """
 
     def __init__(self, most: int = MAX_QUEUED_BYTES, write_now: Callable[[T], T] | None = None) -> None:
-        """write_now: writes what goes without waiting, and returns the rest; asked while nothing waits."""
+        """most: limit of the queue in bytes.
+
+        write_now: writes as much of a message as is possible without waiting, and returns the rest. Called
+        from `put` if the queue is empty and no other message is being written.
+        """
         self._items: deque[tuple[T, int] | None] = deque()
         self._lock = Lock()
         self._news = asyncio.Event()
         self._writing = False
-        self._loop: asyncio.AbstractEventLoop | None = None  # of who writes
+        # The event loop on which `write_all` runs, and its thread.
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
-        # bytes
         self.waiting = 0
         self._most = most
         self._write_now = write_now
-        self.lost: str | None = None  # why, once it is
+        self.lost: str | None = None
 
     def put(self, message: T, size: int) -> None:
-        """size: in bytes. Raises Unavailable once the link is lost, or when its peer is too far behind."""
+        """Add a message of `size` bytes.
+
+        Raises Unavailable if the link is lost, and if this message exceeds the limit, which loses the link.
+        """
         with self._lock:
             self.check()
             if self._write_now and not self._items and not self._writing:
@@ -69,16 +82,17 @@ class SendQueue(Generic[T]):
         self.check()
 
     def check(self) -> None:
+        """Raise Unavailable if the link is lost."""
         if self.lost is not None:
             raise Unavailable(self.lost)
 
     def finish(self) -> None:
-        """Nothing more comes; `write_all` returns when all is written."""
+        """Declare that no more messages follow: `write_all` returns once all messages are written."""
         self._items.append(None)
         self._wake()
 
     def lose(self, reason: str) -> None:
-        """The first reason counts."""
+        """Mark the link as lost. Only the first reason is kept."""
         if self.lost is None:
             self.lost = reason
             self.finish()
@@ -86,13 +100,17 @@ class SendQueue(Generic[T]):
     async def write_all(
         self, write: Callable[[T], Awaitable[object]], beat: T | None = None, every: float = math.inf
     ) -> None:
-        """Write until finished or lost; `beat` goes out after `every` seconds without anything else.
+        """Write messages until the queue is finished or lost.
+
+        beat: a message that is written after `every` seconds without any other message. None: no such
+            message.
 
         Raises what `write` raises.
         """
         self._loop = asyncio.get_running_loop()
         self._thread = get_ident()
-        idle = IdleTimer(every, lambda: self._say(beat), self._loop)  # a timeout for each wait costs more
+        # One idle timer for all messages costs less than a timeout for each wait.
+        idle = IdleTimer(every, lambda: self._say(beat), self._loop)
         if beat is not None:
             idle.restart()
         try:
@@ -108,7 +126,7 @@ class SendQueue(Generic[T]):
             idle.stop()
 
     def _say(self, beat: T | None) -> None:
-        """What takes no room; not amid what another thread writes."""
+        """Queue a heartbeat, which counts as 0 bytes, unless messages are waiting."""
         with self._lock:
             if beat is not None and not self._items:
                 self._items.append((beat, 0))
@@ -126,16 +144,19 @@ class SendQueue(Generic[T]):
         if self._loop is None or self._thread == get_ident():
             self._news.set()
         else:
-            with suppress(RuntimeError):  # the process ends, and nobody writes any more
+            # The event loop is closed if the process ends; then no message is written any more.
+            with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._news.set)
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A message and who sent it (a member's name, or "master").
+    """A received message.
 
-    at: when it came here, by the monotonic clock in seconds; None where nobody noted it.
-    names: in the certificate of who sent it; None where none is asked for.
+    sender: name of the member that sent the message, or "master".
+    message: the message.
+    at: time of arrival in seconds of the monotonic clock. None if unknown.
+    names: names in the sender's certificate. None if members need no certificates.
     """
 
     sender: str
@@ -144,16 +165,18 @@ class Arrival:
     names: frozenset[str] | None = None
 
     def of(self, role: str) -> bool:
-        """Whoever sent it may be this."""
+        """Return whether the sender's certificate, if needed, allows it to act as `role`."""
         return self.names is None or role in self.names
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The link from (or to) this peer broke; `reason` is one clear line. Arrives as a message.
+    """The message that the link from or to a peer is lost. The receiving end puts it into the inbox.
 
-    epoch: the link's own, so that a loss noticed late does not end a newer ring; 0 for a link that
-           outlives epochs (to the master).
+    peer: name of the peer.
+    reason: why the link is lost, in one clear line.
+    epoch: epoch of the link, so that a loss that is noticed late does not end a newer epoch. 0 for a link
+        that outlives epochs, to the master.
     """
 
     peer: str
@@ -165,51 +188,66 @@ class Link(Protocol):
     """The sending end of one direction between two peers."""
 
     async def send(self, message: Any) -> None:
-        """Hand over one message. Raises Unavailable once the link is lost."""
+        """Send one message. Raises Unavailable if the link is lost."""
         ...
 
     async def close(self) -> bool | None:
-        """End the link in good order; what was sent still arrives. False: it did not, or nobody knows."""
+        """End the link after all sent messages have arrived.
+
+        Returns False if messages did not arrive, or if that is unknown.
+        """
         ...
 
 
 @runtime_checkable
 class RingLink(Link, Protocol):
-    """The sending end between two members, which a thread that computes may use by itself."""
+    """The sending end between two members, which a compute thread may use without the event loop."""
 
     def post(self, message: Any) -> None:
-        """The same as `send`, from any thread. Raises Unavailable once the link is lost."""
+        """Send one message from any thread. Raises Unavailable if the link is lost."""
         ...
 
 
 @runtime_checkable
 class NearDrafter(Protocol):
-    """A drafter on the thread of whoever tells it what was written."""
+    """A colocated drafter: it runs in the process and on the compute thread of the stage that verifies."""
 
     def begin_early(self, verdict: UnreadVerdict) -> None:
-        """What `draft` will be asked for behind these trees may be begun with that."""
+        """Allow the drafter to start growing the next trees from a verification result on the GPU.
+
+        The host has not read the result yet. `draft` will later be called for the same trees.
+        """
         ...
 
     def choose_early(self, verified: Sequence[TreeSegment]) -> UnreadTrees | None:
-        """Trees that grow already, as a device chooses them, where `draft` will return those and no others,
-        but for first trees, which will be their roots. None: nobody knows before.
+        """Return the trees that already grow on the GPU, so that the next step can be launched with them.
 
-        verified: the next segments of all texts that go on, their trees the roots alone.
+        `draft` will return exactly these trees, except that a sequence's first tree will be its root only.
+        Returns None if it is unknown which trees `draft` will return.
+
+        verified: the next segments of all sequences that continue, with trees that are only roots.
         """
         ...
 
     def draft(self, features: Sequence[Features], meanwhile: Callable[[], None]) -> tuple[Drafts, ...] | None:
-        """Learn that, and draft; `meanwhile` is called while a device may be at it. Returns what stage 0 is
-        to hear; None: nothing is taken in this way now.
+        """Take in features and propose trees.
+
+        meanwhile: called once while the GPU may be computing.
+
+        Returns the messages for stage 0, or None if the drafter does not accept features in this way now, so
+        that they must be sent as messages.
         """
         ...
 
 
+# Tasks that close links in the background. The event loop holds only weak references to tasks.
 _parting = set[asyncio.Task[Any]]()
 
 
 async def close_in_background(closing: Coroutine[Any, Any, object]) -> None:
-    """Close links, but do not wait for who may be dead: what takes longer happens beside."""
+    """Close links, but wait at most CLOSE_SECONDS for peers that may be dead; then continue in the
+    background.
+    """
     task = asyncio.get_running_loop().create_task(closing)
     _parting.add(task)
     task.add_done_callback(_parting.discard)
@@ -220,21 +258,26 @@ class Dialer(Protocol):
     """Opens links to members by their addresses."""
 
     async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> RingLink:
-        """kind: what must be there. Raises Unavailable when the peer cannot be reached."""
+        """Open a link of an epoch to the member at `address`, which must be of this kind.
+
+        Raises Unavailable if the peer cannot be reached.
+        """
         ...
 
 
 class Dialers:
-    """Dials by the transport that the epoch's configuration names."""
+    """Dials with the transport that the epoch's configuration names."""
 
     def __init__(self, by: Mapping[Transport, Dialer]) -> None:
         self._by = by
         self._now = by["grpc"]
 
     def turn_to(self, transport: Transport) -> None:
+        """Use this transport for all later links."""
         self._now = self._by[transport]
 
     async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> RingLink:
+        """See `Dialer.dial`."""
         return await self._now.dial(address, epoch, kind)
 
 
@@ -245,17 +288,19 @@ class Inbox:
         self._queue: asyncio.Queue[Arrival] = asyncio.Queue()
 
     def put(self, sender: str, message: Any, names: frozenset[str] | None = None) -> None:
+        """Add a message, with the present time as its time of arrival. Only on the event loop's thread."""
         self._queue.put_nowait(Arrival(sender, message, time.monotonic(), names))
 
     def arrived(self) -> bool:
-        """Whether anything waits here; from any thread."""
+        """Return whether a message waits in the inbox. May be called from any thread."""
         return not self._queue.empty()
 
     async def get(self) -> Arrival:
+        """Return the next message, and wait for one if there is none."""
         return await self._queue.get()
 
     def take(self) -> Arrival | None:
-        """An arrival that is already here, or None."""
+        """Return the next message if one waits in the inbox, otherwise None."""
         return None if self._queue.empty() else self._queue.get_nowait()
 
     async def __aiter__(self) -> AsyncIterator[Arrival]:
@@ -264,12 +309,15 @@ class Inbox:
 
 
 class LocalLink:
-    """A link within one process: the values themselves, no copy."""
+    """A link within one process, which passes the values themselves without a copy."""
 
     def __init__(
         self, sender: str, inbox: Inbox, prepare: Prepare | None = None, drafter: NearDrafter | None = None
     ) -> None:
-        """drafter: who is there, if it computes on the thread of who sends."""
+        """prepare: a function that is applied to each message before it is sent, or None.
+
+        drafter: the receiving drafter, if it computes on the sender's thread; otherwise None.
+        """
         self._sender = sender
         self._inbox = inbox
         self._prepare = prepare
@@ -278,11 +326,14 @@ class LocalLink:
         self._loop = asyncio.get_running_loop()
 
     async def send(self, message: Any) -> None:
+        """See `Link.send`."""
         self._inbox.put(self._sender, self._ready(message))
 
     def post(self, message: Any) -> None:
+        """See `RingLink.post`."""
         ready = self._ready(message)
-        with suppress(RuntimeError):  # the process ends, and nobody reads any more
+        # The event loop is closed if the process ends; then no message is read any more.
+        with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._inbox.put, self._sender, ready)
 
     def _ready(self, message: Any) -> Any:
@@ -296,27 +347,35 @@ class LocalLink:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """The members of one process: what one sends another is not encoded, and a drafter on the thread of who
-    sends is told by that thread itself.
+    """The members of one process, which exchange messages without encoding them.
+
+    inboxes: the inbox of each member, by its address.
+    drafters: the drafters, by address and compute thread. If a sender computes on the same thread, it calls
+        the drafter directly instead of sending a message.
     """
 
-    inboxes: dict[str, Inbox] = field(default_factory=dict[str, Inbox])  # by address
+    inboxes: dict[str, Inbox] = field(default_factory=dict[str, Inbox])
     drafters: dict[tuple[str, Executor | None], NearDrafter] = field(default_factory=dict[Any, NearDrafter])
 
     def listen(self, address: str) -> Inbox:
+        """Return the inbox of the member at `address`, which is created at the first call."""
         return self.inboxes.setdefault(address, Inbox())
 
     def introduce(self, address: str, part: object, compute: Executor) -> None:
-        """Who is there, and the thread that it computes on."""
+        """Register the member at `address` and its compute thread, so that colocated drafters are found."""
         if isinstance(part, NearDrafter):
             self.drafters[address, compute] = part
 
 
 @dataclass(frozen=True, slots=True)
 class LocalDialer:
-    """Dials within one Exchange, in the name of `sender`. compute: the thread that it computes on.
+    """Opens links within one Exchange.
 
-    prepare: what becomes of a message before it is sent. others: dials who is not in this process.
+    sender: name of the dialing member.
+    exchange: the members of the process.
+    compute: the thread on which the dialing member computes.
+    prepare: a function that is applied to each message before it is sent.
+    others: the dialer for members that are not in this process, or None if there are none.
     """
 
     sender: str
@@ -326,6 +385,7 @@ class LocalDialer:
     others: Dialer | None = None
 
     async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> RingLink:
+        """See `Dialer.dial`."""
         if (near := self.exchange.inboxes.get(address)) is not None:
             drafter = self.exchange.drafters.get((address, self.compute))
             return LocalLink(self.sender, near, self.prepare, drafter)

@@ -1,7 +1,9 @@
-"""Links over gRPC whose rows travel by a separate channel: NCCL on GPUs, gloo on CPUs.
+"""Links over gRPC whose hidden states travel by a separate channel: NCCL on GPUs, gloo on CPUs.
 
-A channel belongs to one link and ends with it; both members are on one host and of one user, as they meet
-in a folder that nobody else may enter. Rows travel as one piece of memory with a stamp in front.
+A channel belongs to one link and ends with the link. Both members run on one host and as one user, because
+they meet in a folder that is private to the user. The tensors of a frame travel as one block of bytes: a
+stamp of 16 bytes, which contains the frame's number, then `hidden`, then `fused`. For hidden [2, 8] and fused
+[2, 4] in float16 the block has 16 + 32 + 16 bytes.
 """
 
 from __future__ import annotations
@@ -36,14 +38,24 @@ Make = Callable[[Path, End, torch.device, timedelta], Any]
 CPU = "cpu"
 SENDER: End = 0
 RECEIVER: End = 1
-PATIENCE = 30.0  # seconds until an absent end, or bytes that do not come, count as lost; not measured
+# Seconds. How long a channel waits for its other end and for bytes before it counts as lost. Untuned.
+PATIENCE = 30.0
 
 
 class Channel:
-    """One end. It meets the other one when it is first used, as only then its device is known."""
+    """One end of a channel.
+
+    The two ends connect when they are first used, because the device of the tensors is not known earlier.
+
+    lost: True once the channel is closed.
+    """
 
     def __init__(self, place: Path, end: End, patience: float = PATIENCE, make: Make | None = None) -> None:
-        """place: a file for both ends to meet in. make: what sends and receives."""
+        """place: path of the file through which the two ends meet.
+
+        patience: seconds to wait for the other end and for bytes.
+        make: creates the process group that sends and receives. None: `group_on`.
+        """
         self.place = place
         self._patience = timedelta(seconds=patience)
         self._end: End = end
@@ -54,16 +66,24 @@ class Channel:
         self.lost = False
 
     def deliver(self, data: Tensor) -> None:
-        """Send, without waiting for anybody but at the first time. Raises Unavailable."""
+        """Send the bytes without waiting, except at the first call, which waits for the other end.
+
+        Raises Unavailable if the channel broke.
+        """
         if self._group is None:
             self._join(data.device)
         while self._sent and self._sent[0][0].is_completed():
             self._sent.popleft()
         work = self._exchange("send", data, RECEIVER)
-        self._sent.append((work, data))  # must stay in memory until it is read
+        # The tensor must stay in memory until it has been sent.
+        self._sent.append((work, data))
 
     def receive(self, data: Tensor) -> None:
-        """Fill it in: on a CPU now, on a GPU before what is launched there next. Raises Unavailable."""
+        """Fill a tensor with the next bytes of the channel.
+
+        On a CPU, the bytes have arrived when this returns. On a GPU, work that is launched afterwards waits
+        for them. Raises Unavailable if the channel broke.
+        """
         if self._group is None:
             self._join(data.device)
         work = self._exchange("recv", data, SENDER)
@@ -73,17 +93,21 @@ class Channel:
             raise self._gone(error) from None
 
     def close(self) -> None:
-        """At once; nothing waits for what is under way, on no device either."""
+        """Close the channel at once, without waiting for transfers that are under way."""
         self.lost = True
         group = self._group
         self._group = None
-        if group is not None:  # an interpreter that ended meanwhile would take the process down with it
+        # The thread is no daemon: if the interpreter ended while it runs, the process would crash.
+        if group is not None:
             Thread(target=_abort, args=(group, [*self._sent]), daemon=False).start()
         self._sent.clear()
 
     def _join(self, device: torch.device) -> None:
-        """Greet each other: NCCL connects with the first bytes alone, and whoever sends them waits for the
-        other end. That must not be the event loop, which may have yet to write the header that calls it.
+        """Connect to the other end by sending one number.
+
+        NCCL connects only when the first bytes are sent, and the sender waits for the other end meanwhile.
+        This must not happen on the event loop, because that may still have to write the header that makes the
+        other end connect.
         """
         use_device(str(device))
         word = torch.zeros(1, device=device)
@@ -97,7 +121,8 @@ class Channel:
             except RuntimeError as error:
                 raise self._gone(error) from None
             self._group = group
-        if self.lost:  # meanwhile; nobody else will end it
+        # If the channel was closed meanwhile, `close` did not see the group yet.
+        if self.lost:
             self.close()
 
     def _exchange(self, what: Literal["send", "recv"], data: Tensor, peer: End) -> Any:
@@ -113,13 +138,17 @@ class Channel:
 
 
 def group_on(place: Path, end: End, device: torch.device, patience: timedelta) -> Any:
+    """Create the process group of two ends: NCCL on a GPU, gloo over 127.0.0.1 on a CPU.
+
+    Raises Unavailable if the devices of the two ends cannot be connected.
+    """
     from torch import distributed
 
     store = distributed.FileStore(str(place), 2)
     store.set_timeout(patience)
     _check_devices(store, end, device)
     if device.type == "cuda":
-        # Rows go before what is computed next: the other end waits for them.
+        # The other end waits for the tensors, so that they have priority over what is computed next.
         settings: Any = distributed.ProcessGroupNCCL.Options(is_high_priority_stream=True)
         settings._timeout = patience  # noqa: SLF001
         return distributed.ProcessGroupNCCL(store, end, 2, settings)
@@ -131,7 +160,11 @@ def group_on(place: Path, end: End, device: torch.device, patience: timedelta) -
 
 
 def _check_devices(store: Any, end: End, device: torch.device) -> None:
-    """Each end tells its own. Raises Unavailable where they cannot be joined: NCCL would not say why."""
+    """Exchange the devices of the two ends through the store.
+
+    Raises Unavailable if both ends are on one GPU, or one on a GPU and the other on a CPU. NCCL would fail
+    without naming the reason.
+    """
     mine = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else CPU
     store.set(f"device {end}", mine)
     theirs = store.get(f"device {1 - end}").decode()
@@ -142,39 +175,47 @@ def _check_devices(store: Any, end: End, device: torch.device) -> None:
 
 
 def _abort(group: Any, held: list[Any]) -> None:
-    """NCCL's kernels wait on the device until somebody says so; gloo's connections end with the last holder.
+    """Abort a process group. NCCL's kernels would otherwise wait on the device without end.
 
-    held: what they read until then.
+    held: the tensors that are being sent, which must stay in memory until the group is aborted.
     """
     group.abort()
     held.clear()
 
 
-STAMP = 16  # bytes of a message's header: a multiple of 16, so that rows behind it are aligned
+# Bytes. The stamp that precedes the tensors: a multiple of 16, so that the tensors after it are aligned.
+STAMP = 16
 
 
 def stamp_of(number: int, device: torch.device) -> Tensor:
-    """Never that of memory that is all zeros."""
+    """Return the stamp of a frame: its number + 1, twice, so that memory of zeros is never a valid stamp."""
     return torch.full((STAMP // 8,), number + 1, dtype=torch.int64, device=device).view(torch.uint8)
 
 
 @torch.inference_mode()
 def pack(stamp: Tensor, tensors: Sequence[Tensor]) -> Tensor:
+    """Return the stamp and the bytes of the tensors as one tensor of bytes."""
     return torch.cat([stamp, *(rows.contiguous().view(-1).view(torch.uint8) for rows in tensors)])
 
 
 class Parcel:
-    """The rows of one frame, announced by their types and shapes."""
+    """The tensors of one frame that a channel delivers, whose types and shapes the frame's header
+    announced.
+    """
 
     def __init__(self, channel: Channel, number: int, announced: Sequence[Beside]) -> None:
         self._channel = channel
         self._number = number
         self._announced = announced
         self._data: Tensor | None = None
-        self._came: Any = None  # a GPU's event
+        # On a GPU, the event after which the data has arrived.
+        self._came: Any = None
 
     def open(self, device: torch.device) -> list[Tensor]:
-        """Takes what comes next by the channel, once. Raises Unavailable."""
+        """Return the tensors on `device`. The first call receives the next bytes of the channel.
+
+        Raises Unavailable if the channel broke.
+        """
         sizes = [prod(each.shape) * each.dtype.itemsize for each in self._announced]
         if self._data is None:
             self._data = torch.zeros(STAMP + sum(sizes), dtype=torch.uint8, device=device)
@@ -185,11 +226,15 @@ class Parcel:
 
     @property
     def stamp(self) -> Tensor | None:
-        """As it will have come; None before anybody opened it."""
+        """The received stamp, on the device. None before `open` was called."""
         return None if self._data is None else self._data[:STAMP]
 
     def check(self) -> None:
-        """Waits for the rows, by a stream of its own: not for what is made of them. Raises Unavailable."""
+        """Wait for the tensors and compare the stamp with the frame's number.
+
+        Uses a stream of its own, so as not to wait for computations on the tensors. Raises Unavailable if the
+        channel broke or the bytes belong to another frame.
+        """
         wanted = stamp_of(self._number, torch.device("cpu"))
         if self._channel.lost or self.stamp is None or not torch.equal(self._read(self.stamp), wanted):
             raise Unavailable(f"the rows of frame {self._number} never came")
@@ -204,6 +249,8 @@ class Parcel:
 
 
 class Coming(PendingRows):
+    """One tensor of a `Parcel`."""
+
     def __init__(self, parcel: Parcel, place: int, announced: Beside) -> None:
         super().__init__(torch.Size(announced.shape))
         self._parcel = parcel
@@ -217,7 +264,7 @@ class Coming(PendingRows):
 
 
 class DirectHost:
-    """The receiving ends of all channels to one member, and the parcels that it has opened."""
+    """The receiving ends of all channels to one member, and the tensors of the frames that it computes."""
 
     def __init__(self, make: Make | None = None) -> None:
         self._make = make
@@ -226,14 +273,20 @@ class DirectHost:
         self._parcels: dict[tuple[int, int], Parcel] = {}
 
     def expect(self, peer: Peer) -> Endpoint:
-        """A place for one channel from this peer. Raises Overloaded."""
+        """Open an endpoint for one channel from this peer, instead of an earlier one of the same epoch.
+
+        Raises Overloaded if there are too many channels.
+        """
         self.part(peer)
         place = self._places.take()
         self._channels[peer.name, peer.epoch] = Channel(place, RECEIVER, make=self._make)
         return Endpoint(path=str(place))
 
     def take(self, peer: Peer, message: Any) -> Any:
-        """A frame whose rows come beside it learns where from. Raises WireError: nobody expects any."""
+        """Return a frame whose tensors travel by the peer's channel with handles for them.
+
+        Other messages are returned unchanged. Raises WireError if the peer has no channel.
+        """
         if not isinstance(message, Frame):
             return message
         announced = [rows for rows in (message.hidden, message.fused) if isinstance(rows, Beside)]
@@ -251,31 +304,45 @@ class DirectHost:
         return replace(message, hidden=hidden, fused=fused)
 
     def taken(self, epoch: int, number: int) -> Parcel | None:
-        """What brought this frame's rows here, if a channel did; asked once, when the frame has left."""
+        """Remove and return the tensors with which a frame arrived, or None if no channel delivered any.
+
+        Called once, when the frame is sent on.
+        """
         return self._parcels.pop((epoch, number), None)
 
     def part(self, peer: Peer) -> None:
-        """This peer's link is over, and what still lies here of its epoch will not be asked for."""
+        """Close the channel of a peer whose link has ended, and drop the tensors of its epoch and of earlier
+        ones.
+        """
         if channel := self._channels.pop((peer.name, peer.epoch), None):
             channel.close()
-            # Both ends' stores may still read the file: one that is gone, or another's, they read for ever.
+            # The stores of both ends may still read the file. If the file were deleted or reused, they would
+            # read without end.
             self._places.give_back(channel.place, remove=False)
             for key in [key for key in list(self._parcels) if key[0] <= peer.epoch]:
-                self.taken(*key)  # as the thread that computes may, meanwhile
+                # `taken` tolerates that the compute thread removes the same key meanwhile.
+                self.taken(*key)
 
     def close(self) -> None:
+        """Close all channels and delete their files."""
         for channel in self._channels.values():
             channel.close()
         self._places.close()
 
 
 class DirectDialer:
-    """Dials by another dialer. Links to workers get a channel, whose ends meet when the first rows go."""
+    """Opens links with another dialer, and adds a channel for tensors to each link to a worker."""
 
     def __init__(
         self, sender: str, dialer: Dialer, host: DirectHost, tls: Tls = PLAIN, make: Make | None = None
     ) -> None:
-        """host: of this member, as it passes on what came to it. make: see Channel."""
+        """sender: name of the dialing member.
+
+        dialer: opens the links that carry headers and all messages without hidden states.
+        host: the receiving ends of the dialing member, whose received stamps it passes on with its own
+            frames.
+        make: see `Channel`.
+        """
         self._sender = sender
         self._dialer = dialer
         self._host = host
@@ -283,7 +350,7 @@ class DirectDialer:
         self._make = make
 
     async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> RingLink:
-        """Raises Unavailable, too, where a worker is on another machine."""
+        """See `Dialer.dial`. Raises Unavailable also if a worker is on another machine."""
         link = await self._dialer.dial(address, epoch, kind)
         if kind == "drafter":
             return link
@@ -296,7 +363,7 @@ class DirectDialer:
 
 
 class DirectLink:
-    """The sending end: headers by the stream, rows by the channel."""
+    """The sending end: headers travel by the link, hidden states by the channel."""
 
     def __init__(self, link: RingLink, channel: Channel, host: DirectHost) -> None:
         self._link = link
@@ -304,10 +371,17 @@ class DirectLink:
         self._host = host
 
     async def send(self, message: Any) -> None:
-        """Not on the event loop: the first rows wait for the other end."""
+        """See `Link.send`. Runs in a thread, because sending the first tensors waits for the other end."""
         await asyncio.to_thread(self.post, message)
 
     def post(self, message: Any) -> None:
+        """See `RingLink.post`.
+
+        A frame's header goes first, with descriptions of its tensors, which then follow by the channel. If
+        the
+        frame arrived by a channel too, its stamp is passed on instead of a new one: if the tensors never
+        arrived, the next stage notices that too.
+        """
         parcel = (
             self._host.taken(message.epoch, message.number) if isinstance(message, Frame | Result) else None
         )
@@ -331,7 +405,7 @@ class DirectLink:
 
 
 def _own(place: Endpoint, address: str) -> Path:
-    """Only where no other user can have put anything. Raises Unavailable."""
+    """Return the path of an endpoint. Raises Unavailable if the path is on another machine or not private."""
     path = Path(place.path or "")
     if not path.parent.exists():
         raise Unavailable(f"{address} is on another machine, where rows go by --transport grpc")

@@ -1,4 +1,4 @@
-"""Rows being copied between GPUs of one process, and the stream that copies them."""
+"""Hidden states that are still being computed or copied between GPUs, and the stream that copies them."""
 
 from __future__ import annotations
 
@@ -14,34 +14,48 @@ from specsot.core.frames import Frame
 
 
 class PendingRows(ABC):
-    """shape: as it will be."""
+    """Hidden states that may not have arrived yet.
+
+    shape: shape of the tensor once it has arrived.
+    """
 
     def __init__(self, shape: torch.Size) -> None:
         self.shape = shape
 
     @abstractmethod
     def to(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """What is launched on `device` from now on finds them there."""
+        """Return the tensor on `device`. Work that is launched on that device from now on waits for its
+        data.
+        """
 
     @abstractmethod
     def check(self) -> None:
-        """Asked once they should be there. Raises Unavailable: they are not, or not these."""
+        """Raise Unavailable if the data did not arrive, or belongs to another frame.
+
+        Called once the data must have arrived.
+        """
 
 
 def use_device(device: str) -> None:
-    """From now on this thread's. Without a number, and on a CPU, nothing changes."""
+    """Make a GPU the current device of this thread. Does nothing for a CPU and for "cuda" without a
+    number.
+    """
     if device.startswith("cuda:"):
         torch.cuda.set_device(device)
 
 
 @cache
 def copy_stream(device: torch.device) -> torch.cuda.Stream:
-    """For copies that wait for less than what was launched last."""
+    """Return the stream for copies that must not wait for the work that was launched last on the device."""
     return torch.cuda.Stream(device)
 
 
 class Crossing(PendingRows):
-    """Rows on a GPU, computed or not yet. Made before anything else is launched behind what computes them."""
+    """Hidden states on another GPU of this process, whose computation may still be running.
+
+    Must be created before more work is launched on that GPU, because the copy waits for everything launched
+    before.
+    """
 
     def __init__(self, rows: Tensor) -> None:
         super().__init__(rows.shape)
@@ -49,8 +63,10 @@ class Crossing(PendingRows):
         self._computed = torch.cuda.current_stream(rows.device).record_event()
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """torch copies on the source's current stream, where the next frame is computed already: behind that
-        one the copy would come a whole stage too late. So it gets a stream of its own.
+        """See `PendingRows.to`.
+
+        torch copies on the source device's current stream. As the next frame is computed on that stream
+        already, the copy would be a whole stage too late, so it gets a stream of its own.
         """
         way = copy_stream(self._rows.device)
         with torch.cuda.stream(way):
@@ -61,13 +77,13 @@ class Crossing(PendingRows):
         return here
 
     def check(self) -> None:
-        """Within a process nothing is lost on the way."""
+        """Do nothing, because no data is lost within a process."""
 
 
 def let_rows_cross(message: Any) -> Any:
-    """A message to another member of this process, with a frame's rows on their way to the other GPU.
+    """Return a message to another member of this process, with the hidden states of a frame as `Crossing`.
 
-    Features stay as they are: who drafts on another GPU copies them, and no lap waits for that.
+    Features are left unchanged: a drafter on another GPU copies them itself, and no step waits for that copy.
     """
     if not isinstance(message, Frame):
         return message

@@ -1,4 +1,4 @@
-"""TLS files, bearer tokens, and which addresses other machines reach; changed files are read again."""
+"""TLS files, bearer tokens, and which addresses other machines can reach; changed files are read again."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ Stamp = tuple[int, int, int] | None
 
 
 class WatchedFiles(Generic[T]):
-    """`read` is called at once, and may raise then. A later change that it refuses is logged.
-
-    lost: what holds after such a change. None: what was read before, since two files that belong together
-    never change in the same moment.
-    """
+    """A value that is read from files, and read again when the files change."""
 
     def __init__(self, paths: Iterable[Path], read: Callable[[], T], lost: T | None = None) -> None:
+        """read: returns the value. Called at once, and what it raises then is raised here. If it raises
+            SpecsotError after a later change, that is only logged.
+        lost: the value after a change that could not be read. None: the previous value stays, because two
+            files that belong together never change at the same moment.
+        """
         self._paths = tuple(paths)
         self._read = read
         self._lost = lost
@@ -33,7 +34,7 @@ class WatchedFiles(Generic[T]):
         self._value = read()
 
     def value(self) -> T:
-        """Of this moment; costs a look at each file."""
+        """Return the present value. Reads the status of each file to notice changes."""
         stamps = self._look()
         if stamps != self._stamps:
             self._stamps = stamps
@@ -41,7 +42,8 @@ class WatchedFiles(Generic[T]):
         return self._value
 
     def _renew(self) -> None:
-        import structlog  # only here: a client never comes this far, and should not wait for it
+        # Imported here, because clients never get here and should not spend time on the import.
+        import structlog
 
         log = structlog.get_logger()
         try:
@@ -57,7 +59,10 @@ class WatchedFiles(Generic[T]):
 
 
 def _stamp(path: Path) -> Stamp:
-    """None: it is not there. Links are followed: that is how Kubernetes changes files."""
+    """Return a file's time, size and number, or None if it does not exist.
+
+    Links are followed, because Kubernetes changes files by changing links.
+    """
     try:
         found = path.stat()
     except OSError:
@@ -67,10 +72,16 @@ def _stamp(path: Path) -> Stamp:
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Files in PEM. cert, key: who we are. ca: who vouches for our peers.
+    """The TLS files of a service, in PEM.
 
-    A door with `cert` speaks TLS; with `ca` too, whoever comes must show a certificate of that CA.
-    A channel with `ca` speaks TLS, and shows `cert` where it is asked for it.
+    A server with `cert` uses TLS; if it has `ca` too, clients need a certificate of that CA. A channel with
+    `ca` uses TLS, and sends `cert` if the server asks for a certificate.
+
+    ca: certificates of the CA that verifies peers.
+    cert: certificate of this service.
+    key: private key of the certificate.
+
+    Raises InvalidRequest if only one of `cert` and `key` is given.
     """
 
     ca: Path | None = option(
@@ -102,7 +113,7 @@ class Tls:
 
     @property
     def mutual(self) -> bool:
-        """Both sides of every connection show who they are."""
+        """True if both sides of every connection need a certificate."""
         return self.ca is not None and self.cert is not None
 
 
@@ -111,25 +122,30 @@ PLAIN = Tls()
 
 @dataclass(frozen=True, slots=True)
 class Pems:
-    """What is in the files. pair: the key, and the certificate with what leads to its CA."""
+    """The contents of the TLS files.
+
+    ca: certificates of the CA, or None.
+    pair: the private key, and the certificate with its chain; or None.
+    """
 
     ca: bytes | None
     pair: tuple[bytes, bytes] | None
 
 
 def read_pems(tls: Tls) -> Pems:
-    """Raises InvalidRequest, in one line, for files that are not what they should be."""
+    """Read the TLS files. Raises InvalidRequest if a file is unreadable or invalid."""
     context_of(tls)
     pair = (_read(tls.key), _read(tls.cert)) if tls.cert and tls.key else None
     return Pems(_read(tls.ca) if tls.ca else None, pair)
 
 
 def context_of(tls: Tls) -> ssl.SSLContext:
-    """As Python's own servers want it. Raises InvalidRequest."""
+    """Return an SSL context for a server of Python's own. Raises InvalidRequest if a file is invalid."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if tls.ca is not None:
-        _read(tls.ca)  # says more plainly why it cannot be
+        # Reading the file first gives a clearer error if it cannot be read.
+        _read(tls.ca)
         try:
             context.load_verify_locations(tls.ca)
         except ssl.SSLError:
@@ -145,7 +161,10 @@ def context_of(tls: Tls) -> ssl.SSLContext:
 
 
 def secured_context(tls: Tls) -> ssl.SSLContext | None:
-    """For a server of Python's own. Changed files hold from the next handshake on. None: no TLS."""
+    """Return an SSL context for a server of Python's own, or None without TLS.
+
+    Changed files apply from the next handshake on.
+    """
     if tls.cert is None:
         return None
     fresh = WatchedFiles(tls.paths, lambda: context_of(tls))
@@ -159,7 +178,7 @@ def secured_context(tls: Tls) -> ssl.SSLContext | None:
 
 
 def _no_password() -> str:
-    """Nobody is there to be asked for one."""
+    """Refuse to ask for the password of an encrypted key, because a service has no user to ask."""
     raise ValueError("the key is encrypted")
 
 
@@ -178,15 +197,22 @@ def _read(path: Path) -> bytes:
         raise InvalidRequest(f"{path}: {(error.strerror or 'cannot be read').lower()}", field="tls") from None
 
 
-LONGEST = 4096  # bytes of a token; fits METADATA_BYTES
-MOST = 10_000  # tokens in a file: digests are compared one by one; not measured
+# Bytes. Bounds a token, which must fit into METADATA_BYTES.
+LONGEST = 4096
+# Tokens. Bounds a file, because every call's digest is compared with all of them. Untuned.
+MOST = 10_000
 
-ADMIN = "admin"  # behind a token in the file
+# The mark after an administrator's token in the file.
+ADMIN = "admin"
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A token's digest. admin: it is marked as an administrator's."""
+    """A known token.
+
+    digest: SHA-256 of the token.
+    admin: True if the token is marked as an administrator's.
+    """
 
     digest: bytes
     admin: bool = False
@@ -196,26 +222,30 @@ Digests = tuple[Known, ...]
 
 
 class Tokens:
-    """Who shows one of these may come in. Raises InvalidRequest for a file without a token; one that loses
-    all of them later lets nobody in.
-    """
+    """Checks the tokens of calls. If a token file becomes invalid or empty later, every token is rejected."""
 
     def __init__(self, file: Path | None = None, token: str | None = None) -> None:
+        """file: a file with tokens. token: tokens as text. Raises InvalidRequest if either has no valid
+        token.
+        """
         self._fixed = digests_of(token, "SPECSOT_TOKEN") if token is not None else ()
         self._file = None if file is None else WatchedFiles([file], lambda: read_digests(file), lost=())
 
     def check(self, authorization: str | None) -> None:
-        """`authorization` is the header's value. Raises Unauthenticated."""
+        """Raise Unauthenticated unless the value of the authorization header has a known token."""
         self._find(authorization)
 
     def owner(self, authorization: str | None) -> str:
-        """By what the holder of this token is known: nobody finds the token by it. Raises Unauthenticated."""
+        """Return an id of the token's holder, from which the token cannot be found. Raises
+        Unauthenticated.
+        """
         return hashlib.sha256(b"owner:" + self._find(authorization).digest).hexdigest()[:32]
 
     def check_admin(self, authorization: str | None) -> None:
-        """The holder of the only token is the administrator; among several, those that are marked are.
+        """Raise Forbidden unless the token is an administrator's, Unauthenticated if it is unknown.
 
-        Raises Unauthenticated, Forbidden.
+        If there is only one token, its holder is the administrator; otherwise the holders of marked tokens
+        are.
         """
         if not self._find(authorization).admin and len(self._known()) > 1:
             raise Forbidden(f"this takes an administrator's token: one with ` {ADMIN}` behind it in the file")
@@ -224,7 +254,10 @@ class Tokens:
         return (*self._fixed, *(self._file.value() if self._file else ()))
 
     def _find(self, authorization: str | None) -> Known:
-        """Every known one is compared, so that the time tells nothing."""
+        """Return the known token of a header. Raises Unauthenticated if there is none.
+
+        All known tokens are compared, so that the time of the check reveals nothing about them.
+        """
         scheme, _, token = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not token:
             raise Unauthenticated("a token is needed: authorization: Bearer ...")
@@ -246,9 +279,9 @@ def read_digests(file: Path) -> Digests:
 
 
 def digests_of(text: str, source: str) -> Digests:
-    """One token a line, an administrator's with a mark behind it.
+    """Return the tokens of a text with one token per line; an administrator's is followed by " admin".
 
-    Raises InvalidRequest, which names the source but never the token.
+    Raises InvalidRequest, which names the source but never a token, if there is no token or an invalid one.
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     tokens = [token_of(line) for line in lines]
@@ -261,13 +294,13 @@ def digests_of(text: str, source: str) -> Digests:
 
 
 def first_token(file: Path) -> str:
-    """What a client shows: the first line that is one. Raises InvalidRequest."""
+    """Return the first token of a file, which a client sends. Raises InvalidRequest."""
     read_digests(file)
     return next(token_of(line.strip()) for line in file.read_text("utf-8").splitlines() if line.strip())
 
 
 def token_of(line: str) -> str:
-    """Without the mark."""
+    """Return the token of a line without an administrator's mark."""
     token, _, mark = line.rpartition(" ")
     return token.rstrip() if mark == ADMIN and token.strip() else line
 
@@ -277,7 +310,10 @@ def _digest(token: str) -> bytes:
 
 
 def exposed(address: str) -> bool:
-    """Neither a unix socket nor loopback. Names count as reachable, but for localhost."""
+    """Return whether other machines may reach an address: it is neither a unix socket nor loopback.
+
+    Host names other than localhost count as reachable.
+    """
     if address.startswith("unix:"):
         return False
     host = address.rpartition(":")[0].strip("[]")

@@ -1,7 +1,8 @@
-"""Links within one machine: a unix socket to which only processes of this user come, for what gRPC greeted.
+"""Links within one machine over a unix socket that only this user's processes can connect to.
 
-A message travels as its length (4 bytes, little endian) and its bytes. Whoever computes writes it without
-waiting for the event loop; what the socket does not take at once, the loop writes later.
+The peers negotiate the socket over gRPC. A message travels as its length (4 bytes, little endian) and its
+bytes: the message "abc" is the bytes 03 00 00 00 61 62 63. The compute thread writes a message without
+waiting for the event loop; what the socket does not accept at once, the event loop writes later.
 """
 
 from __future__ import annotations
@@ -24,11 +25,15 @@ from specsot.transport.grpc_server import reason, split_address
 from specsot.transport.wire.schema import require
 from specsot.transport.wires import Places, Wire, is_private
 
-LENGTH = 4  # bytes in front of each message
+# Bytes. The length that precedes each message.
+LENGTH = 4
 
 
 def is_here(address: str) -> bool:
-    """A unix socket, or an IP address of this machine: no other can be bound."""
+    """Return whether an address is a unix socket or an IP address of this machine.
+
+    An IP address belongs to this machine if a socket can be bound to it.
+    """
     if address.startswith("unix:"):
         return True
     host, _ = split_address(address)
@@ -41,13 +46,13 @@ def is_here(address: str) -> bool:
 
 
 class UnixWire(Wire):
-    """A connected socket that nobody waits for."""
+    """A connected unix socket, which the compute thread writes to and the event loop waits for."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
         self._lock = Lock()
         self._loop = asyncio.get_running_loop()
-        # coroutines that wait for the socket
+        # Number of coroutines that wait for the socket.
         self._waiting = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -57,7 +62,8 @@ class UnixWire(Wire):
         return len(data).to_bytes(LENGTH, "little") + data
 
     def write_now(self, data: bytes) -> bytes:
-        with self._lock:  # who hangs up meanwhile would give its number to another file
+        # If the socket were closed meanwhile, its descriptor could belong to another file.
+        with self._lock:
             try:
                 return data[self._socket.send(data) :]
             except BlockingIOError:
@@ -77,14 +83,15 @@ class UnixWire(Wire):
             self._socket.shutdown(socket.SHUT_WR)
 
     async def wait_closed(self) -> None:
-        """The peer says nothing here, but hangs up."""
+        """See `Wire.wait_closed`. The peer never writes to this socket, so anything read is its end."""
         with suppress(OSError), self._using():
             await self._loop.sock_recv(self._socket, 1)
 
     async def hang_up(self) -> None:
         with self._lock, suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        await self._idle.wait()  # the loop must have forgotten the socket's number before that is free
+        # The event loop must have forgotten the socket's descriptor before the descriptor is free.
+        await self._idle.wait()
         with self._lock:
             self._socket.close()
 
@@ -101,14 +108,16 @@ class UnixWire(Wire):
 
 
 async def reach_nearby(place: str) -> UnixWire | None:
-    """A connection to who waits there; None: nobody does, or the place is not this user's alone."""
+    """Connect to the socket at a path. Return None if that fails, or if the path is not private to this
+    user.
+    """
     with suppress(OSError):
         return await connect(Path(place)) if is_private(Path(place)) else None
     return None
 
 
 async def connect(place: Path) -> UnixWire:
-    """Raises OSError."""
+    """Connect to the socket at a path. Raises OSError if that fails."""
     connected = socket.socket(socket.AF_UNIX)
     connected.setblocking(False)
     try:
@@ -120,12 +129,15 @@ async def connect(place: Path) -> UnixWire:
 
 
 class Hearer(Protocol):
-    """Hears what is said over one link. over: its peer said goodbye."""
+    """Receives the messages of one link.
+
+    over: True once the peer has sent its goodbye.
+    """
 
     over: bool
 
     def hear(self, data: bytes) -> None:
-        """One message. Raises WireError, Refused."""
+        """Receive one message. Raises WireError if it cannot be decoded, Refused if it is not allowed."""
         ...
 
 
@@ -133,12 +145,14 @@ Attending = Callable[[], AbstractContextManager[Hearer]]
 
 
 class _Incoming(asyncio.Protocol):
-    """A connection to us. Messages are heard in the turn of the loop that brings their last byte: no task is
-    woken for that.
+    """An incoming connection.
+
+    A message is passed on in the same iteration of the event loop in which its last byte arrives, without
+    waking a task.
     """
 
     def __init__(self, came: asyncio.Future[_Incoming]) -> None:
-        """came: is told of it, if it is the first one."""
+        """came: gets this connection as its result, unless another connection came before."""
         self._came = came
         self._data = bytearray()
         self._hearer: Hearer | None = None
@@ -160,7 +174,10 @@ class _Incoming(asyncio.Protocol):
         self._end()
 
     async def attend(self, hearer: Hearer) -> None:
-        """Until it says goodbye or ends. Raises what the hearer raises, WireError."""
+        """Receive messages until the peer sends its goodbye or the connection ends.
+
+        Raises what the receiver raises, and WireError if a message is too long.
+        """
         self._hearer = hearer
         self._hear(hearer)
         await self._over
@@ -178,6 +195,7 @@ class _Incoming(asyncio.Protocol):
             self._over.set_exception(error)
 
     def _whole_message(self) -> bytes | None:
+        """Remove the next complete message from the buffer and return it, or None if there is none."""
         size = int.from_bytes(self._data[:LENGTH], "little")
         require(size <= RING_BYTES, f"a message of {size} bytes, {RING_BYTES} are allowed")
         if len(self._data) < LENGTH + size:
@@ -192,15 +210,18 @@ class _Incoming(asyncio.Protocol):
 
 
 class UnixHost:
-    """The receiving ends of such links to one member."""
+    """The receiving ends of a member's links over unix sockets."""
 
     def __init__(self) -> None:
         self._places = Places("links")
         self._links = set[asyncio.Task[None]]()
 
     async def expect(self, hearing: Attending) -> str:
-        """The path of a socket for one link. hearing: who hears what its peer says, once it has come. Raises
-        Overloaded, Unavailable.
+        """Open a socket for one link and return its path.
+
+        hearing: called once the peer has connected; the context that it returns receives the messages.
+
+        Raises Overloaded if there are too many links, Unavailable if the socket cannot be opened.
         """
         place = self._places.take()
         loop = asyncio.get_running_loop()
@@ -218,6 +239,7 @@ class UnixHost:
         return str(place)
 
     async def close(self) -> None:
+        """End all links and delete their sockets."""
         for link in self._links:
             link.cancel()
         await asyncio.gather(*self._links, return_exceptions=True)
@@ -226,7 +248,7 @@ class UnixHost:
     async def _attend(
         self, hearing: Attending, place: Path, server: asyncio.Server, came: asyncio.Future[_Incoming]
     ) -> None:
-        """One link, from its peer's coming to its end."""
+        """Receive one link from the peer's connection to its end. Gives up if no peer connects in time."""
         try:
             async with asyncio.timeout(DIAL_SECONDS):
                 incoming = await came
@@ -239,6 +261,6 @@ class UnixHost:
             with hearing() as hearer:
                 await incoming.attend(hearer)
         except (WireError, Refused):
-            pass  # the hearer has reported it; the peer learns it as we hang up
+            pass  # The receiver has reported the error, and the peer notices that the connection is closed.
         finally:
             incoming.close()

@@ -1,7 +1,7 @@
 """A member's stream to the master: registers, then carries messages in both directions, and heartbeats.
 
-What the master says goes to the member's inbox as from "master". A master on this machine hears what follows
-the registration by a unix socket, where there is one for both.
+The master's messages are put into the member's inbox with the sender "master". If the master runs on the same
+machine and offers a unix socket, the member's messages after the registration travel over that socket.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from specsot.transport.unix_links import UnixWire, is_here, reach_nearby
 from specsot.transport.wire.members import Upward, decode_downward, encode_upward
 from specsot.v1 import fleet_pb2
 
-FAREWELL = 2.0  # seconds that a closing uplink has to deliver what is still in it; not measured
+# Seconds in which a closing uplink may deliver its queue. Untuned.
+FAREWELL = 2.0
 
 _Call = StreamStreamCall[bytes, fleet_pb2.JoinResponse]
 
@@ -35,9 +36,12 @@ _Call = StreamStreamCall[bytes, fleet_pb2.JoinResponse]
 async def join(
     address: str, registration: Registration, inbox: Inbox, pulse: Heartbeat | None = None, tls: Tls = PLAIN
 ) -> Uplink:
-    """Register at the master. Raises Refused (we do not belong there), Unavailable (nobody there).
+    """Register at the master and return the link to it.
 
-    pulse: None: as the master says.
+    pulse: intervals of heartbeats. None: the master's, as members watch it.
+
+    Raises Refused if the master rejects the member, Unavailable if the master cannot be reached, and
+    WireError if its answer is invalid.
     """
     channel = await reach(address, tls=tls, name=MASTER)
     try:
@@ -52,9 +56,10 @@ async def join(
 
 
 async def _round_trip(channel: grpc.aio.Channel) -> float | None:
-    """Seconds to the master and back; None: no answer. The second of two calls: the first one pays for more.
+    """Return the seconds of a round trip to the master, or None if the master does not answer.
 
-    Whatever it answers, it has answered.
+    The second of two calls is measured, because the first has additional costs. Any answer counts, also an
+    error.
     """
     ask = channel.unary_unary("/grpc.health.v1.Health/Check")
     taken = None
@@ -81,17 +86,20 @@ async def _register(
         response = await call.read()
     if not isinstance(response, fleet_pb2.JoinResponse) or not response.HasField("joined"):
         raise WireError(f"the master at {address} did not begin with joined")
-    if not (response.joined.heartbeat > 0 and response.joined.silence > 0):  # it would be lost at once
+    # Without intervals, the master would count as lost at once.
+    if not (response.joined.heartbeat > 0 and response.joined.silence > 0):
         raise WireError(f"the master at {address} does not say how often it beats")
     return call, response.joined
 
 
 class Uplink:
-    """The member's end of the stream. `send`, and `post` from any thread, take Ready, Broken, MemberLeaving,
-    Beat, Progress and Result.
+    """The member's end of the stream.
 
-    What is sent once the master's loss is in the inbox goes nowhere, quietly: a result under way when the
-    master left in good order is no failure of this member's.
+    `send`, and `post` from any thread, accept Ready, Broken, MemberLeaving, Beat, Progress and Result. Once
+    the loss of the master is in the inbox, further messages are dropped without an error, because a result
+    that is being sent while the master leaves in good order is no failure of this member.
+
+    pulse: intervals of heartbeats.
     """
 
     def __init__(
@@ -102,7 +110,7 @@ class Uplink:
         pulse: Heartbeat,
         nearby: UnixWire | None = None,
     ) -> None:
-        """nearby: carries what is sent, instead of the stream."""
+        """nearby: the unix socket that carries the member's messages instead of the stream, or None."""
         self._channel = channel
         self._call = call
         self._inbox = inbox
@@ -114,9 +122,14 @@ class Uplink:
         self._tasks = [start(work(), self._fail) for work in (self._write, self._read)]
 
     async def send(self, message: Upward | Any) -> None:
+        """Send a message to the master. See `post`."""
         self.post(message)
 
     def post(self, message: Upward | Any) -> None:
+        """Send a message from any thread. Does nothing once the loss of the master was reported.
+
+        Raises Unavailable after `close`, and if the master does not read and the queue exceeds its limit.
+        """
         if self._parted:
             return
         data = self._encode(message)
@@ -127,16 +140,16 @@ class Uplink:
         return self._nearby.encode(request) if self._nearby else request.SerializeToString()
 
     def _write_now(self, data: bytes) -> bytes:
-        """What it has lost, the stream will tell."""
+        """Write to the unix socket if there is one. If it is broken, the stream reports the loss."""
         with contextlib.suppress(Unavailable):
             return self._nearby.write_now(data) if self._nearby else data
         return data
 
     async def close(self) -> None:
-        """Deliver what waits and hang up. Never waits long, never raises.
+        """Deliver the queue and close the connection. Waits at most FAREWELL seconds and never raises.
 
-        What is written has not been read: a call that is cancelled takes with it what lies unread at the
-        master, so the last word is heard for certain only once the master has ended the stream, too.
+        Written messages may still be unread at the master, and cancelling the call would drop them. The last
+        message has certainly been read only once the master has ended the stream too.
         """
         if self._closing:
             return
@@ -155,7 +168,7 @@ class Uplink:
             await self._call.done_writing()
 
     async def _read(self) -> None:
-        """Deliver until the stream ends, then say so."""
+        """Put messages into the inbox until the stream ends, then report the loss of the master."""
         reason = "it ended the stream"
         try:
             while isinstance(response := await self._call.read(), fleet_pb2.JoinResponse):

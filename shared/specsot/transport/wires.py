@@ -1,6 +1,4 @@
-"""The interface of what carries a link's bytes, and names for sockets and files in a folder that only this
-user may enter.
-"""
+"""The interface of a link's connection, and names for sockets and files in a folder private to this user."""
 
 from __future__ import annotations
 
@@ -19,41 +17,56 @@ from specsot.errors import Overloaded, Unavailable
 
 
 class Wire(ABC):
+    """A connection that carries the bytes of one link."""
+
     def encode(self, request: Message) -> bytes:
-        """As it travels here."""
+        """Return a message as the bytes that this connection carries."""
         return request.SerializeToString()
 
     def write_now(self, data: bytes) -> bytes:
-        """Write what goes without waiting, from any thread; returns the rest. Raises Unavailable."""
+        """Write as much as possible without waiting, from any thread, and return the rest.
+
+        Raises Unavailable once the connection has ended.
+        """
         return data
 
     @abstractmethod
     async def write(self, data: bytes) -> None:
-        """Returns when there is room for more. Raises Unavailable once it has ended."""
+        """Write, and return when there is room for more. Raises Unavailable once the connection has ended."""
 
     @abstractmethod
     async def finish(self) -> None:
-        """Nothing more will be written."""
+        """Declare that nothing more will be written."""
 
     @abstractmethod
     async def wait_closed(self) -> None:
-        """Returns when the peer has hung up, or the connection broke."""
+        """Wait until the peer has closed the connection, or the connection broke."""
 
     @abstractmethod
-    async def hang_up(self) -> None: ...
+    async def hang_up(self) -> None:
+        """Close the connection."""
+        ...
 
 
-MOST_PLACES = 256  # links to one member at once; not measured
-PREFIX = "specsot-"  # of such a folder's name
+# Links. Bounds the links to one member at once. Untuned.
+MOST_PLACES = 256
+# The beginning of the name of a private folder.
+PREFIX = "specsot-"
 
 
 class Places:
-    """Free names, at most so many at once. The folder is there while any is taken, or something lies there:
-    who is killed leaves nothing else.
+    """Allocates names in a private folder, at most MOST_PLACES at once.
+
+    The folder exists only while a name is allocated or a file is left in it, so that a killed process leaves
+    nothing but this folder behind.
     """
 
     def __init__(self, what: str, beside: Path | None = None) -> None:
-        """what: they are for. beside: where the folder is to be; None: where the system keeps such."""
+        """what: what the names are for, in the plural, for error messages.
+
+        beside: the directory in which the folder is created. None: the system's directory for temporary
+            files.
+        """
         self._what = what
         self._beside = beside
         self._folder: Path | None = None
@@ -61,7 +74,13 @@ class Places:
         self._taken: set[Path] = set()
 
     def take(self, folder: bool = True) -> Path:
-        """folder: something will lie there; else the name alone counts. Raises Overloaded, Unavailable."""
+        """Allocate a name.
+
+        folder: True if a file will be created under the name, so that the folder must exist. Otherwise the
+            name is relative and only counts toward the limit.
+
+        Raises Overloaded if too many names are allocated, Unavailable if the folder cannot be created.
+        """
         if len(self._taken) >= MOST_PLACES:
             raise Overloaded(f"{MOST_PLACES} {self._what} come in already, more are not allowed")
         place = (self._room() if folder else Path()) / str(next(self._numbers))
@@ -69,16 +88,18 @@ class Places:
         return place
 
     def give_back(self, place: Path, remove: bool = True) -> None:
-        """remove: what lies there; else it stays until `close`."""
+        """Free a name. remove: delete the file under the name; otherwise the file stays until `close`."""
         self._taken.discard(place)
         if remove and self._folder:
             place.unlink(missing_ok=True)
         if self._folder and not self._taken:
-            with suppress(OSError):  # not empty, or gone
+            # The folder may hold files that were not removed, or may be gone already.
+            with suppress(OSError):
                 self._folder.rmdir()
                 self._folder = None
 
     def close(self) -> None:
+        """Delete the folder and everything in it."""
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -93,7 +114,9 @@ class Places:
 
 
 def is_private(place: Path) -> bool:
-    """It is in such a folder of this user: nobody else can have put anything there, nor another program."""
+    """Return whether a path lies in a private folder of this user, where only SpecSoT can have created
+    files.
+    """
     try:
         folder = place.parent.lstat()
     except OSError:

@@ -1,7 +1,7 @@
 """Links over ZMQ: sockets with limits, heartbeats and keys, the sending end, a host of receiving sockets.
 
-Peers meet over gRPC first, and then connect to the endpoint named there. There is one context in a process;
-a socket serves one link and is never connected twice.
+Peers negotiate over gRPC first, and then connect to the endpoint that was named there. A process has a single
+ZMQ context. A socket serves one link and is never connected twice.
 """
 
 from __future__ import annotations
@@ -34,8 +34,11 @@ from specsot.v1 import ring_pb2
 
 Socket = zmq.asyncio.Socket
 
-MOST_WAITING = 16  # messages of at most 1 MiB in each end's queue; more wait in the outbox; not measured
-KEY_BYTES = 40  # a CURVE key, in Z85
+# Messages of at most 1 MiB. Bounds the ZMQ queue of each end; more messages wait in the link's own queue.
+# Untuned.
+MOST_WAITING = 16
+# Bytes. Length of a CURVE key in Z85 encoding.
+KEY_BYTES = 40
 FAILURES = (
     zmq.Event.CLOSED
     | zmq.Event.DISCONNECTED
@@ -47,18 +50,23 @@ FAILURES = (
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """A CURVE key pair; made for one link, never written down."""
+    """A CURVE key pair, which is created for one link and never stored.
+
+    public: the public key, in Z85 encoding.
+    secret: the secret key, in Z85 encoding.
+    """
 
     public: bytes
     secret: bytes
 
     @classmethod
     def made(cls) -> Keys:
+        """Return a new key pair."""
         return cls(*zmq.curve_keypair())
 
 
 def checked_key(key: bytes) -> bytes:
-    """A peer's public key. Raises WireError."""
+    """Return a peer's public key. Raises WireError if its length is wrong."""
     if len(key) != KEY_BYTES:
         raise WireError(f"a CURVE key has {KEY_BYTES} bytes, got {len(key)}")
     return key
@@ -66,17 +74,20 @@ def checked_key(key: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Guest:
-    """Who alone may connect to a place. What libzmq asks before a handshake succeeds."""
+    """The check that libzmq runs before a CURVE handshake succeeds: only one peer may connect.
+
+    key: the peer's public key.
+    """
 
     key: bytes
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """pyzmq's name for the question."""
+        """Return whether `key` may connect. The name of the method is given by pyzmq."""
         return key == self.key
 
 
 class Sockets:
-    """Makes sockets. Nothing is started before the first one."""
+    """Creates sockets. The ZMQ context is created with the first one."""
 
     def __init__(self, keepalive: Keepalive | None = None, largest: int = RING_BYTES) -> None:
         self._keepalive = keepalive or LINK
@@ -85,10 +96,15 @@ class Sockets:
         self._authenticator: AsyncioAuthenticator | None = None
 
     def sending(self, own: Keys | None = None, there: bytes = b"") -> Socket:
-        """own, there: CURVE keys; None where the operating system guards the way (ipc)."""
+        """Return a socket that sends.
+
+        own: CURVE keys of this end. None for ipc, which the operating system protects.
+        there: public CURVE key of the receiving end.
+        """
         socket = self._made(zmq.PUSH)
         socket.setsockopt(zmq.SNDHWM, MOST_WAITING)
-        socket.setsockopt(zmq.RECONNECT_IVL, -1)  # what broke is lost: frames are never sent again
+        # A broken link is lost, because frames are never sent again, so the socket must not reconnect.
+        socket.setsockopt(zmq.RECONNECT_IVL, -1)
         if own:
             socket.setsockopt(zmq.CURVE_PUBLICKEY, own.public)
             socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
@@ -96,19 +112,26 @@ class Sockets:
         return socket
 
     def receiving(self, place: str, own: Keys | None = None, guest: bytes = b"") -> Socket:
-        """place: its name, for `forget`. own, guest: CURVE keys, its own and that of who alone may come."""
+        """Return a socket that receives.
+
+        place: a name for the socket, with which `forget` is called later.
+        own: CURVE keys of this end. None for ipc, which the operating system protects.
+        guest: public CURVE key of the only peer that may connect.
+        """
         socket = self._made(zmq.PULL)
         socket.setsockopt(zmq.RCVHWM, MOST_WAITING)
         if own:
             self._ask_for(place, Guest(guest))
             socket.setsockopt(zmq.ZAP_DOMAIN, place.encode())
-            socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # nobody gets in while nobody could be asked
+            # Connections are rejected if the authenticator does not run.
+            socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
             socket.setsockopt(zmq.CURVE_SERVER, 1)
             socket.setsockopt(zmq.CURVE_PUBLICKEY, own.public)
             socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
         return socket
 
     def forget(self, place: str) -> None:
+        """Remove the key check of a socket that is closed."""
         if self._authenticator:
             self._authenticator.credentials_providers.pop(place, None)
 
@@ -120,7 +143,7 @@ class Sockets:
         self._authenticator = self._context = None
 
     def _made(self, kind: int) -> Socket:
-        """Both ends ask for signs of life; silence ends the connection."""
+        """Create a socket whose end sends heartbeats, and whose connection ends if the peer is silent."""
         if self._context is None:
             self._context = zmq.asyncio.Context()
         socket = self._context.socket(kind)
@@ -141,10 +164,15 @@ class Sockets:
 
 
 class SocketEvents:
-    """News of a socket's connection. Over TCP strangers may knock at a receiving end: `only` names ours.
+    """Follows the connection of a socket.
 
-    up: it is open. down: it is closed, or never opened. Of a receiving end, only ends behind `up` count:
-    before that descriptors of strangers end, whose numbers ours may get, and other failures tell none.
+    Over TCP, other hosts may try to connect to a receiving end; `only` names the descriptor of the peer's
+    connection. At a receiving end, only disconnections after `up` count: before that, descriptors of other
+    connections are closed, whose numbers the peer's connection may get, and other failures have no
+    descriptor.
+
+    up: set once the connection is open.
+    down: set once the connection is closed, or could not be opened.
     """
 
     def __init__(self, socket: Socket, sending: bool) -> None:
@@ -156,12 +184,13 @@ class SocketEvents:
         self._following = start(self._follow(self._monitor), lambda _: self.down.set())
 
     def only(self, descriptor: int) -> None:
+        """Name the descriptor of the peer's connection, whose end sets `down`."""
         self._ours = descriptor
         if descriptor in self._ended:
             self.down.set()
 
     def close(self) -> None:
-        """The socket too; what it has not sent is gone. pyzmq would leave the monitor open."""
+        """Close the socket and its monitor, which pyzmq would leave open. Unsent messages are dropped."""
         self._following.cancel()
         self.down.set()
         if not self._socket.closed:
@@ -188,11 +217,12 @@ class SocketEvents:
 
 
 def event_in_words(error: zmq.ZMQError) -> str:
+    """Return the reason of a ZMQ error in words."""
     return os.strerror(error.errno).lower() if error.errno else str(error)
 
 
 class ZmqWire(Wire):
-    """One connection, as a sending end wants it."""
+    """The sending socket of one link as a `Wire`."""
 
     def __init__(self, socket: Socket, events: SocketEvents) -> None:
         self._socket = socket
@@ -205,7 +235,7 @@ class ZmqWire(Wire):
             raise Unavailable(f"the connection has ended: {event_in_words(error)}") from None
 
     async def finish(self) -> None:
-        """Goodbye says it all."""
+        """Do nothing: the goodbye message already declares the end."""
 
     async def wait_closed(self) -> None:
         await self._events.down.wait()
@@ -215,7 +245,9 @@ class ZmqWire(Wire):
 
 
 class ZmqDialer:
-    """Dials in the name of `sender`. With an inbox, a link that breaks is told there as Lost."""
+    """Opens links over ZMQ in the name of `sender`. If a link breaks, `Lost` is put into the inbox, if
+    any.
+    """
 
     def __init__(self, sender: str, sockets: Sockets, inbox: Inbox | None = None, tls: Tls = PLAIN) -> None:
         self._sender = sender
@@ -224,7 +256,11 @@ class ZmqDialer:
         self._tls = tls
 
     async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> SendingEnd:
-        """Raises Unavailable (nobody there), Refused (a peer of another protocol), WireError."""
+        """See `Dialer.dial`.
+
+        Raises Unavailable if the peer cannot be reached, Refused if it has another protocol version, and
+        WireError if its answer is invalid.
+        """
         keys = None if address.startswith("unix:") else Keys.made()
         shown = keys.public if keys else b""
         name, place = await negotiate(address, self._sender, epoch, shown, kind, tls=self._tls)
@@ -234,7 +270,8 @@ class ZmqDialer:
         wire = ZmqWire(socket, events)
         try:
             await self._connect(socket, events, endpoint)
-            # The same once more, so that the peer knows which of its connections is this one.
+            # The hello was sent over gRPC already. This one tells the peer which of its connections is this
+            # link.
             hello = ring_pb2.CarryRequest(hello=hello_of(self._sender, epoch))
             await wire.write(hello.SerializeToString())
         except BaseException:
@@ -256,7 +293,11 @@ class ZmqDialer:
 
 
 def endpoint_of(address: str, place: Endpoint) -> str:
-    """Where to connect: what was reached by TCP names a port there, and only a unix socket's peer a path."""
+    """Return the ZMQ endpoint to connect to.
+
+    address: where the peer was reached over gRPC. A peer at a TCP address must name a port, a peer at a unix
+        socket a path; otherwise WireError is raised.
+    """
     if address.startswith("unix:") != (place.path is not None):
         raise WireError(f"{address} named {'a path' if place.path else 'a port'}, which is not where it is")
     if place.path is not None:
@@ -266,8 +307,10 @@ def endpoint_of(address: str, place: Endpoint) -> str:
 
 
 class ZmqHost:
-    """Where members of this machine meet it at a unix socket, places are paths that only its user may enter;
-    elsewhere they are ports of the same host, and CURVE lets the expected key in alone.
+    """The receiving ends of a member's links over ZMQ.
+
+    If the member listens at a unix socket, links connect to paths that are private to its user. Otherwise,
+    links connect to ports of the same host, and CURVE admits only the peer's key.
     """
 
     def __init__(self, listen: str, inbox: Inbox, sockets: Sockets, patience: float = DIAL_SECONDS) -> None:
@@ -280,7 +323,11 @@ class ZmqHost:
         self._links: set[asyncio.Task[None]] = set()
 
     async def expect(self, peer: Peer, key: bytes) -> Endpoint:
-        """A place for one link. Raises WireError, Overloaded, Unavailable."""
+        """Open an endpoint for one link from this peer, whose public key is `key`.
+
+        Raises WireError if the key is invalid, Overloaded if there are too many links, and Unavailable if the
+        socket cannot be bound.
+        """
         place = self._places.take(nearby := self._listen.startswith("unix:"))
         try:
             if nearby:
@@ -295,7 +342,7 @@ class ZmqHost:
             raise
 
     def _settle(self, place: Path, peer: Peer, socket: Socket, endpoint: str) -> str:
-        """Where it is bound: the path, or the port behind a colon."""
+        """Bind the socket, start its link, and return the bound path, or the bound address with its port."""
         events = SocketEvents(socket, sending=False)
         try:
             socket.bind(endpoint)
@@ -311,21 +358,24 @@ class ZmqHost:
         return bound.decode().rstrip("\0").removeprefix("ipc://")
 
     async def _attend(self, place: Path, socket: Socket, events: SocketEvents, receiver: Receiver) -> None:
-        """One link, from its peer's coming to its end. Who never comes is told by its own patience."""
+        """Receive one link from the peer's connection to its end.
+
+        A peer that does not connect in time notices that by its own timeout.
+        """
         try:
             async with asyncio.timeout(self._patience):
                 await _welcome(socket, events)
             with receiver:
                 await self._listen_to(socket, events, receiver)
         except (TimeoutError, WireError, Refused):
-            pass  # the receiver has reported it; the peer learns it as we hang up
+            pass  # The receiver has reported the error, and the peer notices that the connection is closed.
         finally:
             events.close()
             self._sockets.forget(place.name)
             self._places.give_back(place)
 
     async def _listen_to(self, socket: Socket, events: SocketEvents, receiver: Receiver) -> None:
-        """Until goodbye, or the end of the connection and of all that came before it."""
+        """Receive until the goodbye, or until the connection has ended and all its messages are read."""
         reading = asyncio.create_task(_read(socket, receiver))
         ending = asyncio.create_task(_drain(socket, events))
         try:
@@ -343,7 +393,7 @@ class ZmqHost:
         self._places.close()
 
     async def _interface(self) -> str:
-        """The address of `listen`, as ZMQ wants it: numbers."""
+        """Return the address of `listen` in numbers, as ZMQ needs it."""
         host, _ = split_address(self._listen)
         found: list[Any] = await asyncio.get_running_loop().getaddrinfo(
             host or "0.0.0.0", None, type=sockets_of_the_system.SOCK_STREAM
@@ -353,7 +403,7 @@ class ZmqHost:
 
 
 async def _welcome(socket: Socket, events: SocketEvents) -> None:
-    """The peer's first word tells which connection is its own."""
+    """Receive the hello, which tells which of the socket's connections is the peer's."""
     frame = await socket.recv(copy=False)
     if not _request(frame).HasField("hello"):
         raise WireError("the first message must be hello")
@@ -366,7 +416,7 @@ async def _read(socket: Socket, receiver: Receiver) -> None:
 
 
 async def _drain(socket: Socket, events: SocketEvents) -> None:
-    """Returns when the connection has ended and everything that came over it is read."""
+    """Wait until the connection has ended and all its messages are read."""
     await events.down.wait()
     while await socket.poll(0):  # noqa: ASYNC110 - ZMQ tells by no event that a queue is empty
         await asyncio.sleep(0)

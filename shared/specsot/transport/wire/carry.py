@@ -1,7 +1,7 @@
 """The ring's messages on the wire: frames, results, features, drafts and taps with their tensors.
 
-Needs torch; who only speaks to the master uses `specsot.transport.wire.members`.
-What has large tensors is cut: no message holds more than 1 MiB of them.
+This module needs torch; `specsot.transport.wire.members` encodes the messages to the master without torch.
+Messages with large tensors are cut: no protobuf message holds more than 1 MiB of tensor data.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ from specsot.v1 import ring_pb2, values_pb2
 Carried = Frame | Result | Features | Drafts | Tap | KvRows | Lost
 Cut = ring_pb2.Frame | ring_pb2.Features | ring_pb2.KvRows
 
-TENSORS = {  # in the order in which they are cut
+# The tensor fields of each kind of message, in the order in which they are written.
+TENSORS = {
     "frame": ("hidden", "fused"),
     "features": ("rows",),
     "kv_rows": ("rows",),
@@ -71,7 +72,10 @@ CARRY = OneOf[Carried, ring_pb2.CarryRequest](ring_pb2.CarryRequest, "message", 
 
 
 def encode_carry(message: Carried) -> Iterator[ring_pb2.CarryRequest]:
-    """One request, or as many as it has parts; they must follow each other on one stream."""
+    """Yield a message as one or more protobuf messages, which must follow each other on one stream.
+
+    Raises WireError for a value that the ring does not carry.
+    """
     if isinstance(message, Tap):
         yield from (ring_pb2.CarryRequest(tap=part) for part in cut_tap(message))
         return
@@ -83,19 +87,23 @@ def encode_carry(message: Carried) -> Iterator[ring_pb2.CarryRequest]:
     yield request
     for data in cut.pieces():
         rest = ring_pb2.CarryRequest()
-        rest.remainder.data = data  # in place: a message that is put into another one is copied
+        # Set in place, because protobuf copies a message that is assigned to a field of another one.
+        rest.remainder.data = data
         yield rest
 
 
 class CarryReader:
-    """Decodes one stream's requests in order; what came in parts waits here for the rest."""
+    """Decodes the protobuf messages of one stream in order, and joins the parts of a message."""
 
     def __init__(self) -> None:
         self._taps = TapReader()
         self._begun: tuple[Cut, PieceReader] | None = None
 
     def read(self, request: ring_pb2.CarryRequest) -> Carried | None:
-        """The message, or None for a part of one. Raises WireError."""
+        """Return the message that this part completes, or None if more parts follow.
+
+        Raises WireError for a part that cannot be decoded or does not follow the parts before it.
+        """
         kind = chosen(request, "message")
         if self._begun is not None:
             require(kind == "remainder", f"{kind} came where a message was not whole yet")
@@ -104,7 +112,8 @@ class CarryReader:
         if kind in TENSORS:
             message = getattr(request, kind)
             if sum(len(getattr(message, name).data) for name in TENSORS[kind]) < PIECE_BYTES:
-                return _decode(message, {})  # whole, as nearly all are, or broken
+                # The message is complete, as nearly all are, or it is invalid.
+                return _decode(message, {})
             there = {name: getattr(message, name) for name in TENSORS[kind] if message.HasField(name)}
             here = {name: tensor for name, tensor in there.items() if not tensor.beside}
             return self._finish(message, PieceReader(here))
@@ -125,17 +134,22 @@ def _decode(message: Cut, pieces: Pieces) -> Carried:
 
 
 def decode_features(message: ring_pb2.Features, pieces: Pieces) -> Features:
+    """Return the features of a message. Raises WireError if `rows` has not one row per token."""
     rows = decode_rows(message, "rows", pieces)
     features = FEATURES.decode(message, rows=rows)
     taught = sum(len(lesson.tokens) for lesson in features.lessons)
     came = 0 if rows is None else rows.shape[0]
-    whole = rows is None or came == taught  # who drafts without a head wants none
+    # Drafters without a draft head are sent no rows.
+    whole = rows is None or came == taught
     require(whole, f"lessons of {taught} tokens came with {came} rows")
     return features
 
 
 def write_rows(payload: Payload | None, message: values_pb2.Tensor, cut: PieceWriter) -> None:
-    """In place: see describe_tensor. None leaves the field unset: reading a field does not set it."""
+    """Write a tensor, or the description of one that travels separately, into a message's field.
+
+    None leaves the field unset.
+    """
     if isinstance(payload, Beside):
         payload.describe(message)
     elif payload is not None:
@@ -143,7 +157,12 @@ def write_rows(payload: Payload | None, message: values_pb2.Tensor, cut: PieceWr
 
 
 def decode_rows(message: Any, field: str, pieces: Pieces, short: bool = False) -> Payload | None:
-    """The [rows, width] tensor of a field, or None where it is unset. short: it may be rounded, by blocks."""
+    """Return the [rows, width] tensor of a field, or None if the field is unset.
+
+    short: True if the tensor may be rounded to 8 bits by blocks, as [rows, blocks, bytes of a block].
+
+    Raises WireError for another number of dimensions, and for 8 bits unless `short`.
+    """
     if not message.HasField(field):
         return None
     tensor = getattr(message, field)

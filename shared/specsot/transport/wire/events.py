@@ -33,11 +33,15 @@ from specsot.transport.wire.schema import (
 from specsot.transport.wire.values import DRAFTERS, FORM
 from specsot.v1 import master_pb2
 
-MAX_ANSWER_TOKENS = 1 << 20  # tokens of an answer, as params.MAX_TOKENS
+# Tokens. Bounds an answer, like params.MAX_TOKENS.
+MAX_ANSWER_TOKENS = 1 << 20
 
 
 def check_logprobs(message: Any) -> None:
-    """Of one lap, so there are few tokens, and few alternatives of each."""
+    """Raise WireError if an event has too many log-probabilities.
+
+    An event covers one step, so it has few tokens and few alternatives of each.
+    """
     few(range(sum(len(one.top) for one in few(message.logprobs, "logprobs"))), "candidates")
 
 
@@ -56,7 +60,8 @@ register(
     MODES,
     Enumeration(master_pb2.FinishReason.DESCRIPTOR, events.Reason),
     Schema(Message, master_pb2.Message),
-    Schema(Limits, master_pb2.Limits, without=("default_new_tokens",)),  # the master that takes it applies it
+    # The master that receives a request applies its own default.
+    Schema(Limits, master_pb2.Limits, without=("default_new_tokens",)),
     Schema(events.Forecast, master_pb2.Forecast),
     Schema(events.Started, master_pb2.Started, others={"request": "request_id"}),
     Schema(events.Candidate, master_pb2.Candidate),
@@ -94,16 +99,18 @@ decode_rebalanced = REBALANCED.decode
 
 
 def encode_ask(ask: Ask, request_id: str = "") -> master_pb2.GenerateRequest:
-    """Every field is set: what the caller sees as a default is what the master hears."""
+    """Return the message of a request. All fields are set, so that the client's defaults apply."""
     request = ASK.encode(ask)
     request.request_id = request_id
     return request
 
 
 def decode_ask(request: master_pb2.GenerateRequest, positions: int = MAX_TOKENS + 1) -> Ask:
-    """Unset fields have the defaults of specsot.params. Raises InvalidRequest with the field's name.
+    """Return the request of a message. Unset fields have the defaults of `specsot.params`.
 
-    positions: the model's context; what cannot fit it is refused before it is read.
+    positions: length of the model's context. A prompt that cannot fit is rejected before it is decoded.
+
+    Raises InvalidRequest, which names the field.
     """
     _check_sizes(request, positions)
     for field, number, enumeration in (("mode", request.mode, MODES), ("drafter", request.drafter, DRAFTERS)):
@@ -113,7 +120,7 @@ def decode_ask(request: master_pb2.GenerateRequest, positions: int = MAX_TOKENS 
 
 
 def _check_sizes(request: master_pb2.GenerateRequest, positions: int) -> None:
-    """Parts of a message that take a byte or two each, by their number. Raises InvalidRequest."""
+    """Raise InvalidRequest if a message has too many parts that take only a byte or two each."""
     reach = MAX_TOKENS if request.HasField("window") else positions
     completion = request.limits.max_new_tokens or MAX_NEW_TOKENS
     check_length(reach, len(request.tokens), len(request.prompt), completion)
@@ -124,18 +131,25 @@ def _check_sizes(request: master_pb2.GenerateRequest, positions: int) -> None:
 
 
 def resumes(request: master_pb2.GenerateRequest) -> bool:
-    """It reads on in a request that is known, rather than asking for something. Raises InvalidRequest."""
+    """Return whether a message resumes reading a known request instead of making a new one.
+
+    Raises InvalidRequest if `resume_from` is set without a `request_id`.
+    """
     if request.resume_from and not request.request_id:
         raise InvalidRequest("resume_from needs a request_id", field="request_id")
     return bool(request.request_id) and (request.resume_from > 0 or not has_words(request))
 
 
 def has_words(request: master_pb2.GenerateRequest) -> bool:
+    """Return whether a message contains a prompt of any kind."""
     return request.HasField("prompt") or bool(request.messages) or bool(request.tokens)
 
 
 def encode_event(numbered: events.Numbered) -> master_pb2.GenerateEvent:
-    """What most events are has a way of its own: a schema takes three times as long."""
+    """Return the message of an event.
+
+    `MergedText`, which most events are, is encoded without its schema, which takes three times as long.
+    """
     event = numbered.event
     if isinstance(event, events.MergedText) and not event.logprobs:
         message = master_pb2.GenerateEvent()
@@ -150,5 +164,5 @@ def encode_event(numbered: events.Numbered) -> master_pb2.GenerateEvent:
 
 
 def decode_event(message: master_pb2.GenerateEvent) -> events.Numbered:
-    """Raises WireError."""
+    """Return the event of a message. Raises WireError if it is unknown or invalid."""
     return events.Numbered(message.number, EVENT.decode(message))

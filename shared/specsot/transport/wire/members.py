@@ -64,16 +64,21 @@ def encode_curve(curve: Curve) -> list[values_pb2.Cost]:
 
 
 def decode_curve(costs: Sequence[values_pb2.Cost]) -> Curve:
+    """Return the curve of a message. Raises WireError unless rows ascend and all seconds are valid."""
     check_ascending([cost.rows for cost in few(costs, "points")], "a curve's rows")
     return tuple((cost.rows, check_duration(cost.seconds, "a curve's time")) for cost in costs)
 
 
 def check_registration(message: fleet_pb2.Registration) -> None:
-    """There is room for newer epochs: they are milliseconds since 1970."""
+    """Raise WireError if an epoch is so large that no newer one would fit.
+
+    Epochs are milliseconds since 1970.
+    """
     require(message.epoch < 1 << 62, f"epoch {message.epoch} is too large")
 
 
 def check_open(message: fleet_pb2.Open) -> None:
+    """Raise WireError unless forked tokens and sent tokens together are the prompt."""
     prompt = message.opening.prompt
     forked = message.opening.fork.length
     came = len(message.tokens)
@@ -81,6 +86,7 @@ def check_open(message: fleet_pb2.Open) -> None:
 
 
 def check_rows(message: fleet_pb2.RowsOf) -> None:
+    """Raise WireError if a range of rows is empty."""
     require(message.first < message.last, f"rows {message.first}:{message.last} are none")
 
 
@@ -150,7 +156,7 @@ encode_downward = _DOWNWARD.encode
 
 
 def decode_downward(response: fleet_pb2.JoinResponse) -> Downward:
-    """Raises WireError, also for a second `joined`."""
+    """Return the master's message. Raises WireError, also for `joined` after the first message."""
     if response.HasField("joined"):
         raise WireError("joined may only come first")
     return _DOWNWARD.decode(response)

@@ -1,8 +1,9 @@
 """Encodes values as protobuf messages and decodes them, by tables: a `Schema` for each kind of value.
 
-A schema pairs a dataclass with a message whose fields have the same names, and says of a field only what the
-message's descriptor does not. A list is a tuple; an optional field that is unset has the dataclass's default;
-messages and enumerations within it travel as they were registered.
+A schema pairs a dataclass with a protobuf message whose fields have the same names. It only names what the
+message's descriptor does not tell. A repeated field becomes a tuple. An optional field that is unset becomes
+the dataclass's default. Nested messages and enumerations are encoded by the codecs that were registered for
+them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from google.protobuf.message import DecodeError, Message
 
 from specsot.errors import WireError
 
-MAX_PARTS = 1 << 14  # sequences, trees or points of a curve in one message; bounds memory, not tuned
+# Entries. Bounds the sequences, trees or points of a curve in one message, and so memory. Untuned.
+MAX_PARTS = 1 << 14
 
 TMessage = TypeVar("TMessage", bound=Message)
 T = TypeVar("T")
@@ -30,7 +32,7 @@ Decode = Callable[[Any], Any]
 
 
 def parse(kind: type[TMessage], data: bytes) -> TMessage:
-    """A protobuf message of `kind` from bytes."""
+    """Return the protobuf message of `kind` that the bytes encode. Raises WireError if they do not."""
     try:
         return kind.FromString(data)
     except DecodeError:
@@ -38,31 +40,40 @@ def parse(kind: type[TMessage], data: bytes) -> TMessage:
 
 
 def require(holds: bool, complaint: str) -> None:
+    """Raise WireError with this message unless `holds`."""
     if not holds:
         raise WireError(complaint)
 
 
 def few(parts: P, what: str) -> P:
-    """Parts of a message, not yet looked at: an empty one takes two bytes, a value hundreds."""
+    """Return the parts of a message unchanged. Raises WireError if there are more than MAX_PARTS.
+
+    Called before the parts are decoded, because an empty part takes two bytes in a message, but hundreds as a
+    value.
+
+    what: the parts' name in the error.
+    """
     if len(parts) > MAX_PARTS:
         raise WireError(f"{len(parts)} {what} in one message, {MAX_PARTS} are allowed")
     return parts
 
 
 def chosen(message: Message, oneof: str) -> str:
+    """Return the name of the field that is set in a oneof. Raises WireError if none is."""
     name = message.WhichOneof(oneof)
     require(name is not None, f"{message.DESCRIPTOR.name} carries nothing we know")
     return str(name)
 
 
 def check_duration(seconds: float, what: str) -> float:
-    """A finite number of seconds, not negative."""
+    """Return a number of seconds unchanged. Raises WireError unless it is finite and at least 0."""
     if not 0 <= seconds < math.inf:
         raise WireError(f"{what} must be seconds >= 0, got {seconds}")
     return seconds
 
 
 def check_ascending(numbers: Sequence[int], what: str) -> tuple[int, ...]:
+    """Return the numbers as a tuple. Raises WireError unless each is greater than the one before it."""
     ascending = tuple(numbers)
     if len(ascending) > 1 and any(map(ge, ascending, ascending[1:])):
         raise WireError(f"{what} must ascend")
@@ -70,26 +81,34 @@ def check_ascending(numbers: Sequence[int], what: str) -> tuple[int, ...]:
 
 
 def check_name(text: str, what: str) -> str:
-    """A name or address: not empty, one line, at most 255 characters."""
+    """Return a name or address unchanged.
+
+    Raises WireError unless it has 1..255 characters, all of them printable.
+    """
     require(bool(text) and len(text) <= 255 and text.isprintable(), f"{what} must be a short line of text")
     return text
 
 
 @dataclass(frozen=True, slots=True)
 class FieldCodec:
-    """How one field travels. None: as it is. An encoder never sees None, which leaves its field unset."""
+    """How the value of one field is converted to and from protobuf.
+
+    encode: from the dataclass's value. None if the value is used unchanged. Never called with None, which
+        leaves the field unset.
+    decode: to the dataclass's value. None if the value is used unchanged.
+    """
 
     encode: Encode | None = None
     decode: Decode | None = None
 
 
 def checked(check: Callable[[Any, str], Any], what: str) -> FieldCodec:
-    """What a check lets through; what: the part's name in a refusal."""
+    """Return a codec that passes the decoded value through `check`. what: the value's name in an error."""
     return FieldCodec(decode=lambda part: check(part, what))
 
 
 def repeated(each: Codec, what: str) -> FieldCodec:
-    """A bounded list of values that travel like this."""
+    """Return the codec of a list of at most MAX_PARTS values that `each` encodes and decodes."""
     encode = each.encode
     decode = each.decode
     return FieldCodec(
@@ -99,15 +118,18 @@ def repeated(each: Codec, what: str) -> FieldCodec:
 
 
 class Enumeration:
-    """The Python values of an enumeration's numbers: DRAFTER_EAGLE of `DraftMethod` is "eagle".
+    """Maps the numbers of a protobuf enumeration to Python values: DRAFTER_EAGLE of `DraftMethod` is "eagle".
 
-    The prefix of the names is that of the value 0: DRAFTER_ of DRAFTER_UNSPECIFIED.
+    The prefix that is removed from the names is the prefix of the name of 0: DRAFTER_ of DRAFTER_UNSPECIFIED.
     """
 
     def __init__(
         self, descriptor: EnumDescriptor, value_of: Callable[[str], Any] = str, what: str | None = None
     ) -> None:
-        """value_of: makes the value of a name. what: the words of a refusal, if they are not its own name."""
+        """value_of: returns the Python value of a lower-case name without its prefix.
+
+        what: the enumeration's name in errors. None: its protobuf name in words.
+        """
         words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", descriptor.name)
         prefix = descriptor.values_by_number[0].name.removesuffix("UNSPECIFIED")
         names = {
@@ -119,24 +141,22 @@ class Enumeration:
         self.values = {number: value for value, number in self.numbers.items()}
 
     def encode(self, value: Any) -> Any:
+        """Return the number of a value."""
         return self.numbers[value]
 
     def decode(self, number: int) -> Any:
-        """Raises WireError."""
+        """Return the value of a number. Raises WireError for an unknown number, and for 0."""
         if number not in self.values:
             raise WireError(f"{self._what} {number} is unknown")
         return self.values[number]
 
     def or_unspecified(self, default: Any) -> FieldCodec:
+        """Return a codec that decodes 0 as `default`."""
         return FieldCodec(self.encode, lambda number: self.decode(number) if number else default)
 
 
 class Schema(Generic[T, TMessage]):
-    """A dataclass and its message. check: looks at a message before anything of it is decoded, and raises.
-
-    others: fields of another name in the message. without: fields that somebody else encodes and decodes.
-    codecs: of the fields that the descriptor does not tell enough of.
-    """
+    """Encodes and decodes a dataclass as a protobuf message."""
 
     def __init__(
         self,
@@ -147,6 +167,13 @@ class Schema(Generic[T, TMessage]):
         without: Collection[str] = (),
         **codecs: FieldCodec,
     ) -> None:
+        """kind: the dataclass. message: the protobuf message.
+
+        check: called with a message before it is decoded, and raises WireError if the message is invalid.
+        others: fields whose name in the message differs, with that name.
+        without: fields that the caller encodes and decodes.
+        codecs: codecs of fields for which the descriptor does not suffice.
+        """
         self.full_name = message.DESCRIPTOR.full_name
         self.kind = kind
         self._message = message
@@ -156,7 +183,7 @@ class Schema(Generic[T, TMessage]):
         self._codecs = codecs
 
     def encode(self, value: T) -> TMessage:
-        """Raises WireError."""
+        """Return the message of a value. Raises WireError if a field cannot be encoded."""
         given: dict[str, Any] = {}
         for name, there, encode in self._table.encoders:
             part = getattr(value, name)
@@ -164,7 +191,10 @@ class Schema(Generic[T, TMessage]):
         return self._message(**given)
 
     def decode(self, message: TMessage, **given: Any) -> T:
-        """given: the fields that somebody else decodes. Raises WireError."""
+        """Return the value of a message. Raises WireError if the message is invalid.
+
+        given: the values of the fields that the caller decodes.
+        """
         if self._check:
             self._check(message)
         for name, there, decode in self._table.decoders:
@@ -180,7 +210,9 @@ class Schema(Generic[T, TMessage]):
 
     @cached_property
     def _table(self) -> _Table:
-        """Made when first used: by then all that is nested in it is registered."""
+        """The codecs of the fields. Created at first use, when the codecs of nested messages are
+        registered.
+        """
         table = _Table()
         for each in fields(cast(Any, self.kind)):
             if each.name not in self._without:
@@ -200,7 +232,12 @@ class Schema(Generic[T, TMessage]):
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """Names of fields in the value and in the message, their codecs; of optional ones the default, too."""
+    """The codecs of a schema's fields, as (name in the dataclass, name in the message, codec).
+
+    encoders: of all fields.
+    decoders: of the fields that a message always has.
+    optional: of the fields that a message may leave unset, with the value that such a field then has.
+    """
 
     encoders: list[tuple[str, str, Encode | None]] = field(default_factory=list)
     decoders: list[tuple[str, str, Decode | None]] = field(default_factory=list)
@@ -208,28 +245,32 @@ class _Table:
 
 
 def default_of(one: Any) -> Any:
+    """Return the default of a dataclass field, or MISSING."""
     return one.default if one.default_factory is MISSING else one.default_factory()
 
 
 class OneOf(Generic[T, TMessage]):
-    """A message that carries one of several, each by the schema of its own; the table is its descriptor."""
+    """Encodes one of several dataclasses as a protobuf message with a oneof.
+
+    The message's descriptor lists the possible fields; their registered schemas encode and decode the values.
+    """
 
     def __init__(self, message: type[TMessage], oneof: str, refusal: str = "there is no place for a") -> None:
-        """refusal: the words in front of the type of a value that it does not carry."""
+        """refusal: the beginning of the error for a value that the oneof has no field for."""
         self.full_name = message.DESCRIPTOR.full_name
         self._message = message
         self._oneof = oneof
         self._refusal = refusal
 
     def encode(self, value: T) -> TMessage:
-        """Raises WireError."""
+        """Return the message of a value. Raises WireError if the oneof has no field for its type."""
         if type(value) not in self._encoders:
             raise WireError(f"{self._refusal} {type(value).__name__}")
         name, encode = self._encoders[type(value)]
         return self._message(**{name: encode(value)})
 
     def decode(self, message: TMessage) -> T:
-        """Raises WireError."""
+        """Return the value of a message. Raises WireError if no known field is set."""
         name = chosen(message, self._oneof)
         if name not in self._decoders:
             raise WireError(f"{name} does not belong here")
@@ -253,18 +294,22 @@ class OneOf(Generic[T, TMessage]):
 Named = Enumeration | Schema[Any, Any] | OneOf[Any, Any]
 Codec = FieldCodec | Named
 
-_REGISTERED: dict[str, Named] = {}  # by the full name of a message or an enumeration
+# The registered codecs, by the full name of a message or an enumeration.
+_REGISTERED: dict[str, Named] = {}
 
 
 def register(*codecs: Named) -> None:
-    """Fields of these types travel like this, unless a schema says otherwise."""
+    """Register the codecs of messages and enumerations. A schema may override them for single fields."""
     _REGISTERED.update((codec.full_name, codec) for codec in codecs)
 
 
 def codec_of(field: Any, default: Any) -> Codec:
-    """What a field's descriptor tells. A list is bounded, unless it is of whole numbers: tokens, sequences.
+    """Return the codec that a field's descriptor implies.
 
-    default: of the value's field; where it is None, that is what an unspecified enumeration means.
+    A repeated field has at most MAX_PARTS entries, unless they are unsigned integers, such as tokens.
+
+    default: the default of the dataclass's field. If it is None, an unspecified enumeration is decoded as
+        None.
     """
     kind = field.message_type or field.enum_type
     codec = _REGISTERED[kind.full_name] if kind else FieldCodec()

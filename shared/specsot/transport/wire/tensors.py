@@ -1,4 +1,6 @@
-"""Tensors on the wire: dtype, shape and raw rows, checked before memory is taken; large ones in pieces."""
+"""Tensors on the wire: type, shape and raw bytes, checked before memory is allocated; large ones in
+pieces.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,21 @@ from specsot.members import Tap
 from specsot.transport.wire.schema import Enumeration, require
 from specsot.v1 import ring_pb2, values_pb2
 
-MAX_DIMENSIONS = 4  # of a tensor; none that travels has more
-MAX_BYTES = 256 << 20  # bytes of a tensor, as grpc_channel.RING_BYTES
+# Dimensions. Bounds a tensor's shape; no message has a tensor of more.
+MAX_DIMENSIONS = 4
+# Bytes. Bounds a tensor, like grpc_channel.RING_BYTES.
+MAX_BYTES = 256 << 20
 
 TYPES = Enumeration(values_pb2.DataType.DESCRIPTOR, lambda name: getattr(torch, name), "tensor type")
 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """A tensor whose rows do not travel in the message: this is what the message says of it."""
+    """The description of a tensor whose data travels by a separate channel and not in the message.
+
+    shape: shape of the tensor.
+    dtype: type of its numbers.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -33,23 +41,28 @@ class Beside:
         return cls(tuple(tensor.shape), tensor.dtype)
 
     def describe(self, message: values_pb2.Tensor) -> None:
-        """Fill in all there is. Raises WireError for types that do not travel."""
+        """Write the description into a message. Raises WireError for a type that messages do not support."""
         _describe(self.dtype, self.shape, message)
         message.beside = True
 
 
 def write_tensor(tensor: torch.Tensor, message: values_pb2.Tensor) -> None:
-    """Fill in any float32, bfloat16 or float16 tensor, from any device. Raises WireError for other types.
+    """Write a tensor from any device into a message. Raises WireError for a type that messages do not
+    support.
 
-    In place, because protobuf copies a whole message when it is put into another one.
+    The message is filled in place, because protobuf copies a message that is assigned to a field of another
+    one.
     """
     message.data = bytes(describe_tensor(tensor, message))
 
 
 def describe_tensor(tensor: torch.Tensor, message: values_pb2.Tensor) -> memoryview:
-    """Fill in all but the data, which is returned: little-endian rows, not copied where they lie that way."""
+    """Write the type and the shape of a tensor into a message, and return its data as little-endian bytes.
+
+    The data of a contiguous CPU tensor is not copied. Raises WireError for an unsupported type.
+    """
     _describe(tensor.dtype, tensor.shape, message)
-    # numpy knows no bfloat16; its bits travel as those of an integer.
+    # NumPy has no bfloat16, so the tensor is viewed as integers with the same bits.
     rows = tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor
     return np.ascontiguousarray(rows.numpy(force=True)).reshape(-1).view(np.uint8).data
 
@@ -62,16 +75,22 @@ def _describe(dtype: torch.dtype, shape: Sequence[int], message: values_pb2.Tens
 
 
 def decode_beside(message: values_pb2.Tensor) -> Beside:
-    """Raises WireError past the limits, and for bytes that should not be here."""
+    """Return the description of a tensor that travels separately.
+
+    Raises WireError if the tensor exceeds the limits, or if the message contains data.
+    """
     announced_size(message)
     require(not message.data, f"a tensor beside its message brought {len(message.data)} bytes")
     return Beside(tuple(message.shape), TYPES.decode(message.dtype))
 
 
 def decode_tensor(message: values_pb2.Tensor, pieces: Sequence[bytes] = ()) -> torch.Tensor:
-    """A CPU tensor that owns its memory. pieces: what came behind the message's own data.
+    """Return a CPU tensor that owns its memory.
 
-    Raises WireError unless all bytes together are exactly the shape's.
+    message: type, shape and the beginning of the data.
+    pieces: the rest of the data, from later messages.
+
+    Raises WireError if the bytes are not exactly as many as the shape needs.
     """
     shape = tuple(message.shape)
     dtype = TYPES.decode(message.dtype)
@@ -85,14 +104,15 @@ def decode_tensor(message: values_pb2.Tensor, pieces: Sequence[bytes] = ()) -> t
 
 
 def announced_size(message: values_pb2.Tensor) -> int:
-    """Bytes of the whole tensor by its type and shape. Raises WireError past the limits."""
+    """Return the bytes of a whole tensor by its type and shape. Raises WireError if it exceeds the limits."""
     return checked_size(tuple(message.shape), TYPES.decode(message.dtype))
 
 
 def checked_size(shape: Sequence[int], dtype: torch.dtype, limit: int = MAX_BYTES) -> int:
-    """Bytes a tensor takes. Raises WireError past the limits on dimensions and bytes.
+    """Return the bytes of a tensor. Raises WireError if it exceeds the limits on dimensions and bytes.
 
-    An empty tensor may not be endless in its other dimensions: torch could not count its strides.
+    For an empty tensor, the dimensions other than 0 must be within the limit too, because torch could not
+    compute its strides otherwise.
     """
     if len(shape) > MAX_DIMENSIONS:
         raise WireError(f"tensor has {len(shape)} dimensions, {MAX_DIMENSIONS} are allowed")
@@ -103,35 +123,45 @@ def checked_size(shape: Sequence[int], dtype: torch.dtype, limit: int = MAX_BYTE
     return size
 
 
-PIECE_BYTES = 1 << 20  # bytes of a tensor in one message, so that heartbeats come between; not measured
+# Bytes. Bounds the tensor data in one message, so that heartbeats can be sent between messages. Untuned.
+PIECE_BYTES = 1 << 20
 
-Pieces = Mapping[str, Sequence[bytes]]  # what came later, by the tensor's field
+# The data of tensors that arrived in later messages, by the tensor's field.
+Pieces = Mapping[str, Sequence[bytes]]
 
 
 class PieceWriter:
-    """Fills the tensors of one message, in the order of their fields; `pieces` is what then follows."""
+    """Writes the tensors of one message, in the order of their fields, and cuts what exceeds PIECE_BYTES.
+
+    Worked example: tensors of 0.75 MiB and 1.5 MiB. The message has all of the first tensor and 0.25 MiB of
+    the second; two pieces of 1 MiB and 0.25 MiB follow.
+    """
 
     def __init__(self) -> None:
         self._room = PIECE_BYTES
         self._left: list[memoryview] = []
 
     def write(self, tensor: torch.Tensor, message: values_pb2.Tensor) -> None:
-        """Raises WireError for types that do not travel."""
+        """Write as much of a tensor into the message as there is room. Raises WireError for other types."""
         rows = describe_tensor(tensor, message)
         message.data = bytes(rows[: self._room])
         self._left.append(rows[self._room :])
         self._room -= len(message.data)
 
     def pieces(self) -> Iterator[bytes]:
+        """Yield the data that found no room in the message, in pieces of at most PIECE_BYTES."""
         for rows in self._left:
             for first in range(0, len(rows), PIECE_BYTES):
                 yield bytes(rows[first : first + PIECE_BYTES])
 
 
 class PieceReader:
-    """The tensors of one message while their pieces come. Raises WireError for what cannot belong to them.
+    """Collects the pieces of one message's tensors. Raises WireError for a piece that does not fit.
 
-    A tensor may be short only in a message that is full: anything else is broken, not cut.
+    Pieces may follow only a message that holds PIECE_BYTES of tensor data. If a message with less data has an
+    incomplete tensor, the message is invalid and no pieces are expected.
+
+    pieces: the pieces so far, by the tensor's field.
     """
 
     def __init__(self, tensors: Mapping[str, values_pb2.Tensor]) -> None:
@@ -143,10 +173,11 @@ class PieceReader:
 
     @property
     def lacks(self) -> int:
+        """Number of bytes that are still to come."""
         return sum(self._lacking.values()) if self._full else 0
 
     def take(self, data: bytes) -> None:
-        """A piece of the first tensor that is not whole."""
+        """Add a piece of the first incomplete tensor. Raises WireError if it is empty or too long."""
         name = next(name for name, lacking in self._lacking.items() if lacking)
         fits = 0 < len(data) <= min(PIECE_BYTES, self._lacking[name])
         require(fits, f"a piece of {len(data)} bytes came where {self._lacking[name]} are lacking")
@@ -154,11 +185,12 @@ class PieceReader:
         self._lacking[name] -= len(data)
 
 
-MAX_TAP_BYTES = 1 << 30  # bytes of one tap's rows; bounds memory, not tuned
+# Bytes. Bounds the memory of one tap's weight. Untuned.
+MAX_TAP_BYTES = 1 << 30
 
 
 def cut_tap(tap: Tap) -> Iterator[ring_pb2.Tap]:
-    """Parts of whole rows, in row order."""
+    """Yield a tap as messages of whole rows of its weight, in order, of about PIECE_BYTES each."""
     weight = cast(torch.Tensor, tap.weight)
     rows = weight.shape[0]
     step = max(1, PIECE_BYTES // max(1, weight.shape[1] * weight.element_size()))
@@ -169,7 +201,7 @@ def cut_tap(tap: Tap) -> Iterator[ring_pb2.Tap]:
 
 
 class TapReader:
-    """Collects the parts of one tap at a time; memory grows only with what really came."""
+    """Collects the parts of one tap at a time. Memory grows only with the data that has arrived."""
 
     def __init__(self) -> None:
         self._parts: list[torch.Tensor] = []
@@ -177,7 +209,10 @@ class TapReader:
         self._rows = 0
 
     def read(self, message: ring_pb2.Tap) -> Tap | None:
-        """The whole tap with its last part, else None. Raises WireError for parts that do not fit."""
+        """Add a part. Return the whole tap if this was its last part, otherwise None.
+
+        Raises WireError if the part does not follow the parts so far.
+        """
         part = decode_tensor(message.part)
         self._check(message, part)
         self._parts.append(part)

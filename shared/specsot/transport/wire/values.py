@@ -27,7 +27,8 @@ from specsot.transport.wire.schema import (
 )
 from specsot.v1 import ring_pb2, values_pb2
 
-MAX_NODES = 4096  # of one tree: ancestry costs a bit per pair of nodes
+# Nodes. Bounds one tree, because its ancestry takes a bit per pair of nodes.
+MAX_NODES = 4096
 
 DRAFTERS = Enumeration(values_pb2.DraftMethod.DESCRIPTOR, what="drafter")
 ENDS = Enumeration(ring_pb2.End.DESCRIPTOR, frames.End)
@@ -36,6 +37,7 @@ STAGE_SECONDS = repeated(checked(check_duration, "a stage's time"), "times of st
 
 
 def encode_form(form: Form) -> values_pb2.Form:
+    """Return the message of a form."""
     match form.kind:
         case "json_object":
             return values_pb2.Form(json_object=values_pb2.JsonObject())
@@ -48,7 +50,7 @@ def encode_form(form: Form) -> values_pb2.Form:
 
 
 def decode_form(message: values_pb2.Form) -> Form:
-    """Raises InvalidRequest."""
+    """Return the form of a message. Raises InvalidRequest if it is invalid."""
     match message.WhichOneof("form"):
         case None:
             raise refuse("says no kind of form")
@@ -61,11 +63,18 @@ def decode_form(message: values_pb2.Form) -> Form:
 
 
 def decode_biases(biases: Mapping[int, float]) -> tuple[tuple[int, float], ...]:
-    """By token; one more than are allowed is enough to be refused."""
+    """Return logit biases by ascending token.
+
+    At most MAX_BIASES + 1 are read, which is enough for `Sampling` to reject them.
+    """
     return tuple(sorted(islice(biases.items(), MAX_BIASES + 1)))
 
 
 def encode_heads(heads: HeadWindows) -> list[ring_pb2.LayerHeads]:
+    """Return one message per layer, with the sinks and the recent tokens of its heads in two lists.
+
+    The heads (4, 16) and (0, 32) of a layer become sinks [4, 0] and recent [16, 32].
+    """
     return [
         ring_pb2.LayerHeads(sinks=[sinks for sinks, _ in layer], recent=[recent for _, recent in layer])
         for layer in heads.layers
@@ -73,18 +82,19 @@ def encode_heads(heads: HeadWindows) -> list[ring_pb2.LayerHeads]:
 
 
 def decode_heads(layers: Sequence[ring_pb2.LayerHeads]) -> HeadWindows | None:
-    """Raises InvalidRequest."""
+    """Return the windows of all heads, or None if there are no layers. Raises InvalidRequest, WireError."""
     for layer in layers:
         require(len(layer.sinks) == len(layer.recent), "a layer's heads have as many sinks as recent")
     return HeadWindows(tuple(tuple(zip(layer.sinks, layer.recent)) for layer in layers)) if layers else None
 
 
 def encode_importance(importance: HeadImportance) -> list[ring_pb2.LayerImportance]:
+    """Return one message per layer with the importance of its heads."""
     return [ring_pb2.LayerImportance(heads=heads) for heads in importance.layers]
 
 
 def decode_importance(layers: Sequence[ring_pb2.LayerImportance]) -> HeadImportance | None:
-    """Raises InvalidRequest."""
+    """Return the importance of all heads, or None if there are no layers. Raises InvalidRequest."""
     return HeadImportance(tuple(tuple(layer.heads) for layer in layers)) if layers else None
 
 
@@ -92,6 +102,7 @@ FORM = FieldCodec(encode_form, decode_form)
 
 
 def check_opening(message: ring_pb2.Opening) -> None:
+    """Raise WireError if the lengths or the options of an opening exclude each other."""
     kept = len(message.kept.tokens)
     rest = message.prompt - message.fork.length
     require(rest >= 0, "a fork is longer than its prompt")
@@ -115,7 +126,11 @@ _OPENING = Schema(
 
 
 def decode_opening(message: ring_pb2.Opening) -> frames.Opening:
-    """What a client's words became: from a peer, impossible values are a broken wire."""
+    """Return the opening of a message.
+
+    Raises WireError, also for values that would be an invalid request of a client: the master has checked
+    these, so that a peer never sends them.
+    """
     try:
         return _OPENING.decode(message)
     except InvalidRequest as error:
@@ -123,10 +138,12 @@ def decode_opening(message: ring_pb2.Opening) -> frames.Opening:
 
 
 def check_layers(message: values_pb2.Layers) -> None:
+    """Raise WireError if a layer range is empty."""
     require(message.first < message.last, f"layers {message.first}:{message.last} are none")
 
 
 def encode_logprob(chance: frames.Logprob) -> ring_pb2.Chance:
+    """Return the message of a log-probability and its alternatives."""
     return ring_pb2.Chance(
         logprob=chance.logprob,
         top_tokens=(token for token, _ in chance.top),
@@ -135,16 +152,19 @@ def encode_logprob(chance: frames.Logprob) -> ring_pb2.Chance:
 
 
 def decode_logprob(message: ring_pb2.Chance) -> frames.Logprob:
+    """Return the log-probability of a message. Raises WireError if its lists have different lengths."""
     tokens = few(message.top_tokens, "likeliest tokens")
     logprobs = message.top_logprobs
     require(len(tokens) == len(logprobs), f"{len(tokens)} tokens came with {len(logprobs)} logprobs")
     return frames.Logprob(message.logprob, tuple(zip(tokens, logprobs)))
 
 
-# Of these a message has one for each sequence; a schema takes 1.25 times as long (paired in one run).
+# A message has one of the following values per sequence, so they are encoded without a schema, which takes
+# 1.25 times as long (paired in one run).
 
 
 def encode_segment(segment: frames.Segment) -> ring_pb2.Segment:
+    """Return the message of a prompt chunk or of a tree segment, which protobuf calls a growth."""
     if isinstance(segment, frames.PromptChunk):
         chunk = ring_pb2.Chunk(
             sequence=segment.sequence, start=segment.start, tokens=segment.tokens, final=segment.final
@@ -161,6 +181,7 @@ def encode_segment(segment: frames.Segment) -> ring_pb2.Segment:
 
 
 def decode_segment(message: ring_pb2.Segment) -> frames.Segment:
+    """Return the segment of a message. Raises WireError for an invalid tree or invalid accepted nodes."""
     if chosen(message, "segment") == "chunk":
         chunk = message.chunk
         return frames.PromptChunk(chunk.sequence, chunk.start, tuple(chunk.tokens), chunk.final)
@@ -171,16 +192,19 @@ def decode_segment(message: ring_pb2.Segment) -> frames.Segment:
 
 
 def encode_tree(tree: Tree) -> values_pb2.Tree:
+    """Return the message of a tree."""
     return values_pb2.Tree(tokens=tree.tokens, parents=tree.parents)
 
 
 def decode_tree(message: values_pb2.Tree) -> Tree:
+    """Return the tree of a message. Raises WireError if it is invalid or has more than MAX_NODES nodes."""
     if (nodes := max(len(message.tokens), len(message.parents))) > MAX_NODES:
         raise WireError(f"tree has {nodes} nodes, {MAX_NODES} are allowed")
     return Tree(tuple(message.tokens), tuple(message.parents))
 
 
 def encode_outcome(outcome: frames.Outcome) -> ring_pb2.Outcome:
+    """Return the message of an outcome."""
     return ring_pb2.Outcome(
         sequence=outcome.sequence,
         step=outcome.step,
@@ -195,6 +219,10 @@ def encode_outcome(outcome: frames.Outcome) -> ring_pb2.Outcome:
 
 
 def decode_outcome(message: ring_pb2.Outcome) -> frames.Outcome:
+    """Return the outcome of a message.
+
+    Raises WireError if accepted nodes do not ascend, or if log-probabilities do not match the tokens.
+    """
     accepted = check_ascending(message.accepted, "accepted nodes")
     tokens = tuple(few(message.tokens, "tokens"))
     chances = message.chances
