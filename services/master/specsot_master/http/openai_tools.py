@@ -20,7 +20,7 @@ from specsot_master.core.dialects.tool_calls.forms import PLAIN, CallForm
 from specsot_master.core.dialects.tool_calls.harmony import HARMONY, HarmonyReader
 from specsot_master.core.dialects.tool_calls.hermes_prompt import calls_in_words, tools_in_words
 from specsot_master.core.dialects.tool_calls.reading import CallDelta, ForcedReader, ToolReader
-from specsot_master.core.dialects.tool_calls.schemas import forced_schema, parameters_of
+from specsot_master.core.dialects.tool_calls.schemas import arguments_schema, calls_schema, parameters_of
 from specsot_master.http.openai_requests import (
     check_ids,
     common_fields,
@@ -43,6 +43,7 @@ class ToolUse:
 
     form: how the model writes calls. functions: those that are offered, by name, with the schemas of their
     arguments. named: the one function that must be called. required: any function must be called.
+    parallel: an answer may hold several calls.
     """
 
     form: CallForm
@@ -53,7 +54,7 @@ class ToolUse:
 
     def reader(self) -> ToolReader | HarmonyReader:
         if self.is_forced:
-            return ForcedReader(self.functions, self.named)
+            return ForcedReader(self.functions, self.only, self.form)
         return (
             HarmonyReader(self.functions) if self.form is HARMONY else ToolReader(self.form, self.functions)
         )
@@ -72,9 +73,26 @@ class ToolUse:
         return tuple(f"tools.{name}: {warning}" for name, warning in found)
 
     @property
+    def only(self) -> str | None:
+        """The function of a forced call of which the model writes nothing but the arguments."""
+        if self.required and not self.parallel and len(self.functions) == 1:
+            return next(iter(self.functions))
+        return self.named
+
+    @property
     def head(self) -> str:
-        """The text with which the prompt ends: of a named function, its call up to the arguments."""
-        return "" if self.named is None else self.form.forced_head(self.named)
+        """The text with which the prompt ends: a forced call up to what the model writes of it."""
+        if self.only is not None:
+            return self.form.forced_head(self.only)
+        return self.form.object_head if self.required else ""
+
+    def forced_schema(self, functions: Sequence[Json]) -> Json:
+        """The schema of what follows `head` if a call is forced."""
+        if self.only is not None:
+            return arguments_schema(functions, self.only)
+        is_list = self.parallel or self.form.is_list
+        max_calls = MOST_CALLS if self.parallel else 1
+        return calls_schema(functions, max_calls if is_list else None, self.form)
 
 
 def uses_tools(body: ChatBody) -> bool:
@@ -128,8 +146,7 @@ def tool_asks(body: ChatBody, use: ToolUse | None, mode: Mode, text: Text, posit
     check_ids([tokens], held, limits)
     shared |= {"mode": "direct", "logprobs": logprobs_of(body)}
     if use and use.is_forced:
-        schema = forced_schema(functions, use.named, MOST_CALLS if use.parallel else 1)
-        shared["form"] = Form("json_schema", (json.dumps(schema),))
+        shared["form"] = Form("json_schema", (json.dumps(use.forced_schema(functions)),))
     elif use and text.writes_special_calls:
         shared["skip_special_tokens"] = False
     return copies_of(Ask(tokens=tokens, limits=limits, **shared), body)
@@ -224,7 +241,7 @@ class ToolAnswer:
         self.reader = self.use.reader()
 
     def tell(self, piece: ChoiceDelta) -> ChoiceDelta:
-        content, calls = self.reader.feed(piece.text, last=piece.reason is not None)
+        content, calls = self._read(piece.text, last=piece.reason is not None)
         told = tuple(map(self._told, calls))
         thought = piece.thought + self.reader.thought
         return replace(piece, text=content, thought=thought, calls=told, reason=self.reason(piece.reason))
@@ -235,7 +252,7 @@ class ToolAnswer:
         return "tool_calls" if reason == "stop" and called else reason
 
     def whole(self, choice: dict[str, Any]) -> dict[str, Any]:
-        content, deltas = self.reader.feed(choice["message"]["content"], last=True)
+        content, deltas = self._read(choice["message"]["content"], last=True)
         calls: list[dict[str, Any]] = []
         for one in map(self._told, deltas):
             if "id" in one:
@@ -247,6 +264,11 @@ class ToolAnswer:
             more["reasoning_content"] = self.reader.thought
         message = choice["message"] | more
         return choice | {"message": message, "finish_reason": self.reason(choice["finish_reason"])}
+
+    def _read(self, text: str, last: bool) -> tuple[str, list[CallDelta]]:
+        """Content and calls, without those after the first one if they must not be parallel."""
+        content, calls = self.reader.feed(text, last)
+        return content, [one for one in calls if self.use.parallel or one.index == 0]
 
     def _told(self, one: CallDelta) -> dict[str, Any]:
         if one.name is None:

@@ -268,6 +268,8 @@ def _object_form(text: str, second: str) -> CallForm | None:
             openers=_marks(before),
             closers=_closers(after),
             head=_object_head(before.lstrip(), text[at:end]),
+            object_head="" if _ID in before else before.lstrip(),
+            is_list=isinstance(value, list),
             name_key=name,
             arguments_key=key,
         )

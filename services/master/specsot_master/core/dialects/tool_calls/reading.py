@@ -451,13 +451,15 @@ class ToolReader:
 
 
 class ForcedReader(ToolReader):
-    """Reads an answer that is held to calls: a list of objects or, with a name, arguments of that function.
+    """Reads an answer that is held to calls: objects with the form's members or, with a name, arguments of
+    that function.
 
     Nothing of it is content.
     """
 
-    def __init__(self, functions: Mapping[str, Json], name: str | None) -> None:
-        super().__init__(PLAIN, functions)
+    def __init__(self, functions: Mapping[str, Json], name: str | None, form: CallForm = PLAIN) -> None:
+        members = replace(PLAIN, name_key=form.name_key, arguments_key=form.arguments_key)
+        super().__init__(members, functions)
         self._muted = True
         self._state = "after"
         if name is not None:
