@@ -159,7 +159,9 @@ def render(
     thinks: bool = False,
     effort: str | None = None,
 ) -> str:
-    """Through the model's template; in words, where that has no place for tools. thinks, effort: see Text.
+    """Through the model's template; in words, as far as it has no place for tools or for calls.
+
+    thinks, effort: see Text.
 
     Raises InvalidRequest.
     """
@@ -167,7 +169,14 @@ def render(
     if text.has_tools:
         tools = [{"type": "function", "function": one} for one in functions]
         return text.render_turns(_with_arguments(told, text.call_form), tools, thinks, effort)
-    return text.render_turns(_in_words(told, functions), [], thinks, effort)
+    if functions:
+        told = _offered(told, tools_in_words(functions, text.call_example))
+    if text.call_example is None:
+        return text.render_turns(_in_words(told), [], thinks, effort)
+    for turn in told:
+        if turn.get("tool_calls") and not turn["content"]:
+            turn["content"] = None  # R1-Distill writes "" as a turn of its own.
+    return text.render_turns(_with_arguments(told, text.call_form), [], thinks, effort)
 
 
 def functions_of(body: ChatBody) -> list[dict[str, Any]]:
@@ -209,12 +218,16 @@ def _with_arguments(turns: list[Json], form: CallForm | None) -> list[Json]:
     return turns
 
 
-def _in_words(told: list[dict[str, Any]], functions: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Hermes' words in the texts of turns; answers of tools become the user's."""
-    turns: list[dict[str, Any]] = []
-    if functions:
-        system = told.pop(0)["content"] if told[0]["role"] == "system" else ""
-        turns.append({"role": "system", "content": f"{system}\n\n{tools_in_words(functions)}".lstrip()})
+def _offered(turns: list[Json], words: str) -> list[Json]:
+    """The turns, with these words at the end of the system message."""
+    has_system = turns[0]["role"] == "system"
+    system = turns[0]["content"] if has_system else ""
+    return [{"role": "system", "content": f"{system}\n\n{words}".lstrip()}, *turns[has_system:]]
+
+
+def _in_words(told: list[Json]) -> list[Json]:
+    """Calls in Hermes' words in the texts of turns; answers of tools become the user's."""
+    turns: list[Json] = []
     for turn in told:
         role = turn["role"]
         content = turn["content"]

@@ -34,6 +34,7 @@ VALUES: Final = ("vxone", "vxtwo")
 IDS: Final = ("callx0001", "callx0002", "callx0003")
 QUESTION: Final = "uxquestion"
 CONTENT: Final = "cxcontent"
+RESULT: Final = "rxresult"
 MAX_CLOSERS: Final = (
     4  # Marks after a call that may close it; what follows belongs to the next turn. Untuned.
 )
@@ -63,7 +64,8 @@ class Render(Protocol):
 def form_of_template(source: str, render: Render) -> CallForm | None:
     """How a model with this template writes calls; None if the template offers tools and does not show it."""
     if not offers_functions(source):
-        return HERMES  # Tools are described in Hermes' words then.
+        form = derive(render)  # Tools are described in words then.
+        return form if form is not None and _shows_results(render, form) else HERMES
     if HARMONY_MARK in source:
         return HARMONY
     form = derive(render)
@@ -97,6 +99,28 @@ def _instructed_form(render: Render) -> CallForm | None:
     except InvalidRequest:
         return None
     return HERMES if _INSTRUCTION.search(prompt) else None
+
+
+def _shows_results(render: Render, form: CallForm) -> bool:
+    """Whether the template writes what a function returned, after a call without text (content None)."""
+    arguments = as_json(TWO) if form.arguments_as_text else TWO
+    call = {"id": IDS[0], "type": "function", "function": {"name": NAMES[0], "arguments": arguments}}
+    turns: list[Json] = [
+        {"role": "user", "content": QUESTION},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": IDS[0], "content": RESULT},
+    ]
+    try:
+        text = render(turns, (), True)
+    except InvalidRequest:
+        return False
+    return RESULT in text and "None" not in text
+
+
+def example_call(render: Render, form: CallForm) -> str:
+    """A call as the template writes it, with words where its name, and an argument, stand."""
+    write = cut_answers(render, form.arguments_as_text)
+    return write([("function-name", {"argument-name": "argument-value"})])
 
 
 def cut_answers(
