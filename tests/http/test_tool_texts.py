@@ -13,6 +13,7 @@ from tests.http.house import Served, served
 from tests.http.test_agents import CLAUDES, FLAT, MESSAGES, RESPONSES
 from tests.http.test_tools import CHAT, WEATHER
 from tests.master.stage import BASE
+from tests.master.test_call_forms import NAMES, source_of
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -164,6 +165,53 @@ async def test_auto_is_refused_if_the_template_does_not_show_calls() -> None:
         assert (await house.post(CHAT, BODIES[CHAT] | {"tool_choice": "none"})).status_code == 200
         named = {"type": "function", "function": {"name": "get_weather"}}
         assert (await house.post(CHAT, BODIES[CHAT] | {"tool_choice": named})).status_code == 200
+
+
+class Calling(Text):
+    """The demo's tokenizer with a published template that writes calls and has no place for tools."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(BASE)
+        self._template = ChatTemplate(source_of(name), NAMES)
+
+
+BEGIN = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"
+DEEPSEEKS = {
+    "deepseek-ai-DeepSeek-V3.1": BEGIN + "%s<｜tool▁sep｜>%s<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": BEGIN
+    + "function<｜tool▁sep｜>%s\n```json\n%s\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("name", DEEPSEEKS)
+async def test_calls_are_asked_for_and_read_as_a_template_without_place_for_tools_writes_them(
+    name: str, path: str
+) -> None:
+    called = DEEPSEEKS[name] % ("get_weather", '{"city": "Paris"}')
+    async with served({"like in Paris": called}, text=Calling(name)) as house:
+        answer = await house.post(path, BODIES[path])
+        assert calls_in(path, answer.json()) == [{"city": "Paris"}]
+        prompt = house.stage.prompts_seen[-1][1]
+        assert DEEPSEEKS[name] % ("function-name", '{"argument-name": "argument-value"}') in prompt
+        assert '"name": "get_weather"' in prompt
+        assert "<tool_call>" not in prompt
+
+
+@pytest.mark.parametrize("name", DEEPSEEKS)
+async def test_a_template_without_place_for_tools_writes_past_calls_itself(name: str) -> None:
+    said = {"begin｜>warm": "It is warm.", "like in Paris": DEEPSEEKS[name] % ("get_weather", "{}")}
+    async with served(said, text=Calling(name)) as house:
+        answer = await house.post(CHAT, BODIES[CHAT])
+        message = answer.json()["choices"][0]["message"]
+        result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "warm"}
+        again = await house.post(CHAT, {"messages": [*TALK, message, result], "tools": [WEATHER]})
+        assert again.json()["choices"][0]["message"]["content"] == "It is warm."
+        prompt = house.stage.prompts_seen[-1][1]
+        assert DEEPSEEKS[name] % ("get_weather", "{}") in prompt
+        assert "<｜tool▁output▁begin｜>warm" in prompt
+        assert prompt.count("<｜Assistant｜>") == 1
+        assert "<tool_response>" not in prompt
 
 
 SCHEMA = {"type": "object", "properties": {"zzz": {"type": "integer"}}, "required": ["zzz"]}

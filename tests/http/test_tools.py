@@ -59,6 +59,29 @@ async def test_calls_in_parallel_whole_and_streamed() -> None:
         assert told[-1].finish_reason == "tool_calls"
 
 
+@pytest.mark.parametrize("streams", [False, True])
+async def test_an_answer_without_parallel_calls_has_the_first_one_only(streams: bool) -> None:
+    async with served(SAYS) as house:
+        answer = await ask(house, stream=streams, parallel_tool_calls=False)
+        told = [one.choices[0] async for one in answer] if streams else answer.choices
+        deltas = [one.delta if streams else one.message for one in told]
+        calls = [call.function for one in deltas for call in one.tool_calls or ()]
+        assert "".join(one.name or "" for one in calls) == "get_weather"
+        assert json.loads("".join(one.arguments or "" for one in calls)) == {"city": "Paris"}
+        assert "".join(one.content or "" for one in deltas) == "Let me look."
+        assert told[-1].finish_reason == "tool_calls"
+
+
+async def test_a_forced_call_of_any_function_begins_with_the_models_own_mark() -> None:
+    called = '{"name": "get_time", "arguments": {}}'
+    for parallel, said in ((True, f"[{called}]"), (False, called)):
+        async with served({"like in Paris": said}) as house:
+            answer = await ask(house, tool_choice="required", parallel_tool_calls=parallel)
+            (call,) = answer.choices[0].message.tool_calls
+            assert (call.function.name, call.function.arguments) == ("get_time", "{}")
+            assert house.stage.prompts_seen[-1][1].endswith("<tool_call>\n")
+
+
 async def test_the_conversation_goes_on_behind_what_a_tool_said() -> None:
     async with served(SAYS) as house:
         first = (await ask(house)).choices[0].message

@@ -197,6 +197,19 @@ def test_a_template_that_mentions_a_mark_is_not_taken_for_the_form_that_has_it()
     assert form_of_template("{{ messages[0].content }}", render_of("{{ messages[0].content }}")) is HERMES
 
 
+def test_a_template_without_place_for_tools_has_its_own_form_if_it_also_writes_results() -> None:
+    for name in ("deepseek-ai-DeepSeek-V3.1", "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B"):
+        assert form_of_template(source_of(name), render_of(source_of(name))) == form_of(name)
+    call = "<call>{{ c.function.name }} {{ c.function.arguments }}</call>"
+    calls = f"{{% for c in m.tool_calls %}}{call}{{% endfor %}}"
+    whole = f"{_TURNS}{{% if m.tool_calls %}}{calls}{{% endif %}}{_END}"
+    form = form_of_template(whole, render_of(whole))
+    assert form is not None
+    assert form.openers == ("<call>",)
+    silent = whole.replace("{{ m.content or '' }}", "{{ '' if m.role == 'tool' else m.content or '' }}")
+    assert form_of_template(silent, render_of(silent)) is HERMES
+
+
 def test_a_template_that_only_asks_for_hermes_calls_has_hermes_form() -> None:
     told = '{% if tools %}Write <tool_call>\n{"name": ...}\n</tool_call>. {{ tools | tojson }}{% endif %}'
     assert derive(render_of(told + _TURNS + _END)) is HERMES

@@ -10,7 +10,14 @@ import pytest
 
 from specsot.grammar.answers import compile_form
 from specsot.params import Form
-from specsot_master.core.dialects.tool_calls.schemas import fits, forced_schema, parameters_of, value_of_text
+from specsot_master.core.dialects.tool_calls.forms import PLAIN
+from specsot_master.core.dialects.tool_calls.schemas import (
+    arguments_schema,
+    calls_schema,
+    fits,
+    parameters_of,
+    value_of_text,
+)
 from tests.constraint.vocabularies import SINGLE, token_ids
 
 COLOR = {
@@ -87,7 +94,7 @@ def takes(schema: dict[str, Any], value: Any) -> bool:
 def test_a_forced_call_has_its_own_functions_arguments(
     functions: list[dict[str, Any]], name: str, right: Any, wrong: Any
 ) -> None:
-    listed, named = forced_schema(functions, None, 3), forced_schema(functions, name, None)
+    listed, named = calls_schema(functions, 3, PLAIN), arguments_schema(functions, name)
     for value, is_right in ((right, True), (wrong, False)):
         call = [{"name": name, "arguments": value}]
         assert takes(listed, call) == takes(named, value) == is_right

@@ -20,8 +20,12 @@ from specsot.errors import ContextLengthExceeded, InvalidRequest, ModelError, Sp
 from specsot.params import Message
 from specsot_master.chat_template import BREAK_MARK, PLAIN, THINKING_OFF, ChatTemplate
 from specsot_master.core.dialects.thinking_style import ThinkingStyle, style_of
-from specsot_master.core.dialects.tool_calls.deriving import form_of_template, offers_functions
-from specsot_master.core.dialects.tool_calls.forms import CallForm
+from specsot_master.core.dialects.tool_calls.deriving import (
+    example_call,
+    form_of_template,
+    offers_functions,
+)
+from specsot_master.core.dialects.tool_calls.forms import HERMES, CallForm
 from specsot_master.core.sequence import MAX_PENDING_TOKENS, Detokenizer
 
 # OpenAI's reasoning efforts that chat templates do not know, with the nearest one that they know.
@@ -301,6 +305,12 @@ class Text:
     def call_form(self) -> CallForm | None:
         """How the model writes tool calls. None if its template offers tools, but does not show how."""
         return form_of_template(self._template.tool_source, self._render_calls)
+
+    @cached_property
+    def call_example(self) -> str | None:
+        """A call as the template writes it; None if the template writes none of its own."""
+        form = self.call_form
+        return None if form is None or form is HERMES else example_call(self._render_calls, form)
 
     @cached_property
     def writes_special_calls(self) -> bool:

@@ -21,7 +21,7 @@ from specsot_master.core.dialects.tool_calls.forms import PLAIN, CallForm
 from specsot_master.core.dialects.tool_calls.harmony import HARMONY, HarmonyReader
 from specsot_master.core.dialects.tool_calls.hermes_prompt import calls_in_words, tools_in_words
 from specsot_master.core.dialects.tool_calls.reading import CallDelta, ForcedReader, ToolReader
-from specsot_master.core.dialects.tool_calls.schemas import forced_schema, parameters_of
+from specsot_master.core.dialects.tool_calls.schemas import arguments_schema, calls_schema, parameters_of
 from specsot_master.http.openai_requests import (
     check_ids,
     common_fields,
@@ -47,7 +47,7 @@ class ToolUse:
     functions: The offered functions by name, with the JSON schemas of their arguments.
     named: The one function that must be called, or None.
     required: Whether some function must be called.
-    parallel: Whether one answer may call several functions.
+    parallel: Whether one answer may hold several calls.
     """
 
     form: CallForm
@@ -59,7 +59,7 @@ class ToolUse:
     def reader(self) -> ToolReader | HarmonyReader:
         """Return a new reader that separates calls from text in one answer."""
         if self.is_forced:
-            return ForcedReader(self.functions, self.named)
+            return ForcedReader(self.functions, self.only, self.form)
         return (
             HarmonyReader(self.functions) if self.form is HARMONY else ToolReader(self.form, self.functions)
         )
@@ -79,9 +79,26 @@ class ToolUse:
         return tuple(f"tools.{name}: {warning}" for name, warning in found)
 
     @property
+    def only(self) -> str | None:
+        """The function of a forced call of which the model writes nothing but the arguments."""
+        if self.required and not self.parallel and len(self.functions) == 1:
+            return next(iter(self.functions))
+        return self.named
+
+    @property
     def head(self) -> str:
-        """The text with which the prompt ends: a named function's call up to its arguments, else empty."""
-        return "" if self.named is None else self.form.forced_head(self.named)
+        """The text with which the prompt ends: a forced call up to what the model writes of it."""
+        if self.only is not None:
+            return self.form.forced_head(self.only)
+        return self.form.object_head if self.required else ""
+
+    def forced_schema(self, functions: Sequence[Json]) -> Json:
+        """The schema of what follows `head` if a call is forced."""
+        if self.only is not None:
+            return arguments_schema(functions, self.only)
+        is_list = self.parallel or self.form.is_list
+        max_calls = MOST_CALLS if self.parallel else 1
+        return calls_schema(functions, max_calls if is_list else None, self.form)
 
 
 def uses_tools(body: ChatBody) -> bool:
@@ -144,8 +161,7 @@ def tool_asks(body: ChatBody, use: ToolUse | None, mode: Mode, text: Text, posit
     check_ids([tokens], held, limits)
     shared |= {"mode": "direct", "logprobs": logprobs_of(body)}
     if use and use.is_forced:
-        schema = forced_schema(functions, use.named, MOST_CALLS if use.parallel else 1)
-        shared["form"] = Form("json_schema", (json.dumps(schema),))
+        shared["form"] = Form("json_schema", (json.dumps(use.forced_schema(functions)),))
     elif use and text.writes_special_calls:
         shared["skip_special_tokens"] = False
     return copies_of(Ask(tokens=tokens, limits=limits, **shared), body)
@@ -158,7 +174,8 @@ def render(
     thinks: bool = False,
     effort: str | None = None,
 ) -> str:
-    """Render a conversation with tools by the model's chat template.
+    """Render a conversation with tools by the model's chat template, and in words as far as the template has
+    no place for tools or for calls.
 
     If the template has no place for tools, they are described in words. thinks, effort: see
     `Text.render_turns`. Raises InvalidRequest.
@@ -167,7 +184,14 @@ def render(
     if text.has_tools:
         tools = [{"type": "function", "function": one} for one in functions]
         return text.render_turns(_with_arguments(told, text.call_form), tools, thinks, effort)
-    return text.render_turns(_in_words(told, functions), [], thinks, effort)
+    if functions:
+        told = _offered(told, tools_in_words(functions, text.call_example))
+    if text.call_example is None:
+        return text.render_turns(_in_words(told), [], thinks, effort)
+    for turn in told:
+        if turn.get("tool_calls") and not turn["content"]:
+            turn["content"] = None  # R1-Distill writes "" as a turn of its own.
+    return text.render_turns(_with_arguments(told, text.call_form), [], thinks, effort)
 
 
 def functions_of(body: ChatBody) -> list[dict[str, Any]]:
@@ -210,16 +234,16 @@ def _with_arguments(turns: list[Json], form: CallForm | None) -> list[Json]:
     return turns
 
 
-def _in_words(told: list[dict[str, Any]], functions: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the turns with tools and calls described in their texts, in the words of the Hermes models.
+def _offered(turns: list[Json], words: str) -> list[Json]:
+    """The turns, with these words at the end of the system message."""
+    has_system = turns[0]["role"] == "system"
+    system = turns[0]["content"] if has_system else ""
+    return [{"role": "system", "content": f"{system}\n\n{words}".lstrip()}, *turns[has_system:]]
 
-    The tools are appended to the system turn, and results of tools become user turns. Consecutive user turns
-    are joined.
-    """
-    turns: list[dict[str, Any]] = []
-    if functions:
-        system = told.pop(0)["content"] if told[0]["role"] == "system" else ""
-        turns.append({"role": "system", "content": f"{system}\n\n{tools_in_words(functions)}".lstrip()})
+
+def _in_words(told: list[Json]) -> list[Json]:
+    """Calls in Hermes' words in the texts of turns; answers of tools become the user's."""
+    turns: list[Json] = []
     for turn in told:
         role = turn["role"]
         content = turn["content"]
@@ -251,7 +275,7 @@ class ToolAnswer:
 
     def tell(self, piece: ChoiceDelta) -> ChoiceDelta:
         """Return a piece of a streamed answer with its calls separated from its text."""
-        content, calls = self.reader.feed(piece.text, last=piece.reason is not None)
+        content, calls = self._read(piece.text, last=piece.reason is not None)
         told = tuple(map(self._told, calls))
         thought = piece.thought + self.reader.thought
         return replace(piece, text=content, thought=thought, calls=told, reason=self.reason(piece.reason))
@@ -263,7 +287,7 @@ class ToolAnswer:
 
     def whole(self, choice: dict[str, Any]) -> dict[str, Any]:
         """Return a complete choice with its calls separated from its content."""
-        content, deltas = self.reader.feed(choice["message"]["content"], last=True)
+        content, deltas = self._read(choice["message"]["content"], last=True)
         calls: list[dict[str, Any]] = []
         for one in map(self._told, deltas):
             if "id" in one:
@@ -275,6 +299,11 @@ class ToolAnswer:
             more["reasoning_content"] = self.reader.thought
         message = choice["message"] | more
         return choice | {"message": message, "finish_reason": self.reason(choice["finish_reason"])}
+
+    def _read(self, text: str, last: bool) -> tuple[str, list[CallDelta]]:
+        """Content and calls, without those after the first one if they must not be parallel."""
+        content, calls = self.reader.feed(text, last)
+        return content, [one for one in calls if self.use.parallel or one.index == 0]
 
     def _told(self, one: CallDelta) -> dict[str, Any]:
         """Return a part of a call in OpenAI's format; the first part of a call has an id and the name."""

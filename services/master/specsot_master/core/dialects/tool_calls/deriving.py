@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import takewhile
 from typing import Any, Final, Protocol, cast
 
@@ -38,6 +38,7 @@ VALUES: Final = ("vxone", "vxtwo")
 IDS: Final = ("callx0001", "callx0002", "callx0003")
 QUESTION: Final = "uxquestion"
 CONTENT: Final = "cxcontent"
+RESULT: Final = "rxresult"
 MAX_CLOSERS: Final = (
     4  # Marks after a call that may close it; what follows belongs to the next turn. Untuned.
 )
@@ -68,8 +69,10 @@ def form_of_template(source: str, render: Render) -> CallForm | None:
     and does not show the form.
     """
     if not offers_functions(source):
-        # The prompt then describes tools in Hermes' words, which ask for calls in Hermes' form.
-        return HERMES
+        # The prompt then describes tools in words, and asks for calls as the template writes them, or in
+        # Hermes' form if the template does not show both calls and results.
+        form = derive(render)
+        return form if form is not None and _shows_results(render, form) else HERMES
     if HARMONY_MARK in source:
         return HARMONY
     form = derive(render)
@@ -109,6 +112,28 @@ def _instructed_form(render: Render) -> CallForm | None:
     return HERMES if _INSTRUCTION.search(prompt) else None
 
 
+def _shows_results(render: Render, form: CallForm) -> bool:
+    """Whether the template writes what a function returned, after a call without text (content None)."""
+    arguments = as_json(TWO) if form.arguments_as_text else TWO
+    call = {"id": IDS[0], "type": "function", "function": {"name": NAMES[0], "arguments": arguments}}
+    turns: list[Json] = [
+        {"role": "user", "content": QUESTION},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": IDS[0], "content": RESULT},
+    ]
+    try:
+        text = render(turns, (), True)
+    except InvalidRequest:
+        return False
+    return RESULT in text and "None" not in text
+
+
+def example_call(render: Render, form: CallForm) -> str:
+    """A call as the template writes it, with words where its name, and an argument, stand."""
+    write = cut_answers(render, form.arguments_as_text)
+    return write([("function-name", {"argument-name": "argument-value"})])
+
+
 def cut_answers(
     render: Render, arguments_as_text: bool = False
 ) -> Callable[[Sequence[tuple[str, Json]]], str]:
@@ -123,18 +148,6 @@ def cut_answers(
 
 class _Absent(Exception):
     """Raised if a template does not render what was looked for."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Span:
-    """Rendered text of one or more calls.
-
-    before: the text up to the first name or object.
-    text: the text from there on.
-    """
-
-    before: str
-    text: str
 
 
 class _Probe:
@@ -295,6 +308,8 @@ def _object_form(text: str, second: str) -> CallForm | None:
             openers=_marks(before),
             closers=_closers(after),
             head=_object_head(before.lstrip(), text[at:end]),
+            object_head="" if _ID in before else before.lstrip(),
+            is_list=isinstance(value, list),
             name_key=name,
             arguments_key=key,
         )

@@ -89,6 +89,8 @@ class CallForm:
     quote: a string delimiter besides those of JSON.
     head: what a prompt ends with if the call is forced: the text before its name and from there to its
         arguments. Empty if the arguments are not JSON.
+    object_head: likewise if the model chooses the function: the text before its "object", or before a list
+        of them if `is_list`. Empty if such a call is not JSON in marks.
     name_key, arguments_key: the members of an "object".
     """
 
@@ -99,6 +101,8 @@ class CallForm:
     parameter: ParameterForm | None = None
     quote: str = ""
     head: tuple[str, str] = ("", "")
+    object_head: str = ""
+    is_list: bool = False
     name_key: str = "name"
     arguments_key: str = "arguments"
     arguments_as_text: bool = False  # The template wants the arguments of past calls as the text of JSON.
@@ -146,6 +150,7 @@ HERMES: Final = CallForm(
     openers=("<tool_call>",),
     closers=("</tool_call>",),
     head=('<tool_call>\n{"name": "', '", "arguments": '),
+    object_head="<tool_call>\n",
 )
 # Forced calls of any model: JSON without marks.
 PLAIN: Final = CallForm(layout="object")

@@ -1,4 +1,4 @@
-"""Tools described in Hermes' words, for chat templates that have no place for tools."""
+"""Tools described in words like those of Hermes' models, for chat templates that have no place for tools."""
 
 from __future__ import annotations
 
@@ -6,16 +6,23 @@ import json
 from typing import Any
 
 
-def tools_in_words(functions: list[dict[str, Any]]) -> str:
-    """Return the instructions of Hermes' models that offer these functions."""
+def tools_in_words(functions: list[dict[str, Any]], example: str | None = None) -> str:
+    """Return the instructions that offer these functions.
+
+    example: a call as the model's template writes it; None asks for calls in the form of Hermes' models.
+    """
     signatures = "\n".join(
         json.dumps({"type": "function", "function": one}, ensure_ascii=False) for one in functions
     )
-    return (
+    offered = (
         "You may call one or more functions to assist with the user query. Function signatures are within "
         f"<tools></tools> XML tags:\n<tools>\n{signatures}\n</tools>\n"
-        "For each function call, return a JSON object with the function's name and arguments within "
-        "<tool_call></tool_call> XML tags:\n"
+    )
+    if example is not None:
+        return f"{offered}Write function calls, with their names and arguments, in this form:\n{example}"
+    return (
+        f"{offered}For each function call, return a JSON object with the function's name and arguments "
+        "within <tool_call></tool_call> XML tags:\n"
         '<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
     )
 

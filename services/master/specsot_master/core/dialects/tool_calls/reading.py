@@ -489,15 +489,16 @@ class ToolReader:
 
 
 class ForcedReader(ToolReader):
-    """Reads an answer that is forced to consist of calls: a list of objects or, with a name, the arguments of
-    that function. No part of the answer is content.
+    """Reads an answer that is forced to consist of calls: a list of objects with the form's members or, with
+    a name, the arguments of that function. No part of the answer is content.
     """
 
-    def __init__(self, functions: Mapping[str, Json], name: str | None) -> None:
-        """Create a reader. `name` is the function whose arguments the answer consists of, or None for a list
-        of calls.
+    def __init__(self, functions: Mapping[str, Json], name: str | None, form: CallForm = PLAIN) -> None:
+        """Create a reader. `name` is the function whose arguments the answer consists of, or None for calls
+        whose members have the names of `form`.
         """
-        super().__init__(PLAIN, functions)
+        members = replace(PLAIN, name_key=form.name_key, arguments_key=form.arguments_key)
+        super().__init__(members, functions)
         self._muted = True
         self._state = "after"
         if name is not None:

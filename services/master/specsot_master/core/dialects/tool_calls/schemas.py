@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
 from specsot_master.core.dialects.tool_calls.arguments import Json, read_arguments, rewritten
+from specsot_master.core.dialects.tool_calls.forms import CallForm
 
 # References, and nested schemas. A longer chain of references counts as circular.
 MAX_REFERENCES: Final = 32
@@ -37,27 +38,34 @@ def parameters_of(function: Mapping[str, Any]) -> Json:
     return {"type": "object", **declared, **none}
 
 
-def forced_schema(functions: Sequence[Json], name: str | None, max_calls: int | None) -> Json:
-    """Return the schema of a forced answer: of the arguments of the function `name`, or, if `name` is None,
-    of a list of 1 to `max_calls` calls of any of the functions.
+def arguments_schema(functions: Sequence[Json], name: str) -> Json:
+    """Return the schema of the arguments of the function `name`."""
+    return next(parameters_of(one) for one in functions if one["name"] == name)
+
+
+def calls_schema(functions: Sequence[Json], max_calls: int | None, form: CallForm) -> Json:
+    """Return the schema of a list of 1 to `max_calls` calls of any of the functions, with the form's members.
+
+    max_calls: None for the schema of one call that is not in a list.
     """
-    if name is not None:
-        return next(parameters_of(one) for one in functions if one["name"] == name)
     places = [f"arguments{n}" for n in range(len(functions))]
-    calls = [_call_schema(one["name"], place) for one, place in zip(functions, places)]
-    bounds = {"minItems": 1} | ({} if max_calls is None else {"maxItems": max_calls})
+    calls = [_call_schema(one["name"], place, form) for one, place in zip(functions, places)]
     schemas = {place: moved(parameters_of(one), f"#/$defs/{place}") for one, place in zip(functions, places)}
+    if max_calls is None:
+        return {"anyOf": calls, "$defs": schemas}
+    bounds = {"minItems": 1, "maxItems": max_calls}
     return {"type": "array", "items": {"anyOf": calls}, **bounds, "$defs": schemas}
 
 
-def _call_schema(name: str, place: str) -> Json:
+def _call_schema(name: str, place: str, form: CallForm) -> Json:
     """Return the schema of one call of this function; `place` is the name of its arguments' schema in
     `$defs`.
     """
+    members = {form.name_key: {"const": name}, form.arguments_key: {"$ref": f"#/$defs/{place}"}}
     return {
         "type": "object",
-        "properties": {"name": {"const": name}, "arguments": {"$ref": f"#/$defs/{place}"}},
-        "required": ["name", "arguments"],
+        "properties": members,
+        "required": list(members),
         "additionalProperties": False,
     }
 
