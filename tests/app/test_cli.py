@@ -20,6 +20,7 @@ import pytest
 import structlog
 
 from specsot._version import __version__
+from specsot.checkpoint import hub
 from specsot.errors import Overloaded
 from specsot.params import Ask
 from specsot_app.cli import main
@@ -304,7 +305,9 @@ def test_the_demo_model_answers_in_a_pipe() -> None:
 @pytest.mark.torch
 def test_infer_prints_nothing_but_the_answer_on_stdout(tmp_path, demo_model, monkeypatch, capsys) -> None:
     """Not even what the hub says while models are looked for: programs read the events line by line."""
-    structlog.reset_defaults()  # an earlier test of this process may have silenced warnings
+    # An earlier test of this process may have silenced warnings, or bound the hub's logger for good.
+    structlog.reset_defaults()
+    monkeypatch.setattr(hub, "log", structlog.get_logger())
     commit, folder = "a" * 40, tmp_path / "hub" / "models--acme--tiny"
     (folder / "refs").mkdir(parents=True)
     (folder / "refs" / "main").write_text(commit)
