@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from abc import ABC, abstractmethod
 from typing import Any, Final
 
 from specsot_master.core.dialects.tool_calls.arguments import Json, JsonRewriter
@@ -23,7 +24,7 @@ _KEY = re.compile(r"(\w+)\s*=\s*(?=\S)")
 _KEY_BEGUN = re.compile(r"\w+\s*(?:=\s*)?")
 
 
-class MemberStream:
+class MemberStream(ABC):
     """Base class of readers that turn the arguments of one call into members of a JSON object as they arrive.
 
     The interface is that of ArgumentStream: `done` is True once the arguments are complete.
@@ -54,9 +55,9 @@ class MemberStream:
         self._out.clear()
         return written
 
+    @abstractmethod
     def _step(self) -> bool:
         """Read one argument or the end. Return False, or raise Unfinished, if that takes more text."""
-        raise NotImplementedError
 
     def _add_member(self, key: str, value: Any) -> None:
         """Write one member of the object."""
