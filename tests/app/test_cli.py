@@ -313,7 +313,7 @@ def test_infer_prints_nothing_but_the_answer_on_stdout(tmp_path, demo_model, mon
     (folder / "refs" / "main").write_text(commit)
     shutil.copytree(demo_model / "base", folder / "snapshots" / commit)
     use_cache(monkeypatch, tmp_path / "hub")
-    point_at(monkeypatch, "http://127.0.0.1:9")
+    point_at(monkeypatch, "http://127.0.0.1:13")  # an address of its own: each is reported once a process
     words = "infer", "--mode", "direct", "--max-new-tokens", "3", "--model", "acme/tiny"
     assert main([*words, "--json", "Hi"]) == 0
     out, err = capsys.readouterr()
