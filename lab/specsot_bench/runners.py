@@ -96,7 +96,7 @@ class LapRecorder(WorkerWatch):
 
     def returned(self, result: Result, now: float) -> None:
         """Note the tokens of a result."""
-        trees = [outcome for outcome in result.outcomes if outcome.step]
+        trees = [outcome for outcome in result.outcomes if outcome.draft_round]
         self._laps += bool(trees)
         self._proposed += result.drafted
         self._accepted += sum(map(_drafts_in, trees))

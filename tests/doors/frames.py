@@ -156,7 +156,7 @@ class Framed:
             if isinstance(segment, PromptChunk):
                 outcome = accept_prompt(written, targets[-1])
             else:
-                outcome = accept_tree(written, segment.step, segment.tree, targets)
+                outcome = accept_tree(written, segment.draft_round, segment.tree, targets)
             outcomes.append(outcome)
             if outcome.end:
                 self._written.pop(segment.sequence)
@@ -184,7 +184,7 @@ class Framed:
             script, said = self._script(outcome.sequence), len(self._written[outcome.sequence].tokens)
             ahead = [one if self.chance.random() < self.skill else SPOILED for one in script[said : said + 4]]
             tree: Tree = chain((outcome.tokens[-1], *ahead))
-            drafts.append(Draft(outcome.sequence, outcome.step + 1, tree))
+            drafts.append(Draft(outcome.sequence, outcome.draft_round + 1, tree))
         if drafts:
             self.sequencer.add_drafts(Drafts(self.pages.epoch, tuple(drafts)))
 

@@ -71,7 +71,7 @@ class Writer:
 
     opening: Opening
     committed: int
-    step: int = 0
+    draft_round: int = 0
     keep: tuple[int, ...] = ()
     root: int | None = None
     written: list[int] = field(default_factory=list)
@@ -79,13 +79,13 @@ class Writer:
     trees: list[Tree] = field(default_factory=list)
     done: bool = False
 
-    def hear(self, outcome: Outcome, step: int) -> None:
+    def hear(self, outcome: Outcome, draft_round: int) -> None:
         self.written += outcome.tokens
         self.done = outcome.end is not None
         if outcome.accepted:
             self.accepted.append(len(outcome.accepted) - 1)
         self.committed += len(outcome.accepted)
-        self.keep, self.root, self.step = outcome.accepted, outcome.tokens[-1], step + 1
+        self.keep, self.root, self.draft_round = outcome.accepted, outcome.tokens[-1], draft_round + 1
 
 
 class Ring:
@@ -145,9 +145,9 @@ class Ring:
         assert writer.root is not None
         sequence = writer.opening.sequence
         draft = self._drafts.pop(sequence, None)
-        tree = draft.tree if draft and draft.step == writer.step else single(writer.root)
+        tree = draft.tree if draft and draft.draft_round == writer.draft_round else single(writer.root)
         writer.trees.append(tree)
-        return TreeSegment(sequence, writer.step, writer.committed, writer.keep, tree)
+        return TreeSegment(sequence, writer.draft_round, writer.committed, writer.keep, tree)
 
     def _run(self, frame: Frame) -> None:
         self.lap += 1
@@ -155,7 +155,7 @@ class Ring:
         self._rest = max(self._rest - sum(isinstance(one, TreeSegment) for one in frame.segments), 0)
         verdict = self._last.verify(self._stage.run(frame))
         for outcome in verdict.result.outcomes:
-            self.writers[outcome.sequence].hear(outcome, outcome.step)
+            self.writers[outcome.sequence].hear(outcome, outcome.draft_round)
         messages = next(iter(verdict.features.values()), ())
         self.heard += messages
         if self.engine and messages:

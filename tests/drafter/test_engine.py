@@ -41,11 +41,11 @@ class Text:
     rows: torch.Tensor
 
     def lesson(
-        self, sequence: int, start: int, stop: int, step: int | None = None, final: bool = False
+        self, sequence: int, start: int, stop: int, draft_round: int | None = None, final: bool = False
     ) -> Features:
         """Positions start .. stop - 1 as one batch; the token behind them is told when `final`."""
         bonus = self.tokens[stop] if final else None
-        lesson = FeatureBatch(sequence, start, self.tokens[start:stop], bonus, step)
+        lesson = FeatureBatch(sequence, start, self.tokens[start:stop], bonus, draft_round)
         return Features(1, 0, (), (lesson,), (), self.rows[start:stop], stop - start, 0.0)
 
 
@@ -143,11 +143,11 @@ def test_after_every_round_the_tree_is_that_of_the_whole_text(
     """What was grown leaves no trace."""
     open_with(engine, opening(1, 10))
     engine.observe(text.lesson(1, 0, 10, 1, final=True))
-    committed, step = 10, 1
+    committed, draft_round = 10, 1
     for accepted in (0, 3, 1, 0, 2, 4):
-        assert drafts_of(engine) == (Draft(1, step, expected(head, text, committed)),)
-        step += 1
-        engine.observe(text.lesson(1, committed, committed + 1 + accepted, step, final=True))
+        assert drafts_of(engine) == (Draft(1, draft_round, expected(head, text, committed)),)
+        draft_round += 1
+        engine.observe(text.lesson(1, committed, committed + 1 + accepted, draft_round, final=True))
         committed += 1 + accepted
 
 
@@ -309,7 +309,7 @@ def test_what_comes_behind_a_rest_is_learned_in_one(head: DraftHead, text: Text)
     engine.observe(replace(text.lesson(1, 10, 40, 31, final=True), fed=1, seconds=1.0, rested=29))
     assert tuner_of(engine).acceptance.by_depth() == before
     (draft,) = drafts_of(engine)
-    assert (draft.step, draft.tree.tokens[0]) == (31, text.tokens[40])
+    assert (draft.draft_round, draft.tree.tokens[0]) == (31, text.tokens[40])
     assert len(draft.tree) > 2
 
 
@@ -326,7 +326,7 @@ def test_behind_a_rest_it_says_when_it_has_caught_up_and_draws_once_it_is_asked(
     assert (engine.awake, engine.rest) == (True, 0)
     engine.observe(replace(text.lesson(1, 40, 41, 32, final=True), fed=1))
     (draft,) = drafts_of(engine)
-    assert (draft.step, engine.awake) == (32, False)
+    assert (draft.draft_round, engine.awake) == (32, False)
     assert draft.tree.tokens[0] == text.tokens[41]
 
 

@@ -64,7 +64,7 @@ class Guesser:
             text = self.texts.get(lesson.sequence)
             if text is not None and len(text) >= lesson.start:
                 text[lesson.start :] = lesson.tokens
-                if lesson.bonus is not None and lesson.step is not None:
+                if lesson.bonus is not None and lesson.draft_round is not None:
                     self._wanted[lesson.sequence] = lesson
         for sequence in features.closings:
             self.texts.pop(sequence, None)
@@ -76,7 +76,7 @@ class Guesser:
 
     def finish(self) -> tuple[Draft, ...]:
         wanted, self._wanted = self._wanted, {}
-        drafts = [Draft(one.sequence, one.step or 0, self._tree(one)) for one in wanted.values()]
+        drafts = [Draft(one.sequence, one.draft_round or 0, self._tree(one)) for one in wanted.values()]
         return tuple(self._spoil(one) for one in drafts)
 
     def _tree(self, lesson: FeatureBatch) -> Tree:
@@ -103,7 +103,7 @@ class Guesser:
             case "roots":
                 return replace(draft, tree=Tree((tokens[0] ^ 1, *tokens[1:]), draft.tree.parents))
             case "steps":
-                return replace(draft, step=draft.step + self._rng.randrange(1, 4))
+                return replace(draft, draft_round=draft.draft_round + self._rng.randrange(1, 4))
             case _:
                 return draft
 

@@ -90,5 +90,5 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 def tokens_per_lap(laps: list[Result]) -> float:
-    outcomes = [outcome for lap in laps for outcome in lap.outcomes if outcome.step]
+    outcomes = [outcome for lap in laps for outcome in lap.outcomes if outcome.draft_round]
     return sum(len(one.tokens) for one in outcomes) / len(outcomes)

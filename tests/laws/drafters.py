@@ -53,7 +53,7 @@ def add_sometimes(token: int, rng: random.Random, draft: Draft, vocabulary: int)
 
 def _spoil(most: int, rng: random.Random, draft: Draft, vocabulary: int) -> list[Draft]:
     """What comes in place of one right draft, in any order."""
-    sequence, step, tree = draft.sequence, draft.step, draft.tree
+    sequence, draft_round, tree = draft.sequence, draft.draft_round, draft.tree
     root, wrong = tree.tokens[0], vocabulary + rng.randrange(1 << 20)
     deep = chain([root, *(rng.randrange(vocabulary) for _ in range(3000))])
     spoilt = {
@@ -66,9 +66,9 @@ def _spoil(most: int, rng: random.Random, draft: Draft, vocabulary: int) -> list
         "twins": Tree(tree.tokens + tree.tokens[1:], tree.parents + tree.parents[1:]),
         "right": tree,
     }
-    chosen = [Draft(sequence, step, one) for one in rng.choices(list(spoilt.values()), k=2)]
-    later = [Draft(sequence, step + ahead, rng.choice(list(spoilt.values()))) for ahead in (1, 2, 900)]
-    drafts = [*chosen, *later, Draft(sequence + 10**6, step, tree), Draft(sequence, 0, tree)]
+    chosen = [Draft(sequence, draft_round, one) for one in rng.choices(list(spoilt.values()), k=2)]
+    later = [Draft(sequence, draft_round + ahead, rng.choice(list(spoilt.values()))) for ahead in (1, 2, 900)]
+    drafts = [*chosen, *later, Draft(sequence + 10**6, draft_round, tree), Draft(sequence, 0, tree)]
     rng.shuffle(drafts)
     return drafts
 
@@ -153,8 +153,8 @@ class KnowingDrafter:
             text = self._texts[lesson.sequence]
             assert len(text) == lesson.start, "features and tokens must follow each other without a gap"
             text += lesson.tokens
-            if lesson.bonus is not None and lesson.step is not None:
-                drafts.append(Draft(lesson.sequence, lesson.step, self._tree([*text, lesson.bonus])))
+            if lesson.bonus is not None and lesson.draft_round is not None:
+                drafts.append(Draft(lesson.sequence, lesson.draft_round, self._tree([*text, lesson.bonus])))
         for sequence in features.closings:
             self._texts.pop(sequence, None)
         if self._vary:

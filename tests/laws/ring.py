@@ -74,7 +74,7 @@ class Text:
     tokens: list[int] = field(default_factory=list)
     chances: list[Logprob] = field(default_factory=list)
     prompt: list[Logprob] = field(default_factory=list)
-    steps: list[int] = field(default_factory=list)
+    draft_rounds: list[int] = field(default_factory=list)
     end: End | None = None
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -129,7 +129,7 @@ class Ring:
                 text.tokens += outcome.tokens
                 text.chances += outcome.chances
                 text.prompt += outcome.prompt_chances
-                text.steps.append(len(outcome.tokens))
+                text.draft_rounds.append(len(outcome.tokens))
                 text.end = outcome.end or text.end
                 if outcome.end:
                     text.over.set()
@@ -246,8 +246,8 @@ async def write(
     async with ring_of(setup) as ring:
         texts = await ring.write_all(prompts, limit, sampling, **more)
         assert not ring.broken
-        steps = [step for text in ring.texts.values() for step in text.steps]
-    return texts, sum(steps) / len(steps)
+        draft_rounds = [draft_round for text in ring.texts.values() for draft_round in text.draft_rounds]
+    return texts, sum(draft_rounds) / len(draft_rounds)
 
 
 def join(fleet: Fleet, inbox: Inbox):

@@ -61,9 +61,9 @@ async def compare(setup, sampling=GREEDY, count=5, shared=17):
     async with ring_of(setup) as ring:
         texts = await ring.write_all(prompts, LIMIT, sampling, shared)
         assert not ring.broken
-        steps = [text.steps[1:] for text in ring.texts.values() if text.steps]
+        draft_rounds = [text.draft_rounds[1:] for text in ring.texts.values() if text.draft_rounds]
     check_texts(setup.base, prompts, texts, LIMIT, sampling)
-    return steps
+    return draft_rounds
 
 
 MODES = {
@@ -77,10 +77,10 @@ MODES = {
 async def test_law_1_a_model_that_is_the_base_is_always_right(models, mode):
     base, _, _ = models
     options = MODES[mode]
-    steps = await compare(setup_of(base, base, drafter="model", drafting=options))
+    draft_rounds = await compare(setup_of(base, base, drafter="model", drafting=options))
     whole = options.depth + 1
     least = 19 // whole + (19 % whole > 0)
-    for laps in steps:
+    for laps in draft_rounds:
         assert len(laps) == least if mode != "pruned" else len(laps) <= 2 * least, (
             "it stops where it is unsure"
         )
@@ -177,7 +177,7 @@ async def test_law_1_a_draft_whose_rows_are_not_finite_changes_no_token(
     async with ring_of(Setup(base, None, stages, layout, drafter=drafter)) as ring:
         written = await ring.write_all(prompts, LIMIT, GREEDY, 17)
         assert not ring.broken
-        assert any(0 in text.steps for text in ring.texts.values()), (
+        assert any(0 in text.draft_rounds for text in ring.texts.values()), (
             "some roots were spoilt, and fed once more"
         )
     for text, plain in zip(written, wanted):

@@ -135,7 +135,7 @@ async def compare(setup, vocabulary, sampling):
             for n, (prompt, form) in enumerate(asked())
         ]
         texts = [(await ring.written(one), ring.texts[one].end) for one in ids]
-        steps = [step for one in ids for step in ring.texts[one].steps]
+        draft_rounds = [draft_round for one in ids for draft_round in ring.texts[one].draft_rounds]
         assert not ring.broken
     for (_, form), (tokens, end), (plain, ended) in zip(asked(), texts, oracle(setup.base, sampling)):
         excuses.compare(tokens, plain)
@@ -144,7 +144,7 @@ async def compare(setup, vocabulary, sampling):
         text = b"".join(vocabulary.bytes[token] or b"" for token in tokens).decode()
         assert is_valid(form, text), text
     excuses.settle()
-    return steps
+    return draft_rounds
 
 
 @pytest.mark.full
@@ -173,10 +173,10 @@ async def test_law_1_by_a_drafter_that_guesses_well_and_breaks_the_form_often(mo
     base, _, vocabulary = models
     known = [[*prompt, *plain.tokens] for (prompt, _), (plain, _) in zip(asked(), oracle(base, sampling))]
     shape = TreeShape(6, 2, 14, fixed=True)
-    steps = await compare(
+    draft_rounds = await compare(
         Setup(base, None, 2, "packed", shape, drafter=knowing(base, known)), vocabulary, sampling
     )
-    assert sum(steps) / len(steps) > 2, "deep paths must really have been accepted"
+    assert sum(draft_rounds) / len(draft_rounds) > 2, "deep paths must really have been accepted"
 
 
 async def test_law_6_a_form_that_cannot_be_compiled_in_the_ring_fails_alone(models):

@@ -35,7 +35,7 @@ async def test_law_7_recorded_lengths_over_stages(name, stages, links):
         assert not ring.broken
         for n, (text, prompt) in enumerate(zip(ring.texts.values(), prompts)):
             wanted = [accepted + 1 for accepted in prompt["runs"]["A"]["accept_lengths"]]
-            assert text.steps[1 : len(wanted) + 1] == wanted
+            assert text.draft_rounds[1 : len(wanted) + 1] == wanted
             plain = write_plainly(setup.base, tuple(prompt["prompt_ids"]), limit, Sampling(), 7, n, texts[n])
             excuses.compare(texts[n], plain)
         excuses.settle()

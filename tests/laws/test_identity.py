@@ -40,9 +40,9 @@ async def compare(setup, prompts, sampling, shared=0, limit=LIMIT):
     async with ring_of(setup) as ring:
         texts = await ring.write_all(prompts, limit, sampling, shared)
         assert not ring.broken
-        steps = [step for text in ring.texts.values() for step in text.steps]
+        draft_rounds = [draft_round for text in ring.texts.values() for draft_round in text.draft_rounds]
     check_texts(setup.base, prompts, texts, limit, sampling)
-    return steps
+    return draft_rounds
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,8 @@ async def test_law_1_deep_trees_of_a_drafter_that_knows_much(models, stages, lay
     ]
     shape = TreeShape(6, 2, 14, fixed=True)
     setup = Setup(base, None, stages, layout, shape, drafter=knowing(base, known), links=links)
-    steps = await compare(setup, prompts, sampling, shared=17)
-    assert sum(steps) / len(steps) > 2, "deep paths must really have been accepted"
+    draft_rounds = await compare(setup, prompts, sampling, shared=17)
+    assert sum(draft_rounds) / len(draft_rounds) > 2, "deep paths must really have been accepted"
 
 
 async def test_law_1_where_stages_take_turns(models):

@@ -204,9 +204,9 @@ async def test_law_1_every_two_settings(models, plainly: Plainly, row: dict[str,
                 prompts, LIMIT, SAMPLINGS[row["sampling"]], shared, **POLICIES[row["policy"]]
             )
             assert not ring.broken
-            steps = [step for text in ring.texts.values() for step in text.steps]
+            draft_rounds = [draft_round for text in ring.texts.values() for draft_round in text.draft_rounds]
     for text, one in zip(texts, plain):
         excuses.compare(text, one)
     excuses.settle()
     if row["drafter"] == "knowing" and row["shape"] != "wide":
-        assert sum(steps) / len(steps) > 1.5, "deep paths must really have been accepted"
+        assert sum(draft_rounds) / len(draft_rounds) > 1.5, "deep paths must really have been accepted"

@@ -44,8 +44,8 @@ async def check(ring: Ring, base: Path, opened: dict[int, int]) -> float:
     for number, sequence in opened.items():
         assert await ring.written(sequence) == plain(base, number)
     assert not ring.broken
-    steps = [step for sequence in opened.values() for step in ring.texts[sequence].steps[1:]]
-    return sum(steps) / len(steps)
+    draft_rounds = [draft_round for sequence in opened.values() for draft_round in ring.texts[sequence].draft_rounds[1:]]
+    return sum(draft_rounds) / len(draft_rounds)
 
 
 def drafted(ring: Ring, name: str) -> int:

@@ -35,7 +35,7 @@ class Player:
     lease: int
     to_write: list[int]
     written: list[int] = field(default_factory=list)
-    step: int = 0
+    draft_round: int = 0
 
     @property
     def committed(self) -> int:
@@ -145,20 +145,20 @@ class FakeRing:
 
     def _write(self, player: Player) -> Outcome:
         opening, tokens, end = player.opening, list[int](), None
-        burst = self._random.randint(1, self._burst) if player.step else 1
+        burst = self._random.randint(1, self._burst) if player.draft_round else 1
         while end is None and len(tokens) < burst:
             tokens.append(player.to_write.pop(0) if player.to_write else 0)
             player.written.append(tokens[-1])
             end = self._end(player)
-        accepted = tuple(range(len(tokens))) if player.step else ()
+        accepted = tuple(range(len(tokens))) if player.draft_round else ()
         chances = tuple(chance_of(token, opening.logprobs) for token in tokens)
         told = () if opening.logprobs is None else chances
-        outcome = Outcome(opening.sequence, player.step, accepted, tuple(tokens), end, told)
-        if opening.prompt_logprobs is not None and not player.step:
+        outcome = Outcome(opening.sequence, player.draft_round, accepted, tuple(tokens), end, told)
+        if opening.prompt_logprobs is not None and not player.draft_round:
             assert not opening.fork, "rows of a prompt that is shared are not computed"
             read = (chance_of(token, opening.prompt_logprobs) for token in player.prompt[1:])
             outcome = replace(outcome, prompt_chances=tuple(read))
-        player.step += 1
+        player.draft_round += 1
         if end:
             self._close(opening.sequence)
         return outcome

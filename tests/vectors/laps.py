@@ -44,7 +44,7 @@ class _SequenceState:
     """One sequence as stage 0 would see it. tree: what the drafter proposes, or its root alone."""
 
     committed: int = 0
-    step: int = 0
+    draft_round: int = 0
     keep: tuple[int, ...] = ()
     tree: Tree = field(default_factory=lambda: single(0))
 
@@ -105,7 +105,7 @@ class DrivenLaps:
 
     def _growth(self, sequence: int, tree: Tree) -> TreeSegment:
         text = self._texts[sequence]
-        return TreeSegment(sequence, text.step, text.committed, text.keep, tree)
+        return TreeSegment(sequence, text.draft_round, text.committed, text.keep, tree)
 
     def _run(self, segments: Sequence[Segment]) -> dict[int, Tensor]:
         self._lap += 1
@@ -126,8 +126,8 @@ class DrivenLaps:
         start, tokens = text.committed, segment.tokens if isinstance(segment, PromptChunk) else ()
         if isinstance(segment, TreeSegment):
             tokens, text.keep = tuple(segment.tree.tokens[node] for node in verdict.nodes), verdict.nodes
-        text.committed, text.step, text.tree = start + len(tokens), text.step + 1, single(verdict.bonus)
-        return FeatureBatch(segment.sequence, start, tokens, verdict.bonus, text.step)
+        text.committed, text.draft_round, text.tree = start + len(tokens), text.draft_round + 1, single(verdict.bonus)
+        return FeatureBatch(segment.sequence, start, tokens, verdict.bonus, text.draft_round)
 
     def _teach(self, engine: DraftEngine, lessons: Sequence[FeatureBatch], fused: Sequence[Tensor]) -> None:
         rows = torch.cat(tuple(fused))

@@ -126,7 +126,7 @@ class MockRing:
                 outcome = accept_prompt(written, target_of(rows[-1]))
             else:
                 targets: list[int | None] = [target_of(row) for row in rows]
-                outcome = accept_tree(written, segment.step, segment.tree, targets)
+                outcome = accept_tree(written, segment.draft_round, segment.tree, targets)
             self._record(outcome, rows)
             outcomes.append(outcome)
         return outcomes
@@ -140,7 +140,7 @@ class MockRing:
             self.written.pop(outcome.sequence)
 
     def _draft(self, outcomes: list[Outcome]) -> None:
-        drafts = [Draft(o.sequence, o.step + 1, self._tree(self.context[o.sequence])) for o in outcomes]
+        drafts = [Draft(o.sequence, o.draft_round + 1, self._tree(self.context[o.sequence])) for o in outcomes]
         message = Drafts(1, tuple(drafts))
         if self.rng.random() < 0.2:
             self.late.append(message)

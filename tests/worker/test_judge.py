@@ -62,9 +62,9 @@ def test_a_draft_without_numbers_is_not_accepted_but_decides_as_a_root():
 
 def test_who_fed_its_root_once_more_may_do_so_again_later():
     one = written()
-    for step in (1, 3):
-        assert accept_tree(one, step, TREE, [None] * 5).end is None
-        assert accept_tree(one, step + 1, chain((5,)), [7]).tokens == (7,)
+    for draft_round in (1, 3):
+        assert accept_tree(one, draft_round, TREE, [None] * 5).end is None
+        assert accept_tree(one, draft_round + 1, chain((5,)), [7]).tokens == (7,)
 
 
 def test_a_repaired_sequence_recalls_what_it_wrote():

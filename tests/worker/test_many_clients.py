@@ -90,8 +90,8 @@ class Clock:
         over = len(client.texts) == self.limits[segment.sequence]
         if over:
             self.ask(client, self.now)
-        step, accepted = (segment.step, (0,)) if tree else (0, ())
-        return Outcome(segment.sequence, step, accepted, (7,), End.LENGTH if over else None)
+        draft_round, accepted = (segment.draft_round, (0,)) if tree else (0, ())
+        return Outcome(segment.sequence, draft_round, accepted, (7,), End.LENGTH if over else None)
 
 
 def clients_of(count: int, prompt: tuple[int, int], answer: int, requests: int = 4) -> list[Client]:

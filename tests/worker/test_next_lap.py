@@ -435,8 +435,8 @@ def test_what_no_graph_has_room_for_is_arranged_once() -> None:
     ahead = NextLap(table, None, laps)  # type: ignore[arg-type]
     plan_frame(table, Frame(1, 1, (Opening(1, 2, limit=9),), (PromptChunk(1, 0, (5, 6), True),)))
     tree = chain((7, 8))
-    for step in (1, 2):
-        ahead.guess(Frame(1, 1 + step, segments=(TreeSegment(1, step, 1 + step, (0,), tree),)))
+    for draft_round in (1, 2):
+        ahead.guess(Frame(1, 1 + draft_round, segments=(TreeSegment(1, draft_round, 1 + draft_round, (0,), tree),)))
     assert ahead.foresee([TreeSegment(1, 3, 3, (0,), tree)])
     assert not ahead.grow([tree])
     assert len(filled) == 1

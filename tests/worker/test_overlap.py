@@ -44,13 +44,13 @@ def begin(sequencer: Sequencer, families: dict[int, int]) -> None:
     sequencer.apply_result(Result(1, prompts.number, outcomes), 0.0)
 
 
-def offer(sequencer: Sequencer, step: int, now: float, *sequences: int) -> None:
-    sequencer.add_drafts(Drafts(1, tuple(Draft(one, step, chain([5, 5])) for one in sequences)), now)
+def offer(sequencer: Sequencer, draft_round: int, now: float, *sequences: int) -> None:
+    sequencer.add_drafts(Drafts(1, tuple(Draft(one, draft_round, chain([5, 5])) for one in sequences)), now)
 
 
 def answer(sequencer: Sequencer, frame: Frame, now: float) -> None:
     grown = [one for one in frame.segments if isinstance(one, TreeSegment)]
-    outcomes = tuple(Outcome(one.sequence, one.step, (0,), (5,)) for one in grown)
+    outcomes = tuple(Outcome(one.sequence, one.draft_round, (0,), (5,)) for one in grown)
     sequencer.apply_result(Result(1, frame.number, outcomes), now)
 
 
@@ -79,8 +79,8 @@ def test_nobody_waits_for_anothers_slow_branch():
     sequencer = stage_0()
     begin(sequencer, {2: 1, 3: 1, 4: 1})
     now = 0.0
-    for step in range(1, 9):
-        offer(sequencer, step, now + USUAL, 2, 3, 4)
+    for draft_round in range(1, 9):
+        offer(sequencer, draft_round, now + USUAL, 2, 3, 4)
         frame = there(sequencer.compose(now + USUAL))
         assert len(frame.segments) == 3
         now += 1.0

@@ -113,7 +113,7 @@ def test_pages_after_the_rows_of_the_head_that_keeps_most_are_freed(decoder) -> 
     write([writer], stage, 20, 1, (Opening(1, 20, pruning=pruning, importance=importance),))
     held = []
     while writer.fed < len(TEXT):
-        write([writer], stage, 20, writer.step + 30)
+        write([writer], stage, 20, writer.draft_round + 30)
         held.append(stage.table.count - stage.table.free)
     assert max(held) < len(TEXT) // PAGE
     torch.testing.assert_close(rows_of(writer), dense(decoder, pruning, importance), atol=1e-4, rtol=1e-4)
@@ -128,7 +128,7 @@ def test_what_no_layer_keeps_is_given_back(decoder, skip: int):
     write([writer], stage, 20, 1, (Opening(1, 20, pruning=pruning),))
     held = []
     while writer.fed < len(TEXT):
-        write([writer], stage, 20, writer.step + 30)
+        write([writer], stage, 20, writer.draft_round + 30)
         held.append(stage.table.count - stage.table.free)
     most = most_held(pruning, 32, PAGE)
     assert (most is None) == bool(skip)

@@ -165,11 +165,11 @@ def test_stale_results_and_drafts_change_nothing():
 def test_a_draft_may_overtake_the_result_that_it_builds_on(overtaken: bool):
     sequencer = Sequencer(1, FrameBudget(64, 1, 9), PageTable(PAGES, ROWS), DraftTimeout(0.5))
     sequencer.apply_order(order_of(1, [1, 2], 30))
-    for step, root in enumerate((3, 5)):  # behind the prompt, and behind a tree
+    for draft_round, root in enumerate((3, 5)):  # behind the prompt, and behind a tree
         frame = there(sequencer.compose(0.0))
         result, drafts = (
-            Result(1, frame.number, (Outcome(1, step, (), (root,)),)),
-            Drafts(1, (Draft(1, step + 1, chain([root, 4])),)),
+            Result(1, frame.number, (Outcome(1, draft_round, (), (root,)),)),
+            Drafts(1, (Draft(1, draft_round + 1, chain([root, 4])),)),
         )
         if overtaken:
             sequencer.add_drafts(drafts)
@@ -178,7 +178,7 @@ def test_a_draft_may_overtake_the_result_that_it_builds_on(overtaken: bool):
             assert sequencer.compose(0.0) is None
             sequencer.add_drafts(drafts)
     growth = only_tree(sequencer.compose(0.0))
-    assert (growth.step, growth.tree) == (2, chain([5, 4]))
+    assert (growth.draft_round, growth.tree) == (2, chain([5, 4]))
 
 
 def test_of_two_drafts_for_one_step_the_first_wins():
@@ -269,7 +269,7 @@ def lap(sequencer: Sequencer, now: float = 0.0, forced: tuple[int, ...] = ()) ->
     if frame is None:
         return None
     growth = only_tree(frame)
-    outcome = Outcome(1, growth.step, (0,), (3,), forced=forced)
+    outcome = Outcome(1, growth.draft_round, (0,), (3,), forced=forced)
     sequencer.apply_result(Result(1, frame.number, (outcome,)), now)
     return "resting" * frame.resting + "waking" * frame.waking, len(growth.tree)
 

@@ -137,7 +137,7 @@ class StageZero:
         self.stage = Sequencer(1, FrameBudget(64, 1, 9), PageTable(64, 16), DraftTimeout(1.0))
         for number in (1, 2):
             self.stage.apply_order(Open(Opening(number, 2, limit=99), (5, 6), lease=99))
-        self.step = 0
+        self.draft_round = 0
 
     def turn(self, now: float) -> list[int]:
         """Compose, and return its result; returns how many nodes each tree had."""
@@ -145,14 +145,14 @@ class StageZero:
         assert frame is not None
         sizes = [len(one.tree) for one in frame.segments if hasattr(one, "tree")]
         outcomes = tuple(
-            Outcome(one.sequence, self.step, (0,) if self.step else (), (7,)) for one in frame.segments
+            Outcome(one.sequence, self.draft_round, (0,) if self.draft_round else (), (7,)) for one in frame.segments
         )
         self.stage.apply_result(Result(1, frame.number, outcomes), now)
-        self.step += 1
+        self.draft_round += 1
         return sizes
 
     def drafts(self, sequence: int, drafter: str, now: float) -> None:
-        draft = Draft(sequence, self.step, chain((7, 8, 9)))
+        draft = Draft(sequence, self.draft_round, chain((7, 8, 9)))
         self.stage.add_drafts(Drafts(1, (draft,), drafter=drafter), now)
 
 

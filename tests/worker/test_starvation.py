@@ -59,7 +59,7 @@ class Laps:
         self.sequencer.apply_result(Result(1, frame.number, outcomes), self.now)
         if self.nodes > 1:
             tree = Tree((7,) * self.nodes, (0,) * self.nodes)
-            drafts = tuple(Draft(one.sequence, one.step + 1, tree) for one in outcomes)
+            drafts = tuple(Draft(one.sequence, one.draft_round + 1, tree) for one in outcomes)
             self.sequencer.add_drafts(Drafts(1, drafts), self.now)
         return frame
 
@@ -67,7 +67,7 @@ class Laps:
 def _outcome(segment: PromptChunk | TreeSegment) -> Outcome:
     if isinstance(segment, PromptChunk):
         return Outcome(segment.sequence, 0, (), (7,))
-    return Outcome(segment.sequence, segment.step, (0,), (7,))
+    return Outcome(segment.sequence, segment.draft_round, (0,), (7,))
 
 
 def within(prompts: list[int], share: int) -> int:

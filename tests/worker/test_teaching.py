@@ -36,7 +36,7 @@ class Script:
         self.teaching = FeatureStream(self.texts, self.store)
         self.lap = 0
         self.committed: dict[int, int] = {}
-        self.step: dict[int, int] = {}
+        self.draft_round: dict[int, int] = {}
 
     def tell(self, *segments, **more):
         """What the only drafter is sent."""
@@ -68,7 +68,7 @@ class Script:
                 rows += [feature(sequence, places.get(node, 999)) for node in range(len(segment.tree))]
                 self.committed[sequence] = first + len(nodes)
                 written = tuple(token(sequence, first + 1 + at) for at in range(len(nodes)))
-                outcomes[sequence] = Outcome(sequence, segment.step, tuple(nodes), written, end)
+                outcomes[sequence] = Outcome(sequence, segment.draft_round, tuple(nodes), written, end)
                 self.texts[sequence] += written
         frame = Frame(
             1, self.lap, tuple(openings), segments, tuple(closings), None,
@@ -83,9 +83,9 @@ class Script:
     def grow(self, sequence, others=0):
         """A chain of the true tokens, with so many nodes that are wrong between them."""
         first = self.committed[sequence]
-        self.step[sequence] = self.step.get(sequence, 0) + 1
+        self.draft_round[sequence] = self.draft_round.get(sequence, 0) + 1
         tree = Tree((token(sequence, first), *[7] * others), (0,) * (others + 1))
-        return TreeSegment(sequence, self.step[sequence], first, (), tree)
+        return TreeSegment(sequence, self.draft_round[sequence], first, (), tree)
 
 
 def token(sequence, position):
@@ -96,13 +96,13 @@ def feature(sequence, position):
     return [float(sequence), float(position), 1.0]
 
 
-def check(told, sequence, start, stop, step):
+def check(told, sequence, start, stop, draft_round):
     """One lesson of these positions, with the true features."""
     rows = iter(told.rows.tolist())
     for lesson in told.lessons:
         mine = [next(rows) for _ in lesson.tokens]
         if lesson.sequence == sequence:
-            assert (lesson.start, lesson.step) == (start, step)
+            assert (lesson.start, lesson.draft_round) == (start, draft_round)
             assert lesson.tokens == tuple(token(sequence, at) for at in range(start, stop))
             assert lesson.bonus == token(sequence, stop)
             assert mine == [feature(sequence, at) for at in range(start, stop)]
@@ -144,7 +144,7 @@ def test_behind_a_rest_a_drafter_catches_up_before_it_is_asked_for_trees():
     script.tell(script.grow(1), resting=True)
     (told,) = script.tell(script.grow(1), waking=True)
     ((lesson,), root) = told.lessons, script.texts[1][-1]  # with that nothing is due any more
-    assert (lesson.start, len(lesson.tokens), lesson.bonus, lesson.step) == (4, 2, root, None)
+    assert (lesson.start, len(lesson.tokens), lesson.bonus, lesson.draft_round) == (4, 2, root, None)
     assert told.rested == 2
     (told,) = script.tell(script.grow(1))
     check(told, 1, 6, 7, 4)
@@ -202,7 +202,7 @@ def hear(messages, heard):
             mine = heard[lesson.sequence]
             assert lesson.start == len(mine)
             mine += [(token, tuple(next(rows))) for token in lesson.tokens]
-            assert lesson.step is None or lesson.bonus is not None
+            assert lesson.draft_round is None or lesson.bonus is not None
         for sequence in told.closings:
             del heard[sequence]
     return heard
@@ -225,7 +225,7 @@ def test_a_drafter_that_is_back_hears_everything_anew_and_shared_prefixes_once()
     again = hear(messages, {})
     assert {one: len(text) for one, text in again.items()} == {1: 6, 2: 14, 3: 14, 4: 4}
     assert all(again[one][: len(text)] == text for one, text in known.items())
-    assert [one.step for one in messages[-1].lessons] == [6, 6]
+    assert [one.draft_round for one in messages[-1].lessons] == [6, 6]
     assert messages[-1].fed == 3
 
 
@@ -316,7 +316,7 @@ def test_whatever_the_rests_everything_committed_is_told_once_in_order(seed):
         for opening in told.openings:
             heard[opening.sequence] = []
         for lesson in told.lessons:
-            check(told, lesson.sequence, lesson.start, lesson.start + len(lesson.tokens), lesson.step)
+            check(told, lesson.sequence, lesson.start, lesson.start + len(lesson.tokens), lesson.draft_round)
             assert lesson.start == len(heard[lesson.sequence])
             heard[lesson.sequence] += lesson.tokens
     for one in live:

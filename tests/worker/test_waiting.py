@@ -85,12 +85,12 @@ def test_behind_a_rest_nobody_waits_for_a_tree_that_the_drafter_was_not_told_to_
     sequencer.apply_order(
         order_of(3, [1] * (MAX_ROWS_PER_LAP + 9), 9, drafted=False)
     )  # more than a lap tells
-    for step in (1, 2, 3):
+    for draft_round in (1, 2, 3):
         frame = there(sequencer.compose(0.3))
-        assert (frame.resting, frame.waking) == (step == 1, step == 2)
-        outcomes = tuple(Outcome(one, step, (0,), (3,)) for one in (1, 2))
+        assert (frame.resting, frame.waking) == (draft_round == 1, draft_round == 2)
+        outcomes = tuple(Outcome(one, draft_round, (0,), (3,)) for one in (1, 2))
         sequencer.apply_result(Result(1, frame.number, outcomes), 0.4)
-        if step == 2:
+        if draft_round == 2:
             sequencer.add_drafts(Drafts(1))
     assert sequencer.compose(0.4) is None
     sequencer.add_drafts(Drafts(1, (Draft(1, 4, chain([3, 4])),)), 0.5)

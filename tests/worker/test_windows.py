@@ -66,7 +66,7 @@ def test_windows_hold_memory_flat(decoder):
     write(writers, stage, 1, 1, (Opening(1, 1, window=window),))
     held = 0
     while writer.fed < len(TEXT):
-        write(writers, stage, 1, writer.step + 2)
+        write(writers, stage, 1, writer.draft_round + 2)
         held = max(held, stage.table.count - stage.table.free)
     assert held == 1 + 3 + 1  # sinks; what is recent, wherever it begins in a page; a tree beyond
 

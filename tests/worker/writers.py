@@ -23,7 +23,7 @@ class Writer:
     rng: random.Random
     fed: int = 0
     keep: tuple[int, ...] = ()
-    step: int = 0
+    draft_round: int = 0
     every: int = len(TEXT)  # nothing reaches across a multiple of it
     rows: dict[int, torch.Tensor] = field(default_factory=dict)
 
@@ -50,9 +50,9 @@ class Writer:
                 tokens.append(TEXT[self.fed + len(path)])
                 parents.append(path[-1])
                 path.append(len(tokens) - 1)
-        self.step += 1
+        self.draft_round += 1
         growth = TreeSegment(
-            self.sequence, self.step, self.fed, self.keep, Tree(tuple(tokens), tuple(parents))
+            self.sequence, self.draft_round, self.fed, self.keep, Tree(tuple(tokens), tuple(parents))
         )
         where = {self.fed + i: node for i, node in enumerate(path)}
         self.keep, self.fed = tuple(path), self.fed + len(path)

@@ -284,7 +284,7 @@ class Generation:
         orders = orders_of(prompts, config, wish, models.draft is not None)
         self._ring = open_loop(models, config.shape, orders, make_stage=make_stage)
         self._texts = [_WrittenSequence() for _ in prompts]
-        self._steps = config.num_steps
+        self._num_steps = config.num_steps
         self._seed = wish.seed
         self._clock = clock
         self._proposed = self._laps = 0
@@ -312,7 +312,7 @@ class Generation:
             self._seed,
             self._laps,
             self._seconds,
-            summarize(lengths, self._proposed, self._steps),
+            summarize(lengths, self._proposed, self._num_steps),
         )
 
     def _apply(self, lap: Lap) -> Iterator[Piece]:

@@ -89,7 +89,7 @@ class Lane:
     text: int
     rows: int
     committed: int = 0
-    step: int = 0
+    draft_round: int = 0
     keep: tuple[int, ...] = ()
     tokens: list[int] = field(default_factory=list)
 
@@ -109,13 +109,13 @@ class Lane:
     def learn(self, outcome: Outcome) -> None:
         self.committed += len(outcome.accepted)
         self.keep = outcome.accepted
-        self.step = self.step + 1
+        self.draft_round = self.draft_round + 1
         self.tokens += outcome.tokens
 
     def grow(self) -> TreeSegment:
         """The last token with a made-up tree over it, whose nodes are wrong nearly always."""
         tree = Tree((self.tokens[-1], *range(1, self.rows)), parents_of(self.rows))
-        return TreeSegment(self.sequence, self.step, self.committed, self.keep, tree)
+        return TreeSegment(self.sequence, self.draft_round, self.committed, self.keep, tree)
 
 
 class Lanes:

@@ -70,7 +70,7 @@ class RingRuns:
     def tau(self, way: str) -> float:
         """Tokens a tree brought, bonus included."""
         runs = self.runs[way]
-        return sum(run.tokens for run in runs) / max(sum(sum(run.steps) for run in runs), 1)
+        return sum(run.tokens for run in runs) / max(sum(sum(run.draft_rounds) for run in runs), 1)
 
     def row(self, way: str) -> dict[str, object]:
         runs, comparison = self.runs[way], self.comparison(way)
@@ -84,14 +84,14 @@ class RingRuns:
             "way": way,
             "branches": len(runs[0].texts),
             "tau": round(self.tau(way), 3),
-            "tokens_per_lap": round(_median(run.tokens / max(run.steps) for run in runs), 2),
+            "tokens_per_lap": round(_median(run.tokens / max(run.draft_rounds) for run in runs), 2),
             "tokens_per_second": round(comparison.rates[0], 2),
             "speedup": round(comparison.ratio, 3),
             "quartiles": [round(value, 3) for value in quartiles],
             "aim": round(self.aim(way), 3),
             "of_branches_x_tau": round(comparison.ratio / self.ideal(way), 3),
             "pairs": len(runs),
-            "frames_per_lap": round(_median(len(run.laps) / max(run.steps) for run in runs), 2),
+            "frames_per_lap": round(_median(len(run.laps) / max(run.draft_rounds) for run in runs), 2),
             "rows_per_frame": round(_median(_mean(lap.rows for lap in run.laps) for run in runs), 1),
             "idle_percent": [round(100 * one) for one in _medians(map(_idle, runs))],
             "stage_ms": [round(1000 * one, 2) for one in _medians(map(_stages, runs))],

@@ -133,7 +133,7 @@ class Written:
     texts: tuple[tuple[int, ...], ...]
     tokens: int
     seconds: float
-    steps: tuple[int, ...]
+    draft_rounds: tuple[int, ...]
     laps: tuple[LapTimes, ...]
     queued: tuple[float, ...]
     carried: int
@@ -142,7 +142,7 @@ class Written:
 @dataclass(slots=True)
 class _BranchText:
     tokens: list[int] = field(default_factory=list[int])
-    steps: int = 0
+    draft_rounds: int = 0
 
 
 @dataclass(slots=True)
@@ -247,7 +247,7 @@ class RingFleet:
     def _marks(self, ids: Sequence[int]) -> _Marks:
         return _Marks(
             tokens=sum(len(self._texts[one].tokens) for one in ids),
-            steps=tuple(self._texts[one].steps for one in ids),
+            draft_rounds=tuple(self._texts[one].draft_rounds for one in ids),
             laps=len(self.stages[0].laps),
             queued=tuple(probe.queued for probe in self.stages),
             carried=sum(proxy.carried for proxy in self.hosts.proxies),
@@ -259,7 +259,7 @@ class RingFleet:
             texts=tuple(tuple(self._texts[one].tokens) for one in ids),
             tokens=until.tokens - since.tokens,
             seconds=seconds,
-            steps=tuple(after - before for before, after in zip(since.steps, until.steps)),
+            draft_rounds=tuple(after - before for before, after in zip(since.draft_rounds, until.draft_rounds)),
             laps=tuple(self.stages[0].laps[since.laps :]),
             queued=tuple(after - before for before, after in zip(since.queued, until.queued)),
             carried=until.carried - since.carried,
@@ -278,7 +278,7 @@ class RingFleet:
         for outcome in result.outcomes:
             if text := self._texts.get(outcome.sequence):
                 text.tokens += outcome.tokens
-                text.steps += outcome.step > 0
+                text.draft_rounds += outcome.draft_round > 0
 
     def wake(self) -> None:
         """Something happened: whoever waits looks again."""
@@ -298,7 +298,7 @@ class RingFleet:
 @dataclass(frozen=True, slots=True)
 class _Marks:
     tokens: int
-    steps: tuple[int, ...]
+    draft_rounds: tuple[int, ...]
     laps: int
     queued: tuple[float, ...]
     carried: int

@@ -118,7 +118,7 @@ class DraftEngine:
         for lesson in batch.lessons:
             known = self._sequences.find(lesson.sequence)
             drafted = known is None or known.opening.drafted
-            if drafted and lesson.step is not None and lesson.bonus is not None:
+            if drafted and lesson.draft_round is not None and lesson.bonus is not None:
                 self._wanted[lesson.sequence] = lesson
         for sequence in batch.closings:
             self._wanted.pop(sequence, None)
@@ -137,7 +137,7 @@ class DraftEngine:
     def choose_early(self, verified: Sequence[TreeSegment]) -> UnreadTrees | None:
         """Let the device select the trees that are growing; see `NearDrafter`. Return None if it cannot."""
         # Sequences whose first draft round is next have no tree that is growing; each takes one root row.
-        trees = [one for one in verified if one.step > 1]
+        trees = [one for one in verified if one.draft_round > 1]
         lane = self._lane_of(trees)
         found = self._sequences.find
         texts = [(text, one.committed) for one in trees if (text := found(one.sequence))]
@@ -253,11 +253,11 @@ class DraftEngine:
 
     def _draft(self, lesson: FeatureBatch, trees: Mapping[int, Tree]) -> Draft:
         """Return the answer to a request: its grown tree, or its root and as many forced tokens as fit."""
-        assert lesson.step is not None
+        assert lesson.draft_round is not None
         assert lesson.bonus is not None
         if (tree := trees.get(lesson.sequence)) is None:
             tree = graft(single(lesson.bonus), lesson.forced[: self._slots - 1])
-        return Draft(lesson.sequence, lesson.step, tree)
+        return Draft(lesson.sequence, lesson.draft_round, tree)
 
     def _catch_up(self) -> None:
         """Compute outstanding rows of prompts, since no sequence waits for a tree.
@@ -274,7 +274,7 @@ class DraftEngine:
         if not batch.fed:
             return
         # In draft round 1 there is no tree to verify: the prompt has just been processed.
-        lessons = [lesson for lesson in batch.lessons if lesson.step is not None and lesson.step > 1]
+        lessons = [lesson for lesson in batch.lessons if lesson.draft_round is not None and lesson.draft_round > 1]
         if batch.rested:
             self._woken, live = True, max(self._sequences.drafted, 1)
             for lane in [one for one in self.speculators.values() if one.rest]:

@@ -110,19 +110,19 @@ def _encode_outcome(ordinal: int, outcome: Outcome) -> list[Any]:
     end = outcome.end.value if outcome.end else None
     chances = [[one.logprob, one.top] for one in outcome.chances]
     prompt = [[[one.logprob, one.top] for one in outcome.prompt_chances]] if outcome.prompt_chances else []
-    return [ordinal, outcome.step, outcome.tokens, end, chances, *prompt]
+    return [ordinal, outcome.draft_round, outcome.tokens, end, chances, *prompt]
 
 
 def _decode_outcome(
     ordinal: int,
-    step: int,
+    draft_round: int,
     tokens: list[int],
     end: str | None,
     chances: list[Any],
     prompt: Sequence[Any] = (),
 ) -> tuple[int, Outcome]:
     """Return (ordinal, outcome) of what `_encode_outcome` returned; the outcome's sequence id is 0."""
-    told = Outcome(0, step, (), tuple(tokens), End(end) if end else None, _decode_chances(chances))
+    told = Outcome(0, draft_round, (), tuple(tokens), End(end) if end else None, _decode_chances(chances))
     return ordinal, replace(told, prompt_chances=_decode_chances(prompt)) if prompt else told
 
 

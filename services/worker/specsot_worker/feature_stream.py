@@ -39,7 +39,7 @@ class _DraftedSequence:
     opening: What every stage knows about the sequence.
     committed: Number of tokens whose features are final.
     drafter: Name of the sequence's drafter. None if no drafter is present.
-    step: Number of the draft round that is wanted next. None while the prompt is being fed.
+    draft_round: Number of the draft round that is wanted next. None while the prompt is being fed.
     forced: Tokens that the grammar leaves no choice about, after the newest token.
     ended: True if the sequence has ended. Then its drafter is sent nothing more about it but that it closed.
     """
@@ -47,7 +47,7 @@ class _DraftedSequence:
     opening: Opening
     committed: int
     drafter: str | None = None
-    step: int | None = None
+    draft_round: int | None = None
     forced: tuple[int, ...] = ()
     ended: bool = False
 
@@ -371,7 +371,7 @@ class FeatureStream:
         parts.append(part)
         drafted.committed = part.stop
         if outcome:
-            drafted.step = outcome.step + 1
+            drafted.draft_round = outcome.draft_round + 1
             drafted.forced = outcome.forced
         return nodes
 
@@ -479,9 +479,9 @@ class FeatureStream:
         course = self._sequences[part.sequence]
         text = self._tokens[part.sequence]
         told = part.sequence, part.start, tuple(text[part.start : part.stop])
-        if course.step is None or part.stop < course.committed:
+        if course.draft_round is None or part.stop < course.committed:
             return FeatureBatch(*told, None, None)
-        return FeatureBatch(*told, text[part.stop], course.step if asking else None, course.forced)
+        return FeatureBatch(*told, text[part.stop], course.draft_round if asking else None, course.forced)
 
 
 def _committed(segment: Segment, outcome: Outcome | None) -> Sequence[int]:

@@ -94,7 +94,7 @@ class DraftedLap:
         trees = list[Tree]()
         for segment in self._segments:
             draft = found.get(segment.sequence)
-            if draft is None or draft.step != segment.step or draft.tree.tokens[0] != segment.tree.tokens[0]:
+            if draft is None or draft.draft_round != segment.draft_round or draft.tree.tokens[0] != segment.tree.tokens[0]:
                 return False
             trees.append(draft.tree)
         if self.unread:
@@ -120,9 +120,9 @@ class DraftedLap:
             tree = isinstance(segment, TreeSegment)
             committed = segment.committed if tree else segment.start + len(segment.tokens)
             committed = committed + len(outcome.accepted)
-            step = outcome.step + 1
+            draft_round = outcome.draft_round + 1
             root = single(outcome.tokens[-1])
-            following.append(TreeSegment(segment.sequence, step, committed, outcome.accepted, root))
+            following.append(TreeSegment(segment.sequence, draft_round, committed, outcome.accepted, root))
             places.append(place)
         return following if places == sorted(places) else []
 

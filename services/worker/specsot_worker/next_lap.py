@@ -229,7 +229,7 @@ class NextLap:
         was launched.
 
         segments: The next segments; each tree is the root alone, which is known. A sequence's first tree
-            (`step` 1) stays a root.
+            (`draft_round` 1) stays a root.
         trees: Trees of a fixed number of nodes, which the device chooses.
 
         Returns False if graphs cannot take such trees, or if a window would hide part of the KV from the
@@ -244,7 +244,7 @@ class NextLap:
         unknown = chain((0,) * trees.nodes)
         self._arrange(
             [
-                TreeSegment(one.sequence, one.step, one.committed, one.keep, unknown) if one.step > 1 else one
+                TreeSegment(one.sequence, one.draft_round, one.committed, one.keep, unknown) if one.draft_round > 1 else one
                 for one in segments
             ]
         )

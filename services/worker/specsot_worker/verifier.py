@@ -284,9 +284,9 @@ class Verifier:
             outcome = replace(accept_prompt(state, targets[0]), prompt_chances=told)
         else:
             rested = resting and state.opening.drafted
-            outcome = accept_tree(state, segment.step, segment.tree, targets, rested)
+            outcome = accept_tree(state, segment.draft_round, segment.tree, targets, rested)
         if state.failure:
-            outcome = Outcome(outcome.sequence, outcome.step, outcome.accepted[:1], (), End.FAILED)
+            outcome = Outcome(outcome.sequence, outcome.draft_round, outcome.accepted[:1], (), End.FAILED)
             log.error("a sequence failed", sequence=segment.sequence, reason=state.failure)
         self._tokens[segment.sequence] += outcome.tokens
         return outcome

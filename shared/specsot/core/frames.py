@@ -6,15 +6,15 @@ A sequence's KV *rows* have the same numbers: row r holds the KV entry of positi
 a tree lie in node order in rows n, n + 1, ... until they are verified.
 
 Names. The code calls one forward pass of the ring, which this documentation calls a step, a *lap*. A field
-`step` counts the draft rounds of one sequence: `step` = k belongs to its k-th tree, counted from 1, and
-`step` = 0 to the last chunk of its prompt. `resting` means that drafting is paused, `waking` that drafting
+`draft_round` counts the draft rounds of one sequence: `draft_round` = k belongs to its k-th tree, counted from 1, and
+`draft_round` = 0 to the last chunk of its prompt. `resting` means that drafting is paused, `waking` that drafting
 has resumed but the drafter has yet to catch up, and a `lesson` is a batch of features for the drafter.
 
 Worked example. A prompt of 10 tokens yields the first token, a. Draft round 1 feeds the tree a -> (b, c):
 
-    TreeSegment(step=1, committed=10, keep=())      nodes [a b c] in rows [10 11 12]
-    Outcome(step=1, accepted=(0, 2), tokens=(c, d)) the target accepts c, and d is the bonus token
-    TreeSegment(step=2, committed=12, keep=(0, 2))  row 12 (c) moves to row 11; the new root d is in row 12
+    TreeSegment(draft_round=1, committed=10, keep=())      nodes [a b c] in rows [10 11 12]
+    Outcome(draft_round=1, accepted=(0, 2), tokens=(c, d)) the target accepts c, and d is the bonus token
+    TreeSegment(draft_round=2, committed=12, keep=(0, 2))  row 12 (c) moves to row 11; the new root d is in row 12
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class TreeSegment:
     """The tree of one draft round of a sequence, to be fed at rows committed .. committed + len(tree) - 1.
 
     sequence: id of the sequence.
-    step: number of the draft round, counted from 1.
+    draft_round: number of the draft round, counted from 1.
     committed: number of committed positions, the nodes of `keep` included; the row of this tree's root.
     keep: accepted node numbers of the preceding tree, root first. Their rows move down to the rows that end
         before `committed`. Empty for the first tree, and if nothing was accepted. Example: the preceding
@@ -179,7 +179,7 @@ class TreeSegment:
     """
 
     sequence: int
-    step: int
+    draft_round: int
     committed: int
     keep: tuple[int, ...]
     tree: Tree
@@ -190,7 +190,7 @@ class TreeSegment:
         were not finite. The preceding tree's drafts may have caused that through the rows that they wrote, so
         the stages clear all rows from `committed` on before they compute this tree.
         """
-        return self.step > 1 and not self.keep
+        return self.draft_round > 1 and not self.keep
 
 
 Segment = PromptChunk | TreeSegment
@@ -260,7 +260,7 @@ class Outcome:
     """The verification result of one segment.
 
     sequence: id of the sequence.
-    step: draft round of the verified tree; 0 for the final chunk of a prompt.
+    draft_round: draft round of the verified tree; 0 for the final chunk of a prompt.
     accepted: accepted node numbers, root first. Empty for a prompt chunk. Empty also if the logits at the
         root are not finite; then the next draft round feeds the same root again, without drafts.
     tokens: newly generated tokens: the tokens of the accepted nodes except the root, then the bonus token,
@@ -271,11 +271,11 @@ class Outcome:
     forced: the tokens after `tokens` that the constraint determines alone. Set only for drafted sequences.
     rested: True if nothing was drafted for a drafted sequence, because drafting was paused or resuming.
     prompt_chances: the log-probability of each token of the prompt but the first, if the sequence asks for
-        these. Set only where `step` is 0.
+        these. Set only where `draft_round` is 0.
     """
 
     sequence: int
-    step: int
+    draft_round: int
     accepted: tuple[int, ...]
     tokens: tuple[int, ...]
     end: End | None = None
@@ -318,7 +318,7 @@ class FeatureBatch:
     tokens: token ids at the positions start, start + 1, ....
     bonus: the token after `tokens`, which is not fed yet. None if more of the prompt follows, or if the
         sequence has ended or never decodes.
-    step: the draft round for which a tree is requested (1 after the prompt), or None if no tree is requested.
+    draft_round: the draft round for which a tree is requested (1 after the prompt), or None if no tree is requested.
     forced: the tokens after `bonus` that the constraint determines alone.
     """
 
@@ -326,7 +326,7 @@ class FeatureBatch:
     start: int
     tokens: tuple[int, ...]
     bonus: int | None
-    step: int | None
+    draft_round: int | None
     forced: tuple[int, ...] = ()
 
 
@@ -374,12 +374,12 @@ class Draft:
     """A tree that the drafter proposes for one draft round of a sequence.
 
     sequence: id of the sequence.
-    step: number of the draft round.
-    tree: the root, which is the bonus token of draft round step - 1, and the drafted nodes.
+    draft_round: number of the draft round.
+    tree: the root, which is the bonus token of draft round `draft_round` - 1, and the drafted nodes.
     """
 
     sequence: int
-    step: int
+    draft_round: int
     tree: Tree
 
 

@@ -122,7 +122,7 @@ lessons = st.builds(
     start=small,
     tokens=tokens,
     bonus=st.none() | small,
-    step=st.none() | small,
+    draft_round=st.none() | small,
     forced=tokens,
 )
 
@@ -151,7 +151,7 @@ def features(draw: st.DrawFn) -> fr.Features:
 drafts = st.builds(
     fr.Drafts,
     epoch=big,
-    drafts=st.lists(st.builds(fr.Draft, sequence=big, step=small, tree=trees()), max_size=3).map(tuple),
+    drafts=st.lists(st.builds(fr.Draft, sequence=big, draft_round=small, tree=trees()), max_size=3).map(tuple),
     rest=small,
     drafter=text,
 )

@@ -141,14 +141,14 @@ class TokenLog:
     opening: the opening under which the sequence runs now, or ran last.
     prompt: the tokens that the sequence was first opened with, those that it forks included.
     written: the tokens decoded since, over all openings of the sequence.
-    next_step: the draft round of the outcome that must come next; 0 is the round that ends the prompt.
+    next_draft_round: the draft round of the outcome that must come next; 0 is the round that ends the prompt.
     end: why the sequence ended, or None while it runs.
     """
 
     opening: Opening
     prompt: tuple[int, ...]
     written: list[int] = field(default_factory=list[int])
-    next_step: int = 0
+    next_draft_round: int = 0
     end: End | None = None
 
     @property
@@ -171,14 +171,14 @@ class TokenLog:
         """True if an outcome has arrived since the sequence was opened. Then its prompt is in the ring, and
         the prefix that it was forked from is no longer needed for it.
         """
-        return self.next_step > 0 or self.end is not None
+        return self.next_draft_round > 0 or self.end is not None
 
     def reopen(self, opening: Opening) -> None:
         """Continue the log under a new opening. Draft rounds count from 0 again; outcomes that were in flight
         are not expected any more.
         """
         self.opening = opening
-        self.next_step = 0
+        self.next_draft_round = 0
 
     def append(self, outcome: Outcome) -> tuple[int, ...]:
         """Append the tokens of an outcome and return them.
@@ -189,13 +189,13 @@ class TokenLog:
         """
         # A sequence may fail in any draft round, so the round of such an outcome is not checked.
         failed = outcome.end is End.FAILED
-        if self.end is not None or (outcome.step < self.next_step and not failed):
+        if self.end is not None or (outcome.draft_round < self.next_draft_round and not failed):
             return ()
-        if outcome.step > self.next_step and not failed:
-            missing = f"result of step {outcome.step} came, {self.next_step} is missing"
+        if outcome.draft_round > self.next_draft_round and not failed:
+            missing = f"result of draft round {outcome.draft_round} came, {self.next_draft_round} is missing"
             raise WireError(f"sequence {outcome.sequence}: {missing}")
         self.written.extend(outcome.tokens)
-        self.next_step = outcome.step + 1
+        self.next_draft_round = outcome.draft_round + 1
         self.end = outcome.end
         return outcome.tokens
 

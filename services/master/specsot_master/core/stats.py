@@ -86,7 +86,7 @@ class RequestTally:
         if self.phase is not None:
             self.phases.setdefault(f"{self.phase}_prefill", now - self.phase_began)
         for outcome in outcomes:
-            if outcome.step:
+            if outcome.draft_round:
                 self.trees += 1
                 self.rested_trees += outcome.rested
                 self.tree_tokens += len(outcome.tokens)

@@ -224,12 +224,12 @@ def accept_prompt(state: DecodeState, target: int | None) -> Outcome:
 
 
 def accept_tree(
-    state: DecodeState, step: int, tree: Tree, targets: list[int | None], rested: bool = False
+    state: DecodeState, draft_round: int, tree: Tree, targets: list[int | None], rested: bool = False
 ) -> Outcome:
     """Accept the nodes along the target tokens, append their tokens and the bonus token, and return the
     outcome.
 
-    step: Number of the draft round.
+    draft_round: Number of the draft round.
     targets: Target token at each node. None: the node's logits are not finite, or acceptance does not reach
         the node.
     rested: True if the sequence is drafted, but drafting was paused or resuming for this frame.
@@ -251,14 +251,14 @@ def accept_tree(
         again = not state.retried
         state.retried = True
         if again:
-            return Outcome(sequence, step, (), (), rested=rested)
-        return Outcome(sequence, step, (0,), (), End.FAILED, rested=rested)
+            return Outcome(sequence, draft_round, (), (), rested=rested)
+        return Outcome(sequence, draft_round, (0,), (), End.FAILED, rested=rested)
     state.retried = False
     before = len(state.tokens)
     end = state.write((*[tree.tokens[node] for node in accepted[1:]], bonus))
     tokens = tuple(state.tokens[before:])
     forced = () if end else state.forced()
-    return Outcome(sequence, step, accepted[: len(tokens)], tokens, end, forced=forced, rested=rested)
+    return Outcome(sequence, draft_round, accepted[: len(tokens)], tokens, end, forced=forced, rested=rested)
 
 
 Masks = Sequence[np.ndarray | None]

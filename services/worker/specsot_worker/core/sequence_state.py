@@ -15,7 +15,7 @@ from specsot_worker.core.pipeline import place_of
 class SequenceState:
     """One sequence as the sequencer of stage 0 knows it.
 
-    Words of the code: `step` is the number of the sequence's draft round, which is one tree and its
+    Words of the code: `draft_round` is the number of the sequence's draft round, which is one tree and its
     verification. The *root* of a tree is the newest token of the sequence, which has no KV before that tree
     is fed.
 
@@ -28,7 +28,7 @@ class SequenceState:
         flight does not count.
     root: The newest token: the root of the tree that is in flight or comes next. None until the prompt has
         produced its first token.
-    step: Number of the draft round that is in flight or comes next. It is 0 while the prompt is being fed.
+    draft_round: Number of the draft round that is in flight or comes next. It is 0 while the prompt is being fed.
     keep: Accepted node numbers of the last verified tree, root first. The next tree frame carries them, so
         that every stage moves the KV of these nodes down to the committed end.
     in_flight: True while a tree of the sequence is in a frame whose result has not arrived.
@@ -58,7 +58,7 @@ class SequenceState:
     fed: int = 0
     committed: int = 0
     root: int | None = None
-    step: int = 0
+    draft_round: int = 0
     keep: tuple[int, ...] = ()
     in_flight: bool = False
     tree: Tree | None = None
@@ -122,7 +122,7 @@ class SequenceState:
         tree = self.tree or (chain((self.root, *self.forced)) if self.forced else single(self.root))
         levels = tree_depth_limit(self.policy, self.committed) if self.policy else None
         tree = first_nodes(tree if levels is None else shallow(tree, levels), rows)
-        growth = TreeSegment(self.opening.sequence, self.step, self.committed, self.keep, tree)
+        growth = TreeSegment(self.opening.sequence, self.draft_round, self.committed, self.keep, tree)
         self.in_flight = True
         self.tree = None
         self.waiting_since = None
@@ -154,7 +154,7 @@ class SequenceState:
         if outcome.tokens:
             self.root = outcome.tokens[-1]
         self.root_only = not outcome.tokens
-        self.step = outcome.step + 1
+        self.draft_round = outcome.draft_round + 1
         self.in_flight = False
         self.forced = outcome.forced
         waits = awaits and self.opening.drafted and self.drafter_informed and not self.root_only
@@ -163,25 +163,25 @@ class SequenceState:
         early = self.early_tree
         self.early_tree = None
         if early:
-            self.offer_tree(self.step, early)
+            self.offer_tree(self.draft_round, early)
 
     def contradicts(self, draft: Draft) -> bool:
         """True if the draft is for the next draft round, but its root is not the token that was written."""
-        return draft.step == self.step and not self.in_flight and draft.tree.tokens[0] != self.root
+        return draft.draft_round == self.draft_round and not self.in_flight and draft.tree.tokens[0] != self.root
 
-    def offer_tree(self, step: int, tree: Tree) -> bool:
-        """Store a tree for draft round `step`, and return whether it was stored.
+    def offer_tree(self, draft_round: int, tree: Tree) -> bool:
+        """Store a tree for draft round `draft_round`, and return whether it was stored.
 
         Drafts and results are sent by different members, so a draft may arrive before the result that it
-        builds on: a tree for round `self.step + 1` is stored as `early_tree`. A tree for the current round is
+        builds on: a tree for round `self.draft_round + 1` is stored as `early_tree`. A tree for the current round is
         stored only if its round is not in flight, no tree is stored yet (the first one wins), the root is not
         to be fed alone, and its root is the sequence's root.
         """
-        if step == self.step + 1:
+        if draft_round == self.draft_round + 1:
             # The root of this round is not known yet; `apply_outcome` offers the tree again, which checks it.
             self.early_tree = tree
             return True
-        timely = not (self.in_flight or self.root_only) and step == self.step and self.tree is None
+        timely = not (self.in_flight or self.root_only) and draft_round == self.draft_round and self.tree is None
         if not timely or tree.tokens[0] != self.root:
             return False
         self.tree = tree

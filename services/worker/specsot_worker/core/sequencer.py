@@ -163,8 +163,8 @@ class Sequencer:
             since = live.waiting_since
             live.drafter = drafts.drafter
             if not self._valid_ids(draft.tree.tokens) or live.contradicts(draft):
-                self._stop_waiting(live, draft.step)
-            elif live.offer_tree(draft.step, draft.tree):
+                self._stop_waiting(live, draft.draft_round)
+            elif live.offer_tree(draft.draft_round, draft.tree):
                 waited = None if now is None or since is None else now - since
                 self._draft_timeout.record_tree(waited, drafts.drafter)
                 answered.add(since)
@@ -180,11 +180,11 @@ class Sequencer:
         most = self._vocabulary
         return most is None or not tokens or (min(tokens) >= 0 and max(tokens) < most)
 
-    def _stop_waiting(self, live: SequenceState, step: int) -> None:
-        """Stop waiting for the tree of draft round `step`, because the drafter has sent an unusable one, and
+    def _stop_waiting(self, live: SequenceState, draft_round: int) -> None:
+        """Stop waiting for the tree of draft round `draft_round`, because the drafter has sent an unusable one, and
         record a miss.
         """
-        if step == live.step and live.waiting_since is not None:
+        if draft_round == live.draft_round and live.waiting_since is not None:
             live.waiting_since = None
             self._draft_timeout.record_miss(live.drafter)
 

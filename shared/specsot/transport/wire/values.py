@@ -172,7 +172,7 @@ def encode_segment(segment: frames.Segment) -> ring_pb2.Segment:
         return ring_pb2.Segment(chunk=chunk)
     growth = ring_pb2.Growth(
         sequence=segment.sequence,
-        step=segment.step,
+        draft_round=segment.draft_round,
         committed=segment.committed,
         keep=segment.keep,
         tree=encode_tree(segment.tree),
@@ -188,7 +188,7 @@ def decode_segment(message: ring_pb2.Segment) -> frames.Segment:
     growth = message.growth
     keep = check_ascending(growth.keep, "kept nodes")
     require(len(keep) <= growth.committed, "more nodes are kept than rows are committed")
-    return frames.TreeSegment(growth.sequence, growth.step, growth.committed, keep, decode_tree(growth.tree))
+    return frames.TreeSegment(growth.sequence, growth.draft_round, growth.committed, keep, decode_tree(growth.tree))
 
 
 def encode_tree(tree: Tree) -> values_pb2.Tree:
@@ -207,7 +207,7 @@ def encode_outcome(outcome: frames.Outcome) -> ring_pb2.Outcome:
     """Return the message of an outcome."""
     return ring_pb2.Outcome(
         sequence=outcome.sequence,
-        step=outcome.step,
+        draft_round=outcome.draft_round,
         accepted=outcome.accepted,
         tokens=outcome.tokens,
         end=ENDS.encode(outcome.end) if outcome.end else None,
@@ -234,7 +234,7 @@ def decode_outcome(message: ring_pb2.Outcome) -> frames.Outcome:
     told = message.prompt_chances
     prompt = tuple(map(decode_logprob, told)) if told else ()
     return frames.Outcome(
-        message.sequence, message.step, accepted, tokens, end, known_chances, forced, message.rested, prompt
+        message.sequence, message.draft_round, accepted, tokens, end, known_chances, forced, message.rested, prompt
     )
 
 

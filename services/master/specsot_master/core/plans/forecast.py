@@ -122,7 +122,7 @@ class LapCosts:
         made the turn longer. Sequences whose last result is older than the first one's last result take no
         turns any more.
         """
-        turns = [outcome for outcome in result.outcomes if outcome.step]
+        turns = [outcome for outcome in result.outcomes if outcome.draft_round]
         if result.rows > result.drafted + len(turns) and result.number:
             self._prompted = now
             self._prompts.add(sum(result.seconds), self._curve.at(result.rows))
