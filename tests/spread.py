@@ -28,7 +28,7 @@ from specsot_app.fleet.die_with_parent import end_with
 
 # What is compiled or loaded when it is first used: once, for all processes.
 LAZY = (
-    ("numba", "specsot_kernels.cpu.laps"),
+    ("numba", "specsot_kernels.cpu.steps"),
     ("transformers", "transformers.models.llama.modeling_llama"),
     ("transformers", "transformers.generation"),
 )

@@ -13,7 +13,7 @@ DIALECT: Mapping[str, str] = {
     "heard": "heard|hearer|hearers|ear|ears",
     "nobody, whoever": "nobody|somebody|anybody|everybody|whoever|whom|whose",
     "behind, beside": "behind|beside",
-    "lap": "lap|laps",
+    "step": "step|steps",
     "resting": "resting|rested|waking",
     "lesson": "lesson|lessons",
     "verdict": "verdict|verdicts|judged|judge|judges",

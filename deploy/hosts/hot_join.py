@@ -66,7 +66,7 @@ async def ask(given: argparse.Namespace, begun: asyncio.Event) -> Answer:
         event = json.loads(line)
         if event["event"] == "merged_text":
             times.append(time.monotonic())
-            tokens.append(event["lap_tokens"])
+            tokens.append(event["step_tokens"])
         if len(times) == given.before:
             begun.set()
     await asked.wait()

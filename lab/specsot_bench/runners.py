@@ -25,7 +25,7 @@ from specsot.service.options import DraftModelOptions
 from specsot.transport.links import Dialer
 from specsot_app.fleet.embedded import EmbeddedFleet, EmbeddedOptions, MemberMaker, Threads
 from specsot_app.fleet.opening import finish
-from specsot_bench.core.aggregate import LapSample, Recording, committed_by, evicted_by
+from specsot_bench.core.aggregate import StepSample, Recording, committed_by, evicted_by
 from specsot_bench.core.methods import Method
 from specsot_bench.hf_baseline import HfBaseline
 from specsot_bench.results import Clock, Stopwatch, now
@@ -47,7 +47,7 @@ from specsot_worker.stage_provider import StageRunner
 from specsot_worker.worker import Worker
 
 
-class LapRecorder(WorkerWatch):
+class StepRecorder(WorkerWatch):
     """Records the steps of a worker that has all layers; call `begin` before each request."""
 
     def __init__(self, row_bytes: int, drafts: DraftRecorder | None = None, clock: Clock = now) -> None:
@@ -65,8 +65,8 @@ class LapRecorder(WorkerWatch):
         self._watch = Stopwatch(self._clock)
         self._gone = dict[int, int]()
         self._evicted = dict[int, int]()
-        self.moments: list[LapSample] = []
-        self._tokens = self._grown = self._laps = self._pages = self._evictions = 0
+        self.moments: list[StepSample] = []
+        self._tokens = self._grown = self._steps = self._pages = self._evictions = 0
         self._proposed = self._accepted = 0
         if self._drafts:
             self._drafts.begin()
@@ -97,7 +97,7 @@ class LapRecorder(WorkerWatch):
     def returned(self, result: Result, now: float) -> None:
         """Note the tokens of a result."""
         trees = [outcome for outcome in result.outcomes if outcome.draft_round]
-        self._laps += bool(trees)
+        self._steps += bool(trees)
         self._proposed += result.drafted
         self._accepted += sum(map(_drafts_in, trees))
         self._grown += sum(len(outcome.tokens) for outcome in trees)
@@ -106,15 +106,15 @@ class LapRecorder(WorkerWatch):
         if brought:
             self.moments.append(self._moment())
 
-    def _moment(self) -> LapSample:
+    def _moment(self) -> StepSample:
         """Return the sample of this step."""
         assert self._table is not None
         pages = self._pages * self._table.page_rows * self._row_bytes
-        return LapSample(
+        return StepSample(
             self.seconds,
             self._tokens,
             self._grown,
-            self._laps,
+            self._steps,
             self._proposed,
             self._accepted,
             pages + (self._drafts.held if self._drafts else 0),
@@ -206,7 +206,7 @@ class Runners:
         self._drafting = WeightForm.on(models.device, drafting.itemsize, models.drafter_quantization)
         self._stack = AsyncExitStack()
         self._threads = Threads()
-        self._fleets: dict[tuple[DrafterName, DraftOptions], tuple[EmbeddedFleet, LapRecorder]] = {}
+        self._fleets: dict[tuple[DrafterName, DraftOptions], tuple[EmbeddedFleet, StepRecorder]] = {}
         memory = rows * self._row_bytes(models.base, models.kv_cache_dtype, self._packed)
         self._worker = workers.StageLoader(replace(models, kv_memory=memory), "worker-0")
         self._prompts = Prompts(models.base, Text(models.base))
@@ -275,9 +275,9 @@ class Runners:
             extra, whole = self._row_bytes(self.models.small), WeightForm(self._numbers.itemsize)
             weights = drafts_of(open_weights(self.models.small), whole)
         moments = tuple(
-            LapSample(seconds, written, written - told.steps[0][1], lap,
+            StepSample(seconds, written, written - told.steps[0][1], step,
                    held=(len(prompt) + written) * (row + extra) + weights)
-            for lap, (seconds, written) in enumerate(told.steps[:-1])
+            for step, (seconds, written) in enumerate(told.steps[:-1])
         )  # fmt: skip
         return Recording(moments, told.tokens, told.seconds, prompt=prompt)
 
@@ -289,20 +289,20 @@ class Runners:
             self._stack.callback(self._rival.close)
         return self._rival
 
-    async def _fleet_of(self, method: Method) -> tuple[EmbeddedFleet, LapRecorder]:
+    async def _fleet_of(self, method: Method) -> tuple[EmbeddedFleet, StepRecorder]:
         """Return the fleet of a method and its recorder."""
         key = method.drafter, method.options
         if key not in self._fleets:
             self._fleets[key] = await self._open(*key)
         return self._fleets[key]
 
-    async def _open(self, drafter: DrafterName, options: DraftOptions) -> tuple[EmbeddedFleet, LapRecorder]:
+    async def _open(self, drafter: DrafterName, options: DraftOptions) -> tuple[EmbeddedFleet, StepRecorder]:
         """Open a fleet that shares the base's weights."""
         models = self.models
         loop = asyncio.get_running_loop()
         compute = self._threads.of(models.device)
         source, follower = await loop.run_in_executor(compute, self._drafter, drafter, options)
-        ledger = LapRecorder(self._row_bytes(models.base, models.kv_cache_dtype, self._packed), follower)
+        ledger = StepRecorder(self._row_bytes(models.base, models.kv_cache_dtype, self._packed), follower)
 
         def worker(name: str, dialer: Dialer, compute: Executor) -> RingMember:
             return Worker(self._worker, dialer, compute, observer=ledger)

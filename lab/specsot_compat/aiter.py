@@ -138,7 +138,7 @@ def figures_of(stats: EagleStats) -> dict[str, float]:
     """
     trees = stats.trees
     plain = max((len(one.tokens) for one in stats.sequences), default=0)
-    speedup = plain / max(stats.laps, 1)
+    speedup = plain / max(stats.steps, 1)
     return {
         "acceptance_rate": stats.acceptance_rate,
         "mean_acceptance_rate": stats.acceptance_rate,
@@ -148,7 +148,7 @@ def figures_of(stats: EagleStats) -> dict[str, float]:
         "total_tokens_generated": stats.new_tokens,
         "total_draft_tokens": trees.total_proposed,
         "total_accepted_tokens": trees.total_accepted,
-        "total_target_forward": stats.laps,
+        "total_target_forward": stats.steps,
         "tokens_per_second": stats.tokens_per_second,
     }
 

@@ -151,7 +151,7 @@ class BranchText:
     branch: id of the branch's point.
     offset: place of the text in the branch's body, in characters.
     text: the next piece of text.
-    lap_tokens: number of tokens that the branch got from this step.
+    step_tokens: number of tokens that the branch got from this step.
     logprobs: log-probabilities of the tokens of this text. A token whose text is held back comes with a later
         event.
     """
@@ -159,7 +159,7 @@ class BranchText:
     branch: int
     offset: int
     text: str
-    lap_tokens: int = 1
+    step_tokens: int = 1
     logprobs: tuple[TokenLogprobs, ...] = ()
 
 
@@ -184,13 +184,13 @@ class MergedText:
     offset: place of the piece in the merged answer, in characters.
     text: the piece.
     logprobs: log-probabilities of the piece's tokens. Over all pieces, those of `Finished.tokens`.
-    lap_tokens: number of tokens that a direct answer got from this step. 0 if branches make up the answer.
+    step_tokens: number of tokens that a direct answer got from this step. 0 if branches make up the answer.
     """
 
     offset: int
     text: str
     logprobs: tuple[TokenLogprobs, ...] = ()
-    lap_tokens: int = 0
+    step_tokens: int = 0
 
 
 # The reason in `Statistics.decision` if a plan was tried and had fewer than two points.
@@ -210,7 +210,7 @@ class Statistics:
     seconds: from the request's arrival to its end.
     seconds_to_first_token: from the request's arrival to its first token; the router's tokens do not count.
     tokens_per_second: merged_tokens / seconds.
-    laps: number of steps (forward passes of the ring) of the request.
+    steps: number of steps (forward passes of the ring) of the request.
     mean_accepted: tokens per verified tree, the bonus token included (tau). 1.0 without speculation.
     branches: number of branches.
     cached_tokens: tokens of the prompt that were not computed, because the ring had their KV already.
@@ -232,7 +232,7 @@ class Statistics:
     seconds: float = 0.0
     seconds_to_first_token: float = 0.0
     tokens_per_second: float = 0.0
-    laps: int = 0
+    steps: int = 0
     mean_accepted: float = 1.0
     branches: int = 0
     cached_tokens: int = 0

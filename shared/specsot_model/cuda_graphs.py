@@ -1,7 +1,7 @@
 """Captures a layer range's forward as CUDA graphs, one per bucket of batch sizes, and times steps.
 
 A frame runs in the graph of the next larger bucket. The surplus rows have a negative slot, so they write no
-KV and read none. Names in this file say `lap` for a step, `rows` for the tokens of a batch, and `texts` for
+KV and read none. Names in this file say `step` for a step, `rows` for the tokens of a batch, and `texts` for
 sequences.
 
     # 20 rows -> bucket 32; rows 20..31 have slot -1, and their outputs are cut off
@@ -36,7 +36,7 @@ from specsot_model.decoder import Decoder
 from specsot_model.delta_pages import WalkedPages
 from specsot_model.graph_tables import FrameTables, PromptTables, frame_tables
 from specsot_model.kv import KVPages, Moves, Staging, size_of, views
-from specsot_model.lap_rows import FilledLap, LapRows, Outputs, unread_entry
+from specsot_model.step_rows import FilledStep, StepRows, Outputs, unread_entry
 
 # Rows. Sizes of graphs for any frame. Untuned.
 BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 200, 256, 384, 512)
@@ -137,7 +137,7 @@ def _uncollected() -> Generator[None]:
             gc.enable()
 
 
-class CapturedLaps:
+class CapturedSteps:
     """All CUDA graphs of a layer range over its KV pages; with tensor parallelism, one per device and bucket.
 
     On a single device, graphs for frames with a KV policy (hidden columns) are captured when the first such
@@ -173,7 +173,7 @@ class CapturedLaps:
             # The largest graph is captured first; the others reuse its memory.
             return {
                 rows: [
-                    _CapturedLap(part, pages, {} if number else taps, capture, rows, kind, hidden)
+                    _CapturedStep(part, pages, {} if number else taps, capture, rows, kind, hidden)
                     for number, (part, pages) in enumerate(parts)
                 ]
                 for rows in sorted(sizes, reverse=True)
@@ -184,18 +184,18 @@ class CapturedLaps:
         self._captured = captured
         self._hidden = defaultdict[RowKind, Graphs](dict)
         self._prompts = captured(prompts, "prompts")
-        self._laps = captured(buckets, "any")
+        self._steps = captured(buckets, "any")
         # Small tiles over int8 KV are not measured, so the small short graphs are left out there.
         eight = any(layer.dtype == torch.int8 for _, pages in parts for layer in pages.layers)
         least = SHORTEST_ROWS + 1 if eight else 0
         # Batch-invariant attention is divided in the same way for every frame, so it has no short graphs.
         cut = () if self._invariant else short
         self._short = captured((rows for rows in cut if least <= rows <= max(buckets)), "short")
-        every = (*self._laps.values(), *self._short.values(), *self._prompts.values())
-        self._size = max(lap.size for laps in every for lap in laps)
+        every = (*self._steps.values(), *self._short.values(), *self._prompts.values())
+        self._size = max(step.size for steps in every for step in steps)
         self._stagings = [Staging(self._size, part.device) for part, _ in parts]
 
-    def run(self, rows: LapRows) -> Outputs | None:
+    def run(self, rows: StepRows) -> Outputs | None:
         """Run a frame. Return hidden states [rows, H] and the sum of this range's taps.
 
         Return None if no graph fits the frame; the caller then runs `Decoder.forward`.
@@ -203,13 +203,13 @@ class CapturedLaps:
         filled = self.fill(rows)
         return None if filled is None else self.launch(filled, rows.entry)
 
-    def fill(self, rows: LapRows) -> FilledLap | None:
+    def fill(self, rows: StepRows) -> FilledStep | None:
         """Prepare the tables of a frame for its graph, or return None if no graph fits.
 
         The entry (tokens or hidden states) is not read yet; it may become known later.
         """
         count = len(rows.positions)
-        wide, bucket = (bucket_of(count, tuple(laps)) for laps in (self._prompts, self._laps))
+        wide, bucket = (bucket_of(count, tuple(steps)) for steps in (self._prompts, self._steps))
         found = _filled(rows, self._prompts[wide]) if wide and count >= MIN_FULL * wide else None
         if found is not None or bucket is None:
             return found
@@ -217,9 +217,9 @@ class CapturedLaps:
         fits = short is not None and short <= bucket and _are_short(rows.spans, short, self._group)
         if any(span.sight for span in rows.spans):
             return self._fill_hidden(rows, *((short, "short") if short and fits else (bucket, "any")))
-        return _filled(rows, self._short[short] if short and fits else self._laps[bucket])
+        return _filled(rows, self._short[short] if short and fits else self._steps[bucket])
 
-    def _fill_hidden(self, rows: LapRows, bucket: int, kind: RowKind) -> FilledLap | None:
+    def _fill_hidden(self, rows: StepRows, bucket: int, kind: RowKind) -> FilledStep | None:
         """Prepare a frame from which a KV policy hides columns, and capture its graph if it is the first.
 
         Return None if the heads see different columns, for batch-invariant ranges, and with several devices.
@@ -234,32 +234,32 @@ class CapturedLaps:
         if bucket not in graphs:
             with torch.inference_mode():
                 graphs |= self._captured((bucket,), kind, hidden=True)
-            (lap,) = graphs[bucket]
-            if lap.size > self._size:
-                self._size = lap.size
-                self._stagings = [Staging(lap.size, lap.device)]
+            (step,) = graphs[bucket]
+            if step.size > self._size:
+                self._size = step.size
+                self._stagings = [Staging(step.size, step.device)]
         return _filled(rows, graphs[bucket])
 
     @torch.inference_mode()
-    def launch(self, filled: FilledLap, entry: Sequence[int] | Tensor) -> Outputs:
-        """Launch a prepared frame and return its outputs; see `run`. entry: see `LapRows`."""
-        laps = filled.laps
-        with self._launching if len(laps) > 1 else nullcontext():
-            for number, (lap, staging) in enumerate(zip(laps, self._stagings)):
-                lap.send(filled, staging, entry if number == 0 else None)
+    def launch(self, filled: FilledStep, entry: Sequence[int] | Tensor) -> Outputs:
+        """Launch a prepared frame and return its outputs; see `run`. entry: see `StepRows`."""
+        steps = filled.steps
+        with self._launching if len(steps) > 1 else nullcontext():
+            for number, (step, staging) in enumerate(zip(steps, self._stagings)):
+                step.send(filled, staging, entry if number == 0 else None)
             # A graph that runs already waits for those of the other devices, so all are started in a row.
-            for lap in laps:
-                lap.start()
-        laps[0].commit()
-        return laps[0].outputs(len(filled.rows.positions))
+            for step in steps:
+                step.start()
+        steps[0].commit()
+        return steps[0].outputs(len(filled.rows.positions))
 
     @property
     def takes_unread(self) -> bool:
         """Tell whether `launch_unread` is possible: on a single device, without sliding-window layers."""
-        return len(self._stagings) == 1 and all(lap.trees for laps in self._laps.values() for lap in laps)
+        return len(self._stagings) == 1 and all(step.trees for steps in self._steps.values() for step in steps)
 
     @torch.inference_mode()
-    def launch_unread(self, filled: FilledLap, roots: Sequence[int], trees: UnreadTrees) -> Outputs:
+    def launch_unread(self, filled: FilledStep, roots: Sequence[int], trees: UnreadTrees) -> Outputs:
         """Launch a frame whose draft trees are still on the GPU: the host has not read them.
 
         A kernel writes the tokens, positions and masks of the trees into the graph's tables.
@@ -269,18 +269,18 @@ class CapturedLaps:
         roots: Root tokens of the trees, then the tokens of the single rows; see `unread_entry`.
         trees: The trees on the device.
         """
-        (lap,) = filled.laps
+        (step,) = filled.steps
         rows = len(filled.rows.positions)
         entry = unread_entry(rows, roots, trees.nodes)
-        lap.send(filled, self._stagings[0], entry.tolist())
-        assert lap.trees is not None
-        trees.choose(lap.trees.tokens, lap.trees.positions, lap.trees.bits, lap.vocabulary)
-        lap.start()
-        lap.commit()
-        return lap.outputs(rows)
+        step.send(filled, self._stagings[0], entry.tolist())
+        assert step.trees is not None
+        trees.choose(step.trees.tokens, step.trees.positions, step.trees.bits, step.vocabulary)
+        step.start()
+        step.commit()
+        return step.outputs(rows)
 
     @torch.inference_mode()
-    def seconds(self, rows: LapRows, times: int = 3) -> float:
+    def seconds(self, rows: StepRows, times: int = 3) -> float:
         """Return the seconds that the GPU takes for a frame, as the mean of `times` runs.
 
         A graph must fit the frame.
@@ -288,20 +288,20 @@ class CapturedLaps:
         filled = self.fill(rows)
         assert filled is not None, "what is timed runs in a graph"
         self.launch(filled, rows.entry)
-        laps = filled.laps
+        steps = filled.steps
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         with self._launching:
             begin.record()
             for _ in range(times):
-                for lap in laps:
-                    lap.start()
+                for step in steps:
+                    step.start()
             end.record()
         end.synchronize()
         return begin.elapsed_time(end) / 1e3 / times
 
 
 # By bucket: its graphs, one per device.
-Graphs = dict[int, list["_CapturedLap"]]
+Graphs = dict[int, list["_CapturedStep"]]
 
 
 def _are_short(spans: Sequence[RowSpan], bucket: int, group: int) -> bool:
@@ -312,13 +312,13 @@ def _are_short(spans: Sequence[RowSpan], bucket: int, group: int) -> bool:
     return max(rows) <= SHORT_MOST and sum(rows) <= SHORT_MEAN * len(rows)
 
 
-def _filled(rows: LapRows, laps: Sequence[_CapturedLap]) -> FilledLap | None:
+def _filled(rows: StepRows, steps: Sequence[_CapturedStep]) -> FilledStep | None:
     """Prepare a frame for these graphs; None if it does not fit their tables."""
-    numbers = laps[0].fill(rows)
-    return None if numbers is None else FilledLap(rows, laps, numbers)
+    numbers = steps[0].fill(rows)
+    return None if numbers is None else FilledStep(rows, steps, numbers)
 
 
-class _CapturedLap:
+class _CapturedStep:
     """One CUDA graph on one device, with the tables that it reads.
 
     trees: The tables that a kernel may fill with trees that are still on the device, or None if these
@@ -388,7 +388,7 @@ class _CapturedLap:
         with decoder.alone():
             self._replay, self._outputs = capture(forward)
 
-    def fill(self, rows: LapRows) -> list[Numbers] | None:
+    def fill(self, rows: StepRows) -> list[Numbers] | None:
         """Return the tables of a frame, which are the same on all devices; None if the frame does not fit.
 
         The first table is for the tokens, which `send` fills in.
@@ -410,7 +410,7 @@ class _CapturedLap:
         heads[1, :count], heads[2, :count] = rows.positions, rows.slots
         return [*heads, *walk, *filled]
 
-    def send(self, filled: FilledLap, staging: Staging, entry: Sequence[int] | Tensor | None) -> None:
+    def send(self, filled: FilledStep, staging: Staging, entry: Sequence[int] | Tensor | None) -> None:
         """Copy the tables of a frame to the device.
 
         entry: Tokens or hidden states; None if this device is not where the rows enter.
@@ -547,14 +547,14 @@ def _captured(decoder: Decoder, kv: KVPages, sizes: Sequence[int]) -> Forward:
 
     Host time is left out, because it is spent once per step and not once per layer.
     """
-    laps = CapturedLaps(decoder, kv, {}, GraphCapture(), tuple(sizes))
+    steps = CapturedSteps(decoder, kv, {}, GraphCapture(), tuple(sizes))
 
     def forward(rows: int) -> float:
         history, span = _behind(kv, rows)
         entry = torch.zeros(rows, decoder.config.hidden, dtype=decoder.dtype, device=decoder.device)
         tokens = [0] * rows
         places = range(history, history + rows)
-        return laps.seconds(LapRows(entry if decoder.layers.first else tokens, places, places, [span]))
+        return steps.seconds(StepRows(entry if decoder.layers.first else tokens, places, places, [span]))
 
     return forward
 

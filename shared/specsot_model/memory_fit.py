@@ -264,7 +264,7 @@ def graph_bytes(
     return 2 * (parts + rows * columns * itemsize) + LIBRARY_BYTES
 
 
-def laps_of(
+def steps_of(
     config: ModelConfig, itemsize: int, width: int, wide: bool = True, invariant: bool = False
 ) -> int:
     """Return the most bytes that the CUDA graphs of a layer range take, and frames of prompts alone.

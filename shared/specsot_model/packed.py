@@ -57,7 +57,7 @@ class LayerParts:
 
     @property
     def table(self) -> NDArray[np.int64]:
-        """The layer as the kernel reads it, a row of addresses and sizes; see `laps.LAYER`."""
+        """The layer as the kernel reads it, a row of addresses and sizes; see `steps.LAYER`."""
         products = (self.qkv, self.out, self.gate_up, self.down)
         norms = (self.input_norm, self.mlp_norm, *(self.head_norms or (None, None)))
         places = [norm.weight.data_ptr() if norm else 0 for norm in norms]
@@ -152,21 +152,21 @@ class PackedLayers:
         """Return a function that runs hidden states [rows, H], in place, through a range of these layers.
 
         plans: One plan per layer. If all are the same object, one kernel call runs the whole range.
-        taps: [layers, 2], addresses of each layer's tap and of its result; see `laps.TAPS`.
+        taps: [layers, 2], addresses of each layer's tap and of its result; see `steps.TAPS`.
         """
-        from specsot_kernels.cpu import laps
+        from specsot_kernels.cpu import steps
 
         longest = max(_columns(plan).longest for plan in plans)
         alike = all(one is plans[0] for one in plans)
         frame = self._frame(positions, slots, kv, longest)
 
         def run(hidden: Tensor, layers: range) -> None:
-            frame.point(laps.HIDDEN, hidden)
+            frame.point(steps.HIDDEN, hidden)
             for part in (layers,) if alike else (range(layer, layer + 1) for layer in layers):
                 if part:
                     self._look(frame, plans[part.start], kv, part.start)
                     if taps is not None:
-                        frame.put(laps.TAPS, taps[part.start :].ctypes.data)
+                        frame.put(steps.TAPS, taps[part.start :].ctypes.data)
                     frame.run(self._tables[part.start], len(part))
 
         return run
@@ -179,66 +179,66 @@ class PackedLayers:
 
         Return the residual [rows, H] plus the layer's two updates. `residual` is not changed.
         """
-        from specsot_kernels.cpu import laps
+        from specsot_kernels.cpu import steps
 
         frame = self._frame(positions, slots, kv, _columns(plan).longest)
         hidden = residual.clone(memory_format=torch.contiguous_format)
-        frame.point(laps.HIDDEN, hidden)
-        frame.point(laps.X, inputs.contiguous())
+        frame.point(steps.HIDDEN, hidden)
+        frame.point(steps.X, inputs.contiguous())
         self._look(frame, plan, kv, layer)
         frame.run(self._tables[layer], 1)
         return hidden
 
     def remember(self, inputs: Tensor, layer: int, positions: Tensor, slots: Tensor, kv: KVPages) -> None:
         """Store keys and values of `inputs` [rows, sizes.inputs], and compute nothing else of the layer."""
-        from specsot_kernels.cpu import laps
+        from specsot_kernels.cpu import steps
 
         frame = self._frame(positions, slots, kv, None)
-        frame.point(laps.X, inputs.contiguous())
+        frame.point(steps.X, inputs.contiguous())
         self._keys(frame, kv, layer)
-        frame.run(self._tables[layer], laps.REMEMBER)
+        frame.run(self._tables[layer], steps.REMEMBER)
 
     def _frame(self, positions: Tensor, slots: Tensor, kv: KVPages, longest: int | None) -> KernelFrame:
         """Make the kernel's argument block for a batch.
 
         longest: The most columns that a row sees; None if no attention runs.
         """
-        from specsot_kernels.cpu import laps
+        from specsot_kernels.cpu import steps
         from specsot_kernels.cpu.running import KernelFrame
 
         sizes = self._sizes
         rows = len(positions)
         frame = KernelFrame(rows, self._widest, self._eps)
         counts = sizes.heads, sizes.kv_heads, sizes.head_dim, kv.page_rows
-        for field, count in zip((laps.HEADS, laps.KV_HEADS, laps.HEAD_DIM, laps.PAGE_ROWS), counts):
+        for field, count in zip((steps.HEADS, steps.KV_HEADS, steps.HEAD_DIM, steps.PAGE_ROWS), counts):
             frame.put(field, count)
-        frame.point(laps.POSITIONS, positions.contiguous())
-        frame.point(laps.SLOTS, slots.contiguous())
-        frame.point(laps.TURNS, self._turns_to(int(positions.max()) + 1))
-        frame.make(laps.PROJECTED, rows * (sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim * 4)
+        frame.point(steps.POSITIONS, positions.contiguous())
+        frame.point(steps.SLOTS, slots.contiguous())
+        frame.point(steps.TURNS, self._turns_to(int(positions.max()) + 1))
+        frame.make(steps.PROJECTED, rows * (sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim * 4)
         if longest is not None:
-            frame.make(laps.ATTENDED, rows * sizes.width * 4)
-            frame.make(laps.INNER, rows * 2 * sizes.intermediate * 4)
+            frame.make(steps.ATTENDED, rows * sizes.width * 4)
+            frame.make(steps.INNER, rows * 2 * sizes.intermediate * 4)
             frame.make_attention(longest, sizes.head_dim, sizes.heads // sizes.kv_heads)
         return frame
 
     def _look(self, frame: KernelFrame, plan: AttentionPlan, kv: KVPages, layer: int) -> None:
         """Let the kernel read the columns of `plan` and the KV cache from `layer` on."""
-        from specsot_kernels.cpu import laps
+        from specsot_kernels.cpu import steps
 
         columns = _columns(plan)
-        frame.put(laps.SIGHT, columns.sight.ctypes.data)
-        frame.put(laps.SEEN_BY, columns.sight.shape[1])
+        frame.put(steps.SIGHT, columns.sight.ctypes.data)
+        frame.put(steps.SEEN_BY, columns.sight.shape[1])
         self._keys(frame, kv, layer)
 
     def _keys(self, frame: KernelFrame, kv: KVPages, layer: int) -> None:
         """Let the kernel write keys and values to the KV cache from `layer` on."""
-        from specsot_kernels.cpu import laps
+        from specsot_kernels.cpu import steps
 
         pages = kv.layers[layer]
-        frame.put(laps.KEYS, pages.data_ptr())
-        frame.put(laps.VALUES, pages.data_ptr() + pages[0].nbytes)
-        frame.put(laps.LAYERS_APART, pages.nbytes)
+        frame.put(steps.KEYS, pages.data_ptr())
+        frame.put(steps.VALUES, pages.data_ptr() + pages[0].nbytes)
+        frame.put(steps.LAYERS_APART, pages.nbytes)
 
     def _turns_to(self, positions: int) -> Tensor:
         """Return the rotary table of at least `positions` positions, [positions, 2, head_dim].

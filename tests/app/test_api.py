@@ -41,7 +41,7 @@ async def test_an_answer_holds_text_branches_and_figures(model: SpecSoT) -> None
     answer = await model.generate("Why do we sleep?")
     assert str(answer) == answer.text == MERGED
     assert [branch.text for branch in answer.branches] == ["Slow waves.", "Dreams.", "Rest."]
-    assert (answer.seed, answer.tokens, answer.statistics.laps) == (7, (5, 6, 7), 24)
+    assert (answer.seed, answer.tokens, answer.statistics.steps) == (7, (5, 6, 7), 24)
     assert answer.skeleton.startswith("[PLAN]")
 
 

@@ -13,7 +13,7 @@ from specsot.params import Window
 from specsot_app.fleet.options import FleetOptions
 from specsot_bench.commands.bench import OutputOptions
 from specsot_bench.core.aggregate import (
-    LapSample,
+    StepSample,
     Perplexities,
     Recording,
     Runs,
@@ -48,20 +48,20 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def answer(*steps: tuple[float, int], proposed: int | None = None, planned: bool = False) -> Recording:
-    """Behind so many seconds so many tokens; four drafts a lap, two of them accepted, where some were."""
+    """Behind so many seconds so many tokens; four drafts a step, two of them accepted, where some were."""
     moments = [
-        LapSample(
+        StepSample(
             seconds,
             tokens,
             tokens - 1,
-            lap,
-            proposed and 4 * lap,
-            proposed and 2 * lap,
+            step,
+            proposed and 4 * step,
+            proposed and 2 * step,
             1 << 20,
-            lap,
-            64 * lap,
+            step,
+            64 * step,
         )
-        for lap, (seconds, tokens) in enumerate(steps)
+        for step, (seconds, tokens) in enumerate(steps)
     ]
     text = tuple(range(steps[-1][1]))
     return Recording(tuple(moments), text, steps[-1][0] + 0.5, planned, (9, 9))
@@ -76,10 +76,10 @@ def test_a_length_is_read_off_a_longer_answer() -> None:
     assert (one.tokens, one.seconds, one.first, one.text) == (3, 1.5, 0.5, (0, 1, 2))
     assert one.rate == 2
     assert one.per_token == 0.5
-    assert one.per_lap == 1, "the first token came with the prompt, not with a lap"
+    assert one.per_step == 1, "the first token came with the prompt, not with a step"
     over = DRAFTED.up_to(3)
-    assert over.tokens == 4, "a lap that goes beyond counts with all it brought"
-    assert over.per_lap == 3
+    assert over.tokens == 4, "a step that goes beyond counts with all it brought"
+    assert over.per_step == 3
 
 
 def test_a_planned_answer_counts_its_own_tokens_over_the_whole_time() -> None:

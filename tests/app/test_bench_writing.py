@@ -13,7 +13,7 @@ import pytest
 from specsot.errors import Unavailable
 from specsot_app.fleet.demo import small_pair
 from specsot_app.fleet.options import FleetOptions
-from specsot_bench.core.aggregate import LapSample, Recording
+from specsot_bench.core.aggregate import StepSample, Recording
 from specsot_bench.core.methods import HEAD, PLAINLY, Method, MethodTable, linear, windowed
 from specsot_bench.runners import ModelSet
 
@@ -92,7 +92,7 @@ def test_what_time_allows_is_written(seconds: float, written: list[int | None]) 
             passed[0] += 1
             if seconds is not None and seconds < 1:
                 raise TimeoutError
-            return Recording((LapSample(1.0, 4, 3, 1),), (1, 2, 3, 4), 1.0)
+            return Recording((StepSample(1.0, 4, 3, 1),), (1, 2, 3, 4), 1.0)
 
     task = TableRun(MethodTable(methods, (4,), 3), ModelSet(Path()), ("why",), "", seconds)
     wanted = [(method, 4) for method in methods]

@@ -80,7 +80,7 @@ def test_a_stopped_answer_stays_as_far_as_it_was_written() -> None:
 def test_the_last_question_is_answered_the_other_way_for_comparison_and_not_remembered() -> None:
     session = Session("/compare", "a?", "/compare", "b?")
     assert session.err.startswith("nothing was answered yet\n")
-    assert "0.0 s (3 tokens); direct, by /compare: 0.0 s (3 tokens); 3 tokens in 0 laps" in session.err
+    assert "0.0 s (3 tokens); direct, by /compare: 0.0 s (3 tokens); 3 tokens in 0 steps" in session.err
     assert [ask.mode for ask in session.fleet.asked] == ["auto", "sot", "auto"]
     assert session.sent(1) == ["a?"]
     assert session.sent(2) == ["a?", "yes, a?", "b?"]

@@ -31,7 +31,7 @@ def test_a_person_asks_stops_and_leaves() -> None:
         screen.wait_for(PROMPT)
         screen.type("short?\n")
         screen.wait_for("yes, short?")
-        screen.wait_for("3 tokens in 0 laps")
+        screen.wait_for("3 tokens in 0 steps")
         screen.wait_for(PROMPT)
         screen.type("/mode sot\n")
         screen.wait_for("sot>")
@@ -71,7 +71,7 @@ def test_what_is_pasted_is_one_question_and_kept_for_the_next_conversation(tmp_p
         screen.type("\x1b\r3?\r")  # Alt-Enter, then Enter
         screen.wait_for("yes, one")
         screen.wait_for("3?")
-        screen.wait_for("3 tokens in 0 laps")
+        screen.wait_for("3 tokens in 0 steps")
         screen.wait_for(PROMPT)
         screen.type("\x04")
         assert screen.ends() == 0
@@ -94,7 +94,7 @@ def test_a_pipe_gets_plain_text() -> None:
         [sys.executable, "-m", ECHO], input="a?\n/mode direct\nb?", capture_output=True, text=True, check=True
     )
     assert done.stdout == "yes, a?\nyes, b?\n"
-    assert done.stderr.startswith("0.0 s; 3 tokens in 0 laps\nmode direct\n")
+    assert done.stderr.startswith("0.0 s; 3 tokens in 0 steps\nmode direct\n")
     assert "\x1b" not in done.stdout + done.stderr
 
 
@@ -102,6 +102,6 @@ def test_a_pipe_gets_plain_text() -> None:
 def test_the_demo_model_talks(demo_model: Path) -> None:
     words = ["--mode", "direct", "--max-new-tokens", "8", "--drafter", "none"]
     status, told = ran("specsot_app", "chat", *words, typed="Explain Photosynthesis.\nMore?\n")
-    lines = [line for line in told if " laps" in line]
+    lines = [line for line in told if " steps" in line]
     assert (status, len(lines)) == (0, 2), told
-    assert all(line.endswith("; 8 tokens in 8 laps; cut at 8 tokens") for line in lines)
+    assert all(line.endswith("; 8 tokens in 8 steps; cut at 8 tokens") for line in lines)

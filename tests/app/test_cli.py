@@ -266,7 +266,7 @@ async def test_infer_compares_with_an_answer_the_other_way() -> None:
     assert streams.out.getvalue() == f"{MERGED}\n\n---\n\n{MERGED}\n", "one can see where the other begins"
     assert streams.err.getvalue().endswith(
         "0.5 s (44 tokens); planned, by --compare: 0.5 s (44 tokens); "
-        "3 branches in 24 laps, drafts brought 2.5 tokens a lap\n"
+        "3 branches in 24 steps, drafts brought 2.5 tokens a step\n"
     )
 
 

@@ -93,7 +93,7 @@ def test_the_end_keeps_the_answer_and_the_line_about_it() -> None:
     view = watch(PLANNED)
     text = render(conclude(view, summary(view)), SIZES[1])
     assert "\n2. REM 睡眠 🌙" in text
-    assert text.rstrip().splitlines()[-1] == "0.5 s; 3 branches in 24 laps, drafts brought 2.5 tokens a lap"
+    assert text.rstrip().splitlines()[-1] == "0.5 s; 3 branches in 24 steps, drafts brought 2.5 tokens a step"
 
 
 def test_an_answers_markdown_is_shown_with_its_lines_and_where_its_links_lead() -> None:
@@ -110,35 +110,35 @@ def ended(reason: Reason, panels: Sequence[Reason] = (), drafts: float = 1.0, **
 
 
 SIX = [Reason.STOP] * 6
-PLAN = ended(Reason.STOP, SIX, 1.8, laps=71, merged_tokens=392)
-CUT = ended(Reason.LENGTH, rested=0.97, merged_tokens=1020, completion_tokens=1024, laps=1019)
-ONE_CUT = ended(Reason.LENGTH, [*SIX[:4], Reason.LENGTH], laps=71)
-STOPPED = ended(Reason.CANCELLED, [*SIX[:4], Reason.CANCELLED], laps=9)
-POLISHED = ended(Reason.STOP, SIX, laps=71, polish_tokens=60, phases={"polish": 2.5})
-BARELY = ended(Reason.STOP, rested=0.1, merged_tokens=9, laps=9)
-TIMED = ended(Reason.LENGTH, merged_tokens=8, laps=8, in_time=True)
-DROPPED: dict[str, Any] = {"merged_tokens": 216, "plan_tokens": 84, "completion_tokens": 300, "laps": 262}
+PLAN = ended(Reason.STOP, SIX, 1.8, steps=71, merged_tokens=392)
+CUT = ended(Reason.LENGTH, rested=0.97, merged_tokens=1020, completion_tokens=1024, steps=1019)
+ONE_CUT = ended(Reason.LENGTH, [*SIX[:4], Reason.LENGTH], steps=71)
+STOPPED = ended(Reason.CANCELLED, [*SIX[:4], Reason.CANCELLED], steps=9)
+POLISHED = ended(Reason.STOP, SIX, steps=71, polish_tokens=60, phases={"polish": 2.5})
+BARELY = ended(Reason.STOP, rested=0.1, merged_tokens=9, steps=9)
+TIMED = ended(Reason.LENGTH, merged_tokens=8, steps=8, in_time=True)
+DROPPED: dict[str, Any] = {"merged_tokens": 216, "plan_tokens": 84, "completion_tokens": 300, "steps": 262}
 UNPLANNED = ended(Reason.LENGTH, decision=f"direct: {NO_PLAN}", **DROPPED)
-LEFT = "216 tokens and a dropped plan of 84 in 262 laps"
-RESTED = ended(Reason.STOP, rested=0.6, drafts=1.4, merged_tokens=9, laps=9)
-NOTHING = ended(Reason.CANCELLED, laps=16, decision="planned: asked for")
+LEFT = "216 tokens and a dropped plan of 84 in 262 steps"
+RESTED = ended(Reason.STOP, rested=0.6, drafts=1.4, merged_tokens=9, steps=9)
+NOTHING = ended(Reason.CANCELLED, steps=16, decision="planned: asked for")
 RESTS = "drafting rests: it does not pay here"
 
 
 @pytest.mark.parametrize(
     ("view", "drafter", "line"),
     [
-        (ended(Reason.STOP, merged_tokens=1, laps=1), False, "1 token in 1 lap"),
+        (ended(Reason.STOP, merged_tokens=1, steps=1), False, "1 token in 1 step"),
         (NOTHING, True, "planned: asked for; stopped before anything was written"),
-        (RESTED, True, f"9 tokens in 9 laps; {RESTS}"),
-        (ended(Reason.STOP, merged_tokens=3), True, "3 tokens in 0 laps"),
-        (PLAN, True, "6 branches in 71 laps, drafts brought 1.8 tokens a lap"),
-        (CUT, True, f"1,020 tokens in 1,019 laps; {RESTS}; cut at 1,024 tokens"),
-        (BARELY, True, "9 tokens in 9 laps, drafts brought 1.0 tokens a lap"),
-        (ONE_CUT, False, "5 branches in 71 laps; 1 of 5 branches cut"),
-        (POLISHED, False, "6 branches in 71 laps; polished in 2.5 s, 60 tokens"),
-        (STOPPED, False, "5 branches in 9 laps; stopped"),
-        (TIMED, False, "8 tokens in 8 laps; ended in time"),
+        (RESTED, True, f"9 tokens in 9 steps; {RESTS}"),
+        (ended(Reason.STOP, merged_tokens=3), True, "3 tokens in 0 steps"),
+        (PLAN, True, "6 branches in 71 steps, drafts brought 1.8 tokens a step"),
+        (CUT, True, f"1,020 tokens in 1,019 steps; {RESTS}; cut at 1,024 tokens"),
+        (BARELY, True, "9 tokens in 9 steps, drafts brought 1.0 tokens a step"),
+        (ONE_CUT, False, "5 branches in 71 steps; 1 of 5 branches cut"),
+        (POLISHED, False, "6 branches in 71 steps; polished in 2.5 s, 60 tokens"),
+        (STOPPED, False, "5 branches in 9 steps; stopped"),
+        (TIMED, False, "8 tokens in 8 steps; ended in time"),
         (UNPLANNED, False, f"direct: {NO_PLAN}; {LEFT}; cut at 300 tokens"),
     ],
 )
@@ -149,13 +149,13 @@ def test_one_line_tells_about_an_answer(view: View, drafter: bool, line: str) ->
 def test_an_answer_the_other_way_is_told_beside_the_first() -> None:
     assert summary(PLAN, True, CUT.finished, "/compare") == (
         "8.1 s (392 tokens); direct, by /compare: 8.1 s (1,020 tokens); "
-        "6 branches in 71 laps, drafts brought 1.8 tokens a lap"
+        "6 branches in 71 steps, drafts brought 1.8 tokens a step"
     )
 
 
 def test_a_plan_that_came_to_nothing_is_not_compared_with() -> None:
     line = summary(TIMED, False, UNPLANNED.finished, "--compare")
-    assert f"8.1 s (8 tokens); nothing to compare by --compare: {NO_PLAN}; 8 tokens in 8 laps;" in line
+    assert f"8.1 s (8 tokens); nothing to compare by --compare: {NO_PLAN}; 8 tokens in 8 steps;" in line
     line = summary(TIMED, False, NOTHING.finished, "/compare")
     assert "; planned, by /compare: 8.1 s (0 tokens), stopped; " in line
 

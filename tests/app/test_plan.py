@@ -155,7 +155,7 @@ def test_without_weights_its_config_says_what_they_take(demo_model: Path, tmp_pa
     assert replace(found, model="base") == whole
 
 
-def test_of_experts_a_lap_reads_those_that_a_row_chooses(tmp_path: Path) -> None:
+def test_of_experts_a_step_reads_those_that_a_row_chooses(tmp_path: Path) -> None:
     write_model(tmp_path, "mixtral", num_local_experts=4, num_experts_per_tok=1)
     (stage,) = planned(tmp_path, f"{ROOM}@1").stages
     config = json.loads((tmp_path / "config.json").read_text())

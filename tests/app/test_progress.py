@@ -57,5 +57,5 @@ def test_loading_is_seen_and_gone_before_the_answer() -> None:
     words = ["--mode", "direct", "--max-new-tokens", "3", "--drafter", "none", "Why?"]
     with Screen("specsot_app", "infer", *words) as screen:
         screen.wait_for("loading")
-        screen.wait_for("3 tokens in 3 laps")
+        screen.wait_for("3 tokens in 3 steps")
         assert screen.ends() == 0

@@ -341,7 +341,7 @@ def flags_of(name: str) -> set[str]:
 def test_every_command_of_the_page_is_understood() -> None:
     pytest.importorskip("specsot_lab")
     lines = [
-        re.sub("(infer|laps) D", rf"\1 --model {BASE} --draft-model {HEAD}", line).replace(" Q", " Why?")
+        re.sub("(infer|steps) D", rf"\1 --model {BASE} --draft-model {HEAD}", line).replace(" Q", " Why?")
         for line in re.findall(r"`(?:python -m )?specsot ([^`|]+)`", PAGE)
         if "..." not in line
     ]

@@ -30,7 +30,7 @@ def streams() -> Streams:
 async def test_plain_writes_the_answer_to_one_stream_and_a_line_to_the_other(streams: Streams) -> None:
     await show(tell(PLANNED), "plain", streams)
     assert streams.out.getvalue() == MERGED + "\n"
-    assert "0.5 s; 3 branches in 24 laps" in streams.err.getvalue()
+    assert "0.5 s; 3 branches in 24 steps" in streams.err.getvalue()
     assert MERGED not in streams.err.getvalue()
 
 
@@ -74,7 +74,7 @@ async def test_live_clears_the_panels_and_keeps_the_answer() -> None:
     view = await show_live(tell(DIRECT), console)
     assert view.finished is not None
     assert "Yes, it is." in screen.getvalue()
-    assert "2 tokens in 0 laps" in screen.getvalue()
+    assert "2 tokens in 0 steps" in screen.getvalue()
 
 
 @pytest.mark.parametrize(

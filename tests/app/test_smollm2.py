@@ -63,7 +63,7 @@ def test_a_question_is_answered_by_two_stages_and_a_drafter(
 
 @pytest.mark.full  # whose trees the one above has drafted is no matter
 async def test_whole_trees_write_what_transformers_writes(cache: Path) -> None:
-    """Two stages, trees of full size in every lap: the recorded answers."""
+    """Two stages, trees of full size in every step: the recorded answers."""
     fleet = await open_fleet(whole_trees(cache))
     try:
         for question, answer in ANSWERS.items():

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from specsot.core.info import Info, LapsInfo, MemberInfo, ModelInfo, PagesInfo, ReplicaInfo, RequestsInfo
+from specsot.core.info import Info, StepsInfo, MemberInfo, ModelInfo, PagesInfo, ReplicaInfo, RequestsInfo
 from specsot.errors import Unavailable
 from specsot.members import Range
 from specsot_app.commands.status import settled
@@ -36,7 +36,7 @@ INFO = Info(
     epoch=2,
     ready=True,
     pages=PagesInfo(total=512, free=384, rows=256, kept=3),
-    laps=LapsInfo(100, 420, 12.5, 4.2, 31.0, (0.001, 0.002)),
+    steps=StepsInfo(100, 420, 12.5, 4.2, 31.0, (0.001, 0.002)),
     requests=RequestsInfo(1, 2, 9, 0, 3, (("stop", 7),), 200, 50),
     version="1.2.3",
 )
@@ -45,13 +45,13 @@ INFO = Info(
 def test_every_fact_is_a_line() -> None:
     assert lines_of(INFO) == [
         "model     demo · 8 layers · 2048 positions",
-        "worker    late at b:2 · layers 4:8 · 2.0 ms a lap",
-        "worker    early at a:1 · layers 0:4 · 1.0 ms a lap, at least 0.7",
+        "worker    late at b:2 · layers 4:8 · 2.0 ms a step",
+        "worker    early at a:1 · layers 0:4 · 1.0 ms a step, at least 0.7",
         "drafter   head at c:3",
         "pages     384 of 512 free · 3 hold beginnings of prompts",
         "requests  2 running in 9 sequences · 1 waiting · 7 stop · 3 refused"
         " · 25% of prompt tokens were there",
-        "laps      12.5/s with 4.2 tokens and 31.0 rows each · 52 tokens/s · 100 laps, 420 tokens in all",
+        "steps      12.5/s with 4.2 tokens and 31.0 rows each · 52 tokens/s · 100 steps, 420 tokens in all",
         "epoch     2 · ready",
         "version   1.2.3",
     ]
@@ -68,17 +68,17 @@ def test_a_rebalanced_ring_is_settled_when_the_newest_and_all_others_are_complet
 
 def test_several_rings_are_told_apart() -> None:
     rings = tuple(
-        ReplicaInfo(n, n + 5, n == 0, (), PagesInfo(8, 6, 16), LapsInfo(1, 1, 2.5, stages=(0.002 + n,)))
+        ReplicaInfo(n, n + 5, n == 0, (), PagesInfo(8, 6, 16), StepsInfo(1, 1, 2.5, stages=(0.002 + n,)))
         for n in range(2)
     )
     members = tuple(MemberInfo("worker", f"w{n}", "a:1", "abc", Range(0, 8), replica=n) for n in range(2))
     lines = lines_of(Info(members=members, epoch=6, ready=True, replicas=rings, version="1"))
     assert lines == [
-        "worker    w0 at a:1 · layers 0:8 · 2.0 ms a lap · replica 0",
-        "worker    w1 at a:1 · layers 0:8 · 1002.0 ms a lap · replica 1",
+        "worker    w0 at a:1 · layers 0:8 · 2.0 ms a step · replica 0",
+        "worker    w1 at a:1 · layers 0:8 · 1002.0 ms a step · replica 1",
         "epoch     6 · ready",
-        "replica   0 · epoch 5 · ready · 6 of 8 pages free · 2.5 laps/s",
-        "replica   1 · epoch 6 · not ready · 6 of 8 pages free · 2.5 laps/s",
+        "replica   0 · epoch 5 · ready · 6 of 8 pages free · 2.5 steps/s",
+        "replica   1 · epoch 6 · not ready · 6 of 8 pages free · 2.5 steps/s",
         "version   1",
     ]
 

@@ -30,7 +30,7 @@ async def count_threads() -> list[int]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
 def test_a_drafter_brings_no_second_openmp_team():
-    """With more threads than cores OpenMP's waiting changes, and every lap takes half as long again."""
+    """With more threads than cores OpenMP's waiting changes, and every step takes half as long again."""
     status, told = ran("tests.app.test_threads")
     assert status == 0, "\n".join(told)
     plainly, with_a_head = map(int, told[-1].split())

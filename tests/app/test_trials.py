@@ -42,7 +42,7 @@ def test_an_answer_is_held_to_the_undisturbed_one(text: str | None, alike: bool)
 
 
 def test_an_answer_that_was_written_before_anything_broke_proves_nothing() -> None:
-    said = ("master | 10:00:00 [info] finished laps=9", f"{TAKEN}cable out", "master | member lost")
+    said = ("master | 10:00:00 [info] finished steps=9", f"{TAKEN}cable out", "master | member lost")
     report = Report("a fault", FIRST.outcome, said)
     assert report.late
     assert not same(FIRST, report)

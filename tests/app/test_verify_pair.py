@@ -44,15 +44,15 @@ THETA = Overrides(rope_theta=1e4)
 
 def test_acceptance_by_depth() -> None:
     assert GOOD.by_depth == (0.75, 0.5, 0.25)
-    assert GOOD.per_lap == 2.5
-    assert (Acceptance(()).by_depth, Acceptance(()).per_lap) == ((), 1.0)
+    assert GOOD.per_step == 2.5
+    assert (Acceptance(()).by_depth, Acceptance(()).per_step) == ((), 1.0)
 
 
 @pytest.mark.parametrize(
     ("fit", "verdict"),
     [
         (HeadFit(GOOD), "fits"),
-        (HeadFit(POOR), "fits"),  # one lap of five
+        (HeadFit(POOR), "fits"),  # one step of five
         (HeadFit(Acceptance((0,) * 9 + (1,))), "unfit"),
         (HeadFit(GOOD, THETA, GOOD), "fits"),  # explains more, brings nothing
         (HeadFit(POOR, THETA, GOOD), "off"),
@@ -98,7 +98,7 @@ def test_a_difference_counts_unless_the_reference_nearly_tied() -> None:
     assert not report(tie, real).holds
     assert not report(*[replace(tie, at=at) for at in range(3)]).holds  # 3 of 200 are no accident
     lines = list(lines_of(report(tie, real), spell=str))
-    assert lines[0].startswith("DIFFERS  100 tokens  2.00 a lap  Why?")
+    assert lines[0].startswith("DIFFERS  100 tokens  2.00 a step  Why?")
     named = "at token 9: wrote 7 '7', Transformers 8 '8'; its two best logits are 5.0e-01 apart"
     assert lines[1].strip() == named
     assert lines[2].startswith("same")

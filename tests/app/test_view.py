@@ -25,7 +25,7 @@ def test_branches_fill_side_by_side() -> None:
 def test_a_finished_branch_knows_why_and_how_much() -> None:
     first, second, third = watch(PLANNED[:13]).panels
     assert (first.reason, first.tokens) == (Reason.LENGTH, 5)
-    assert (second.reason, second.tokens, second.laps) == (Reason.STOP, 5, 2)
+    assert (second.reason, second.tokens, second.steps) == (Reason.STOP, 5, 2)
     assert third.reason is None
 
 
@@ -60,5 +60,5 @@ def test_a_line_says_nothing_of_logprobs_nobody_asked_for() -> None:
     with_them, without = (
         json.loads(line_of(Numbered(3, event))) for event in (MergedText(0, "a", (told,)), MergedText(0, "a"))
     )
-    assert without == {"event": "merged_text", "number": 3, "offset": 0, "text": "a", "lap_tokens": 0}
+    assert without == {"event": "merged_text", "number": 3, "offset": 0, "text": "a", "step_tokens": 0}
     assert with_them["logprobs"] == [{"chosen": {"token": 4, "raw": [228, 120], "logprob": -0.5}, "top": []}]

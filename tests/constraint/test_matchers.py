@@ -1,4 +1,4 @@
-"""Built beside the laps: matchers before they are worn out, grammars and counts before a mask asks."""
+"""Built beside the steps: matchers before they are worn out, grammars and counts before a mask asks."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_one_that_waits_for_other_forms_is_compiled_by_who_needs_it() -> None:
 
 
 def test_no_grammar_is_built_on_the_thread_that_asks_for_it() -> None:
-    """It is the one that computes laps."""
+    """It is the one that computes steps."""
     busy = threading.Event()
     COMPILER.submit(busy.wait)
     try:

@@ -71,7 +71,7 @@ class Framed:
     def waiting_for(self) -> str:
         return ""
 
-    # --- laps ---
+    # --- steps ---
 
     async def settle(self) -> None:
         """Let tasks run until they wait for the ring."""
@@ -79,7 +79,7 @@ class Framed:
             await asyncio.sleep(0)
             await flushed(self.conductor)
 
-    async def lap(self) -> bool:
+    async def step(self) -> bool:
         """A frame goes out, or the oldest one comes back; False when nothing can move."""
         await self.settle()
         frame = self.sequencer.compose(self._now)
@@ -97,8 +97,8 @@ class Framed:
 
     async def play(self, *clients: asyncio.Task[list[Event]]) -> list[list[Event]]:
         while not all(client.done() for client in clients):
-            assert await self.lap() or all(client.done() for client in clients), "nothing moves"
-        while await self.lap():
+            assert await self.step() or all(client.done() for client in clients), "nothing moves"
+        while await self.step():
             pass
         return [client.result() for client in clients]
 

@@ -1,4 +1,4 @@
-"""A conductor behind a real gRPC door, on a fake ring whose laps a task plays.
+"""A conductor behind a real gRPC door, on a fake ring whose steps a task plays.
 
 Time stands still: alarms ring when a test passes time.
 """

@@ -50,15 +50,15 @@ LEFT = [*product(("cancel", "hang up", "deadline"), (1, 2, 5, 9, 14, 20), (1, 3)
 MET = [n for n in range(len(LEFT)) if (n + n // 2 + n // 12) % 2 == 0]  # every two of them
 
 
-@pytest.mark.parametrize(("way", "laps", "flight"), some(LEFT, *MET))
-async def test_no_row_of_a_cancelled_request_two_laps_later(way: str, laps: int, flight: int) -> None:
-    ring = Framed(flight=flight, seed=laps)
+@pytest.mark.parametrize(("way", "steps", "flight"), some(LEFT, *MET))
+async def test_no_row_of_a_cancelled_request_two_steps_later(way: str, steps: int, flight: int) -> None:
+    ring = Framed(flight=flight, seed=steps)
     other = ring.listen(COUNT)
     client = ring.listen(PLAN, "mine", timeout=10_000.0)
     while not writing(ring, PLAN):
-        await ring.lap()
-    for _ in range(laps):
-        await ring.lap()
+        await ring.step()
+    for _ in range(steps):
+        await ring.step()
     theirs, last = writing(ring, PLAN), ring.frames[-1].number
     match way:
         case "cancel":
@@ -78,7 +78,7 @@ async def test_no_row_of_a_cancelled_request_two_laps_later(way: str, laps: int,
 
 @pytest.mark.parametrize("flight", [1, 3])
 @pytest.mark.parametrize("way", ["cancel", "drop the call", "drop the connection"])
-async def test_no_row_two_laps_after_it_ended_at_the_door(way: str, flight: int) -> None:
+async def test_no_row_two_steps_after_it_ended_at_the_door(way: str, flight: int) -> None:
     """The same, by a call over the network: only what the master hears of it may take time."""
     ring = Framed(flight=flight)
     async with opened(ring) as channel:
@@ -87,7 +87,7 @@ async def test_no_row_two_laps_after_it_ended_at_the_door(way: str, flight: int)
         call = stub(channel).Generate(encode_ask(beside, "mine"))
         await call.read()
         while len(writing(ring, PLAN)) < 3:  # the plan, and two of its branches
-            await ring.lap()
+            await ring.step()
         theirs = writing(ring, PLAN)
         match way:
             case "cancel":
@@ -126,7 +126,7 @@ def is_for(opening: Opening, ask: Ask) -> bool:
 
 
 def assert_gone(ring: Framed, theirs: set[int], last: int) -> None:
-    """They were in frames, but in none two laps after frame `last`, and all of them are closed."""
+    """They were in frames, but in none two steps after frame `last`, and all of them are closed."""
     assert ring.rows_of(theirs, since=0) > 0
     assert ring.rows_of(theirs, since=last + 2) == 0
     assert theirs <= {one for frame in ring.frames for one in frame.closings}
@@ -135,9 +135,9 @@ def assert_gone(ring: Framed, theirs: set[int], last: int) -> None:
 async def test_a_cancelled_request_that_waits_was_never_in_a_frame() -> None:
     ring = Framed(config=EngineConfig(model="demo", live=1))
     running = ring.listen(COUNT)
-    await ring.lap()
+    await ring.step()
     waiting = ring.listen(replace(DIRECT, seed=9), "mine")
-    await ring.lap()
+    await ring.step()
     assert ring.conductor.cancel("mine")
     await ring.play(running)
     assert {one.seed for one in ring.openings.values()} == {COUNT.seed}
@@ -147,7 +147,7 @@ async def test_a_cancelled_request_that_waits_was_never_in_a_frame() -> None:
 
 @pytest.mark.parametrize("flight", [1, 2])
 async def test_frames_carry_several_requests(flight: int) -> None:
-    """Branches of all requests share frames: far fewer laps than one after the other."""
+    """Branches of all requests share frames: far fewer steps than one after the other."""
     alone = Framed(flight=flight)
     await alone.play(alone.listen(PLAN))
     many = Framed(flight=flight, pages=replace(STATE, pages=400))
@@ -172,16 +172,16 @@ async def test_a_newcomer_rides_in_the_next_frame() -> None:
     ring = Framed()
     long = ring.listen(COUNT)
     for _ in range(10):
-        await ring.lap()
+        await ring.step()
     last = ring.frames[-1].number
     short = ring.listen(replace(DIRECT, seed=9))
-    await ring.lap()
-    await ring.lap()
+    await ring.step()
+    await ring.step()
     frame = next(one for one in ring.frames if any(opening.seed == 9 for opening in one.openings))
     assert frame.number <= last + 2
     assert len(frame.segments) > 1
     while not short.done():
-        await ring.lap()
+        await ring.step()
     assert not long.done()
     await ring.play(long)
     ring.assert_clean()
@@ -199,7 +199,7 @@ async def test_beginnings_that_are_shared_hold_the_right_rows(seed: int, flight:
     for n in range(30):
         clients.append(ring.listen(choose(chance, n), f"r{n}", chance.choice("ab")))
         for _ in range(chance.randint(0, 8)):
-            await ring.lap()
+            await ring.step()
         if chance.random() < 0.25:
             ring.conductor.cancel(f"r{chance.randint(0, n)}")
     answers = await ring.play(*clients)

@@ -21,7 +21,7 @@ from specsot.core.frames import Result
 from specsot.core.info import Info, ModelInfo
 from specsot.transport.grpc_client import MasterClient
 from specsot.v1 import master_pb2
-from specsot_master.core.stats import MAX_LAPS
+from specsot_master.core.stats import MAX_STEPS
 from specsot_master.engine import EngineConfig
 from specsot_master.telemetry import Metrics, RequestMetrics
 from tests.doors.front import Front, front, question, stub, told
@@ -75,8 +75,8 @@ async def test_invariant_5_memory_does_not_grow_with_requests() -> None:
         metrics = Metrics(lambda: Info(models=(ModelInfo("demo", "abc", 8, 2048),)))
         one.desk.watch(lambda _: RequestMetrics(lambda _: metrics, one.stage.time.now))
         client = await one.client()
-        for number in range(MAX_LAPS):
-            one.stage.engine.laps.on_result(Result(1, number + 1, ()))
+        for number in range(MAX_STEPS):
+            one.stage.engine.steps.on_result(Result(1, number + 1, ()))
         await short_requests(one, client, UNTIL_FULL)
         before = blocks(one)
         await short_requests(one, client, SHORT)

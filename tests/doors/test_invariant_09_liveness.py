@@ -69,7 +69,7 @@ async def test_invariant_9_a_frozen_client_is_noticed(held: tuple[FakeConductor,
 
 
 async def test_invariant_9_a_hung_engine_does_not_serve(demo_model: Path) -> None:
-    """The event loop answers all the time, so "" is live; work without laps is what tells."""
+    """The event loop answers all the time, so "" is live; work without steps is what tells."""
     master = assemble(demo_model / "base", RingOptions(drafter="none"))
     service, progress = MasterService(master.requests, master.info), stall_detectors(master, 30)
     door = await open_master_port("127.0.0.1:0", service, FleetService(master.members))
@@ -88,7 +88,7 @@ async def test_invariant_9_a_hung_engine_does_not_serve(demo_model: Path) -> Non
         await hung.ordered.wait()
         assert await states(1029) == ("SERVING", "SERVING")
         assert await states(1030) == ("NOT_SERVING", "SERVING")
-        hung.lap()
+        hung.step()
         assert await states(1031) == ("SERVING", "SERVING")
         assert await states(1062) == ("NOT_SERVING", "SERVING")
         client.cancel()
@@ -98,11 +98,11 @@ async def test_invariant_9_a_hung_engine_does_not_serve(demo_model: Path) -> Non
 
 
 class HungEngine:
-    """Stage 0 of a ring that takes orders and does nothing, but for laps when it is told to."""
+    """Stage 0 of a ring that takes orders and does nothing, but for steps when it is told to."""
 
     def __init__(self, master: Master) -> None:
         self.ordered = asyncio.Event()
-        self._master, self._laps = master, 0
+        self._master, self._steps = master, 0
 
     async def send(self, message: object) -> None:
         match message:
@@ -113,9 +113,9 @@ class HungEngine:
 
     async def close(self) -> None: ...
 
-    def lap(self) -> None:
-        self._laps += 1
-        self._master.members.on_message("w", Result(self._master.info().epoch, self._laps))
+    def step(self) -> None:
+        self._steps += 1
+        self._master.members.on_message("w", Result(self._master.info().epoch, self._steps))
 
 
 @asynccontextmanager

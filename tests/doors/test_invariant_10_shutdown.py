@@ -27,7 +27,7 @@ MASTER = "specsot.v1.Master"
 
 
 def long(tokens: int) -> Ask:
-    """It takes as many laps as tokens, so that a signal meets it in the middle."""
+    """It takes as many steps as tokens, so that a signal meets it in the middle."""
     limits = Limits(max_new_tokens=tokens)
     return Ask(prompt="Explain it.", mode="direct", drafter="none", limits=limits, ignore_eos=True)
 

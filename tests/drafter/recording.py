@@ -1,10 +1,10 @@
-"""Records what laps of a real model take on this machine, for `replay.py`.
+"""Records what steps of a real model take on this machine, for `replay.py`.
 
-    python -m tests.drafter.recording MODEL HEAD int8 laps.json [QUESTIONS]
+    python -m tests.drafter.recording MODEL HEAD int8 steps.json [QUESTIONS]
 
-The embedded fleet answers while sizes of trees take turns lap by lap, plain laps among them, so that a
+The embedded fleet answers while sizes of trees take turns step by step, plain steps among them, so that a
 neighbour slows down all of them alike. Written: the curves as the tuner is told them, the lower quartile of
-what laps of each size took, what they took beside computing, and every lap in times of its size's median.
+what steps of each size took, what they took beside computing, and every step in times of its size's median.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from specsot.members import Curve, TreeShape
 from specsot_bench.core.methods import Method
 from specsot_bench.runners import ModelSet, Runners
 from specsot_drafter import loader
-from specsot_drafter.core.budget import UNKNOWN_SECONDS, BudgetPolicy, LapSeconds, TreeOutcome
+from specsot_drafter.core.budget import UNKNOWN_SECONDS, BudgetPolicy, StepSeconds, TreeOutcome
 from specsot_drafter.core.selection import Flags, Floats, KeepGrowing, best_each
 from specsot_lab.eval.tasks import read_task
 
-# Levels, width that is fed, nodes; None: a lap without drafts.
+# Levels, width that is fed, nodes; None: a step without drafts.
 SIZES = (
     None,
     (1, 1, 1),
@@ -43,7 +43,7 @@ SIZES = (
     None,
     (6, 4, 20),
 )
-Lap = tuple[int, int, int, LapSeconds]  # levels, width, rows
+Step = tuple[int, int, int, StepSeconds]  # levels, width, rows
 
 
 class Recorder(BudgetPolicy):
@@ -51,9 +51,9 @@ class Recorder(BudgetPolicy):
 
     adaptive = True
 
-    def __init__(self, shape: TreeShape, lap: Curve, level: Curve) -> None:
+    def __init__(self, shape: TreeShape, step: Curve, level: Curve) -> None:
         super().__init__(shape)
-        self.told, self.laps, self._sizes = (lap, level), list[Lap](), cycle(SIZES)
+        self.told, self.steps, self._sizes = (step, level), list[Step](), cycle(SIZES)
         self._size: tuple[int, int, int] | None = None
 
     @property
@@ -68,30 +68,30 @@ class Recorder(BudgetPolicy):
     def select(self, values: Floats, levels: int, most: int) -> Flags:
         return best_each(values, self._size[2] if self._size else 0)
 
-    def record_lap(self, trees: Sequence[TreeOutcome], spent: LapSeconds = UNKNOWN_SECONDS) -> None:
+    def record_step(self, trees: Sequence[TreeOutcome], spent: StepSeconds = UNKNOWN_SECONDS) -> None:
         if len(trees) == 1 and spent.computed and spent.wall:
             width = self._size[1] if self._size and trees[0].grown else 0
-            self.laps.append((trees[0].grown, width, trees[0].rows, spent))
+            self.steps.append((trees[0].grown, width, trees[0].rows, spent))
 
 
 def summary(recorder: Recorder) -> dict[str, Any]:
     """See above. Growing is `growth` and so much a level, by least squares."""
-    by_rows = defaultdict[int, list[LapSeconds]](list)
-    for _, _, rows, spent in recorder.laps:
+    by_rows = defaultdict[int, list[StepSeconds]](list)
+    for _, _, rows, spent in recorder.steps:
         by_rows[rows].append(spent)
-    sizes = {rows: laps for rows, laps in sorted(by_rows.items()) if len(laps) >= 8}
-    grown = [(levels, width, spent.growing) for levels, width, _, spent in recorder.laps if levels]
+    sizes = {rows: steps for rows, steps in sorted(by_rows.items()) if len(steps) >= 8}
+    grown = [(levels, width, spent.growing) for levels, width, _, spent in recorder.steps if levels]
     columns = [(1, 1 + (levels - 1) * (width == 1), (levels - 1) * (width > 1)) for levels, width, _ in grown]
     growth, narrow, wide = np.linalg.lstsq(np.array(columns, float), np.array([one[2] for one in grown]))[0]
-    hops = {rows: [one.wall - one.computed - one.growing for one in laps] for rows, laps in sizes.items()}
+    hops = {rows: [one.wall - one.computed - one.growing for one in steps] for rows, steps in sizes.items()}
     hop, drafted = median(hops.pop(1)), median(sum(hops.values(), list[float]()))
-    middles = {rows: median(one.computed for one in laps) for rows, laps in sizes.items()}
+    middles = {rows: median(one.computed for one in steps) for rows, steps in sizes.items()}
     noise = [
-        round(spent.computed / middles[rows], 2) for _, _, rows, spent in recorder.laps if rows in middles
+        round(spent.computed / middles[rows], 2) for _, _, rows, spent in recorder.steps if rows in middles
     ]
     return {
         "told": recorder.told,
-        "lap": [(rows, quantiles([one.computed for one in laps])[0]) for rows, laps in sizes.items()],
+        "step": [(rows, quantiles([one.computed for one in steps])[0]) for rows, steps in sizes.items()],
         "growth": growth, "level": [(1, narrow), (4, wide)],
         "hop": hop, "handover": drafted - hop, "noise": noise,
     }  # fmt: skip
@@ -100,8 +100,8 @@ def summary(recorder: Recorder) -> dict[str, Any]:
 async def record(models: ModelSet, questions: Sequence[str]) -> Recorder:
     recorders = list[Recorder]()
 
-    def make(name: str, shape: TreeShape, lap: Curve, level: Curve, *_: object) -> BudgetPolicy:
-        recorders.append(Recorder(shape, lap, level))
+    def make(name: str, shape: TreeShape, step: Curve, level: Curve, *_: object) -> BudgetPolicy:
+        recorders.append(Recorder(shape, step, level))
         return recorders[-1]
 
     loader.make_budget = make  # type: ignore[assignment]
@@ -109,7 +109,7 @@ async def record(models: ModelSet, questions: Sequence[str]) -> Recorder:
         for question in questions:
             await runners.write(Method("recorded", "eagle"), question, 200)
             print(".", end="", file=sys.stderr, flush=True)
-    return max(recorders, key=lambda one: len(one.laps))
+    return max(recorders, key=lambda one: len(one.steps))
 
 
 def main(model: str, head: str, kind: str, output: str, questions: str = "6") -> None:

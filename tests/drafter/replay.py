@@ -1,9 +1,9 @@
-"""Replays laps of the real model for a drafting policy: recorded drafts and verdicts, and what laps took.
+"""Replays steps of the real model for a drafting policy: recorded drafts and verdicts, and what steps took.
 
-`smollm2_laps.json` is of SmolLM2-135M-Instruct with its head on two cores. `texts` holds greedy answers (6 of
+`smollm2_steps.json` is of SmolLM2-135M-Instruct with its head on two cores. `texts` holds greedy answers (6 of
 MT-bench, 4 of instructions, 4 of GSM8K, 4 of HumanEval), for every token the best candidates of a tree of
 width 4: per candidate a letter for its parent and whether it was right, and one for its log-probability.
-`calm`, `noisy` and `loaded` hold what laps really took, in times of the curve, one after another.
+`calm`, `noisy` and `loaded` hold what steps really took, in times of the curve, one after another.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 from specsot.core.cost_curve import CostCurve
 from specsot.members import Curve, TreeShape
-from specsot_drafter.core.budget import ROOT_ONLY, BudgetPolicy, LapSeconds, TreeOutcome
+from specsot_drafter.core.budget import ROOT_ONLY, BudgetPolicy, StepSeconds, TreeOutcome
 from specsot_drafter.core.control import make_budget
 from specsot_drafter.core.selection import (
     Candidates,
@@ -47,16 +47,16 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What laps take on it. lap, level: seconds per rows; told: of the same as measured before, where that
-    differs. growth: seconds that drafting takes besides its levels. hop: of a plain lap beside its computing;
+    """What steps take on it. step, level: seconds per rows; told: of the same as measured before, where that
+    differs. growth: seconds that drafting takes besides its levels. hop: of a plain step beside its computing;
     handover: what a drafted one takes more. cold: what the first of them takes more than that.
     waking: for how long the end of a rest holds up whoever computes with the drafter. prompt: rows of each
     text that are not caught up with when it begins; row: seconds of one. graphs: all levels grow at once.
-    switch: what the first plain lap behind drafts takes more, and the first with drafts behind plain ones.
-    waits: plain laps behind a rest until there are drafts. deciding: what choosing anew takes.
+    switch: what the first plain step behind drafts takes more, and the first with drafts behind plain ones.
+    waits: plain steps behind a rest until there are drafts. deciding: what choosing anew takes.
     """
 
-    lap: Curve
+    step: Curve
     level: Curve
     told: tuple[Curve, Curve]
     growth: float = 0.0
@@ -72,10 +72,10 @@ class Machine:
     deciding: float = 0.0
 
 
-# As told and as laps really were, one thread beside other processes, weights of 8 bits; docs/results/cpu.md.
+# As told and as steps really were, one thread beside other processes, weights of 8 bits; docs/results/cpu.md.
 INT8_TOLD: Curve = ((1, 2.27e-3), (2, 2.53e-3), (4, 3.08e-3), (8, 3.7e-3), (16, 5.22e-3), (32, 8.71e-3),
                     (64, 15.7e-3), (128, 31.0e-3))  # fmt: skip
-INT8_LAP: Curve = (
+INT8_STEP: Curve = (
     (1, 4.15e-3),
     (2, 4.5e-3),
     (4, 5.0e-3),
@@ -86,29 +86,29 @@ INT8_LAP: Curve = (
 )
 INT8_LEVEL_TOLD: Curve = ((1, 0.27e-3), (4, 0.31e-3), (16, 0.69e-3), (64, 2.02e-3))
 INT8_LEVEL: Curve = ((1, 0.45e-3), (4, 0.5e-3), (16, 0.9e-3), (64, 2.4e-3))
-INT8 = Machine(INT8_LAP, INT8_LEVEL, (INT8_TOLD, INT8_LEVEL_TOLD), 0.8e-3, 0.6e-3, 1.0e-3, 4e-3)
+INT8 = Machine(INT8_STEP, INT8_LEVEL, (INT8_TOLD, INT8_LEVEL_TOLD), 0.8e-3, 0.6e-3, 1.0e-3, 4e-3)
 # Two threads beside other processes, weights of 4 bits, as traced on 2026-11-26: rows beyond two cost far
 # more than the curve says, and so does a level.
 INT4_TOLD: Curve = ((1, 7.53e-3), (2, 8.15e-3), (4, 10.7e-3), (8, 15.59e-3), (16, 23.47e-3), (32, 41.67e-3),
                     (64, 74.23e-3), (128, 134.8e-3))  # fmt: skip
-INT4_LAP: Curve = ((1, 7.65e-3), (2, 7.75e-3), (3, 10.3e-3), (4, 13.1e-3), (5, 15.5e-3), (9, 28.64e-3),
+INT4_STEP: Curve = ((1, 7.65e-3), (2, 7.75e-3), (3, 10.3e-3), (4, 13.1e-3), (5, 15.5e-3), (9, 28.64e-3),
                    (13, 40.7e-3))  # fmt: skip
 INT4_LEVEL_TOLD: Curve = ((1, 0.49e-3), (4, 0.87e-3), (16, 4.2e-3), (64, 15.5e-3))
 INT4_LEVEL: Curve = ((1, 1.6e-3), (4, 2.0e-3), (16, 4.5e-3), (64, 16e-3))
 INT4_BOTH = INT4_TOLD, INT4_LEVEL_TOLD
-INT4 = Machine(INT4_LAP, INT4_LEVEL, INT4_BOTH, 0.6e-3, 1.5e-3, 1.5e-3, 10e-3, 5e-3)
+INT4 = Machine(INT4_STEP, INT4_LEVEL, INT4_BOTH, 0.6e-3, 1.5e-3, 1.5e-3, 10e-3, 5e-3)
 # AVX512-VNNI, two threads beside seven other processes (`recording.py`): curves were told that the start of a
-# busy machine had spoilt, in 4 bits 41 times what a lap took and flat.
+# busy machine had spoilt, in 4 bits 41 times what a step took and flat.
 VNNI8_TOLD: Curve = ((1, 7.54e-3), (2, 7.87e-3), (4, 9.47e-3), (8, 13.1e-3), (16, 15e-3), (32, 25.2e-3),
                      (64, 45.8e-3), (128, 89.7e-3))  # fmt: skip
-VNNI8_LAP: Curve = ((1, 15.1e-3), (2, 16.3e-3), (3, 17.3e-3), (4, 18.3e-3), (6, 21e-3), (9, 22.7e-3),
+VNNI8_STEP: Curve = ((1, 15.1e-3), (2, 16.3e-3), (3, 17.3e-3), (4, 18.3e-3), (6, 21e-3), (9, 22.7e-3),
                     (13, 26.4e-3), (21, 35.5e-3))  # fmt: skip
 VNNI8_LEVELS: tuple[Curve, Curve] = (
     ((1, 7.32e-3), (4, 7.32e-3)),
     ((1, 1.76e-3), (4, 1.76e-3), (16, 15.4e-3), (64, 15.4e-3)),
 )
 VNNI8 = Machine(
-    VNNI8_LAP, VNNI8_LEVELS[0], (VNNI8_TOLD, VNNI8_LEVELS[1]), 2.1e-3, 1.1e-3, 5.5e-3, 10e-3, 3e-3
+    VNNI8_STEP, VNNI8_LEVELS[0], (VNNI8_TOLD, VNNI8_LEVELS[1]), 2.1e-3, 1.1e-3, 5.5e-3, 10e-3, 3e-3
 )
 VNNI4_TOLD: Curve = (
     (1, 1.3186),
@@ -119,63 +119,63 @@ VNNI4_TOLD: Curve = (
     (64, 1.56),
     (128, 1.56),
 )
-VNNI4_LAP: Curve = ((1, 31.7e-3), (2, 24.7e-3), (3, 43.3e-3), (4, 46.8e-3), (6, 49.2e-3), (13, 106e-3),
+VNNI4_STEP: Curve = ((1, 31.7e-3), (2, 24.7e-3), (3, 43.3e-3), (4, 46.8e-3), (6, 49.2e-3), (13, 106e-3),
                     (21, 128e-3))  # fmt: skip
 VNNI4_LEVELS: tuple[Curve, Curve] = (
     ((1, 18.1e-3), (4, 27e-3)),
     ((1, 1.12e-3), (4, 3.03e-3), (16, 4.23e-3), (64, 11.4e-3)),
 )
-VNNI4 = Machine(VNNI4_LAP, VNNI4_LEVELS[0], (VNNI4_TOLD, VNNI4_LEVELS[1]), 0.0, 4.5e-3, 14.6e-3, 10e-3, 3e-3)
+VNNI4 = Machine(VNNI4_STEP, VNNI4_LEVELS[0], (VNNI4_TOLD, VNNI4_LEVELS[1]), 0.0, 4.5e-3, 14.6e-3, 10e-3, 3e-3)
 # The same in 4 bits with less beside it, on 2026-11-26: rows cost less than the curve says, and levels more.
 CALM4_TOLD: Curve = ((1, 4.6e-3), (2, 5.8e-3), (4, 7.0e-3), (8, 8.5e-3), (16, 13.3e-3), (32, 22.9e-3),
                      (64, 38.1e-3), (128, 69.7e-3))  # fmt: skip
-CALM4_LAP: Curve = ((1, 6.2e-3), (2, 6.9e-3), (3, 7.6e-3), (4, 8.0e-3), (6, 8.5e-3), (9, 9.5e-3),
+CALM4_STEP: Curve = ((1, 6.2e-3), (2, 6.9e-3), (3, 7.6e-3), (4, 8.0e-3), (6, 8.5e-3), (9, 9.5e-3),
                     (13, 12.4e-3), (21, 15.6e-3))  # fmt: skip
 CALM4_LEVEL: Curve = ((1, 1.15e-3), (4, 1.25e-3))
-CALM4 = Machine(CALM4_LAP, CALM4_LEVEL, (CALM4_TOLD, INT4_LEVEL_TOLD), 0.1e-3, 0.7e-3, 1.7e-3, 10e-3, 3e-3)
-# Many texts on an H100, an 8B base and its head captured in graphs, after the table of drafted laps of 64 in
+CALM4 = Machine(CALM4_STEP, CALM4_LEVEL, (CALM4_TOLD, INT4_LEVEL_TOLD), 0.1e-3, 0.7e-3, 1.7e-3, 10e-3, 3e-3)
+# Many texts on an H100, an 8B base and its head captured in graphs, after the table of drafted steps of 64 in
 # docs/results/h100-vllm.md; what a first draft's prompts take is inferred from its 35 ms.
-GPU_LAP: Curve = ((1, 5.6e-3), (8, 5.7e-3), (64, 6.3e-3), (128, 8.5e-3), (320, 15.1e-3), (512, 18e-3),
+GPU_STEP: Curve = ((1, 5.6e-3), (8, 5.7e-3), (64, 6.3e-3), (128, 8.5e-3), (320, 15.1e-3), (512, 18e-3),
                   (1024, 30e-3))  # fmt: skip
 GPU_LEVEL: Curve = ((1, 0.25e-3), (64, 0.35e-3), (256, 0.6e-3))
-GPU = Machine(GPU_LAP, GPU_LEVEL, (GPU_LAP, GPU_LEVEL), 3e-3, 2e-3, 2.6e-3, 0.0, 0.0, 256, 0.7e-6, True)
-# The same after laps of `GpuLoop` on an H100 on 2026-11-26: graphs of so many rows, whatever part of them is
+GPU = Machine(GPU_STEP, GPU_LEVEL, (GPU_STEP, GPU_LEVEL), 3e-3, 2e-3, 2.6e-3, 0.0, 0.0, 256, 0.7e-6, True)
+# The same after steps of `GpuLoop` on an H100 on 2026-11-26: graphs of so many rows, whatever part of them is
 # filled. What is between those that were run is a guess; the host takes 5 us a row here.
 STEPS = {1: 5.5e-3, 2: 5.55e-3, 4: 5.7e-3, 8: 6.2e-3, 16: 6.3e-3, 32: 6.45e-3, 48: 6.7e-3, 64: 6.9e-3,
          96: 7.5e-3, 128: 7.9e-3, 160: 8.2e-3, 200: 8.5e-3, 256: 9.8e-3, 384: 12.2e-3,
          512: 16e-3}  # fmt: skip
-H100_LAP: Curve = tuple(
+H100_STEP: Curve = tuple(
     (rows, STEPS[step]) for step, last in zip(STEPS, (0, *STEPS)) for rows in {last + 1, step}
 )
 H100_TOLD: Curve = tuple((rows, STEPS[rows] - 0.6e-3) for rows in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512))
 H100_LEVEL: Curve = ((1, 0.3e-3), (32, 0.35e-3), (256, 0.65e-3))
 H100 = Machine(
-    H100_LAP, H100_LEVEL, (H100_TOLD, H100_LEVEL), 0.45e-3, 0.2e-3, 0.7e-3, 0.0, 0.0, 256, 0.7e-6, True
+    H100_STEP, H100_LEVEL, (H100_TOLD, H100_LEVEL), 0.45e-3, 0.2e-3, 0.7e-3, 0.0, 0.0, 256, 0.7e-6, True
 )
-# The recorded model itself on an H100, after `specsot bench tuner --device cuda`, 2026-11-27: laps of 1.29 ms
+# The recorded model itself on an H100, after `specsot bench tuner --device cuda`, 2026-11-27: steps of 1.29 ms
 # without drafts, 3.5 with one and 4.2 with 24. The host takes most of it; how much where is a guess.
-SMALL_LAP: Curve = ((1, 0.85e-3), (8, 0.95e-3), (32, 1.0e-3), (64, 1.1e-3))
+SMALL_STEP: Curve = ((1, 0.85e-3), (8, 0.95e-3), (32, 1.0e-3), (64, 1.1e-3))
 SMALL_LEVEL: Curve = ((1, 0.1e-3), (64, 0.1e-3))
-SMALL = Machine(SMALL_LAP, SMALL_LEVEL, (SMALL_LAP, SMALL_LEVEL), 1.1e-3, 0.45e-3, 1.0e-3, graphs=True)
+SMALL = Machine(SMALL_STEP, SMALL_LEVEL, (SMALL_STEP, SMALL_LEVEL), 1.1e-3, 0.45e-3, 1.0e-3, graphs=True)
 # The same where the drafter is told on the thread that verifies, traced on an H100: 1.36 and 3.45 ms whatever
-# the tree. Of that a stage is told to compute for 2.4 ms; laps begun late take longer, twice at each change.
-NEAR_LAP: Curve = ((1, 0.95e-3), (2, 2.4e-3), (64, 2.6e-3))
+# the tree. Of that a stage is told to compute for 2.4 ms; steps begun late take longer, twice at each change.
+NEAR_STEP: Curve = ((1, 0.95e-3), (2, 2.4e-3), (64, 2.6e-3))
 NEAR_LEVELS: tuple[Curve, Curve] = ((1, 0.01e-3), (64, 0.01e-3)), ((1, 0.08e-3), (64, 0.08e-3))
-NEAR = Machine(NEAR_LAP, NEAR_LEVELS[0], (SMALL_LAP, NEAR_LEVELS[1]), 0.13e-3, 0.41e-3, 0.45e-3, 4e-3,
+NEAR = Machine(NEAR_STEP, NEAR_LEVELS[0], (SMALL_STEP, NEAR_LEVELS[1]), 0.13e-3, 0.41e-3, 0.45e-3, 4e-3,
                graphs=True, switch=(4e-3, 3.5e-3))  # fmt: skip
-# The same as traced at `e55570cd`: 1.22 ms, 2.78 with a fixed tree; the first plain lap behind drafts took
-# 1.3 more, behind a rest came two plain laps and one that took 3.1 more, and choosing a tree anew took 1.
-CARD_LAP: Curve = ((1, 0.85e-3), (2, 1.9e-3), (64, 2.05e-3))
-CARD = Machine(CARD_LAP, NEAR_LEVELS[0], (SMALL_LAP, NEAR_LEVELS[1]), 0.1e-3, 0.37e-3, 0.3e-3, 4e-3,
+# The same as traced at `e55570cd`: 1.22 ms, 2.78 with a fixed tree; the first plain step behind drafts took
+# 1.3 more, behind a rest came two plain steps and one that took 3.1 more, and choosing a tree anew took 1.
+CARD_STEP: Curve = ((1, 0.85e-3), (2, 1.9e-3), (64, 2.05e-3))
+CARD = Machine(CARD_STEP, NEAR_LEVELS[0], (SMALL_STEP, NEAR_LEVELS[1]), 0.1e-3, 0.37e-3, 0.3e-3, 4e-3,
                graphs=True, switch=(1.3e-3, 3.1e-3), waits=2, deciding=1e-3)  # fmt: skip
 
 # A small model as the drafter of a larger one, both on one H200, as served on 2026-11-28: steps of 1.6, 2.3
 # and 6.3 ms with 1, 8 and 64 sequences; with chains of three 5.6, 12.7 and 52, of which the levels are
 # inferred. Prompts of 360 tokens are new to the drafter, which takes 3.5 us for each of them on that device.
-H200_LAP: Curve = ((1, 1.1e-3), (4, 1.2e-3), (8, 1.8e-3), (32, 3.2e-3), (64, 5.8e-3), (256, 14e-3))
+H200_STEP: Curve = ((1, 1.1e-3), (4, 1.2e-3), (8, 1.8e-3), (32, 3.2e-3), (64, 5.8e-3), (256, 14e-3))
 H200_LEVEL: Curve = ((1, 1.3e-3), (8, 2.9e-3), (64, 12e-3))
 H200 = Machine(
-    H200_LAP, H200_LEVEL, (H200_LAP, H200_LEVEL), 0.1e-3, 0.5e-3, 0.2e-3, 0.0, 0.0, 360, 3.5e-6, True
+    H200_STEP, H200_LEVEL, (H200_STEP, H200_LEVEL), 0.1e-3, 0.5e-3, 0.2e-3, 0.0, 0.0, 360, 3.5e-6, True
 )
 
 
@@ -188,8 +188,8 @@ class Trace:
 
 @cache
 def trace() -> Trace:
-    told = json.loads((Path(__file__).parent / "smollm2_laps.json").read_text())
-    curves = [tuple((int(rows), seconds) for rows, seconds in told[name]) for name in ("lap", "level")]
+    told = json.loads((Path(__file__).parent / "smollm2_steps.json").read_text())
+    curves = [tuple((int(rows), seconds) for rows, seconds in told[name]) for name in ("step", "level")]
     texts = [[_offer(line) for line in text] for text in told["texts"]]
     bf16 = Machine(curves[0], curves[1], (curves[0], curves[1]))
     machines = {"bf16": bf16, "int8": INT8, "int4": INT4, "vnni8": VNNI8, "vnni4": VNNI4, "calm4": CALM4}
@@ -204,7 +204,7 @@ def _offer(line: str) -> Offer:
     return Offer(np.where(there, letters[:, 0] // 2, 0), scores, there & (letters[:, 0] % 2 == 1))
 
 
-# How often each of a node's guesses is right, best first: a head that brings 6.13 tokens a lap with 60 nodes.
+# How often each of a node's guesses is right, best first: a head that brings 6.13 tokens a step with 60 nodes.
 RANKS = np.array((0.859, 0.041, 0.009, 0.005))
 
 
@@ -242,7 +242,7 @@ def told_texts(share: float, texts: int, tokens: int = 150) -> list[list[Offer]]
 
 
 class Fixed(BudgetPolicy):
-    """So many levels and nodes in every lap, chains where wide is false; for comparisons."""
+    """So many levels and nodes in every step, chains where wide is false; for comparisons."""
 
     def __init__(self, levels: int, nodes: int, wide: bool) -> None:
         self.levels, self.nodes, self.width = levels, nodes, None if wide else 1
@@ -271,7 +271,7 @@ SWEEP = {
 
 @dataclass(slots=True)
 class Replay:
-    """Turns laps of `live` texts, and begins each anew where it ends. seconds, tokens: so far; plain: what
+    """Turns steps of `live` texts, and begins each anew where it ends. seconds, tokens: so far; plain: what
     the same tokens take without drafts, under the same noise.
     """
 
@@ -280,24 +280,24 @@ class Replay:
     noise: Sequence[float]
     machine: Machine
     row_hop: float
-    lap: CostCurve = field(init=False)
+    step: CostCurve = field(init=False)
     level: CostCurve = field(init=False)
     seconds: float = 0.0
     tokens: int = 0
-    laps: int = 0
+    steps: int = 0
     drafted: int = 0
     due: list[int] = field(init=False)
     resting: int = 0
     missed: int = 0
     at: list[int] = field(init=False)
     _hopes: bool = field(init=False)
-    _drafts: bool = field(init=False)  # the lap before had some
-    _took: deque[float] = field(default_factory=lambda: deque[float](maxlen=15))  # laps of a rest
+    _drafts: bool = field(init=False)  # the step before had some
+    _took: deque[float] = field(default_factory=lambda: deque[float](maxlen=15))  # steps of a rest
 
     def __post_init__(self) -> None:
         self.at = [23 * (text // len(trace().texts)) % len(one) for text, one in enumerate(self.texts)]
         self.due = [self.machine.prompt] * len(self.texts)
-        self.lap, self.level = CostCurve(self.machine.lap), CostCurve(self.machine.level)
+        self.step, self.level = CostCurve(self.machine.step), CostCurve(self.machine.level)
         self._hopes = self.policy is not None and self.policy.begin_texts()
         self._drafts = self.policy is not None and not self.policy.adaptive
 
@@ -305,10 +305,10 @@ class Replay:
         """Texts that come behind others: a rest of those goes on, unless these have credit of their own."""
         self.resting, self.missed, self.drafted = before.resting, before.missed, before.drafted
         self._drafts = before._drafts
-        if self.policy and self.resting and before._took:  # the next lap without drafts is told as those
+        if self.policy and self.resting and before._took:  # the next step without drafts is told as those
             took, live = median(before._took), len(self.texts)
             wall = took + self.machine.hop + self.row_hop * live
-            self.policy.record_lap([ROOT_ONLY] * live, LapSeconds(took, wall))
+            self.policy.record_step([ROOT_ONLY] * live, StepSeconds(took, wall))
         if self.policy and self._hopes and self.resting:
             self.policy.record_rest(self.missed, len(self.texts))
             self.resting = self.missed = 0
@@ -321,8 +321,8 @@ class Replay:
         return self.seconds - before
 
     def _turn(self) -> None:
-        live, factor = len(self.texts), self.noise[self.laps % len(self.noise)]
-        self.laps += 1
+        live, factor = len(self.texts), self.noise[self.steps % len(self.noise)]
+        self.steps += 1
         levels = few = 0
         if self.policy and not self.resting:
             few = self.policy.limit_texts(live)
@@ -336,7 +336,7 @@ class Replay:
     def _rest(self, factor: float) -> None:
         live = len(self.texts)
         self.seconds += self.machine.switch[0] * factor if self._drafts else 0.0
-        took = float(self.lap.at(live)) * factor
+        took = float(self.step.at(live)) * factor
         if not self._drafts:  # the worker reports the median of such steps
             self._took.append(took)
         sending = self.row_hop * live
@@ -354,7 +354,7 @@ class Replay:
             if self.machine.graphs and not self.machine.prompt:  # caught up with meanwhile
                 self.due = [2] * live
             took = median(self._took or [took])
-            self.policy.record_lap([ROOT_ONLY] * live, LapSeconds(took, took + sending))
+            self.policy.record_step([ROOT_ONLY] * live, StepSeconds(took, took + sending))
 
     def _draft(self, few: int, levels: int, factor: float) -> None:
         policy, live = self.policy, len(self.texts)
@@ -377,7 +377,7 @@ class Replay:
         accepted = (DEPTHS[: chosen.shape[1]] * right).max(1).tolist()
         rows = [1 + int(count) for count in chosen.sum(1)]
         fed_rows = sum(rows) + live - few
-        computed = float(self.lap.at(fed_rows)) * factor
+        computed = float(self.step.at(fed_rows)) * factor
         sending = self.row_hop * fed_rows + self.machine.hop
         handover = self.machine.handover + (0 if self.drafted else self.machine.cold)
         handover += 0.0 if self._drafts else self.machine.switch[1]
@@ -391,7 +391,7 @@ class Replay:
         trees = [TreeOutcome(grown, *each) for each in zip(rows, masses, accepted)]
         trees += [ROOT_ONLY] * (live - few)
         told = wall if fed_rows > live else computed + sending
-        policy.record_lap(trees, LapSeconds(computed, told, growing))
+        policy.record_step(trees, StepSeconds(computed, told, growing))
 
     def _advance(self, accepted: Sequence[int], seconds: float) -> None:
         self.seconds += seconds
@@ -459,8 +459,8 @@ def in_a_row(
 
 
 def measured(scale: float = 1.0, machine: str = "bf16") -> BudgetPolicy:
-    """The tuner, told curves that are `scale` times what laps take."""
+    """The tuner, told curves that are `scale` times what steps take."""
     place, shape = trace().machines[machine], TreeShape()
-    lap, level = (tuple((rows, scale * seconds) for rows, seconds in curve) for curve in place.told)
+    step, level = (tuple((rows, scale * seconds) for rows, seconds in curve) for curve in place.told)
     widths = (LAYOUT[0] if place.graphs else shape.top_k,) * shape.depth
-    return make_budget("measured", shape, lap, level, widths, place.graphs)
+    return make_budget("measured", shape, step, level, widths, place.graphs)

@@ -89,7 +89,7 @@ class Writer:
 
 
 class Ring:
-    """Turns laps; `engine` None means plain decoding."""
+    """Turns steps; `engine` None means plain decoding."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Ring:
         self.writers: dict[int, Writer] = {}
         self._drafts: dict[int, Draft] = {}
         self.heard: list[Features] = []
-        self.lap = 0
+        self.step = 0
         self._rest = 0
 
     def replace_drafter(self, engine: DraftEngine | None) -> None:
@@ -125,21 +125,21 @@ class Ring:
             final = start + chunk >= len(tokens)
             openings = (opening,) if start == 0 else ()
             self._run(
-                Frame(1, self.lap, openings, (PromptChunk(opening.sequence, begin + start, part, final),))
+                Frame(1, self.step, openings, (PromptChunk(opening.sequence, begin + start, part, final),))
             )
         return writer
 
     def turn(self) -> bool:
-        """One lap of all live writers; False when nobody is left."""
+        """One step of all live writers; False when nobody is left."""
         growths = tuple(self._growth(writer) for writer in self.writers.values() if not writer.done)
         if growths:
-            self._run(Frame(1, self.lap, (), growths))
+            self._run(Frame(1, self.step, (), growths))
         return bool(growths)
 
     def close(self, sequence: int) -> None:
         del self.writers[sequence]
         self._rest = 0  # or the drafter would hear of it only behind its rest
-        self._run(Frame(1, self.lap, closings=(sequence,)))
+        self._run(Frame(1, self.step, closings=(sequence,)))
 
     def _growth(self, writer: Writer) -> TreeSegment:
         assert writer.root is not None
@@ -150,7 +150,7 @@ class Ring:
         return TreeSegment(sequence, writer.draft_round, writer.committed, writer.keep, tree)
 
     def _run(self, frame: Frame) -> None:
-        self.lap += 1
+        self.step += 1
         frame = replace(frame, resting=self._rest > 0)
         self._rest = max(self._rest - sum(isinstance(one, TreeSegment) for one in frame.segments), 0)
         verdict = self._last.verify(self._stage.run(frame))

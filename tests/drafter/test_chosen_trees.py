@@ -1,4 +1,4 @@
-"""Trees that a device chooses are those that the host would choose, and the lap is launched with them."""
+"""Trees that a device chooses are those that the host would choose, and the step is launched with them."""
 
 from __future__ import annotations
 

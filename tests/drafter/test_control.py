@@ -9,7 +9,7 @@ import pytest
 
 from specsot.members import Curve
 from specsot_drafter.core.acceptance import PRIOR_ACCEPTANCE, AcceptanceRates, TreeWorth
-from specsot_drafter.core.budget import ROOT_ONLY, LapSeconds, TreeOutcome
+from specsot_drafter.core.budget import ROOT_ONLY, StepSeconds, TreeOutcome
 from specsot_drafter.core.control import (
     HELD_STEPS,
     LOOK_STEPS,
@@ -38,7 +38,7 @@ def looked(one: DraftPolicy, sequences: int = 1, seconds: float = 7e-3) -> Draft
     assert one.plan_levels(sequences, 8) == 0
     assert one.rest == LOOK_STEPS * sequences
     one.record_rest(one.rest, sequences)
-    one.record_lap([ROOT_ONLY] * sequences, LapSeconds(seconds, seconds))
+    one.record_step([ROOT_ONLY] * sequences, StepSeconds(seconds, seconds))
     return one
 
 
@@ -53,13 +53,13 @@ def write(one: DraftPolicy, tokens: int, accepted: Sequence[int], seconds: float
         if levels := one.plan_levels(1, SHAPE.depth + 1):
             right = min(accepted[drafted % len(accepted)], levels)
             tree = TreeOutcome(levels, 1 + levels, (0.7,) * levels, right)
-            one.record_lap([tree], LapSeconds(seconds, seconds, 0.3 * seconds))
+            one.record_step([tree], StepSeconds(seconds, seconds, 0.3 * seconds))
             lost += seconds / baseline - 1 - right
             written, drafted = written + 1 + right, drafted + 1
         else:
             steps = min(one.rest, tokens - written)
             one.record_rest(steps, 1)
-            one.record_lap([ROOT_ONLY], LapSeconds(baseline, baseline))
+            one.record_step([ROOT_ONLY], StepSeconds(baseline, baseline))
             written += max(steps, 1)
     return lost
 
@@ -144,7 +144,7 @@ def test_a_choice_is_held_as_long_as_nothing_changes() -> None:
         levels = one.plan_levels(1, 8)
         held.append(one.holding)
         tree = TreeOutcome(levels, 1 + levels, (0.7,) * levels, 3)
-        one.record_lap([tree], LapSeconds(2e-3, 2e-3))
+        one.record_step([tree], StepSeconds(2e-3, 2e-3))
     assert 40 // (HELD_STEPS + 1) <= held.count(False) <= 12
 
 
@@ -153,14 +153,14 @@ def test_of_many_sequences_a_few_are_drafted_for_first() -> None:
     for few in (RAMP, RAMP**2, 64):
         assert one.limit_texts(64) == few
         assert one.plan_levels(few, 6, 0, 64 - few) > 0
-        one.record_lap(
-            [TreeOutcome(1, 2, (0.9,), 1)] * few + [ROOT_ONLY] * (64 - few), LapSeconds(9e-3, 9e-3)
+        one.record_step(
+            [TreeOutcome(1, 2, (0.9,), 1)] * few + [ROOT_ONLY] * (64 - few), StepSeconds(9e-3, 9e-3)
         )
 
 
 def test_steps_beside_prompts_are_not_looked_at() -> None:
     one = policy()
-    one.record_lap([TreeOutcome(1, 2, (0.9,), 1)] * 4)
+    one.record_step([TreeOutcome(1, 2, (0.9,), 1)] * 4)
     assert not one.looks_next(4)
 
 

@@ -21,8 +21,8 @@ from specsot.core.verdict import UnreadTrees, UnreadVerdict
 from specsot.errors import ModelError
 from specsot.grammar import Grammar
 from specsot.members import Configuration, TreeShape
-from specsot_bench.eagle.generation import LapLoop
-from specsot_drafter.core.budget import ROOT_ONLY, UNKNOWN_SECONDS, FixedBudget, LapSeconds, TreeOutcome
+from specsot_bench.eagle.generation import StepLoop
+from specsot_drafter.core.budget import ROOT_ONLY, UNKNOWN_SECONDS, FixedBudget, StepSeconds, TreeOutcome
 from specsot_drafter.core.selection import Candidates
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.eagle_kv import DueRows, FollowedSequence
@@ -34,17 +34,17 @@ from specsot_drafter.heads.fused import FusedHead
 from specsot_drafter.heads.loading import load_head
 from specsot_drafter.proposers import Proposer, eagle
 from specsot_drafter.speculator import Speculator
-from specsot_model.cuda_graphs import Captured, CapturedLaps, GraphCapture, Work
+from specsot_model.cuda_graphs import Captured, CapturedSteps, GraphCapture, Work
 from specsot_model.decoder import Decoder
 from specsot_model.kv import KVPages
-from specsot_model.lap_rows import FilledLap, Outputs
+from specsot_model.step_rows import FilledStep, Outputs
 from specsot_worker import sampling
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget
 from specsot_worker.core.sequencer import Sequencer
 from specsot_worker.feature_store import FeatureStore
 from specsot_worker.stage import DecoderStage
 from specsot_worker.verifier import Verifier
-from tests.eager_laps import EagerLaps
+from tests.eager_steps import EagerSteps
 from tests.models import Shape, write_base, write_head
 
 if find_spec("triton") is None:
@@ -55,7 +55,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPE = TreeShape(1, 2, 5, fixed=True)
 PAGES, PAGE, EPOCH = 24, 16, 1
 LIMITS = {1: 9, 2: 3, 3: 14, 4: 6}  # tokens that each may write
-COMES = {4: 2}  # lap before which one comes
+COMES = {4: 2}  # step before which one comes
 
 Seen = list[tuple[dict[int, tuple[int, ...]], dict[int, Tree]]]
 
@@ -115,8 +115,8 @@ def write(
     wrong: bool = False,
     unread: bool = False,
     held: Mapping[int, Held] = MappingProxyType({}),
-) -> tuple[Seen, list[bool], int, EagerLaps | GraphLaps]:
-    """What each lap wrote and which trees it ended with, but for those of texts that may end in them; whether
+) -> tuple[Seen, list[bool], int, EagerSteps | GraphSteps]:
+    """What each step wrote and which trees it ended with, but for those of texts that may end in them; whether
     each growth was begun early; free pages.
     """
     taken = list[bool]()
@@ -149,10 +149,10 @@ def write(
     sequencer = Sequencer(
         EPOCH, FrameBudget(64, 1, SHAPE.slots), PageTable(PAGES, PAGE), DraftTimeout(0.0, True)
     )
-    laps = make_laps(decoder, stage._kv, dict(stage._taps), unread)
+    steps = make_steps(decoder, stage._kv, dict(stage._taps), unread)
     find = cast(Callable[[Opening], Grammar | None], lambda opening: held.get(opening.sequence))
-    stage.run_by(laps)
-    loop = LapLoop(stage, Verifier(decoder.logits, find, store, stage), sequencer, engine)
+    stage.run_by(steps)
+    loop = StepLoop(stage, Verifier(decoder.logits, find, store, stage), sequencer, engine)
     seen, left = Seen(), dict(LIMITS)
     while True:
         for sequence in (one for one in LIMITS if COMES.get(one, 0) == len(seen)):
@@ -162,16 +162,16 @@ def write(
         if len(seen) == 3:
             sequencer.apply_order(Close(3))
         try:
-            lap = loop.turn()
+            step = loop.turn()
         except ModelError:
-            return seen, taken, proposer.free_pages, laps
-        for one in lap.result.outcomes:
+            return seen, taken, proposer.free_pages, steps
+        for one in step.result.outcomes:
             left[one.sequence] -= len(one.tokens)
         whole = {sequence: tree for sequence, tree in loop.trees.items() if left[sequence] > SHAPE.depth + 2}
-        seen.append(({one.sequence: one.tokens for one in lap.result.outcomes}, whole))
+        seen.append(({one.sequence: one.tokens for one in step.result.outcomes}, whole))
 
 
-class GraphLaps(CapturedLaps):
+class GraphSteps(CapturedSteps):
     """The same of graphs."""
 
     launched = unread = 0
@@ -181,24 +181,24 @@ class GraphLaps(CapturedLaps):
     def takes_unread(self) -> bool:
         return self.takes and super().takes_unread
 
-    def launch(self, filled: FilledLap, entry: Any) -> Outputs:
+    def launch(self, filled: FilledStep, entry: Any) -> Outputs:
         self.launched += 1
         return super().launch(filled, entry)
 
-    def launch_unread(self, filled: FilledLap, roots: Sequence[int], trees: UnreadTrees) -> Outputs:
+    def launch_unread(self, filled: FilledStep, roots: Sequence[int], trees: UnreadTrees) -> Outputs:
         self.launched += 1
         self.unread += 1
         return super().launch_unread(filled, roots, trees)
 
 
-def make_laps(
+def make_steps(
     decoder: Decoder, kv: KVPages, taps: dict[int, Any], takes_unread: bool
-) -> EagerLaps | GraphLaps:
+) -> EagerSteps | GraphSteps:
     if DEVICE == "cpu":
-        return EagerLaps(decoder, kv, taps, takes_unread)
-    laps = GraphLaps(decoder, kv, taps, GraphCapture(), (16, 32))
-    laps.takes = takes_unread
-    return laps
+        return EagerSteps(decoder, kv, taps, takes_unread)
+    steps = GraphSteps(decoder, kv, taps, GraphCapture(), (16, 32))
+    steps.takes = takes_unread
+    return steps
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +211,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def late(pair: Path) -> tuple[Seen, list[bool], int, EagerLaps]:
+def late(pair: Path) -> tuple[Seen, list[bool], int, EagerSteps]:
     """What is written where nothing is begun early."""
     with pytest.MonkeyPatch.context() as patch:
         return write(pair, False, patch)
@@ -224,22 +224,22 @@ def late(pair: Path) -> tuple[Seen, list[bool], int, EagerLaps]:
 )
 def test_trees_are_those_that_are_grown_when_the_host_knows(
     pair: Path,
-    late: tuple[Seen, list[bool], int, EagerLaps],
+    late: tuple[Seen, list[bool], int, EagerSteps],
     monkeypatch: pytest.MonkeyPatch,
     wrong: bool,
     unread: bool,
 ) -> None:
     """Texts come, end and are closed meanwhile. Where the device had said what was not so, trees grow anew,
-    and laps that were launched with others have never been.
+    and steps that were launched with others have never been.
     """
     wanted, never, pages, _ = late
-    found, taken, free, laps = write(pair, True, monkeypatch, wrong, unread)
+    found, taken, free, steps = write(pair, True, monkeypatch, wrong, unread)
     assert [tokens for tokens, _ in found] == [tokens for tokens, _ in wanted]
     assert not any(never)
     assert taken == [False] + [True] * (len(taken) - 1), "all but behind prompts alone"
-    assert (laps.unread > 2) == unread
-    vain, rows = laps.unread if wrong else 1, len(found) - 1
-    assert laps.launched == rows + vain, "for nothing, if right, only where one comes"
+    assert (steps.unread > 2) == unread
+    vain, rows = steps.unread if wrong else 1, len(found) - 1
+    assert steps.launched == rows + vain, "for nothing, if right, only where one comes"
     assert free == pages == PAGES
     trees, late_trees = ([dict(trees) for _, trees in seen] for seen in (found, wanted))
     first = late_trees[COMES[4]].pop(4)
@@ -250,7 +250,7 @@ def test_trees_are_those_that_are_grown_when_the_host_knows(
 @pytest.mark.parametrize("unread", [False, True], ids=["chosen by the host", "chosen by the device"])
 def test_texts_that_are_held_go_on_as_early(
     pair: Path,
-    late: tuple[Seen, list[bool], int, EagerLaps],
+    late: tuple[Seen, list[bool], int, EagerSteps],
     monkeypatch: pytest.MonkeyPatch,
     unread: bool,
 ) -> None:
@@ -258,7 +258,7 @@ def test_texts_that_are_held_go_on_as_early(
     free = written(late[0])
     held = {1: Held({3: 7, 4: 9}, {}), 4: Held({}, {3: free[4][3]})}
     wanted, never, pages, _ = write(pair, False, monkeypatch, held=held)
-    found, taken, left, laps = write(pair, True, monkeypatch, unread=unread, held=held)
+    found, taken, left, steps = write(pair, True, monkeypatch, unread=unread, held=held)
     texts = written(found)
     assert texts == written(wanted)
     assert texts[1][3:5] == (7, 9)
@@ -267,7 +267,7 @@ def test_texts_that_are_held_go_on_as_early(
     assert not any(never)
     assert taken.count(False) <= 1 + 3, "behind prompts, and where a form forbids what the model would have"
     assert any(taken)
-    assert (laps.unread > 0) == unread
+    assert (steps.unread > 0) == unread
     assert left == pages == PAGES
 
 
@@ -282,7 +282,7 @@ def test_features_beyond_what_the_device_stores_are_the_hosts() -> None:
     assert not early.covers(FeatureBatch(7, 4, (1, 2, 3), 4, 1))
 
 
-def test_a_text_that_is_fed_once_more_has_features_of_its_own_lap() -> None:
+def test_a_text_that_is_fed_once_more_has_features_of_its_own_step() -> None:
     early = EarlyGrowth({7: (0, 4)}, 2, lambda: pytest.fail("nobody reads"))
     assert early.covers(FeatureBatch(7, 4, (1, 2), 3, 1))
     assert not early.covers(FeatureBatch(7, 4, (1, 2), 3, 2))
@@ -352,7 +352,7 @@ class Learning(FixedBudget):
     def looks_next(self, texts: int) -> bool:
         return self.looks
 
-    def record_lap(self, trees: Sequence[TreeOutcome], spent: LapSeconds = UNKNOWN_SECONDS) -> None:
+    def record_step(self, trees: Sequence[TreeOutcome], spent: StepSeconds = UNKNOWN_SECONDS) -> None:
         self.heard.append(spent.wall)
 
     def record_growth(self, *given: Any) -> None:
@@ -362,61 +362,61 @@ class Learning(FixedBudget):
         self.worth.append(values)
 
 
-def test_a_lap_is_learned_from_while_a_device_is_at_the_next_one() -> None:
+def test_a_step_is_learned_from_while_a_device_is_at_the_next_one() -> None:
     """Where trees grow already; at once where none do, and where it rests."""
     tuner = Learning()
     lane = Speculator(Ahead(), tuner, None, lambda: 0.0)
     text, verdict = begun(1), verdict_of(1)
 
-    def lap(wall: float) -> None:
+    def step(wall: float) -> None:
         lane.begin_early(verdict, 9)
-        lane.record_lap([ROOT_ONLY], LapSeconds(0.0, wall))
+        lane.record_step([ROOT_ONLY], StepSeconds(0.0, wall))
         if levels := lane.plan_levels([text]):
             lane.begin(levels)
 
-    lap(1.0)
+    step(1.0)
     assert tuner.heard == [1.0], "nothing had grown before"
-    lap(2.0)
+    step(2.0)
     assert tuner.heard == [1.0]
-    lap(3.0)
+    step(3.0)
     assert tuner.heard == [1.0, 2.0]
     tuner.looks = True
-    lap(4.0)
-    assert tuner.heard == [1.0, 2.0, 3.0, 4.0], "a plain lap is next: nothing was begun"
+    step(4.0)
+    assert tuner.heard == [1.0, 2.0, 3.0, 4.0], "a plain step is next: nothing was begun"
     tuner.looks, tuner.levels = False, 0
-    lap(5.0)
-    lane.record_lap([ROOT_ONLY], LapSeconds(0.0, 6.0))
+    step(5.0)
+    lane.record_step([ROOT_ONLY], StepSeconds(0.0, 6.0))
     assert tuner.heard == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], "what was begun is of no use"
 
 
 def test_a_device_chooses_where_nobody_else_had_candidates() -> None:
-    """For the lap before; and of what grows early alone, as deep as it may go behind what was accepted."""
+    """For the step before; and of what grows early alone, as deep as it may go behind what was accepted."""
     own, others = Ahead(), Ahead()
     own.offer = OFFER
     tuner = Learning()
     lane = Speculator(own, tuner, others, lambda: 0.0)
     text, verdict = begun(1), verdict_of(1)
 
-    def lap(told: int) -> Any:
+    def step(told: int) -> Any:
         lane.begin_early(verdict, 9)
         chosen = lane.choose_early([(text, told)], 9)
         lane._chosen = None  # nobody launches it
         lane.finish(lane.begin(lane.plan_levels([text])), 9)
         return chosen
 
-    assert lap(4) is None, "nothing had grown before"
-    assert lap(4) == ([1], 5, 2)
-    assert lap(10) == ([1], 5, 2), "near its end, too: what is of no use does no harm"
-    assert lap(11) is None, "its root is its last token"
+    assert step(4) is None, "nothing had grown before"
+    assert step(4) == ([1], 5, 2)
+    assert step(10) == ([1], 5, 2), "near its end, too: what is of no use does no harm"
+    assert step(11) is None, "its root is its last token"
     own.positions = 11
-    assert lap(10) == ([1], 5, 0), "near the last position"
+    assert step(10) == ([1], 5, 0), "near the last position"
     own.positions = 99
     others.offer = OFFER
-    assert lap(4) == ([1], 5, 2)
-    assert lap(4) is None
+    assert step(4) == ([1], 5, 2)
+    assert step(4) is None
     others.offer = None
-    assert lap(4) is None
-    assert lap(4) == ([1], 5, 2)
+    assert step(4) is None
+    assert step(4) == ([1], 5, 2)
     assert {values.shape for values in tuner.worth} == {(1, 1)}, "nobody foresees what others have"
 
 
@@ -458,7 +458,7 @@ def test_what_a_device_chose_before_a_rest_is_nobodys_behind_it() -> None:
 
 
 def test_what_fails_where_a_device_chooses_is_told_when_its_drafter_takes_that() -> None:
-    """Not to the worker, whose lap asks for it."""
+    """Not to the worker, whose step asks for it."""
     chosen = DeviceChoice((1,), 3, (0,), grown=None, trust=np.zeros(2))  # type: ignore[arg-type]
     chosen.choose(*[torch.zeros(1)] * 3, 9)
     with pytest.raises(AttributeError):

@@ -275,7 +275,7 @@ def test_a_drafter_that_does_not_pay_says_so_and_draws_nothing(head: DraftHead, 
     for sequence in (1, 2):
         engine.observe(text.lesson(sequence, 0, 10, 1, final=True))
     assert drafts_of(engine) == ()
-    assert engine.rest == 2 * LOOK_STEPS, "it looks at a plain lap first"
+    assert engine.rest == 2 * LOOK_STEPS, "it looks at a plain step first"
     engine.observe(replace(text.lesson(1, 10, 11, 2, final=True), fed=2, seconds=1.0, wall=1.0, rested=2))
     engine.observe(text.lesson(2, 10, 11, 2, final=True))
     assert drafts_of(engine) == ()
@@ -300,7 +300,7 @@ def test_beside_other_drafters_it_answers_with_roots_instead_of_a_rest(head: Dra
 
 
 def test_what_comes_behind_a_rest_is_learned_in_one(head: DraftHead, text: Text) -> None:
-    """Thirty laps as one lesson: nothing of it counts as accepted, and the text is followed on."""
+    """Thirty steps as one lesson: nothing of it counts as accepted, and the text is followed on."""
     engine = eager(head)
     open_with(engine, opening(1, 10))
     engine.observe(text.lesson(1, 0, 10, 1, final=True))
@@ -374,18 +374,18 @@ def eager(head: DraftHead) -> DraftEngine:
 
 
 def looked(engine: DraftEngine) -> DraftEngine:
-    """Plain laps of one text and of four were seen, and a tree of eight nodes."""
+    """Plain steps of one text and of four were seen, and a tree of eight nodes."""
     rule = tuner_of(engine)
     assert rule.plan_levels(1, 4) == rule.plan_levels(4, 4) == 0
-    rule.record_lap([TreeOutcome(1, 9, (), 0)])
-    rule.record_lap([ROOT_ONLY])
+    rule.record_step([TreeOutcome(1, 9, (), 0)])
+    rule.record_step([ROOT_ONLY])
     rule.acceptance = AcceptanceRates(4)
     return engine
 
 
 @pytest.mark.parametrize("sent", [True, False])
 def test_trees_that_came_too_late_teach_nothing(head: DraftHead, text: Text, sent: bool) -> None:
-    """A frame with fewer rows than the trees have was composed without them, or with parts: how long that lap
+    """A frame with fewer rows than the trees have was composed without them, or with parts: how long that step
     took says nothing of plain ones. 63 trees beside a prompt were cut, and 64 texts believed to take 31 ms.
     """
     engine = eager(head)

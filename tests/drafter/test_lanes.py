@@ -68,11 +68,11 @@ class Parrot(Proposer):
 
 
 def looked(tuner: DraftPolicy) -> DraftPolicy:
-    """First laps were plain, and large trees were seen."""
+    """First steps were plain, and large trees were seen."""
     for live in (1, 2, 4, 8):
         assert tuner.plan_levels(live, 6) == 0
-    tuner.record_lap([TreeOutcome(1, 9, (0.9,), 0)])
-    tuner.record_lap([ROOT_ONLY])
+    tuner.record_step([TreeOutcome(1, 9, (0.9,), 0)])
+    tuner.record_step([ROOT_ONLY])
     return tuner
 
 
@@ -123,13 +123,13 @@ def test_while_one_rests_the_others_draft_and_it_is_left_alone() -> None:
     teach(engine, 1, [1, 2, 3])
     teach(engine, 2, [1, 2, 3], drafter="model")
     committed = 2
-    for lap in range(20):
+    for step in range(20):
         grown = trees(engine)
         assert engine.rest == 0
         assert len(grown[1]) > 1
         assert len(grown[2]) == 1
         fed = grown[1].tokens
-        lessons = (FeatureBatch(1, committed, fed, 7, lap + 2), FeatureBatch(2, 2 + lap, (3,), 3, lap + 2))
+        lessons = (FeatureBatch(1, committed, fed, 7, step + 2), FeatureBatch(2, 2 + step, (3,), 3, step + 2))
         engine.observe(Features(1, 0, lessons=lessons, fed=len(fed) + 1, seconds=3e-3))
         committed += len(fed)
     assert idle.asked == []
@@ -150,7 +150,7 @@ def test_when_all_rest_the_ring_is_told_for_how_long() -> None:
     lessons = tuple(FeatureBatch(sequence, 3, (4, 5, 7), 6, 5) for sequence in (1, 2))
     engine.observe(Features(1, 0, lessons=lessons, fed=2, seconds=1e-3, rested=10))
     assert drafts_of(engine) == ()
-    assert engine.rest == before - 11, "what is left of it, this lap's trees taken off"
+    assert engine.rest == before - 11, "what is left of it, this step's trees taken off"
 
 
 class Hopes(FixedBudget):
@@ -225,13 +225,13 @@ def test_a_drafter_is_blamed_and_praised_for_its_own_nodes_alone() -> None:
     teach(engine, 1, [5, 6] * 4)
     rule, committed = engine.speculators["eagle"].budget, 7
     assert isinstance(rule, DraftPolicy)
-    for lap in range(12):
+    for step in range(12):
         if not (tree := trees(engine).get(1)):
             break
         right = [token for token, parent in zip(tree.tokens[1:], tree.parents[1:]) if token != 7]
         fed = (tree.tokens[0], *right)
         bonus = 5 if fed[-1] == 6 else 6
-        lesson = FeatureBatch(1, committed, fed, bonus, lap + 2)
+        lesson = FeatureBatch(1, committed, fed, bonus, step + 2)
         engine.observe(Features(1, 0, lessons=(lesson,), fed=len(tree), seconds=3e-3))
         committed += len(fed)
     assert rule.acceptance.by_depth()[0] < 0.5
@@ -273,7 +273,7 @@ def test_the_row_budget_is_shared() -> None:
 
 
 class Tired(FixedBudget):
-    """Rests for three laps of all whom it is told of."""
+    """Rests for three steps of all whom it is told of."""
 
     adaptive = True
 
@@ -287,8 +287,8 @@ class Tired(FixedBudget):
         return 0
 
 
-def test_behind_a_rest_all_texts_count_though_some_are_told_of_with_later_laps() -> None:
-    """Else rests were for those few, and over for all 64 after a third of their laps."""
+def test_behind_a_rest_all_texts_count_though_some_are_told_of_with_later_steps() -> None:
+    """Else rests were for those few, and over for all 64 after a third of their steps."""
     proposer, tuner = Parrot(7), Tired()
     lane = Speculator(proposer, tuner, None, lambda: 0.0)
     texts = [DraftSequence(opening(number, 2, limit=999)) for number in range(8)]

@@ -20,7 +20,7 @@ from specsot_model.cuda_graphs import GraphCapture
 from specsot_model.decoder import Decoder
 from tests.drafter.ring import opening
 from tests.drafter.test_descent import later
-from tests.model.test_laps import Fused, Plain
+from tests.model.test_steps import Fused, Plain
 from tests.model.tiny import write_model
 
 if find_spec("triton") is None:

@@ -1,4 +1,4 @@
-"""Drafter and stage together on the demo model: nothing changes but the number of laps."""
+"""Drafter and stage together on the demo model: nothing changes but the number of steps."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ def begin(ring: Ring) -> list[Writer]:
 
 
 def write(base: Decoder, head: DraftHead, engine: DraftEngine | None) -> tuple[list[Writer], int]:
-    """Three forks of one prefix, each to its limit; the laps they took."""
+    """Three forks of one prefix, each to its limit; the steps they took."""
     ring = Ring(base, head, engine)
     writers = begin(ring)
-    laps = 0
+    steps = 0
     while ring.turn():
-        laps += 1
+        steps += 1
     for sequence in (1, 2, 3, 4):
         ring.close(sequence)
-    return writers, laps
+    return writers, steps
 
 
 @pytest.fixture(scope="module")
@@ -70,14 +70,14 @@ def plainly(base: Decoder, head: DraftHead) -> tuple[list[Writer], int]:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_the_same_tokens_in_fewer_laps(
+def test_the_same_tokens_in_fewer_steps(
     base: Decoder, head: DraftHead, plainly: tuple[list[Writer], int], name: str
 ) -> None:
     engine = make_engine(head, configuration(SHAPES[name], curve=CHEAP), curve=QUICK_HEAD)
     free = engine.free_pages
-    writers, laps = write(base, head, engine)
+    writers, steps = write(base, head, engine)
     assert [writer.written for writer in writers] == [writer.written for writer in plainly[0]]
-    assert laps < plainly[1]
+    assert steps < plainly[1]
     assert engine.free_pages == free
 
 
@@ -89,13 +89,13 @@ def test_a_drafter_that_is_back_grows_the_trees_of_one_that_never_left(
     for leaves in (False, True):
         ring, trees[leaves] = Ring(base, head, fresh(head)), {}
         writers = begin(ring)
-        for lap in count():
-            if leaves and lap in (2, 4):
-                ring.replace_drafter(fresh(head) if lap == 4 else None)
+        for step in count():
+            if leaves and step in (2, 4):
+                ring.replace_drafter(fresh(head) if step == 4 else None)
             places = {one.opening.sequence: one.committed for one in writers if not one.done}
             if not ring.turn():
                 break
-            if lap > 4 or not leaves:
+            if step > 4 or not leaves:
                 trees[leaves] |= {(n, at): ring.writers[n].trees[-1] for n, at in places.items()}
         assert [writer.written for writer in writers] == [writer.written for writer in plainly[0]]
     both = trees[True].keys() & trees[False].keys()

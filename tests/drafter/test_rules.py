@@ -11,7 +11,7 @@ from specsot_drafter.core.control import DraftPolicy, make_budget
 from specsot_drafter.core.selection import Candidates
 
 SHAPE = TreeShape(depth=11, top_k=1, nodes=13)
-LAP = ((1, 1e-3), (64, 2e-3))
+STEP = ((1, 1e-3), (64, 2e-3))
 
 
 def returned(grown: int, accepted: int) -> TreeOutcome:
@@ -37,7 +37,7 @@ def test_the_seeds_rule(outcomes: list[tuple[int, int]], depth: int) -> None:
     """mean = 0.9 mean + 0.1 accepted / drafted from 0.8 on; above 0.85 deeper, below 0.5 less; 2 .. 10."""
     rule = SeedBudget(SHAPE)
     for grown, accepted in outcomes:
-        rule.record_lap([returned(grown, accepted)])
+        rule.record_step([returned(grown, accepted)])
     assert rule.plan_levels(3, 12) == depth
     assert rule.plan_levels(1, 1) == 1
 
@@ -66,7 +66,7 @@ def test_always_sends_the_best_nodes_of_every_tree() -> None:
 )
 def test_who_decides(name: str, fixed: bool, kind: type) -> None:
     shape = TreeShape(fixed=fixed)
-    assert type(make_budget(name, shape, LAP, LAP, (4,) * 5)) is kind  # type: ignore[arg-type]
+    assert type(make_budget(name, shape, STEP, STEP, (4,) * 5)) is kind  # type: ignore[arg-type]
 
 
 def test_who_always_sends_all_foresees_it() -> None:
@@ -77,10 +77,10 @@ def test_who_always_sends_all_foresees_it() -> None:
 
 def test_a_tuner_foresees_as_many_nodes_of_each_tree_as_bring_most() -> None:
     """As levels and nodes were chosen together, by what nodes of all texts were worth lately."""
-    rule, few = DraftPolicy(TreeShape(3, 2, 12), LAP, ((1, 1e-6), (64, 1e-6)), (2, 2, 2), stepwise=False), 4
+    rule, few = DraftPolicy(TreeShape(3, 2, 12), STEP, ((1, 1e-6), (64, 1e-6)), (2, 2, 2), stepwise=False), 4
     worth = np.array([[0.9, 0.5, 0.8, 0.02, 0.2, 0.01, -np.inf]] * few)
     depths = np.array([1, 1, 2, 2, 3, 3, 4])
-    assert (rule.plan_levels(few, 4), rule.rest > 0) == (0, True), "a look at plain laps"
+    assert (rule.plan_levels(few, 4), rule.rest > 0) == (0, True), "a look at plain steps"
     rule.record_worth(worth, depths)
     levels = rule.plan_levels(few, 3)
     assert levels == 3

@@ -17,7 +17,7 @@ from specsot.core.frames import End
 from specsot.eagle import Eagle, EagleConfig, Piece
 from specsot.errors import InvalidRequest
 from specsot.params import Sampling
-from specsot_bench.eagle.generation import LapLoop
+from specsot_bench.eagle.generation import StepLoop
 from tests.conftest import some
 from tests.eagle.knowing import KnowingHead
 from tests.laws.plain import Excuses, load, write_plainly
@@ -85,7 +85,7 @@ def test_deep_trees_of_a_head_that_knows_much_are_plain_decoding(
     config, prompts = EagleConfig(*tree, **warm), prompts_of(6)
     stats = check(base, Eagle(knowing(base, prompts, config.sampling), load(base), config), prompts)
     assert stats.mean_accept_length > 2
-    assert stats.laps < LIMIT / 2
+    assert stats.steps < LIMIT / 2
     lengths = [length for one in stats.sequences for length in one.accept_lengths]
     assert stats.trees.total_accepted == sum(lengths)
     assert [len(one.tokens) for one in stats.sequences] == [LIMIT] * 6
@@ -102,16 +102,16 @@ def test_transformers_own_generate_writes_the_same(base: Path, head: Path) -> No
     assert stats.new_tokens == wanted.shape[1] - prompt.shape[1]
 
 
-def test_a_batch_is_one_forward_a_lap(base: Path) -> None:
-    """As many laps as its longest sequence alone takes."""
+def test_a_batch_is_one_forward_a_step(base: Path) -> None:
+    """As many steps as its longest sequence alone takes."""
     prompts, config = prompts_of(5), EagleConfig(1, 4, 5)
     head = knowing(base, prompts, slip=9)
     _, together = Eagle(head, load(base), config).generate(prompts, LIMIT, eos_token_id=NEVER)
     alone = []
     for n, prompt in enumerate(prompts):
         own = KnowingHead({0: head.texts[n]}, SHAPE.hidden, SHAPE.vocabulary, head.slip)
-        alone.append(Eagle(own, load(base), config).generate(prompt, LIMIT, eos_token_id=NEVER)[1].laps)
-    assert together.laps == max(alone)
+        alone.append(Eagle(own, load(base), config).generate(prompt, LIMIT, eos_token_id=NEVER)[1].steps)
+    assert together.steps == max(alone)
     assert len(set(alone)) > 1
 
 
@@ -119,7 +119,7 @@ def test_a_drafter_that_says_nothing_is_not_heard() -> None:
     """While it rests, or catches up, stage 0 must not take it for awake."""
     engine = SimpleNamespace(begin=lambda: None, finish=tuple, rest=0, awake=False)
     verifier, heard = SimpleNamespace(near=SimpleNamespace()), list[int]()
-    loop = LapLoop(None, verifier, None, engine)  # type: ignore[arg-type]
+    loop = StepLoop(None, verifier, None, engine)  # type: ignore[arg-type]
     for rest, awake in ((0, False), (3, False), (0, False), (0, True)):
         engine.rest, engine.awake = rest, awake
         heard += [one.rest for one in loop.draft((), lambda: None)]

@@ -23,7 +23,7 @@ from tests.faults.parts import AT_GRAMMAR, LIES, POISONS
 from tests.faults.virtual import run
 from tests.faults.world import CONDUCT, GLANCE, Honest, Shape, World
 
-QUESTIONS = ("What is a ring?", "Explain laps.")
+QUESTIONS = ("What is a ring?", "Explain steps.")
 ASKS = [
     Ask(prompt=question, mode=mode, seed=1, limits=Limits(max_new_tokens=160), resumable=kept)
     for question in QUESTIONS

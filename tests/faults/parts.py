@@ -39,9 +39,9 @@ Lie = Literal["", "ids", "roots", "steps", "forged"]
 LIES: tuple[Lie, ...] = ("ids", "roots", "steps", "forged")
 
 # Requests are known to stages by their seed alone. What dies of these:
-AT_PROMPT, AT_LAP, AT_GRAMMAR = 1001, 1002, 1003
-POISONS = (AT_PROMPT, AT_LAP, AT_GRAMMAR)
-LAP = 3  # the lap of an epoch that AT_LAP kills
+AT_PROMPT, AT_STEP, AT_GRAMMAR = 1001, 1002, 1003
+POISONS = (AT_PROMPT, AT_STEP, AT_GRAMMAR)
+STEP = 3  # the step of an epoch that AT_STEP kills
 
 
 class Guesser:
@@ -173,7 +173,7 @@ class PoisonableStage:
     def __init__(self, stage: StageRunner, vocabulary: int, die: Callable[[], None]) -> None:
         self._stage, self._vocabulary, self._die = stage, vocabulary, die
         self._poisoned: dict[int, int] = {}  # seeds by sequence
-        self._laps: dict[int, int] = {}
+        self._steps: dict[int, int] = {}
 
     @property
     def table(self) -> Any:
@@ -213,9 +213,9 @@ class PoisonableStage:
         seed = self._poisoned.get(sequence)
         if seed == AT_PROMPT:
             self._die()
-        if seed == AT_LAP and grows:
-            self._laps[sequence] = self._laps.get(sequence, 0) + 1
-            if self._laps[sequence] >= LAP:
+        if seed == AT_STEP and grows:
+            self._steps[sequence] = self._steps.get(sequence, 0) + 1
+            if self._steps[sequence] >= STEP:
                 self._die()
 
 

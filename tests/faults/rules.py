@@ -28,7 +28,7 @@ from tests.faults.history import (
 
 HARMLESS = 1.0  # seconds for which any loop may stand still, and nobody calls it lost
 DEATHS = 8  # processes that one request may end
-LAPS, SHARE, PATIENT = 16, 4, 2  # see `most_laps`
+STEPS, SHARE, PATIENT = 16, 4, 2  # see `most_steps`
 
 
 def check_ring(history: History) -> list[str]:
@@ -44,12 +44,12 @@ def harmless(hurt: Hurt) -> bool:
     return hurt.kind in ("pause", "slow") or (hurt.kind == "stall" and hurt.lasts <= HARMLESS)
 
 
-def most_laps(tokens: int, budget: int) -> int:
+def most_steps(tokens: int, budget: int) -> int:
     """Frames within which a prompt is through, counted from its opening. tokens: of all prompts that wait
     beside it, its own included. budget: rows of a frame, of which prompts that wait have at least a fourth;
     half of that where chunks follow each other through several stages.
     """
-    return LAPS + PATIENT * math.ceil(tokens / max(budget // SHARE, 1))
+    return STEPS + PATIENT * math.ceil(tokens / max(budget // SHARE, 1))
 
 
 @dataclass(slots=True)
@@ -57,11 +57,11 @@ class _Waiting:
     """tokens: of all prompts that waited while it did."""
 
     tokens: int
-    laps: int = 0
+    steps: int = 0
 
 
 def _first_token(history: History) -> Iterable[str]:
-    """Rule 3: a prompt that was opened is through within `most_laps` frames."""
+    """Rule 3: a prompt that was opened is through within `most_steps` frames."""
     epochs = defaultdict[int, dict[int, _Waiting]](dict)
     for _, entry in history:
         match entry:
@@ -77,10 +77,10 @@ def _first_token(history: History) -> Iterable[str]:
                 for sequence in begun:
                     waiting.pop(sequence, None)
                 for sequence, one in list(waiting.items()):
-                    one.laps += 1
-                    if one.laps > most_laps(one.tokens, budget):
+                    one.steps += 1
+                    if one.steps > most_steps(one.tokens, budget):
                         del waiting[sequence]
-                        late = f"{one.laps} frames of {budget} rows"
+                        late = f"{one.steps} frames of {budget} rows"
                         yield f"3 sequence {sequence} has no first token after {late}"
             case _:
                 pass

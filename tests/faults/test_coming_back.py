@@ -41,19 +41,19 @@ def test_a_worker_is_noticed_and_replaced_while_its_old_link_still_beats(kind: s
 def test_a_drafter_that_is_back_drafts_what_is_being_written() -> None:
     """In the same epoch, and the answer is the one of a fleet without any drafter."""
     plain, _, _ = run(written(drafter=False))
-    text, epochs, laps = run(written(drafter=True))
+    text, epochs, steps = run(written(drafter=True))
     assert text == plain
-    assert epochs == {laps[0][0].epoch}
-    before, away, back = (tokens_per_lap(part) for part in laps)
+    assert epochs == {steps[0][0].epoch}
+    before, away, back = (tokens_per_step(part) for part in steps)
     assert before > 1.0
     assert away == 1.0
     assert back > 1.0
 
 
 async def written(drafter: bool) -> tuple[str, set[int], list[list[Result]]]:
-    """The text, the epochs of its laps, and its laps: with the drafter, without, and with it again."""
+    """The text, the epochs of its steps, and its steps: with the drafter, without, and with it again."""
     world = World(random.Random(4), Shape(2, drafter, skill=0.9))
-    world.restart = 2.0, 2.0  # long enough for laps without it
+    world.restart = 2.0, 2.0  # long enough for steps without it
     assert await world.complete(60.0)
     client = asyncio.create_task(Client(world, "r", LONG, Habit()).live())
     parts = [world.results]
@@ -74,7 +74,7 @@ async def written(drafter: bool) -> tuple[str, set[int], list[list[Result]]]:
 
 
 def begin_anew(world: World) -> list[Result]:
-    """The laps from now on."""
+    """The steps from now on."""
     world.results = list[Result]()
     return world.results
 
@@ -89,6 +89,6 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def tokens_per_lap(laps: list[Result]) -> float:
-    outcomes = [outcome for lap in laps for outcome in lap.outcomes if outcome.draft_round]
+def tokens_per_step(steps: list[Result]) -> float:
+    outcomes = [outcome for step in steps for outcome in step.outcomes if outcome.draft_round]
     return sum(len(one.tokens) for one in outcomes) / len(outcomes)

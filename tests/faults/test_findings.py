@@ -20,7 +20,7 @@ from specsot_worker.worker import Worker
 from tests.conftest import some
 from tests.faults.campaign import ASKS, LONG, Campaign, Fault, judge
 from tests.faults.clients import Habit
-from tests.faults.parts import AT_GRAMMAR, AT_LAP, AT_PROMPT
+from tests.faults.parts import AT_GRAMMAR, AT_STEP, AT_PROMPT
 from tests.faults.world import Shape
 
 pytestmark = pytest.mark.slow
@@ -150,7 +150,7 @@ FINDINGS = (
         plant_starving,
     ),
     Finding("H6 the innocent fail", poisoned(AT_PROMPT, 1), "6 it failed with Unavailable", plant_blame),
-    Finding("H6 poison is tried for ever", poisoned(AT_LAP, 1), "6 one request ended", plant_blame),
+    Finding("H6 poison is tried for ever", poisoned(AT_STEP, 1), "6 one request ended", plant_blame),
     Finding(
         "H6 one grammar ends everybody's epoch",
         poisoned(AT_GRAMMAR, 2),

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 # Of 40 pages of 16 rows that one worker has alone, and 80 that two have, these need 64 and 27.
 SHAPE = Shape(2, drafter=False, pages=40)
 LARGE = Ask(prompt="What is a ring?", mode="direct", seed=1, limits=Limits(max_new_tokens=1000))
-SMALL = Ask(prompt="Explain laps.", mode="direct", seed=1, limits=Limits(max_new_tokens=400))
+SMALL = Ask(prompt="Explain steps.", mode="direct", seed=1, limits=Limits(max_new_tokens=400))
 
 
 @pytest.mark.parametrize("others", [0, 2])

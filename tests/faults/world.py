@@ -325,7 +325,7 @@ class World:
         journal = Journal(store, Labour(lambda work: self._write(host, work))) if store else None
         master = assemble(BASE, ring, int(loop.time() * 1e3), RequestJournal(journal, loop.time))
         for replica in master.replicas:
-            replica.engine.laps.follow(self._heard)
+            replica.engine.steps.follow(self._heard)
         house = House(self, master, host, store)
         if journal:
             house.reviving = house.do(master.leader.revive(journal.kept))

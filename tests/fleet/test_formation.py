@@ -10,7 +10,7 @@ from specsot_master.core.ring.epoch import (
     check_joining,
     configurations_of,
     count_pages,
-    lap_curve,
+    step_curve,
     with_one_gpu,
 )
 from specsot_master.core.ring.placement import next_stages
@@ -118,7 +118,7 @@ def test_every_member_hears_the_same_ring_under_its_own_name():
     assert set(plans) == {"a", "b", "d"}
     assert {plan.you for plan in plans.values()} == {"a", "b", "d"}
     assert {plan.drafter for plan in plans.values()} == {"d:1"}
-    assert lap_curve(members, plans["a"].stages) == ((1, 0.008), (8, 0.016))
+    assert step_curve(members, plans["a"].stages) == ((1, 0.008), (8, 0.016))
 
 
 @pytest.mark.parametrize(("stages", "most", "flight"), [(1, None, 1), (2, None, 3), (2, 1, 1), (3, 2, 2)])

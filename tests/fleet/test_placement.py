@@ -62,7 +62,7 @@ def test_the_slowest_stage_is_as_fast_as_can_be(workers, expected):
     assert placed(*workers) == expected
 
 
-def test_a_lap_takes_at_least_as_long_as_its_weights_are_read():
+def test_a_step_takes_at_least_as_long_as_its_weights_are_read():
     one, other = site("a", copy_speed=10 * GIB), site("b")
     first, last = member_infos([one, other], {"a": Range(0, 8), "b": Range(8, 32)}, ())
     assert (first.weights, first.least_seconds) == (4 * GIB, 0.4), (

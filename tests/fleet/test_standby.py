@@ -77,12 +77,12 @@ async def test_specsot_rebalance_gives_it_a_range_in_the_middle_of_an_answer(dem
         await door.close(0)
 
 
-def going_wrong(lap, error):
-    """Laps of no length, of which one raises this."""
-    laps = iter(range(1, 1000))
+def going_wrong(step, error):
+    """Steps of no length, of which one raises this."""
+    steps = iter(range(1, 1000))
 
     def spend(seconds):
-        if next(laps) == lap:
+        if next(steps) == step:
             raise error
 
     return spend

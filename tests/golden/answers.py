@@ -1,6 +1,6 @@
 """What the demo model answers through whole fleets in this process: token ids, texts, plans, ends.
 
-fp32, one thread: the same on every CPU but where two tokens are equally likely. How many laps it took, and in
+fp32, one thread: the same on every CPU but where two tokens are equally likely. How many steps it took, and in
 which company, is not recorded; that may differ from run to run.
 """
 
@@ -74,7 +74,7 @@ def facts(answer: Any) -> dict[str, Any]:
 
 
 def lines() -> str:
-    """What `specsot infer --json` prints, each branch's text put together; without times and laps."""
+    """What `specsot infer --json` prints, each branch's text put together; without times and steps."""
     said = io.StringIO()
     words = [
         "infer",

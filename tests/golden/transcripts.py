@@ -66,16 +66,16 @@ class Transcript:
         except SpecsotError as error:
             told.append(f"{type(error).__name__}: {error}")
 
-    async def lap(self, count: int = 1) -> None:
+    async def step(self, count: int = 1) -> None:
         """So many, or as many as there are: one at least."""
         for number in range(count):
             await self.settle()
-            result = self.stage.ring.lap()
+            result = self.stage.ring.step()
             if result is None:
                 assert number, "nothing moves"
                 break
             wrote = " ".join(f"{one.sequence}:{len(one.tokens)}" for one in result.outcomes)
-            self.lines.append(f"> lap {result.number} {wrote}")
+            self.lines.append(f"> step {result.number} {wrote}")
             self.stage.engine.handle(result)
         await self.settle()
 
@@ -83,7 +83,7 @@ class Transcript:
         while not all(task.done() for task in tasks):
             await self.settle()
             if not all(task.done() for task in tasks):
-                await self.lap()
+                await self.step()
         await self.settle()
 
     async def settle(self) -> None:
@@ -160,7 +160,7 @@ async def in_turn_through_one_place() -> Transcript:
 async def cancelled_among_branches() -> Transcript:
     one = Transcript(Stage(SAYS, seed=1))
     client = one.ask("a", SOT)
-    await one.lap(14)
+    await one.step(14)
     await one.say("a is cancelled", lambda: one.stage.engine.cancel("id-a"))
     await one.play(client)
     return one
@@ -176,7 +176,7 @@ async def left_early() -> Transcript:
 async def repaired_in_the_plan() -> Transcript:
     one = Transcript(Stage(SAYS, seed=3))
     client = one.ask("a", SOT)
-    await one.lap(5)
+    await one.step(5)
     await one.break_and_form(2)
     await one.play(client)
     return one
@@ -186,9 +186,9 @@ async def repaired_among_branches() -> Transcript:
     one = Transcript(Stage(SAYS, seed=5))
     clients = one.ask("a", SOT), one.ask("b", COUNT)
     while sum(player.opening.decodes for player in one.stage.ring.live.values()) < 3:
-        await one.lap()
+        await one.step()
     await one.break_and_form(2, pages=40, page_rows=32, has_drafter=False)
-    await one.lap(6)
+    await one.step(6)
     await one.break_and_form(3)
     await one.play(*clients)
     return one
@@ -197,7 +197,7 @@ async def repaired_among_branches() -> Transcript:
 async def rings_break_until_it_is_given_up() -> Transcript:
     one = Transcript(Stage(SAYS))
     client = one.ask("a", DIRECT)
-    await one.lap()
+    await one.step()
     for epoch in range(2, 6):
         await one.break_and_form(epoch)
     await one.play(client)
@@ -207,7 +207,7 @@ async def rings_break_until_it_is_given_up() -> Transcript:
 async def no_ring_comes_back() -> Transcript:
     one = Transcript(Stage(SAYS))
     client = one.ask("a", SOT)
-    await one.lap(6)
+    await one.step(6)
     one.stage.ring.break_off()
     await one.say("the ring breaks", lambda: one.stage.engine.handle(RingLost("worker-2 is gone")))
     await one.say("31 s pass", lambda: one.stage.time.advance(31))
@@ -221,7 +221,7 @@ async def a_branch_fails() -> Transcript:
     client = one.ask("a", SOT)
     opened: list[Any] = []
     while len(opened) < 4:
-        await one.lap()
+        await one.step()
         opened = [order.opening for order in one.stage.ring.orders if isinstance(order, Open)]
     (alpha,) = [opening for opening in opened if opening.ordinal == 1]
     await one.stage.ring.order(Close(alpha.sequence))
@@ -253,7 +253,7 @@ async def nobody_reads() -> Transcript:
     one = Transcript(Stage(SAYS, config=config, burst=2))
     events = generate(one.stage.requests, COUNT, "id-a")
     first = asyncio.ensure_future(anext(events))
-    await one.lap(40)
+    await one.step(40)
     assert first.done()
     await one.say("201 s pass", lambda: one.stage.time.advance(201))
     await one.play(one.follow("a", events))
@@ -263,7 +263,7 @@ async def nobody_reads() -> Transcript:
 async def read_on_elsewhere() -> Transcript:
     one = Transcript(Stage(SAYS, seed=3, config=KEEPING))
     await one.play(one.follow("a", generate(one.stage.requests, KEPT, "id-a"), most=7))
-    await one.lap(10)
+    await one.step(10)
     await one.play(one.follow("b", resume(one.stage.requests, "id-a", 7)))
     return one
 
@@ -281,8 +281,8 @@ async def a_journal_is_gone_on_from() -> Transcript:
 async def a_list_is_repaired() -> Transcript:
     one = Transcript(Stage(LISTS, seed=4, threshold=0.0, burst=1))
     client = one.ask("a", replace(LISTED, polish=True))
-    for epoch, laps in enumerate((4, 6, 6), 2):
-        await one.lap(laps)
+    for epoch, steps in enumerate((4, 6, 6), 2):
+        await one.step(steps)
         await one.break_and_form(epoch)
     await one.play(client)
     return one

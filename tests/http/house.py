@@ -1,4 +1,4 @@
-"""The HTTP door on a real port, before a conductor on a fake ring whose laps a task plays.
+"""The HTTP door on a real port, before a conductor on a fake ring whose steps a task plays.
 
 Time stands still: alarms ring when a test passes time.
 """
@@ -17,7 +17,7 @@ from openai import AsyncOpenAI
 from starlette.types import ASGIApp
 
 from specsot.core.frames import Open, Opening
-from specsot.core.info import Info, LapsInfo, MemberInfo, ModelInfo, PagesInfo
+from specsot.core.info import Info, StepsInfo, MemberInfo, ModelInfo, PagesInfo
 from specsot.members import Head, Range
 from specsot.params import Mode
 from specsot.transport.security import PLAIN, Tls, Tokens
@@ -53,7 +53,7 @@ INFO = Info(
     epoch=3,
     ready=True,
     pages=PagesInfo(64, 60, 64),
-    laps=LapsInfo(10, 25, 4.0, 2.5, 6.0, (0.012, 0.015)),
+    steps=StepsInfo(10, 25, 4.0, 2.5, 6.0, (0.012, 0.015)),
 )
 
 HEAD = Head((1, 4, 6), 384)
@@ -113,11 +113,11 @@ class Served(PlayedStage):
         while not self.stage.ring.live:
             await turn()
 
-    async def laps(self, count: int) -> None:
-        """So many laps by hand, while nobody else plays them."""
+    async def steps(self, count: int) -> None:
+        """So many steps by hand, while nobody else plays them."""
         assert not self.going.is_set()
         for _ in range(count):
-            await self.stage.lap()
+            await self.stage.step()
 
     async def reopen(self) -> None:
         """The door again, where it was before it was closed."""

@@ -300,7 +300,7 @@ async def test_what_breaks_on_the_way_is_the_streams_last_event(path: str) -> No
         body = {"input": "Count."} if path == RESPONSES else {"messages": asked, "max_tokens": 300}
         reading = asyncio.create_task(events(house, path, body))
         await house.asked()
-        await house.laps(6)
+        await house.steps(6)
         house.stage.engine.handle(MasterLeaving("the master is shutting down"))
         *_, last = await reading
         error = last["response"]["error"] if path == RESPONSES else last["error"]

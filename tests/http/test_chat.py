@@ -276,7 +276,7 @@ async def test_branches_for_those_who_ask(house: Served) -> None:
     for event in events:
         if event["event"] == "branch_text":
             assert event["offset"] == len(bodies.setdefault(event["branch"], ""))
-            assert event["lap_tokens"] >= 0
+            assert event["step_tokens"] >= 0
             bodies[event["branch"]] += event["text"]
     assert bodies == {id: SAYS[f"Write point {id}"].strip() for id in (1, 2, 3)}
     assert events[-1]["statistics"]["mode"] == "sot"

@@ -47,7 +47,7 @@ async def begun(house: Served) -> None:
 
 
 async def leave(house: Served, asking: asyncio.Task[Any]) -> None:
-    """The client goes once something has been written, and no lap is played meanwhile."""
+    """The client goes once something has been written, and no step is played meanwhile."""
     await begun(house)
     house.going.clear()
     asking.cancel()
@@ -251,7 +251,7 @@ async def test_a_client_may_leave_a_stream_that_only_pings() -> None:
 async def test_every_stream_pings_while_nothing_is_written(
     path: str, body: dict[str, Any], ping: str
 ) -> None:
-    """The laps go on only when three pings have come."""
+    """The steps go on only when three pings have come."""
     async with served(SAYS, ping_every=0.02) as house, house.client() as client:
         house.going.clear()
         lines = list[str]()

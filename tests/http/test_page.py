@@ -1,6 +1,6 @@
 """The page in a real Chromium: types, streams, stops, loses the server, comes back.
 
-Scripts say what is written, and laps are played by hand where it matters.
+Scripts say what is written, and steps are played by hand where it matters.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ async def test_a_question_is_planned_written_side_by_side_and_folded_into_the_an
         assert await page.evaluate("document.activeElement.id") == "question"
         await ask(page, LETTERS, "sot")
         await house.asked()
-        await house.laps(8)
+        await house.steps(8)
         await page.wait_for_selector(".side .part[data-is=planned]")
         assert not await page.is_visible("#hello")
         await shoot(page, "skeleton")
         while house.metrics.branches != 2:
-            await house.laps(1)
-        await house.laps(4)
+            await house.steps(1)
+        await house.steps(4)
         await until(page, "document.querySelectorAll('.part[data-is=writing] .body > *').length === 2")
         states = await all_of(page, ".side .part", "dataset.is")
         assert states == ["writing", "writing", "waiting"], "two at once; the third needs the first"
@@ -67,11 +67,11 @@ async def test_a_question_is_planned_written_side_by_side_and_folded_into_the_an
         shown = await all_of(page, ".part :is(h3, .body)")
         assert shown == [part.strip() for part in re.split(r"^## (.*)$", ANSWER, flags=re.MULTILINE) if part]
         tints = await all_of(page, ".part .body span", "className")
-        assert "lap2" in tints
-        assert set(tints) <= {f"lap{n}" for n in range(2, 6)}
+        assert "step2" in tints
+        assert set(tints) <= {f"step{n}" for n in range(2, 6)}
         assert not await page.is_visible(".part .meta")
         line = await text_of(page, ".figures summary")
-        assert re.match(r"[\d.]+ s · \d+ tokens · [\d.]+ tokens/s · 3 branches in \d+ laps", line)
+        assert re.match(r"[\d.]+ s · \d+ tokens · [\d.]+ tokens/s · 3 branches in \d+ steps", line)
         await page.click(".figures summary")
         assert str(house.opened()[0].seed) in await text_of(page, ".figures"), "to the last digit"
         assert await page.is_visible(".legend")
@@ -91,8 +91,8 @@ async def test_the_ring_is_a_drawer_with_its_times(house: Served) -> None:
         await page.click("#state")
         await page.wait_for_selector("[data-seat]")
         seats = await all_of(page, "[data-seat]")
-        assert seats == ["stage 0layers 0–312.0 ms", "stage 1layers 4–715.0 ms", "drafter6.0 rows a lap"]
-        assert await page.text_content("[data-is=laps]") == "4.0"
+        assert seats == ["stage 0layers 0–312.0 ms", "stage 1layers 4–715.0 ms", "drafter6.0 rows a step"]
+        assert await page.text_content("[data-is=steps]") == "4.0"
         assert await page.text_content("[data-is=tokens]") == "2.5"
         assert "2 stages and a drafter" in await page.text_content("#ring-words")
         rows = [(await text_of(page, f"#stages tbody tr:nth-child({n})")).split("\t") for n in (1, 2)]
@@ -189,8 +189,8 @@ async def test_stop_by_button_and_by_key(house: Served) -> None:
             await ask(page, LETTERS, "sot")
             await house.asked()
             while house.metrics.branches == branches:
-                await house.laps(1)
-            await house.laps(3)
+                await house.steps(1)
+            await house.steps(3)
             await written(page, 0)
             await stop()
             await done(page, "stopped")
@@ -215,7 +215,7 @@ async def test_what_was_shown_when_it_was_stopped_is_what_is_kept(house: Served)
         await ask(page, LETTERS, "sot")
         assert await text_of(page, f"{LAST} .status") == "planning"
         await house.asked()
-        await house.laps(16)
+        await house.steps(16)
         await page.wait_for_selector(".side .part")
         await page.click("#stop")
         await done(page, "stopped")
@@ -225,8 +225,8 @@ async def test_what_was_shown_when_it_was_stopped_is_what_is_kept(house: Served)
         await ask(page, "And now?", "sot")
         await house.asked()
         while house.metrics.branches < branches + 2:
-            await house.laps(1)
-        await house.laps(3)
+            await house.steps(1)
+        await house.steps(3)
         both = "document.querySelectorAll('.part[data-is=writing] .body > *').length === 2"
         await until(page, both)
         await page.click("#stop")
@@ -247,7 +247,7 @@ async def test_the_server_is_lost_and_comes_back_and_the_ring_breaks(house: Serv
     async with opened(house) as page:
         await ask(page, "Count.", "direct")
         await house.asked()
-        await house.laps(6)
+        await house.steps(6)
         before = await written(page, 10)
         await house.door.close(0)
         await page.wait_for_selector(".notice")
@@ -268,7 +268,7 @@ async def test_the_server_is_lost_and_comes_back_and_the_ring_breaks(house: Serv
         house.going.clear()
         await ask(page, "Count.", "direct")
         await house.asked()
-        await house.laps(6)
+        await house.steps(6)
         await written(page, 10)
         house.stage.engine.handle(MasterLeaving("worker-1 is gone: its link broke"))
         await page.wait_for_selector(".notice")

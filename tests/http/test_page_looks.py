@@ -29,7 +29,7 @@ async def test_cards_fill_their_rows(house: Served) -> None:
         await ask(page, LETTERS, "sot")
         await house.asked()
         while house.metrics.branches < 2:
-            await house.laps(1)
+            await house.steps(1)
         await until(page, "document.querySelectorAll('.side .part').length === 3")
         boxes = "[...document.querySelectorAll('.side .part')].map(one => one.getBoundingClientRect())"
         first, second, third = await page.evaluate(f"{boxes}.map(one => [one.top, one.left, one.right])")

@@ -138,7 +138,7 @@ async def test_the_ring_and_the_version(house: Served) -> None:
     told = (await house.get("/ring")).json()
     assert [member["kind"] for member in told["members"]] == ["worker", "worker", "drafter"]
     assert told["members"][1]["layers"] == {"first": 4, "last": 8}
-    assert told["laps"]["stages"] == [0.012, 0.015]
+    assert told["steps"]["stages"] == [0.012, 0.015]
     assert (await house.get("/version")).json() == {"version": INFO.version}
 
 
@@ -186,11 +186,11 @@ async def test_figures_of_requests(house: Served) -> None:
     assert told["specsot:ring_ready"] == 1
 
 
-async def test_figures_of_laps(house: Served) -> None:
+async def test_figures_of_steps(house: Served) -> None:
     outcomes = (Outcome(1, 0, (), (5,)), Outcome(2, 1, (0, 2, 3), (5, 6, 7)), Outcome(3, 4, (0,), (9,)))
     house.metrics.on_result(Result(1, 1, outcomes, (0.1, 0.2), 9, drafts=1, drafted=4))
     told = await figures(house)
-    assert told["specsot:laps_total"] == 10
+    assert told["specsot:steps_total"] == 10
     assert told["specsot:iteration_tokens_total_sum"] == 5
     assert told["specsot:spec_decode_num_drafts_total"] == 1
     assert told["specsot:spec_decode_num_draft_tokens_total"] == 4

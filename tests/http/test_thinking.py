@@ -111,7 +111,7 @@ async def test_who_leaves_while_the_model_thinks_leaves_nothing_behind(house: Se
     chat = house.openai().chat.completions
     opening = asyncio.create_task(chat.create(model="demo", messages=ASKED, stream=True, extra_body=ON))
     await house.asked()
-    await house.laps(2)
+    await house.steps(2)
     async with await opening as stream:
         await anext(aiter(stream))
     while house.stage.engine.requests().running:

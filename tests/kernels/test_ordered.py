@@ -73,7 +73,7 @@ def test_how_inputs_are_cut_is_said_by_the_matrix_alone() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS[:2])
-def test_a_few_rows_are_multiplied_so_in_any_lap(kind: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_few_rows_are_multiplied_so_in_any_step(kind: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gates of tall matrices, too, which are short here."""
     monkeypatch.setattr(ordered, "SHORT", 0)
     torch.manual_seed(5)

@@ -22,12 +22,12 @@ from specsot_lab.bench.acceptance import chance_of, even_ranks, even_runs
 from specsot_lab.bench.clock import RowLog
 from specsot_lab.bench.gpu import NAMED, ROWS, GpuRun, measure
 from specsot_lab.bench.gpu_drafts import head_shape, made_up_head
-from specsot_lab.bench.gpu_laps import (
+from specsot_lab.bench.gpu_steps import (
     MOST,
     Speeds,
     bytes_of_a_pass,
     floor_of_draft,
-    floor_of_lap,
+    floor_of_step,
     longest,
     parents_of,
     shares,
@@ -70,7 +70,7 @@ def test_what_is_measured_in_turns_has_names_of_its_own_and_is_kept_as_it_comes(
 def test_a_part_nobody_knows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     with pytest.raises(InvalidRequest, match="got tides"):
-        measure(GpuRun(("Qwen3-4B",), only=("laps", "tides")), None)
+        measure(GpuRun(("Qwen3-4B",), only=("steps", "tides")), None)
 
 
 def test_a_shape_nobody_knows_is_refused() -> None:
@@ -115,7 +115,7 @@ def test_a_chance_brings_as_many_tokens_as_were_published() -> None:
     chance = chance_of(6.13, 8)
     assert 1 + sum(chance**n for n in range(1, 9)) == pytest.approx(6.13)
     brought = [1 + min(run, 8) for run in islice(even_runs(chance), 150)]
-    assert sum(brought) / 150 == pytest.approx(6.13, rel=0.01), "few laps have the mean already"
+    assert sum(brought) / 150 == pytest.approx(6.13, rel=0.01), "few steps have the mean already"
     assert set(brought) == set(range(1, 10))
 
 
@@ -124,14 +124,14 @@ def test_shares_of_a_plan_make_up_the_whole() -> None:
     assert all(sum(scaled(plan, 900)) == 900 and min(scaled(plan, 900)) > 0 for plan in PLANS)
 
 
-def test_a_lap_takes_at_least_its_bytes_or_its_products() -> None:
+def test_a_step_takes_at_least_its_bytes_or_its_products() -> None:
     llama, speeds = config_of("Llama-3.1-8B"), Speeds(copied=4e12, multiplied=800e12)
     weights = bytes_of_a_token(llama, 2)
     read = (weights + 1024 * 128 * 1024) / 4e12
     assert (
-        floor_of_lap(llama, speeds, 1, 1024) == floor_of_lap(llama, speeds, 64, 1024) == pytest.approx(read)
+        floor_of_step(llama, speeds, 1, 1024) == floor_of_step(llama, speeds, 64, 1024) == pytest.approx(read)
     )
-    assert floor_of_lap(llama, speeds, 512, 1024) == pytest.approx(512 * weights / 800e12)
+    assert floor_of_step(llama, speeds, 512, 1024) == pytest.approx(512 * weights / 800e12)
     shape = head_shape(llama)
     assert floor_of_draft(shape, speeds, 8, 1) == pytest.approx(8 * bytes_of_a_pass(shape) / 2 / 4e12)
 
@@ -162,9 +162,9 @@ def test_a_replayed_request_writes_all_its_branches() -> None:
         assert max(clock.rows) == 6 * 5, "the branches' own prompts, and later 30 rows for all trees"
         assert 0 < clock.fed < clock.whole
         if drafted is None:
-            assert clock.laps == 9 + 40
+            assert clock.steps == 9 + 40
             continue
-        assert clock.laps < 30
+        assert clock.steps < 30
         assert 12 in clock.rows[-3:], "the last one has a whole tree, until its text is about to end"
 
 

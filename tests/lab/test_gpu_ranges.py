@@ -26,13 +26,13 @@ async def test_ranges_write_what_one_writes_however_many_frames_fly(tiny: ModelC
     one: dict[int, LaneRun] = {}
     for many in (1, 2):
         model = RangedModel("tiny", tiny, many, "cpu", torch.float32)
-        rows += [row async for row in measure_ring(model, 20, one, (1, 16), laps=3)]
+        rows += [row async for row in measure_ring(model, 20, one, (1, 16), steps=3)]
     kinds = [(row["what"], row.get("gpus"), row.get("rows"), row.get("in flight")) for row in rows]
     assert kinds == [
         ("ready", 1, None, None),
-        *(("lap of one stream", 1, size, None) for size in (1, 16)),
+        *(("step of one stream", 1, size, None) for size in (1, 16)),
         ("ready", 2, None, None),
-        *(("lap of one stream", 2, size, None) for size in (1, 16)),
+        *(("step of one stream", 2, size, None) for size in (1, 16)),
         *(("throughput", 2, size, flight) for size in (1, 16) for flight in (2, 3)),
     ]
     assert len(set(one[1].tokens)) > 1, "texts of one token would all be the same"

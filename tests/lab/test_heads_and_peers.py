@@ -36,16 +36,16 @@ def test_ranks_of_the_small_pair_by_level_and_by_shape(tmp_path: Path) -> None:
     assert main([*asked, "--shapes", "2,6"]) == 0
     chain, tree = json.loads(file.read_text())["rows"]
     assert (chain["name"], tree["name"]) == ("chain of 2", "tree of 6")
-    assert 1 <= chain["tokens a lap"] <= 3
+    assert 1 <= chain["tokens a step"] <= 3
 
 
 def test_settings_are_compared_with_plain_decoding_of_the_same_question() -> None:
     costs = {"plain": [Cost(4.0, 8.0, 10, 10), Cost(2.0, 2.0, 10, 10)],
              "the tuner": [Cost(2.0, 2.0, 10, 5), Cost(2.0, 4.0, 10, 5)]}  # fmt: skip
     plain, tuned = tuner.rows_of(costs)
-    assert (plain["cpu_median"], plain["tokens_per_lap"]) == (1.0, 1.0)
+    assert (plain["cpu_median"], plain["tokens_per_step"]) == (1.0, 1.0)
     assert (tuned["cpu"], tuned["wall"], tuned["cpu_whole"]) == ([2.0, 1.0], [4.0, 0.5], 1.5)
-    assert (tuned["tokens_per_lap"], tuned["wall_least"]) == (2.0, 0.5)
+    assert (tuned["tokens_per_step"], tuned["wall_least"]) == (2.0, 0.5)
 
 
 def test_with_many_clients_the_policy_is_compared_with_the_best_fixed_setting() -> None:
@@ -65,10 +65,10 @@ def test_ways_are_compared_with_llama_cpp_of_the_same_round() -> None:
     rows = {row["name"]: row for row in llamacpp.rows_of({
         "llama.cpp": answers(2.0, 4.0),
         "int8 plain": answers(1.0, 2.0),
-        "int8 both": answers(0.5, 0.5, branches=Sample(60, 0.25), laps=20),
+        "int8 both": answers(0.5, 0.5, branches=Sample(60, 0.25), steps=20),
         "int8 by script": answers(1.0, 1.5),
     })}  # fmt: skip
     both = rows["int8 both"]
-    assert (both["peer"], both["plain"], both["per_lap"]) == (6.0, 3.0, 3.0)
+    assert (both["peer"], both["plain"], both["per_step"]) == (6.0, 3.0, 3.0)
     assert (both["branches"], both["script"]) == (6.0, 2.5)
     assert rows["int8 plain"]["script"] is rows["llama.cpp"]["branches"] is None

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.timeout(60)
 def test_what_one_client_felt() -> None:
     heard = RequestTimes(10.0, 12.5, (10.5, 10.5001, 11.0, 12.0), tokens=6)
     assert heard.first == 0.5
-    assert [round(gap, 3) for gap in heard.between] == [0.5, 1.0], "two texts of one lap are one"
+    assert [round(gap, 3) for gap in heard.between] == [0.5, 1.0], "two texts of one step are one"
     assert heard.per_token == pytest.approx(0.3)
 
 

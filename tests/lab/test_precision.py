@@ -60,12 +60,12 @@ def test_a_head_in_eight_bits_leaves_the_base_alone(demo_model: Path, tmp_path: 
     whole, eight = rows_of(reading, few, (EIGHT.base, EIGHT))
     assert (whole["perplexity"], whole["weight_bytes"]) == (eight["perplexity"], eight["weight_bytes"])
     for one in (whole, eight):
-        assert 1.3 < one["tokens_per_lap"] <= 24 / one["laps"] + 8
+        assert 1.3 < one["tokens_per_step"] <= 24 / one["steps"] + 8
     (alone,) = rows_of(
         replace(reading, weights=replace(weights, kv_cache_dtype="int8")),
         None,
         (Precision("fp32", kv_dtype="int8"),),
     )
-    assert "tokens_per_lap" not in alone
+    assert "tokens_per_step" not in alone
     assert alone["perplexity"] == pytest.approx(whole["perplexity"], rel=0.02)
     assert alone["kv_bytes"] < whole["kv_bytes"] / 3

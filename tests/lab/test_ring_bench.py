@@ -33,7 +33,7 @@ from specsot_lab.bench.ring import (
     wanted,
 )
 from specsot_lab.bench.ring_answers import ask_all, table_of_answers
-from specsot_lab.bench.ring_fleet import LapProbe, LapTimes, Line, RingFleet, Written, answers_of, ring_of
+from specsot_lab.bench.ring_fleet import StepProbe, StepTimes, Line, RingFleet, Written, answers_of, ring_of
 from specsot_lab.bench.ring_sites import RingTask, question, set_up, small_weights
 
 
@@ -106,29 +106,29 @@ def written(*texts: tuple[int, ...]) -> Written:
 
 def test_on_hosts_of_their_own_no_frame_waits_and_no_stage_computes_beside_another():
     """Two frames beside each other take twice as long at either stage, and wait for 0.2 s each."""
-    alone = LapTimes(1, 1.0, (0.1, 0.3))
-    met = LapTimes(1, 1.6, (0.2, 0.6), alone=False)
-    other = LapTimes(7, 1.0, (0.5, 0.5), alone=False)  # nobody knows what it takes alone
+    alone = StepTimes(1, 1.0, (0.1, 0.3))
+    met = StepTimes(1, 1.6, (0.2, 0.6), alone=False)
+    other = StepTimes(7, 1.0, (0.5, 0.5), alone=False)  # nobody knows what it takes alone
     run = Written(((1,),), 4, 2.1, (3,), (alone, met, met, other), (0.0, 0.4), 9)
     hosted = own_hosts(run)
-    assert [lap.seconds for lap in hosted.laps] == [(0.1, 0.3), (0.1, 0.3), (0.1, 0.3), (0.5, 0.5)]
+    assert [step.seconds for step in hosted.steps] == [(0.1, 0.3), (0.1, 0.3), (0.1, 0.3), (0.5, 0.5)]
     assert hosted.queued == (0.0, 0.0)
-    assert sum(lap.elapsed for lap in hosted.laps) == pytest.approx(5.2 - 0.8 - 0.4)
+    assert sum(step.elapsed for step in hosted.steps) == pytest.approx(5.2 - 0.8 - 0.4)
     assert hosted.seconds == pytest.approx(2.1 * 4.0 / 5.2)
-    still = replace(run, laps=(alone,), queued=(0.0, 0.0))
+    still = replace(run, steps=(alone,), queued=(0.0, 0.0))
     assert own_hosts(still) == still
-    assert own_hosts(written((1,))) == written((1,)), "no lap, nothing to compute from"
+    assert own_hosts(written((1,))) == written((1,)), "no step, nothing to compute from"
 
 
 def test_a_probe_knows_which_frames_flew_beside_others():
-    probe = LapProbe(lambda: None)
+    probe = StepProbe(lambda: None)
     for number in (1, 2):
         probe.launched(Frame(1, number), 0.0)
     for number, now in ((1, 1.0), (2, 2.0)):
         probe.returned(Result(1, number), now)
     probe.launched(Frame(1, 3), 2.0)
     probe.returned(Result(1, 3), 3.0)
-    assert [lap.alone for lap in probe.laps] == [False, False, True]
+    assert [step.alone for step in probe.steps] == [False, False, True]
 
 
 def test_different_texts_are_found_out():
@@ -148,7 +148,7 @@ def test_what_is_wanted_comes_from_the_command_line():
     assert [(place.rtt, place.mbit) for place in asked.plan()] == [(5.0, 10.0), (5.0, 100.0)]
     assert asked.plan()[0].line == Line(0.0025, 1.25e6)
     longer = RingMeasurement((0.0, 50.0), (2,), tokens=(5, 8), rings=("model",))
-    assert [place.tokens for place in longer.plan()] == [15, 24, 5, 8], "more where laps are short"
+    assert [place.tokens for place in longer.plan()] == [15, 24, 5, 8], "more where steps are short"
 
 
 async def test_a_narrow_line_carries_no_more_bytes_a_second(proxy):
@@ -203,7 +203,7 @@ async def test_two_stages_a_millisecond_apart_write_the_same_by_every_way():
     assert [row["branches"] for row in rows] == [1, 1, 2, 2]
     assert rows[0]["speedup"] == 1.0
     assert all(isinstance(row["wire_bytes_per_token"], int) and row["wire_bytes_per_token"] for row in rows)
-    assert all(row["frames_per_lap"] and row["hop_ms"] and len(row["queue_ms"]) == 2 for row in rows)
+    assert all(row["frames_per_step"] and row["hop_ms"] and len(row["queue_ms"]) == 2 for row in rows)
     assert len(table_of(both).splitlines()) == 2 + 8
     assert " 10000 |" in table_of(both)
 
@@ -234,7 +234,7 @@ async def test_a_ring_that_breaks_ends_the_run_with_a_word():
     site, task = set_up("mock", 2, 1, 1000, small_weights())
     async with ring_of(site, Line()) as ring:
         writing = asyncio.create_task(ring.write(task.job("plain")))
-        while not ring.stages[0].laps:
+        while not ring.stages[0].steps:
             await ring.hear()
         await ring.hosts.proxies[1].close()
         with pytest.raises(Unavailable, match=r"the ring broke: .*lost"):
@@ -243,7 +243,7 @@ async def test_a_ring_that_breaks_ends_the_run_with_a_word():
 
 def test_stages_are_heard_in_the_rings_order_whoever_joined_first():
     ring = RingFleet(set_up("mock", 2, 1, 1, small_weights())[0], Line())
-    ring.hosts.probes += [LapProbe(ring.wake), LapProbe(ring.wake)]
+    ring.hosts.probes += [StepProbe(ring.wake), StepProbe(ring.wake)]
     stages = tuple(Stage(name, name, Range(n, n + 1)) for n, name in enumerate(("late", "early")))
     for probe, name in zip(ring.hosts.probes, ("early", "late")):
         probe.formed(SimpleNamespace(you=name, stages=stages, epoch=1), SimpleNamespace())

@@ -56,7 +56,7 @@ def prompts_of(count, shared=0, seed=3):
 
 
 async def compare(setup, sampling=GREEDY, count=5, shared=17):
-    """Tokens written per lap, by sequence."""
+    """Tokens written per step, by sequence."""
     prompts = prompts_of(count, shared)
     async with ring_of(setup) as ring:
         texts = await ring.write_all(prompts, LIMIT, sampling, shared)
@@ -80,11 +80,11 @@ async def test_law_1_a_model_that_is_the_base_is_always_right(models, mode):
     draft_rounds = await compare(setup_of(base, base, drafter="model", drafting=options))
     whole = options.depth + 1
     least = 19 // whole + (19 % whole > 0)
-    for laps in draft_rounds:
-        assert len(laps) == least if mode != "pruned" else len(laps) <= 2 * least, (
+    for steps in draft_rounds:
+        assert len(steps) == least if mode != "pruned" else len(steps) <= 2 * least, (
             "it stops where it is unsure"
         )
-        assert max(laps) == whole
+        assert max(steps) == whole
 
 
 @pytest.mark.parametrize(("stages", "sampling"), some([(1, WARM), (2, GREEDY)], 1), ids=["1-T0.8", "2-T0"])

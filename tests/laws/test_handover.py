@@ -295,9 +295,9 @@ async def test_a_worker_that_joins_gets_the_rows_and_the_text_is_the_same(
 async def test_a_head_is_told_all_features_that_were_handed_over_and_nobody_waits_for_that(
     demo_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bit for bit those that were computed before, but for the prompt's last; over several laps."""
+    """Bit for bit those that were computed before, but for the prompt's last; over several steps."""
     for module in (feature_stream, pipeline):
-        monkeypatch.setattr(module, "MAX_ROWS_PER_LAP", 64)
+        monkeypatch.setattr(module, "MAX_ROWS_PER_STEP", 64)
     async with house_of(demo_model / "base", frames=20, drafts=True) as house:
         answer = asyncio.create_task(text_of(house, ask_of("direct", 0)))
         await house.gates["slow"].reached.wait()

@@ -26,8 +26,8 @@ SHAPED = {
     "repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.2, "logit_bias": {300: -1.5},
 }  # fmt: skip
 QUESTION = "Give an overview of Stages of Sleep."
-# Between frames of other shapes fp32 sums round otherwise: by at most 7.2e-5 in 1,473 logprobs of plain laps
-# against laps with whole trees, in tokens of 0.1 % and less. When drafts come late, the shapes are chance.
+# Between frames of other shapes fp32 sums round otherwise: by at most 7.2e-5 in 1,473 logprobs of plain steps
+# against steps with whole trees, in tokens of 0.1 % and less. When drafts come late, the shapes are chance.
 ROUNDING = 5e-4
 
 

@@ -1,4 +1,4 @@
-"""A ring without a model: it plays scripts, in laps of any interleaving, and holds the master to the rules.
+"""A ring without a model: it plays scripts, in steps of any interleaving, and holds the master to the rules.
 
 A script says which tokens a sequence writes.
 """
@@ -70,7 +70,7 @@ class FakeRing:
         self._table = PageTable(state.pages, state.page_rows)
         self._slots = state.slots
         self._newest = 0
-        self._laps = 0
+        self._steps = 0
 
     def break_off(self) -> None:
         """It loses a member, and everything with it."""
@@ -105,15 +105,15 @@ class FakeRing:
                 if player := self.live.get(sequence):
                     player.lease = max(player.lease, position)
 
-    def lap(self) -> Result | None:
-        """One lap with some of the sequences that are ready; None when none is."""
+    def step(self) -> Result | None:
+        """One step with some of the sequences that are ready; None when none is."""
         ready = [player for player in self.live.values() if player.ready]
         if not ready or self.now is None:
             return None
         chosen = self._random.sample(ready, self._random.randint(1, len(ready)))
-        self._laps += 1
+        self._steps += 1
         outcomes = tuple(self._write(player) for player in chosen)
-        return Result(self.now.epoch, self._laps, outcomes, rows=len(chosen))
+        return Result(self.now.epoch, self._steps, outcomes, rows=len(chosen))
 
     def _open(self, order: Open) -> None:
         opening = order.opening

@@ -59,10 +59,10 @@ class Play:
         self.plan = RequestPlan(ask, "r", seed=7, model="demo", told=told, decision=decision, score=score)
         self.said: list[Command] = self.plan.start(prompt_tokens=5, now=1.0)
 
-    def write(self, ordinal: int, text: str, lap: int = 1000) -> None:
-        """Text in laps of `lap` characters."""
-        for start in range(0, len(text), lap):
-            stretch = text[start : start + lap]
+    def write(self, ordinal: int, text: str, step: int = 1000) -> None:
+        """Text in steps of `step` characters."""
+        for start in range(0, len(text), step):
+            stretch = text[start : start + step]
             pieces = [TextPiece(ord(one), one, told_of(one)) for one in stretch]
             self.said += self.plan.on_text(ordinal, pieces, now=2.0)
 

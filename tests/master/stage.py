@@ -1,4 +1,4 @@
-"""A conductor on a fake ring: scripts by prompt, and a loop that lets clients and laps take turns."""
+"""A conductor on a fake ring: scripts by prompt, and a loop that lets clients and steps take turns."""
 
 from __future__ import annotations
 
@@ -134,26 +134,26 @@ class Stage:
             await asyncio.sleep(0)
             await flushed(self.engine)
 
-    async def lap(self) -> bool:
-        """One lap, heard and obeyed; False when nothing was ready."""
+    async def step(self) -> bool:
+        """One step, heard and obeyed; False when nothing was ready."""
         await self.settle()
-        result = self.ring.lap()
+        result = self.ring.step()
         if result is not None:
             self.engine.handle(result)
         await self.settle()
         return result is not None
 
     async def play(self, *tasks: asyncio.Task[E]) -> list[E]:
-        """Laps until these clients are done. A ring at rest while somebody waits is a deadlock."""
+        """Steps until these clients are done. A ring at rest while somebody waits is a deadlock."""
         while not all(task.done() for task in tasks):
-            assert await self.lap() or all(task.done() for task in tasks), "nothing moves"
+            assert await self.step() or all(task.done() for task in tasks), "nothing moves"
         return [task.result() for task in tasks]
 
     async def play_whenever(self, *tasks: asyncio.Task[E]) -> list[E]:
         """The same, while something outside of the ring is under way: at rest it waits for orders."""
         while not all(task.done() for task in tasks):
             self.ring.news.clear()
-            if not await self.lap():
+            if not await self.step():
                 ordered = asyncio.create_task(self.ring.news.wait())
                 await asyncio.wait([ordered, *tasks], return_when=asyncio.FIRST_COMPLETED)
                 ordered.cancel()
@@ -222,7 +222,7 @@ class Gate:
 
 
 class PlayedStage:
-    """A stage whose laps a task plays. going: while it is set."""
+    """A stage whose steps a task plays. going: while it is set."""
 
     stage: Stage
     going: asyncio.Event
@@ -234,12 +234,12 @@ class PlayedStage:
         await self.stage.settle()
 
     async def play(self) -> None:
-        """Laps, as long as there are any; then wait for orders."""
+        """Steps, as long as there are any; then wait for orders."""
         while True:
             await self.going.wait()
             await turn()
-            self.stage.ring.news.clear()  # before the lap: what is ordered during it is news
-            if not await self.stage.lap():
+            self.stage.ring.news.clear()  # before the step: what is ordered during it is news
+            if not await self.stage.step():
                 await self.stage.ring.news.wait()
 
 

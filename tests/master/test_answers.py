@@ -51,13 +51,13 @@ async def test_a_planned_answer() -> None:
     stage.assert_clean()
 
 
-async def test_a_direct_answer_says_what_each_lap_brought() -> None:
+async def test_a_direct_answer_says_what_each_step_brought() -> None:
     stage = Stage(SAYS)
     events = await stage.answer(DIRECT)
-    laps = [event.lap_tokens for event in of(MergedText, events)]
-    assert min(laps) > 0, "a lap without text, in the middle of a character, is not told"
-    assert len(laps) < sum(laps) <= len(finished(events).tokens)
-    assert all(event.lap_tokens == 0 for event in of(MergedText, await stage.answer(SOT)))
+    steps = [event.step_tokens for event in of(MergedText, events)]
+    assert min(steps) > 0, "a step without text, in the middle of a character, is not told"
+    assert len(steps) < sum(steps) <= len(finished(events).tokens)
+    assert all(event.step_tokens == 0 for event in of(MergedText, await stage.answer(SOT)))
 
 
 async def test_a_prompt_in_tokens_is_taken_as_it_is() -> None:
@@ -71,7 +71,7 @@ async def test_a_prompt_in_tokens_is_taken_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("seed", seeds(12, quick=4))
-async def test_no_token_lost_doubled_or_reordered_whatever_the_laps(seed: int) -> None:
+async def test_no_token_lost_doubled_or_reordered_whatever_the_steps(seed: int) -> None:
     stage = Stage(SAYS, seed=seed, burst=1 + seed % 6)
     events = await stage.answer(SOT)
     bodies = {id: "".join(e.text for e in of(BranchText, events) if e.branch == id) for id in (1, 2, 3)}
@@ -180,7 +180,7 @@ async def test_statistics() -> None:
         figures.plan_tokens + figures.heading_tokens + figures.merged_tokens + ends
     )
     assert 1.0 < figures.mean_accepted < 4.0
-    assert figures.laps > 10
+    assert figures.steps > 10
     assert set(figures.phases) == {"queue", "skeleton", "skeleton_prefill", "branches", "branches_prefill"}
     assert figures.seconds == pytest.approx(
         sum(figures.phases[phase] for phase in ("queue", "skeleton", "branches"))
@@ -213,7 +213,7 @@ async def test_a_long_prompt_is_made_beside_the_loop_and_once(template: str | No
     while not listener.done():
         text.work = 0
         stage.ring.news.clear()
-        moved = await stage.lap()
+        moved = await stage.step()
         most = max(most, text.work)
         if moved and epochs < 3 and len(openings(stage)) > 3:
             epochs += 1

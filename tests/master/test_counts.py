@@ -54,7 +54,7 @@ async def test_how_requests_stand() -> None:
     await stage.play(stage.listen(replace(DIRECT, resumable=True)))
     clients = [stage.listen(SOT) for _ in range(5)]
     while stage.engine.requests().writing < 4:
-        await stage.lap()
+        await stage.step()
     found = stage.engine.requests()
     assert (found.waiting, found.running, found.kept) == (3, 2, 1)
     stage.engine.handle(MasterLeaving("a worker is gone"))

@@ -53,7 +53,7 @@ async def test_places_are_shared_between_requests() -> None:
     clients = [stage.listen(ask, client=name) for name in ("a", "b")]
     compared = 0
     while sum(one.ordinal > 0 for one in openings(stage)) < 16:
-        await stage.lap()
+        await stage.step()
         held = Counter(one.opening.family for one in stage.ring.live.values() if one.opening.ordinal)
         if len(held) == 2:
             compared += 1
@@ -72,7 +72,7 @@ async def test_after_random_ends_nothing_is_left(seed: int) -> None:
         ask = chance.choice([SOT, DIRECT, Ask(prompt="Letters?", mode="sot", limits=SMALL)])
         running[f"r{n}"] = stage.listen(ask, f"r{n}", client=chance.choice("ab"))  # type: ignore[assignment]
         for _ in range(chance.randint(0, 4)):
-            await stage.lap()
+            await stage.step()
         name = chance.choice(sorted(running))
         match chance.randint(0, 2):
             case 0:
@@ -146,7 +146,7 @@ async def leave_after(stage: Stage, seconds: float, clients: list[Client]) -> li
     """Time passes, one request is done, and another takes its place in the queue."""
     stage.time.advance(seconds)
     while not any(client.done() for client in clients):
-        await stage.lap()
+        await stage.step()
     clients[:] = [client for client in clients if not client.done()]
     client = stage.listen(DIRECT)
     await stage.settle()

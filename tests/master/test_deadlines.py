@@ -34,7 +34,7 @@ async def test_a_deadline_that_passes_while_the_request_is_answered() -> None:
     stage = Stage(SAYS)
     late, other = stage.listen(SOT, timeout=1000), stage.listen(COUNT)
     for _ in range(12):
-        await stage.lap()
+        await stage.step()
     assert len(stage.ring.live) > 2
     stage.time.advance(1000)
     with pytest.raises(TimedOut, match="the deadline passed while the request was answered"):

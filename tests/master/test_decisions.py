@@ -115,9 +115,9 @@ def test_a_request_is_opened_written_closed_and_finished() -> None:
     assert request.begun
     opening = SequenceFactory((2,)).writer(3, ASK, 5, ordinal=0, limit=opened.limit)
     request.sequences[0] = ActiveSequence(TokenLog(opening, (1, 2, 3)), Detokenizer(lambda _: "Yes."), repr)
-    lap = records.LapRecord(2.0, ((0, Outcome(opening.sequence, 0, (), (7, 2), End.STOP)),))
+    step = records.StepRecord(2.0, ((0, Outcome(opening.sequence, 0, (), (7, 2), End.STOP)),))
     commands: list[Command] = []
-    for command in request.play(lap):  # each is carried out before the next is asked for
+    for command in request.play(step):  # each is carried out before the next is asked for
         commands.append(command)
         if isinstance(command, CloseSequence):
             del request.sequences[command.ordinal]

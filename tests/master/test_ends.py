@@ -20,13 +20,13 @@ from tests.master.stage import Stage, of
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("laps", [0, 1, 5, 12, 20, 24])
-async def test_cancel_leaves_nothing_behind(laps: int) -> None:
+@pytest.mark.parametrize("steps", [0, 1, 5, 12, 20, 24])
+async def test_cancel_leaves_nothing_behind(steps: int) -> None:
     stage = Stage(SAYS, seed=1)
     client = stage.listen(SOT, "mine")
     await stage.settle()
-    for _ in range(laps):
-        await stage.lap()
+    for _ in range(steps):
+        await stage.step()
     assert stage.engine.cancel("mine")
     await stage.settle()
     events = client.result()
@@ -43,7 +43,7 @@ async def test_a_dropped_client_cancels_its_request(reads: int) -> None:
     for _ in range(reads):
         reading = asyncio.ensure_future(anext(events))
         while not reading.done():
-            await stage.lap()
+            await stage.step()
     await events.aclose()
     await stage.settle()
     stage.assert_clean()
@@ -53,7 +53,7 @@ async def test_a_dropped_task_cancels_its_request() -> None:
     stage = Stage(SAYS)
     client = stage.listen(SOT)
     for _ in range(4):
-        await stage.lap()
+        await stage.step()
     client.cancel()
     await asyncio.wait([client])
     await stage.settle()
@@ -64,7 +64,7 @@ async def test_a_broken_ring_ends_requests_and_a_new_one_serves_again() -> None:
     stage = Stage(SAYS)
     client = stage.listen(SOT)
     for _ in range(6):
-        await stage.lap()
+        await stage.step()
     last = max(stage.ring.live)
     stage.ring.break_off()
     stage.engine.handle(RingLost("worker-2 is gone: connection reset"))
@@ -82,7 +82,7 @@ async def test_a_broken_ring_ends_requests_and_a_new_one_serves_again() -> None:
     stage.ring.form(RingState(epoch=2, pages=64, page_rows=64, slots=8, max_positions=2048))
     stage.engine.handle(RingReady())
     while not later.done():
-        await stage.lap()
+        await stage.step()
     assert finished(await later).text == "It is naïve 你好."
     assert openings(stage)[-1].sequence > last
 
@@ -116,7 +116,7 @@ async def test_a_failed_branch_ends_its_children_and_nobody_else() -> None:
     stage = Stage(SAYS)
     client = stage.listen(SOT)
     while len(openings(stage)) < 4:
-        await stage.lap()
+        await stage.step()
     alpha = next(one for one in openings(stage) if one.ordinal == 1)
     await stage.settle()
     state = stage.ring.now
@@ -136,7 +136,7 @@ async def test_results_that_come_twice_or_from_another_epoch_change_nothing() ->
     client = stage.listen(SOT)
     while not client.done():
         await stage.settle()
-        if (result := stage.ring.lap()) is None:
+        if (result := stage.ring.step()) is None:
             break
         stale = Result(result.epoch + 1, result.number, result.outcomes)
         for one in (stale, result, result, stale):
@@ -164,7 +164,7 @@ async def test_an_order_that_cannot_be_sent_ends_its_request_alone(
 ) -> None:
     stage = Stage(SAYS)
     other = stage.listen(COUNT)
-    await stage.lap()
+    await stage.step()
     order, bad = stage.ring.order, list[Order]()
 
     async def send(one: Order) -> None:

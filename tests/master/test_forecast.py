@@ -1,4 +1,4 @@
-"""What is foreseen of an answer: from laps, from lengths of past answers, for one request on a fake ring."""
+"""What is foreseen of an answer: from steps, from lengths of past answers, for one request on a fake ring."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specsot.core.frames import End, Outcome, Result
 from specsot.core.skeleton import Point
 from specsot.events import BranchFinished, Event, Finished, Forecast, Planned, Reason, Started, Statistics
 from specsot.params import Limits
-from specsot_master.core.plans.forecast import Forecaster, LapCosts, Outlook, Workload, likeliest, student
+from specsot_master.core.plans.forecast import Forecaster, StepCosts, Outlook, Workload, likeliest, student
 from specsot_master.core.plans.router import SEVERAL_POINTS
 from specsot_master.engine.forecast_memory import PAUSE, ForecastMemory
 from tests.master.letters import DIRECT, SAYS, SOT
@@ -21,14 +21,14 @@ POINTS = tuple(Point(id, 40, f"Point {id}") for id in range(1, 5))
 
 
 def turns(number: int, *sequences: int, tokens: int = 1, end: End | None = None) -> Result:
-    """A lap in which each of these verified one tree, of a root alone."""
+    """A step in which each of these verified one tree, of a root alone."""
     outcomes = tuple(Outcome(one, number, (0,), tuple(range(tokens)), end) for one in sequences)
     return Result(1, number, outcomes, (0.05,), rows=len(sequences))
 
 
-def seen(*laps: tuple[float, Result]) -> LapCosts:
-    costs = LapCosts(CURVE)
-    for now, result in laps:
+def seen(*steps: tuple[float, Result]) -> StepCosts:
+    costs = StepCosts(CURVE)
+    for now, result in steps:
         costs.on_result(result, now)
     return costs
 
@@ -39,19 +39,19 @@ def test_a_turn_is_the_time_between_two_results_of_a_sequence() -> None:
 
 
 def test_two_frames_in_flight_are_one_turn_of_all_their_sequences() -> None:
-    laps = ((float(n), turns(n, *((1, 2) if n % 2 else (3,)))) for n in range(1, 9))
-    costs = seen(*laps)
+    steps = ((float(n), turns(n, *((1, 2) if n % 2 else (3,)))) for n in range(1, 9))
+    costs = seen(*steps)
     assert costs.turn(3) == pytest.approx(2.0)
 
 
-def test_what_no_lap_has_shown_has_the_shape_of_the_stages_curve() -> None:
+def test_what_no_step_has_shown_has_the_shape_of_the_stages_curve() -> None:
     costs = seen(*((n / 2, turns(n, 7)) for n in range(1, 9)))
     assert costs.turn(4) == pytest.approx(1.0)
     assert costs.turn(28) == pytest.approx(0.5 * 14)
-    assert LapCosts(CURVE).turn(1) is None
+    assert StepCosts(CURVE).turn(1) is None
 
 
-def test_a_lap_with_a_prompt_is_no_sample_of_a_turn() -> None:
+def test_a_step_with_a_prompt_is_no_sample_of_a_turn() -> None:
     prompt = Result(1, 3, (Outcome(8, 0, (), (5,)),), (0.4,), rows=4)
     costs = seen((1.0, turns(1, 7)), (2.0, turns(2, 7)), (9.0, prompt), (10.0, turns(4, 7, 8)))
     assert costs.turn(1) == pytest.approx(1.0)
@@ -69,20 +69,20 @@ def model(*events: Event) -> Forecaster:
     """Turns of 0.1 s bring 2 tokens, whoever takes them."""
     costs = Forecaster()
     for n in range(1, 9):
-        costs.laps.on_result(turns(n, 7, tokens=2), n / 10)
+        costs.steps.on_result(turns(n, 7, tokens=2), n / 10)
     for event in events:
         costs.lengths.on_event(event)
         if isinstance(event, Finished) and event.reason in (Reason.STOP, Reason.LENGTH):
             told = event.statistics
             cut = event.reason is Reason.LENGTH
             Outlook(costs, Workload(0, Limits(), kind=told.decision)).on_end(
-                told.branches > 0, 1.0, told.laps, 2 * told.laps, cut
+                told.branches > 0, 1.0, told.steps, 2 * told.steps, cut
             )
     return costs
 
 
-def ended(reason: Reason, laps: int = 0, plan: int = 0, decision: str = "") -> Finished:
-    told = Statistics(laps=laps, plan_tokens=plan, branches=int(plan > 0), decision=decision)
+def ended(reason: Reason, steps: int = 0, plan: int = 0, decision: str = "") -> Finished:
+    told = Statistics(steps=steps, plan_tokens=plan, branches=int(plan > 0), decision=decision)
     return Finished(reason, "", (), told)
 
 
@@ -116,7 +116,7 @@ def test_both_ways_are_foreseen(events: tuple[Event, ...], limits: Limits, forec
 
 
 def test_answers_of_one_kind_tell_of_another_of_it() -> None:
-    talk = tuple(ended(Reason.STOP, laps, decision="small talk") for laps in (10, 11, 30))
+    talk = tuple(ended(Reason.STOP, steps, decision="small talk") for steps in (10, 11, 30))
     costs = model(*DIRECTLY, *talk)
     assert costs.direct(Workload(0, Limits()), 8) == pytest.approx(0.4)
     told = costs.forecast(Workload(0, Limits(), kind="small talk"))
@@ -143,7 +143,7 @@ def test_most_answers_are_near_what_is_told(lengths: list[float], told: float) -
         (800, (4.0 + 40.0) / 2),
         (1600, (4.0 + 80.0) / 2),
         (60, 3.0),
-    ],  # 40 laps of 80 tokens, and 400 cut at 800
+    ],  # 40 steps of 80 tokens, and 400 cut at 800
 )
 def test_what_a_limit_cut_is_taken_to_run_into_the_next_one(limit: int, seconds: float) -> None:
     costs = model(ended(Reason.STOP, 40), ended(Reason.LENGTH, 400))
@@ -204,10 +204,10 @@ def test_what_was_learned_is_there_again_and_as_fast_as_the_ring(tmp_path: Path)
     costs.begin(CURVE)
     slower = Forecaster(costs.kept())
     slower.begin(tuple((rows, 3 * seconds) for rows, seconds in CURVE))
-    assert slower.laps.turn(1) == pytest.approx(0.3)
+    assert slower.steps.turn(1) == pytest.approx(0.3)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"version": 1}', '{"version": 0, "laps": {"1": 7}}'])
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"version": 1}', '{"version": 0, "steps": {"1": 7}}'])
 def test_a_file_that_says_nothing_is_nothing_learned(text: str, tmp_path: Path) -> None:
     file = tmp_path / "model.json"
     file.write_text(text)

@@ -133,9 +133,9 @@ def threads_of(stage: Stage) -> list[Player]:
 
 
 async def until_threads(stage: Stage, written: int = 3) -> None:
-    """Laps until two threads have written something."""
+    """Steps until two threads have written something."""
     while len(found := threads_of(stage)) < 2 or min(len(one.written) for one in found) < written:
-        assert await stage.lap()
+        assert await stage.step()
 
 
 async def test_an_answer_may_have_several_blocks(text: Text) -> None:
@@ -309,7 +309,7 @@ async def test_threads_go_on_in_the_next_ring_on_one_prefix(text: Text) -> None:
 
 
 @pytest.mark.parametrize("seed", seeds(12, quick=4))
-async def test_rings_may_break_at_any_lap(text: Text, seed: int) -> None:
+async def test_rings_may_break_at_any_step(text: Text, seed: int) -> None:
     """Pages, page sizes and the drafter may be others in every new ring; clients may leave."""
     chance, epoch = random.Random(seed), 1
     state = TIGHT if seed % 2 else STATE
@@ -320,7 +320,7 @@ async def test_rings_may_break_at_any_lap(text: Text, seed: int) -> None:
     leaving = clients[0]
     while not all(client.done() for client in clients):
         for _ in range(16):  # so that nobody is taken for the reason
-            await stage.lap()
+            await stage.step()
         if chance.random() < 0.4:
             epoch += 1
             pages, rows = chance.choice([(64, 64), (40, 64), (90, 32)])
@@ -358,7 +358,7 @@ async def test_a_later_master_goes_on_from_the_journal(text: Text, tmp_path: Pat
     kept_ask = replace(ASK, resumable=True)
     client = reading(first.requests.generate(kept_ask, Caller("mine", owner="alice")))
     while {one.opening.ordinal for one in threads_of(first)} != {3, 4}:
-        assert await first.lap()
+        assert await first.step()
     (request,) = first.engine.all_requests
     kept = await kept_in(tmp_path, journal, client)
     later = Forking({}, text=text, style="tags", config=config)

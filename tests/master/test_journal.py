@@ -28,7 +28,7 @@ from specsot_master.journal import (
     Journal,
     JournaledRequest,
     JournalFile,
-    LapRecord,
+    StepRecord,
     Record,
     ReopenedRecord,
     open_journal,
@@ -37,7 +37,7 @@ from specsot_master.journal import (
 CHANCES = (Logprob(-0.1 - 0.2, ((5, -0.25), (7, -1e-9))), Logprob(-1.5))
 RECORDS: tuple[Record, ...] = (
     AdmittedRecord(0.1, 64),
-    LapRecord(0.2, ((0, Outcome(0, 0, (), (5, 6), None, CHANCES)), (2, Outcome(0, 3, (), (), End.FAILED)))),
+    StepRecord(0.2, ((0, Outcome(0, 0, (), (5, 6), None, CHANCES)), (2, Outcome(0, 3, (), (), End.FAILED)))),
     BranchRecord(2, "abc"),
     ReopenedRecord(0),
     CancelledRecord(3.0),

@@ -24,7 +24,7 @@ def test_a_list_becomes_points_that_get_equal_shares() -> None:
     play = Play("auto", told=TOLD, max_new_tokens=600)
     rules = PlanRules(direct=False, max_points=8, listed=True)
     assert play.of(OpenSkeleton) == [OpenSkeleton(300, rules, True)]
-    play.write(0, LIST, lap=7)
+    play.write(0, LIST, step=7)
     play.end(0)
     assert "".join(e.text for e in play.tell() if isinstance(e, SkeletonText)) == "1." + LIST
     assert titles(play) == ["Better sleep", "More energy", "Less stress"]
@@ -81,8 +81,8 @@ def test_a_plain_answer_in_the_place_of_a_plan_ends_where_it_repeats_itself() ->
     play, plain = Play("sot", told=TOLD, max_new_tokens=600), Play("direct", max_new_tokens=600)
     play.write(0, " A\n")
     play.end(0)
-    play.write(0, said, lap=5)
-    plain.write(0, said, lap=5)
+    play.write(0, said, step=5)
+    plain.write(0, said, step=5)
     assert (play.finished.text.strip(), play.finished.reason) == (said[:41].strip(), Reason.STOP)
     assert not plain.plan.finished
     play.check_stream()
@@ -142,7 +142,7 @@ def test_a_branch_that_repeats_itself_ends_and_its_tokens_are_those_of_its_text(
     play.end(0)
     play.open_ready()
     sentence = "You sleep better when you have run around."
-    play.write(1, f"{sentence} So run. {sentence} So run. {sentence}", lap=5)
+    play.write(1, f"{sentence} So run. {sentence} So run. {sentence}", step=5)
     assert play.closed == [1]
     play.write(2, f"{sentence} It is so.")
     play.end(2)

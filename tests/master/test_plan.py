@@ -43,7 +43,7 @@ from tests.master.play import HEADINGS, PLAN, Play, text_of
 def test_a_direct_request_is_one_sequence() -> None:
     play = Play("direct", max_new_tokens=50)
     assert play.said == [Numbered(0, Started("r", "demo", "direct", 7, 5)), OpenAnswer(50)]
-    play.write(0, "Hello [PLAN] you.", lap=4)
+    play.write(0, "Hello [PLAN] you.", step=4)
     play.end(0)
     assert (play.finished.reason, play.finished.text) == (Reason.STOP, "Hello [PLAN] you.")
     assert text_of(play.finished.tokens) == "Hello [PLAN] you."
@@ -110,7 +110,7 @@ def test_max_parallel_is_kept_and_the_longest_path_goes_first() -> None:
     assert play.open_ready() == [2]
 
 
-@pytest.mark.parametrize("lap", [1, 3, 1000])
+@pytest.mark.parametrize("step", [1, 3, 1000])
 @pytest.mark.parametrize(
     ("raw", "text"),
     [
@@ -119,9 +119,9 @@ def test_max_parallel_is_kept_and_the_longest_path_goes_first() -> None:
         ("[DIRECT]\n[END]", ""),
     ],
 )
-def test_a_direct_answer_streams_without_its_markers(raw: str, text: str, lap: int) -> None:
+def test_a_direct_answer_streams_without_its_markers(raw: str, text: str, step: int) -> None:
     play = Play("auto")
-    play.write(0, raw, lap)
+    play.write(0, raw, step)
     play.end(0, End.GRAMMAR)
     assert Planned(()) in play.tell()
     assert play.finished.text == text
@@ -132,7 +132,7 @@ def test_a_direct_answer_streams_without_its_markers(raw: str, text: str, lap: i
 
 def test_a_direct_answer_keeps_max_new_tokens() -> None:
     play = Play("auto", max_new_tokens=150)
-    play.write(0, "[DIRECT]\n" + "x" * 500, lap=7)
+    play.write(0, "[DIRECT]\n" + "x" * 500, step=7)
     assert play.finished.text == "x" * 141
     assert play.finished.reason is Reason.LENGTH
     assert len(play.finished.tokens) == 141
@@ -151,7 +151,7 @@ def test_auto_asks_for_no_plan_where_two_points_cannot_be_afforded(tokens: int, 
 def test_without_constraint_and_marker_the_text_is_the_answer(mode: Mode) -> None:
     play = Play(mode, constraint=False)
     assert play.of(OpenSkeleton) == [OpenSkeleton(1024, PlanRules(direct=mode == "auto"), False)]
-    play.write(0, "Sleep is good." * 30, lap=5)
+    play.write(0, "Sleep is good." * 30, step=5)
     play.end(0)
     assert play.finished.text == "Sleep is good." * 30
     assert text_of(play.finished.tokens) == play.finished.text
@@ -160,7 +160,7 @@ def test_without_constraint_and_marker_the_text_is_the_answer(mode: Mode) -> Non
 
 def test_without_constraint_a_plan_ends_at_its_end_marker() -> None:
     play = Play("auto", constraint=False)
-    play.write(0, f"Sure!\n{PLAN}\nand so on", lap=6)
+    play.write(0, f"Sure!\n{PLAN}\nand so on", step=6)
     assert CloseSequence(0) in play.said
     assert len(next(e for e in play.tell() if isinstance(e, Planned)).points) == 3
     assert play.plan.ready()
@@ -194,7 +194,7 @@ def test_points_that_say_something_are_left_with_what_they_need() -> None:
 
 def test_an_endless_plan_is_taken_as_it_stands() -> None:
     play = Play("auto", constraint=False, max_skeleton_tokens=80)
-    play.write(0, "[PLAN]\n" + "".join(f"{n}.<10><None>[-]Point {n}\n" for n in range(1, 30)), lap=4)
+    play.write(0, "[PLAN]\n" + "".join(f"{n}.<10><None>[-]Point {n}\n" for n in range(1, 30)), step=4)
     assert CloseSequence(0) in play.said
     assert [point.id for point in play.plan.ready()] == [1, 2, 3]
 
@@ -210,11 +210,11 @@ def test_a_plan_without_a_line_is_an_error_with_the_raw_text() -> None:
     assert play.plan.finished
 
 
-@pytest.mark.parametrize("lap", [1, 2, 5, 100])
-def test_logprobs_come_with_their_text(lap: int) -> None:
+@pytest.mark.parametrize("step", [1, 2, 5, 100])
+def test_logprobs_come_with_their_text(step: int) -> None:
     """A token whose text is held back waits for it; one that is cut never comes."""
     play = Play("direct", stop=("STOP",))
-    play.write(0, "Say ST. Then STOP now", lap)
+    play.write(0, "Say ST. Then STOP now", step)
     play.end(0)
     play.check_stream()
     for event in play.tell():
@@ -227,13 +227,13 @@ def test_nobody_hears_of_logprobs_who_did_not_ask() -> None:
     play = Play("direct")
     play.said += play.plan.on_text(0, [TextPiece(72, "H"), TextPiece(None, "i")], now=2.0)
     play.end(0)
-    assert [e for e in play.tell() if isinstance(e, MergedText)] == [MergedText(0, "Hi", lap_tokens=1)]
+    assert [e for e in play.tell() if isinstance(e, MergedText)] == [MergedText(0, "Hi", step_tokens=1)]
 
 
-@pytest.mark.parametrize("lap", [1, 2, 5, 100])
-def test_text_after_a_stop_string_never_leaks(lap: int) -> None:
+@pytest.mark.parametrize("step", [1, 2, 5, 100])
+def test_text_after_a_stop_string_never_leaks(step: int) -> None:
     play = Play("direct", stop=("END.",))
-    play.write(0, "This is the END. Or not.", lap)
+    play.write(0, "This is the END. Or not.", step)
     assert play.finished.text == "This is the "
     assert text_of(play.finished.tokens) == "This is the "
     assert play.closed == [0]
@@ -401,17 +401,17 @@ def test_nothing_follows_the_end() -> None:
     assert len(play.said) == before
 
 
-def test_statistics_count_laps_trees_and_phases() -> None:
+def test_statistics_count_steps_trees_and_phases() -> None:
     play = Play("sot")
-    play.plan.on_lap([Outcome(2, 0, (), (1,))], now=2.0)
-    play.plan.on_lap([Outcome(2, 1, (0, 1), (1, 2))], now=3.0)
+    play.plan.on_step([Outcome(2, 0, (), (1,))], now=2.0)
+    play.plan.on_step([Outcome(2, 1, (0, 1), (1, 2))], now=3.0)
     play.planned("[PLAN]\n1.<60><None>[-]Light\n[END]")
     play.open_ready()
-    play.plan.on_lap([Outcome(3, 0, (), (5,)), Outcome(4, 1, (0, 1, 2, 3), (5, 6, 7, 8))], now=5.0)
+    play.plan.on_step([Outcome(3, 0, (), (5,)), Outcome(4, 1, (0, 1, 2, 3), (5, 6, 7, 8))], now=5.0)
     play.write(1, "done")
     play.said += play.plan.on_end(1, End.STOP, now=11.0)
     figures = play.finished.statistics
-    assert (figures.laps, figures.mean_accepted) == (3, 3.0)
+    assert (figures.steps, figures.mean_accepted) == (3, 3.0)
     plan, heading = len("[PLAN]\n1.<60><None>[-]Light\n[END]"), len("\n\n## 1. Light\n")
     assert (figures.plan_tokens, figures.heading_tokens) == (plan, heading)
     assert figures.completion_tokens == plan + heading + len("done") + 1, "the end token counts"
@@ -432,7 +432,7 @@ def test_the_merged_answer_does_not_depend_on_the_interleaving(
     play = Play("sot").planned("[PLAN]\n1.<9><None>[-]Air\n2.<9><None>[-]Bees\n3.<9><None>[-]Cats\n[END]")
     play.open_ready()
     for id, text in writes:
-        play.write(id, text, lap=data.draw(st.integers(1, 3)))
+        play.write(id, text, step=data.draw(st.integers(1, 3)))
     for id in data.draw(st.permutations([1, 2, 3])):
         play.end(id)
     bodies = {id: "".join(text for one, text in writes if one == id).strip() for id in (1, 2, 3)}

@@ -52,7 +52,7 @@ def test_what_the_last_turn_writes_is_the_answer() -> None:
     plan, bodies = len(LIST) + 1, len("One.Two.Three.") + 3
     assert play.of(OpenPolish) == [OpenPolish("One.\n\nTwo.\n\nThree.", 1200 - plan - bodies)]
     assert play.of(MergedText, Finished) == [], "nothing is told before"
-    play.write(0, "One, two and three.", lap=4)
+    play.write(0, "One, two and three.", step=4)
     play.end(0)
     found = play.finished
     assert (found.text, found.reason, text_of(found.tokens)) == (
@@ -95,7 +95,7 @@ def test_where_there_is_nothing_to_join_it_is_left_out() -> None:
 
 def test_a_loop_ends_it() -> None:
     play = branches_of(polishing(max_new_tokens=1200), "One.", "Two.", "Three.")
-    play.write(0, "It is one and two, as was said. " * 4, lap=3)
+    play.write(0, "It is one and two, as was said. " * 4, step=3)
     assert play.finished.text == "It is one and two, as was said. "
     assert play.finished.reason is Reason.STOP
 
@@ -145,12 +145,12 @@ async def test_its_prompt_has_the_question_and_the_texts() -> None:
     stage.assert_clean()
 
 
-@pytest.mark.parametrize("laps", [9, 30, 44, 48])
-async def test_a_ring_that_breaks_changes_nothing(laps: int) -> None:
-    stage = Stage(WROTE, seed=laps, burst=1)
+@pytest.mark.parametrize("steps", [9, 30, 44, 48])
+async def test_a_ring_that_breaks_changes_nothing(steps: int) -> None:
+    stage = Stage(WROTE, seed=steps, burst=1)
     client = stage.listen(POLISHED)
-    for _ in range(laps):
-        await stage.lap()
+    for _ in range(steps):
+        await stage.step()
     await break_and_form(stage, 2)
     await stage.play(client)
     (end,) = of(Finished, client.result())
@@ -164,9 +164,9 @@ async def test_another_master_goes_on_in_the_midst_of_it(tmp_path: Path) -> None
     ask = replace(KEPT, polish=True)
     client = reading(stage.requests.generate(ask, Caller("mine", owner="alice")))
     while not any("from these notes" in prompt for _, prompt in stage.prompts_seen):
-        await stage.lap()
+        await stage.step()
     for _ in range(4):
-        await stage.lap()
+        await stage.step()
     kept = await kept_in(tmp_path, journal, client)
     stage = Stage(WROTE, config=CONFIG)
     events = await revived(stage, kept)

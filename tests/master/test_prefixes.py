@@ -149,7 +149,7 @@ class TestWays:
         ], "but all is"
         assert self.ways_of(MIN_SHARED_TOKENS - 1, PrefixMatch(), False) == [(0, 0, 0)]
 
-    def test_a_useful_one_is_opened_where_that_is_worth_a_lap(self) -> None:
+    def test_a_useful_one_is_opened_where_that_is_worth_a_step(self) -> None:
         assert self.ways_of(50, PrefixMatch(), False) == [(0, 50, 7), (0, 0, 0)]
         near, far = (
             PrefixMatch(self.node(49), 49),

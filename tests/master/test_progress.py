@@ -15,7 +15,7 @@ from specsot_master.core.stats import StallDetector
 from specsot_master.service import running_beside, serve
 from tests.master.stage import BASE
 
-Look = tuple[float, int, bool, bool]  # (time, laps so far, owed, moves)
+Look = tuple[float, int, bool, bool]  # (time, steps so far, owed, moves)
 
 
 @pytest.mark.parametrize(
@@ -23,9 +23,9 @@ Look = tuple[float, int, bool, bool]  # (time, laps so far, owed, moves)
     [
         pytest.param([(0, 0, False, True), (1000, 0, False, True)], id="idle is healthy"),
         pytest.param([(0, 0, False, True), (1, 0, True, True), (9.9, 0, True, True), (10, 0, True, False)],
-                     id="work and no lap"),
+                     id="work and no step"),
         pytest.param([(0, 0, True, True), (9, 1, True, True), (18, 2, True, True), (28, 2, True, False)],
-                     id="slow laps are laps"),
+                     id="slow steps are steps"),
         pytest.param([(0, 0, True, True), (10, 0, True, False), (11, 1, True, True)], id="it moves again"),
         pytest.param([(0, 0, True, True), (10, 0, True, False), (11, 0, False, True), (15, 0, True, True)],
                      id="nobody waits any more"),
@@ -34,7 +34,7 @@ Look = tuple[float, int, bool, bool]  # (time, laps so far, owed, moves)
 )  # fmt: skip
 def test_progress(looks: list[Look]) -> None:
     progress = StallDetector(10)
-    assert [progress.is_moving(laps, owed, now) for now, laps, owed, _ in looks] == [one[3] for one in looks]
+    assert [progress.is_moving(steps, owed, now) for now, steps, owed, _ in looks] == [one[3] for one in looks]
 
 
 async def test_a_master_ends_with_the_tasks_that_tell_how_it_stands() -> None:

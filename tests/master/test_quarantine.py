@@ -43,17 +43,17 @@ class Rings:
             self._ring(chance.randrange(300) if chance and chance.random() < 0.1 else math.inf)
 
     def _ring(self, lasts: float) -> None:
-        inside, lap = dict[int, int](), 0
+        inside, step = dict[int, int](), 0
         while self.left:
             for number in self.left:
                 if self.quarantine.admits(self.records[number]):
                     inside.setdefault(number, 0)
             assert inside, "nobody may enter"
             poison = any(inside[number] >= self.doses.get(number, 10**9) for number in inside)
-            if poison or lap >= lasts:
+            if poison or step >= lasts:
                 self._break(list(inside))
                 return
-            lap += 1
+            step += 1
             for number in list(inside):
                 inside[number] += 1
                 self.left[number] -= 1
@@ -154,7 +154,7 @@ async def outlast(stage: Stage, poison: asyncio.Task[object], ask: Ask, written:
                 await break_and_form(stage, epoch)
                 await stage.settle()
                 break
-            await stage.lap()
+            await stage.step()
     return epoch
 
 
@@ -164,7 +164,7 @@ async def test_only_the_poisonous_request_fails(written: int) -> None:
     stage = Stage(SAYS)
     innocent = {ask: stage.listen(ask) for ask in INNOCENT}
     for _ in range(6):
-        await stage.lap()
+        await stage.step()
     ask = replace(COUNT, seed=666)
     poison = stage.listen(ask)
     await stage.settle()

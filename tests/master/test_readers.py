@@ -33,7 +33,7 @@ async def test_a_slow_reader_stalls_only_itself() -> None:
     stage = Stage(SAYS, config=config, burst=2)
     slow = stage.requests.generate(COUNT)
     first = await anext(slow)
-    while await stage.lap():
+    while await stage.step():
         pass
     (player,) = stage.ring.live.values()
     assert player.committed >= player.lease
@@ -56,7 +56,7 @@ async def test_a_client_that_reads_nothing_is_dropped() -> None:
     await anext(slow)
     for _ in range(5):
         for _ in range(4):
-            await stage.lap()
+            await stage.step()
         stage.time.advance(60)
         await anext(slow)
     stage.time.advance(201)
@@ -72,7 +72,7 @@ async def test_a_client_that_is_told_nothing_is_not_dropped() -> None:
     stage = Stage(SAYS, config=EngineConfig(model="demo", unread_for=20.0))
     client = stage.listen(COUNT)
     for _ in range(5):
-        await stage.lap()
+        await stage.step()
         stage.time.advance(1000)
     await stage.play(client)
     stage.assert_clean()
@@ -83,7 +83,7 @@ async def test_the_last_events_do_not_wait_for_ever() -> None:
     stage = Stage(SAYS, config=EngineConfig(model="demo", unread_for=20.0))
     slow = stage.requests.generate(DIRECT)
     await anext(slow)
-    while await stage.lap():
+    while await stage.step():
         pass
     assert stage.engine.idle
     stage.time.advance(21)

@@ -36,13 +36,13 @@ async def break_and_form(stage: Stage, epoch: int, **changes: object) -> None:
 
 
 @pytest.mark.parametrize("seed", seeds(12, quick=3))
-async def test_rings_that_break_at_any_lap(seed: int) -> None:
+async def test_rings_that_break_at_any_step(seed: int) -> None:
     """Pages, page sizes, slots and the drafter may be others in every new ring."""
     chance, stage, epoch = random.Random(seed), Stage(SAYS, seed=seed), 1
     clients = {ask: stage.listen(ask) for ask in TEXTS}
     while not all(client.done() for client in clients.values()):
         for _ in range(16):  # so that nobody is taken for the reason
-            await stage.lap()
+            await stage.step()
         if chance.random() < 0.6:
             epoch += 1
             pages, rows = chance.choice([(64, 64), (24, 64), (90, 32)])
@@ -64,7 +64,7 @@ async def test_what_was_written_is_part_of_the_prompt() -> None:
     stage = Stage(SAYS)
     client = stage.listen(COUNT)
     for _ in range(5):
-        await stage.lap()
+        await stage.step()
     (before,) = [player for player in stage.ring.live.values() if player.opening.decodes]
     written = len(before.written)
     await break_and_form(stage, 2)
@@ -81,7 +81,7 @@ async def test_a_shared_prefix_is_fed_once() -> None:
     stage = Stage(SAYS)
     client = stage.listen(SOT)
     while sum(player.opening.decodes for player in stage.ring.live.values()) < 2:
-        await stage.lap()
+        await stage.step()
     stage.ring.orders.clear()
     await break_and_form(stage, 2)
     await stage.settle()
@@ -95,7 +95,7 @@ async def test_who_ran_goes_before_who_waits() -> None:
     stage = Stage(SAYS, config=EngineConfig(model="demo", live=1, queue=1))
     first, second = stage.listen(COUNT), stage.listen(replace(DIRECT, priority=9))
     for _ in range(3):
-        await stage.lap()
+        await stage.step()
     await break_and_form(stage, 2)
     await stage.settle()
     (player,) = [player for player in stage.ring.live.values() if player.opening.decodes]
@@ -107,7 +107,7 @@ async def test_branches_that_do_not_fit_together_follow_each_other() -> None:
     stage = Stage(SAYS)
     client = stage.listen(SOT)
     while sum(player.opening.decodes for player in stage.ring.live.values()) < 2:
-        await stage.lap()
+        await stage.step()
     stage.ring.most_live = 0
     grant = next(iter(stage.engine._tables.ledger._accounts.values())).grant
     await break_and_form(stage, 2, pages=stage.engine.kept_pages + grant + 2)
@@ -119,7 +119,7 @@ async def test_branches_that_do_not_fit_together_follow_each_other() -> None:
 async def test_a_request_under_which_every_ring_breaks_is_given_up() -> None:
     stage = Stage(SAYS)
     client = stage.listen(DIRECT)
-    await stage.lap()
+    await stage.step()
     for epoch in range(2, 6):
         await break_and_form(stage, epoch)
         await stage.settle()
@@ -134,7 +134,7 @@ async def test_a_cancelled_one_does_not_come_back() -> None:
     stage = Stage(SAYS)
     client = stage.listen(SOT, "mine")
     for _ in range(6):
-        await stage.lap()
+        await stage.step()
     stage.ring.break_off()
     stage.engine.handle(RingLost("worker-2 is gone"))
     assert stage.engine.cancel("mine")
@@ -151,7 +151,7 @@ async def test_an_epoch_that_is_over_takes_no_orders() -> None:
     stage = Stage(SAYS)
     client = stage.listen(COUNT)
     for _ in range(3):
-        await stage.lap()
+        await stage.step()
     stage.engine.handle(RingLost("stage 0 does not answer"))
     stage.ring.orders.clear()
     stage.engine.handle(RingReady())

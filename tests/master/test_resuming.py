@@ -67,14 +67,14 @@ def text_of(events: list[Numbered]) -> str:
 @pytest.mark.parametrize("away", [0, 3, 1000])
 @pytest.mark.parametrize("cuts", [[0], [1], [2, 5, 9], [1, 2, 3, 4, 5, 6, 7, 8], [30], [40, 3]])
 async def test_what_is_read_in_parts_is_the_whole(cuts: list[int], away: int) -> None:
-    """The ring goes on while nobody reads: for no lap, some, or to the end."""
+    """The ring goes on while nobody reads: for no step, some, or to the end."""
     stage = Stage(SAYS, seed=3, config=CONFIG)
     got: list[Numbered] = []
     (part,) = await stage.play(reading(stage.requests.generate(KEPT, Caller("mine")), cuts[0]))
     got += part
     for most in (*cuts[1:], None):
         for _ in range(away):
-            if not await stage.lap():
+            if not await stage.step():
                 break
         if not got:  # nothing came back, not even that it is known: the very same call is safe
             events = stage.requests.generate(KEPT, Caller("mine"))
@@ -161,7 +161,7 @@ async def test_the_newest_reader_reads_on() -> None:
     stage = Stage(SAYS, config=CONFIG)
     old = reading(stage.requests.generate(KEPT, Caller("mine")))
     for _ in range(5):
-        await stage.lap()
+        await stage.step()
     new = reading(stage.requests.generate(None, Caller("mine"), 2))
     await stage.settle()
     with pytest.raises(Cancelled, match="another call reads on here"):
@@ -177,7 +177,7 @@ async def test_nobody_waits_for_a_reader_that_is_away() -> None:
     stage = Stage(SAYS, config=replace(CONFIG, lease=32, unread=10), burst=2)
     ask = replace(COUNT, resumable=True)
     (first,) = await stage.play(reading(stage.requests.generate(ask, Caller("mine")), 1))
-    while await stage.lap():
+    while await stage.step():
         pass
     assert stage.engine.idle
     rest = await read(stage.requests.generate(None, Caller("mine"), len(first)))
@@ -242,7 +242,7 @@ async def test_an_old_request_takes_nothing_from_a_newer_one_of_its_name() -> No
     ask = replace(DIRECT, resumable=True)
     old = stage.requests.generate(ask, Caller("mine"))
     first = asyncio.create_task(anext(old))
-    while await stage.lap():
+    while await stage.step():
         pass
     await first
     await stage.play(reading(stage.requests.generate(ask, Caller("other"))))  # takes the only place
@@ -275,7 +275,7 @@ async def test_what_is_kept_of_a_running_request_is_bounded(monkeypatch: pytest.
     ask = replace(COUNT, resumable=True)
     (first,) = await stage.play(reading(stage.requests.generate(ask, Caller("mine")), 30))
     (request,) = stage.engine.all_requests
-    while await stage.lap():
+    while await stage.step():
         pass
     assert not stage.engine.idle, "it waits for its client"
     assert len(request.events._events) <= 20 + 2 * 8

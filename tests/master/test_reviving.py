@@ -26,7 +26,7 @@ async def written(place: Path) -> tuple[JournaledRequest, int]:
     stage = Stage(SAYS, seed=3, config=CONFIG, notes=RequestJournal(journal, lambda: 0.0))
     client = reading(stage.requests.generate(KEPT, Caller("mine", owner="alice")))
     while sum(one.opening.decodes for one in stage.ring.live.values()) < 2:
-        await stage.lap()
+        await stage.step()
     (request,) = stage.engine.all_requests
     return await kept_in(place, journal, client), request.events.position
 

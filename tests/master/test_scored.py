@@ -54,28 +54,28 @@ async def test_the_score_is_one_token_that_counts_and_forks_what_follows(
     stage.assert_clean()
 
 
-@pytest.mark.parametrize("laps", [1, 2, 3, 4])
+@pytest.mark.parametrize("steps", [1, 2, 3, 4])
 @pytest.mark.parametrize(("threshold", "text"), [(0.0, PLANNED), (1.0, "Just so.")])
 async def test_a_ring_that_breaks_around_the_score_changes_nothing(
-    laps: int, threshold: float, text: str
+    steps: int, threshold: float, text: str
 ) -> None:
     stage = Stage(SAYS, threshold=threshold)
     client = stage.listen(ASK)
-    for _ in range(laps):
-        await stage.lap()
+    for _ in range(steps):
+        await stage.step()
     await break_and_form(stage, 2)
     (events,) = await stage.play(client)
     assert finished(events).text == text
     stage.assert_clean()
 
 
-@pytest.mark.parametrize("laps", [0, 2, 3])
-async def test_a_scored_request_goes_on_after_a_restart(tmp_path: Path, laps: int) -> None:
+@pytest.mark.parametrize("steps", [0, 2, 3])
+async def test_a_scored_request_goes_on_after_a_restart(tmp_path: Path, steps: int) -> None:
     journal = open_journal(tmp_path, "m")
     stage = Stage(SAYS, config=CONFIG, notes=RequestJournal(journal, lambda: 0.0), threshold=0.0)
     client = reading(stage.requests.generate(replace(ASK, resumable=True), Caller("mine", owner="alice")))
-    for _ in range(laps):
-        await stage.lap()
+    for _ in range(steps):
+        await stage.step()
     await stage.settle()
     kept = await kept_in(tmp_path, journal, client)
     second = Stage(SAYS, config=CONFIG, threshold=0.0)
@@ -87,15 +87,15 @@ async def test_a_scored_request_goes_on_after_a_restart(tmp_path: Path, laps: in
         await read(other.requests.generate(None, Caller("mine", owner="alice"), 0))
 
 
-@pytest.mark.parametrize("laps", [1, 4, 6, 8])
-async def test_a_list_that_became_a_plain_answer_goes_on_after_a_restart(tmp_path: Path, laps: int) -> None:
+@pytest.mark.parametrize("steps", [1, 4, 6, 8])
+async def test_a_list_that_became_a_plain_answer_goes_on_after_a_restart(tmp_path: Path, steps: int) -> None:
     says = SAYS | {"numbered list": " Only this", "Letters": "Just so, and no other way."}
     journal = open_journal(tmp_path, "m")
     stage = Stage(says, seed=2, config=CONFIG, notes=RequestJournal(journal), threshold=0.0, burst=1)
     ask = replace(ASK, mode="sot", resumable=True)
     client = reading(stage.requests.generate(ask, Caller("mine", owner="alice")))
-    for _ in range(laps):
-        await stage.lap()
+    for _ in range(steps):
+        await stage.step()
     kept = await kept_in(tmp_path, journal, client)
     second = Stage(says, config=CONFIG, threshold=0.0)
     events = await revived(second, kept)

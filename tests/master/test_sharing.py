@@ -97,7 +97,7 @@ async def test_of_a_beginning_whose_clients_have_gone_the_rest_is_not_computed()
     assert len(stage.engine.kept) == 1, "the second one forks what the first one ordered"
     await leave(stage, second)
     assert stage.engine.kept == ()
-    while await stage.lap():
+    while await stage.step():
         pass
     stage.assert_clean()
 
@@ -110,7 +110,7 @@ async def test_what_was_written_behind_stays_whoever_goes() -> None:
     await stage.settle()
     await leave(stage, again)
     assert stage.engine.kept == kept != ()
-    while await stage.lap():
+    while await stage.step():
         pass
     stage.assert_clean()
 
@@ -133,7 +133,7 @@ async def test_the_next_turn_of_a_conversation_goes_on_from_the_last() -> None:
 
 
 async def test_short_prompts_take_no_detour() -> None:
-    """One lap more before the first token would cost more than feeding a few tokens again."""
+    """One step more before the first token would cost more than feeding a few tokens again."""
     stage = Stage(SAYS, state=PLAIN)
     await stage.answer(DIRECT)
     assert [one.decodes for one in openings(stage)] == [True]
@@ -187,12 +187,12 @@ async def test_what_a_live_request_stands_on_is_not_given_up() -> None:
     ask = direct(RULES, "Count.", limits=Limits(max_new_tokens=400))
     counting = stage.listen(ask)
     for _ in range(3):
-        await stage.lap()
+        await stage.step()
     (node,) = stage.engine.kept
     others = [stage.listen(replace(COUNT, limits=Limits(max_new_tokens=1200))) for _ in range(3)]
     while not counting.done():
         assert node in stage.ring.live
-        await stage.lap()
+        await stage.step()
     answers = await stage.play(counting, *others)
     assert [finished(events).text for events in answers] == [SAYS["Count"]] * 4
     assert Close(node) in stage.ring.orders, "then it had to go"
@@ -219,7 +219,7 @@ async def test_what_broke_is_not_begun_with_again() -> None:
     await stage.answer(SOT)
     client = stage.listen(SOT)
     for _ in range(4):
-        await stage.lap()
+        await stage.step()
     skeleton = openings(stage)[-1]
     assert skeleton.plan or skeleton.ordinal
     await stage.ring.order(Close(skeleton.sequence))
@@ -256,7 +256,7 @@ async def test_answers_are_the_same_with_and_without(seed: int, pages: int, draf
         for n in range(24):
             clients.append(stage.listen(choose(chance), f"r{n}", chance.choice("ab")))
             for _ in range(chance.randint(0, 6)):
-                await stage.lap()
+                await stage.step()
             if chance.random() < 0.2:
                 stage.engine.cancel(f"r{chance.randint(0, n)}")
         answers = await stage.play(*clients)

@@ -34,7 +34,7 @@ async def begun(
     stage = Stage(LONG_SAYS, config=config or EngineConfig(model="demo"))
     clients = [stage.listen(ask, f"r{number}") for number, ask in enumerate(asks)]
     for _ in range(8):
-        await stage.lap()
+        await stage.step()
     await break_and_form(stage, 2, pages=SMALL)
     await stage.settle()
     return stage, clients
@@ -99,7 +99,7 @@ async def test_where_its_ring_broke_again_it_hears_what_is_missing() -> None:
 async def test_rings_that_never_get_ready_give_nobody_more_time() -> None:
     stage = Stage(SAYS)
     client = stage.listen(COUNT)
-    await stage.lap()
+    await stage.step()
     stage.ring.break_off()
     for _ in range(4):
         stage.engine.handle(RingLost("worker-1: CUDA out of memory"))
@@ -123,7 +123,7 @@ async def test_a_ring_that_is_formed_anew_to_be_better_is_waited_for_and_nobody_
     """Whatever `--repair-for` says, and however often."""
     stage = Stage(SAYS, config=EngineConfig(model="demo", repair_for=0.0))
     client = stage.listen(COUNT)
-    await stage.lap()
+    await stage.step()
     for epoch in range(2, 14):
         stage.ring.break_off()
         stage.engine.handle(RingLost("a worker joined", planned=True))
@@ -139,7 +139,7 @@ async def test_a_ring_that_is_formed_anew_to_be_better_is_waited_for_and_nobody_
 async def test_a_better_ring_is_not_waited_for_for_ever() -> None:
     stage = Stage(SAYS, config=EngineConfig(model="demo", repair_for=0.0))
     client = stage.listen(COUNT)
-    await stage.lap()
+    await stage.step()
     stage.ring.break_off()
     stage.engine.handle(RingLost("a worker joined", planned=True))
     stage.time.advance(31)
@@ -171,7 +171,7 @@ async def test_while_it_waits_it_may_end(
     stage = Stage(LONG_SAYS)
     client = stage.listen(LONG, "r0", timeout=35)
     for _ in range(8):
-        await stage.lap()
+        await stage.step()
     await break_and_form(stage, 2, pages=SMALL)
     await stage.settle()
     assert waits(stage)
@@ -198,7 +198,7 @@ async def test_a_client_that_leaves_takes_it_along() -> None:
 async def test_who_has_not_begun_waits_too_and_is_passed_by_those_who_fit() -> None:
     stage = Stage(LONG_SAYS, config=EngineConfig(model="demo", live=1))
     running = stage.listen(COUNT, "r1")
-    await stage.lap()
+    await stage.step()
     first, behind = stage.listen(LONG, "r0"), stage.listen(COUNT, "r2")
     await stage.settle()
     await break_and_form(stage, 2, pages=SMALL)
@@ -214,7 +214,7 @@ async def test_one_on_trial_that_must_wait_keeps_nobody_out() -> None:
     """Rings broke under both before they wrote a word; who came last is tried alone, and has no room now."""
     stage = Stage(LONG_SAYS)
     small, large = stage.listen(COUNT), stage.listen(LONG, "r0")
-    await stage.lap()
+    await stage.step()
     for epoch in (2, 3):
         await break_and_form(stage, epoch)
         await stage.settle()
@@ -246,7 +246,7 @@ async def test_what_it_was_writing_counts_too() -> None:
 
 async def branches_written(stage: Stage, count: int) -> None:
     while sum(player.opening.decodes for player in stage.ring.live.values()) < count:
-        await stage.lap()
+        await stage.step()
 
 
 SHORT_PLAN = replace(SOT, limits=Limits(max_new_tokens=700, max_skeleton_tokens=64, max_parallel=2))
@@ -260,7 +260,7 @@ async def test_a_plan_goes_on_or_waits_whatever_the_ring_has_become(pages: int) 
     await branches_written(stage, 3)
     await break_and_form(stage, 2, pages=pages)
     await stage.play(other)
-    while await stage.lap():
+    while await stage.step():
         pass
     if not client.done():
         assert waits(stage)
@@ -281,7 +281,7 @@ async def test_branches_that_were_all_open_follow_each_other_while_somebody_wait
     await branches_written(stage, 1)
     (request,) = stage.engine.all_requests
     while not (request.plan.all_opened and len(request.sequences) == 2):
-        await stage.lap()
+        await stage.step()
     other = stage.listen(replace(PAIR, seed=6))
     await stage.settle()
     await break_and_form(stage, 2, pages=14, page_rows=16, slots=1, has_drafter=False)

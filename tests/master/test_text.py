@@ -51,10 +51,10 @@ def test_never_half_a_character(said: str) -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, TEXT.vocabulary - 1), max_size=5), max_size=20))
-def test_pieces_make_the_whole_whatever_the_tokens(laps: list[list[int]]) -> None:
+def test_pieces_make_the_whole_whatever_the_tokens(steps: list[list[int]]) -> None:
     detokenizer = TEXT.detokenizer()
-    streamed = "".join(detokenizer.feed(lap) for lap in laps) + detokenizer.flush()
-    whole = TEXT.decode([token for lap in laps for token in lap])
+    streamed = "".join(detokenizer.feed(step) for step in steps) + detokenizer.flush()
+    whole = TEXT.decode([token for step in steps for token in step])
     assert streamed.rstrip("\ufffd") == whole.rstrip("\ufffd")  # broken bytes at the very end may stay away
 
 

@@ -152,7 +152,7 @@ HELD = replace(DIRECT, form=ANY)
 
 
 async def test_others_go_on_while_a_form_is_tried() -> None:
-    """The trial blocks a thread; laps, other answers and other refusals do not wait for it."""
+    """The trial blocks a thread; steps, other answers and other refusals do not wait for it."""
     held = Held()
     stage = Stage(SAYS, forms=GrammarSandbox(held))
     waits = stage.listen(HELD)

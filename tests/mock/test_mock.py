@@ -21,7 +21,7 @@ VOICE = FakeLM(range(400, 500))
 
 
 def unslept(seconds: float) -> None:
-    """Cheap laps."""
+    """Cheap steps."""
 
 
 async def answers_of(demo_model, drafter: str, mode: str = "direct") -> list[Finished]:

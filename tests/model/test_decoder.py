@@ -16,7 +16,7 @@ from specsot.checkpoint.config import make_config
 from specsot.core.tree import ancestry, depths
 from specsot.errors import InvalidRequest, ModelError
 from specsot.members import Range
-from specsot_lab.bench.gpu_laps import lap_of
+from specsot_lab.bench.gpu_steps import step_of
 from specsot_lab.bench.synthetic_models import MadeUp
 from specsot_model import cuda_graphs
 from specsot_model.cuda_graphs import measure_curve, measure_rows
@@ -185,17 +185,17 @@ def test_layers_run_in_graphs_and_give_what_they_give_without(kind: dict[str, An
     config = make_config({"hidden_act": "silu", **heads, **rest, **kind}, {}, Path("made up"))
     decoder = Decoder(config, MadeUp(), Range(0, 3), torch.bfloat16, torch.device("cuda"))
     assert decoder.capturable
-    lap = lap_of(decoder, 64, 40)
-    lap()
+    step = step_of(decoder, 64, 40)
+    step()
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     with torch.cuda.graph(graph, stream=stream):
-        found = lap()
+        found = step()
     for _ in range(2):
         graph.replay()
     torch.cuda.synchronize()
-    assert torch.equal(found, lap()), "the same rows in the same kernels"
+    assert torch.equal(found, step()), "the same rows in the same kernels"
     decoder._fused = None
-    assert (lap() == found).float().mean() > 0.8, "kernels round otherwise, so near ties may flip"
+    assert (step() == found).float().mean() > 0.8, "kernels round otherwise, so near ties may flip"
 
 
 def test_measured_seconds_never_fall_with_rows(llama: tuple[Path, torch.nn.Module]) -> None:

@@ -79,7 +79,7 @@ def test_a_fork_inside_a_page_goes_on_from_there(tmp_path: Path) -> None:
     near(found, plain[-3:])
 
 
-def test_a_lap_is_the_same_bit_for_bit_wherever_its_run_began(tmp_path: Path) -> None:
+def test_a_step_is_the_same_bit_for_bit_wherever_its_run_began(tmp_path: Path) -> None:
     """From a kept state, or from the first row on: a prompt in pieces, single rows, a tree."""
     write_model(tmp_path, "qwen3_next")
     ring, draw = Ring.of(load(tmp_path, (2, 3))), random.Random(1)
@@ -90,13 +90,13 @@ def test_a_lap_is_the_same_bit_for_bit_wherever_its_run_began(tmp_path: Path) ->
     for rows in (70, 50, 1, 7, 1, 62, 1, 1):
         tree = rows == len(parents)
         at = [start + depth for depth in depths(parents)] if tree else None
-        lap = tokens[start : start + rows], start, at, ancestry(parents) if tree else None
-        found, _ = ring.feed(*lap)
+        step = tokens[start : start + rows], start, at, ancestry(parents) if tree else None
+        found, _ = ring.feed(*step)
         short = [batch.slots.shape[1] for kv in kvs for batch in kv.batches]
         for kv in kvs:
             for page in range(kv.pages):
                 kv._kept.forget(page)
-        again, _ = ring.feed(*lap)
+        again, _ = ring.feed(*step)
         assert torch.equal(found, again)
         assert max(short) <= rows + 2 * CHUNK + 3, "what is behind the last state is not run again"
         start += 1 if tree else rows  # of a tree its root stays

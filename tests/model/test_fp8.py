@@ -1,4 +1,4 @@
-"""8-bit floats in fused layers and graphs: products of one row and of many, and whole laps."""
+"""8-bit floats in fused layers and graphs: products of one row and of many, and whole steps."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from specsot.core.tree import ancestry
 from specsot.members import Range
 from specsot_model import fp8, linear
 from specsot_model.attention import RowSpan, plan_with_kernel
-from specsot_model.cuda_graphs import CapturedLaps, GraphCapture, LapRows
+from specsot_model.cuda_graphs import CapturedSteps, GraphCapture, StepRows
 from specsot_model.decoding import Codes
 from specsot_model.fp8 import Fp8
 from specsot_model.fused import FusedBlock, can_capture, turning_of
 from specsot_model.linear import InvariantRowProduct, RowProduct, in_words, quantise
-from tests.model.test_laps import DEVICE, KIND, PAGE, Fused, again
+from tests.model.test_steps import DEVICE, KIND, PAGE, Fused, again
 from tests.model.tiny import write_model
 
 if find_spec("triton") is None:
@@ -106,7 +106,7 @@ def test_logits_that_are_apart_stay_apart(
     assert (found[:, 0] / found[:, 1]).tolist() == pytest.approx([127.94 / 128] * rows, abs=1e-4)
 
 
-def test_laps_of_a_base_in_8_bit_floats(tmp_path: Path) -> None:
+def test_steps_of_a_base_in_8_bit_floats(tmp_path: Path) -> None:
     """A frame of three rows in a graph of four is what the same layers do with weights that are rounded."""
     write_model(tmp_path, "qwen3", **SIZES)
     plain = Fused.load(tmp_path, Range(0, 1), KIND, DEVICE)
@@ -116,9 +116,9 @@ def test_laps_of_a_base_in_8_bit_floats(tmp_path: Path) -> None:
     for decoder in (plain, short):
         assert all(isinstance(each, FusedBlock) for each in decoder._fused or ())
         kv = decoder.make_kv(4, PAGE)
-        laps = CapturedLaps(decoder, kv, {}, GraphCapture() if DEVICE == "cuda" else again, (4,))
+        steps = CapturedSteps(decoder, kv, {}, GraphCapture() if DEVICE == "cuda" else again, (4,))
         spans = [RowSpan(3, 0, 3, (3,), ancestry((0, 0, 1)))]
-        found = laps.run(LapRows([7, 8, 9], (0, 1, 2), (24, 25, 26), spans))
+        found = steps.run(StepRows([7, 8, 9], (0, 1, 2), (24, 25, 26), spans))
         assert found is not None
         outputs.append(decoder.logits(found[0]))
         one = plan_with_kernel(plan_attention([RowSpan(1, 3, 1, (3,))], PAGE, 2, DEVICE))

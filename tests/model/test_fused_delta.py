@@ -17,7 +17,7 @@ from specsot_model import delta_pages, linear
 from specsot_model.attention import RowSpan
 from specsot_model.core import replays, walks
 from specsot_model.core.walks import BLOCK_ROWS, in_blocks
-from specsot_model.cuda_graphs import CapturedLaps, GraphCapture, LapRows
+from specsot_model.cuda_graphs import CapturedSteps, GraphCapture, StepRows
 from specsot_model.decoder import Decoder
 from specsot_model.delta_pages import WalkedPages
 from specsot_model.fused import capture_block
@@ -28,7 +28,7 @@ from tests.there import there
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
-from tests.model.test_laps import again
+from tests.model.test_steps import again
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FEW: dict[str, Any] = {
@@ -84,8 +84,8 @@ def test_rows_and_trees_are_those_of_pytorch(tmp_path: Path, kind: str, changes:
     for rows in (10, len(TREE), 1):
         tree = rows == len(TREE)
         at = [start + depth for depth in depths(TREE)] if tree else None
-        lap = tokens[start : start + rows], start, at, ancestry(TREE) if tree else None
-        near(ring.feed(*lap)[0].cpu(), plain.feed(*lap)[0])
+        step = tokens[start : start + rows], start, at, ancestry(TREE) if tree else None
+        near(ring.feed(*step)[0].cpu(), plain.feed(*step)[0])
         if tree:
             moved = list(zip((start + node for node in (0, 4, 5, 6)), range(start, start + 4)))
             for one in (ring, plain):
@@ -108,7 +108,7 @@ def slot(ring: Ring, row: int) -> int:
     return ring.pages[row // PAGE_ROWS] * PAGE_ROWS + row % PAGE_ROWS
 
 
-def test_a_lap_is_the_same_bit_for_bit_wherever_its_run_began(
+def test_a_step_is_the_same_bit_for_bit_wherever_its_run_began(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """From a kept state, or from the first row on, in one block or in several."""
@@ -118,8 +118,8 @@ def test_a_lap_is_the_same_bit_for_bit_wherever_its_run_began(
     for rows in (3, len(TREE), 1):
         tree = rows == len(TREE)
         at = [start + depth for depth in depths(TREE)] if tree else None
-        lap = tokens[start : start + rows], start, at, ancestry(TREE) if tree else None
-        found, _ = ring.feed(*lap)
+        step = tokens[start : start + rows], start, at, ancestry(TREE) if tree else None
+        found, _ = ring.feed(*step)
         (kv,) = ring.kvs
         assert isinstance(kv, WalkedPages)
         assert [walk.lines for walk in kv.walks] <= [rows + 1], (
@@ -129,7 +129,7 @@ def test_a_lap_is_the_same_bit_for_bit_wherever_its_run_began(
             forget(ring)
             with monkeypatch.context() as patched:
                 patched.setattr(delta_pages, "in_blocks", partial(in_blocks, most=most))
-                again, _ = ring.feed(*lap)
+                again, _ = ring.feed(*step)
             lines = [walk.lines for walk in kv.walks]
             assert sum(lines) == start + rows
             assert max(lines) <= most
@@ -138,7 +138,7 @@ def test_a_lap_is_the_same_bit_for_bit_wherever_its_run_began(
 
 
 @torch.inference_mode()
-def test_laps_in_graphs_are_what_layers_do_one_by_one(
+def test_steps_in_graphs_are_what_layers_do_one_by_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A prompt by chunks, trees whose kept rows the graph moves, a row alone, and two texts."""
@@ -147,7 +147,7 @@ def test_laps_in_graphs_are_what_layers_do_one_by_one(
     write_model(tmp_path, "qwen3_next", **FEW)
     (plain,), (fused,) = load(tmp_path, (2,)), walking(tmp_path)
     kvs = [one.make_kv(6, PAGE_ROWS) for one in (plain, fused)]
-    laps = CapturedLaps(fused, kvs[1], {}, GraphCapture() if DEVICE == "cuda" else again, (2, 10))
+    steps = CapturedSteps(fused, kvs[1], {}, GraphCapture() if DEVICE == "cuda" else again, (2, 10))
     texts = {(3, 1): 0, (4, 5): 0}
     moves: list[tuple[int, int]] = []
     for parents in (((0,) * 9, None), (TREE, None), (TREE, (0, 0)), ((0,), (0,)), (None, TREE)):
@@ -166,7 +166,7 @@ def test_laps_in_graphs_are_what_layers_do_one_by_one(
         wanted, _ = plain.forward(
             entry, turns, torch.tensor(slots), plain.plan(spans, PAGE_ROWS, "packed"), kvs[0]
         )
-        found = there(laps.run(LapRows(tokens, at, slots, spans, moves)))
+        found = there(steps.run(StepRows(tokens, at, slots, spans, moves)))
         near(found[0].cpu(), wanted)
         moves, first = [], 0
         for pages, tree in zip(list(texts), parents):

@@ -22,11 +22,11 @@ from specsot_lab.bench.gpu_drafts import head_shape, made_up_head
 from specsot_lab.bench.synthetic_models import MadeUp, config_of
 from specsot_model.attention import RowSpan
 from specsot_model.core.walks import BLOCK_ROWS
-from specsot_model.cuda_graphs import PROMPT_ROWS, CapturedLaps, GraphCapture, LapRows, prompt_buckets
+from specsot_model.cuda_graphs import PROMPT_ROWS, CapturedSteps, GraphCapture, StepRows, prompt_buckets
 from specsot_model.decoder import Decoder
 from specsot_model.fused import can_capture, runs_kernels
 from specsot_model.loaded_parts import AbsentWeights
-from specsot_model.memory_fit import Need, check_fit, laps_of, pages_of
+from specsot_model.memory_fit import Need, check_fit, steps_of, pages_of
 from specsot_model.weights import HeldWeights
 from specsot_worker.memory import LayerMemory
 
@@ -71,7 +71,7 @@ def test_who_has_any() -> None:
     sunk = replace(CONFIG, names=FAMILIES["gpt_oss"].names, window=128, windowed=frozenset({0}))
     assert can_capture(sunk, kernels=True, rounded=False)
     assert can_capture(replace(CONFIG, delta=Delta()), kernels=True, rounded=False)
-    assert laps_of(replace(CONFIG, delta=Delta()), 2, 0) > laps_of(CONFIG, 2, 0)
+    assert steps_of(replace(CONFIG, delta=Delta()), 2, 0) > steps_of(CONFIG, 2, 0)
     for each in (experts, other):
         assert not can_capture(each, kernels=True, rounded=False, eight=True)
 
@@ -86,7 +86,7 @@ def test_more_rows_of_prompts_are_counted_where_frames_have_them(tmp_path: Path)
     assert counted.graphs(True, room=-1) == narrow, "not all layers can be here"
     assert replace(counted, options=replace(options, tensor_parallel=2)).graphs(True) == narrow
     split = replace(CONFIG, delta=Delta())
-    assert laps_of(split, 2, 0) - laps_of(split, 2, 0, wide=False) > whole - narrow
+    assert steps_of(split, 2, 0) - steps_of(split, 2, 0, wide=False) > whole - narrow
     assert BLOCK_ROWS == PROMPT_ROWS, "a walk is as long as the frames that are counted"
 
 
@@ -114,14 +114,14 @@ def test_no_more_is_taken_than_is_counted() -> None:
     whole, device = Range(0, CONFIG.layers), torch.device("cuda", 0)
     decoder = Decoder(CONFIG, MadeUp(), whole, torch.bfloat16, device)
     kv, taps = decoder.make_kv(8, PAGE), {1: torch.eye(WIDTH, dtype=torch.bfloat16, device=device)}
-    laps = taken(lambda: CapturedLaps(decoder, kv, taps, GraphCapture(), prompts=prompt_buckets(decoder, kv)))
-    assert 0 < laps <= laps_of(CONFIG, 2, WIDTH)
+    steps = taken(lambda: CapturedSteps(decoder, kv, taps, GraphCapture(), prompts=prompt_buckets(decoder, kv)))
+    assert 0 < steps <= steps_of(CONFIG, 2, WIDTH)
     head = FusedHead(made_up_head(decoder, head_shape(CONFIG)))
     memory = DraftPages(made_up_head(decoder, head_shape(CONFIG)), 8, PAGE)
     drafts = taken(lambda: TreeGraphs(head, memory, K, LEVELS, GraphCapture(), grow))
     counted = tree_graph_bytes(head.shape, 2, K, LEVELS)
     assert 0 < drafts <= counted
-    print(f"laps {laps >> 20} of {laps_of(CONFIG, 2, WIDTH) >> 20} MiB", end=", ")
+    print(f"steps {steps >> 20} of {steps_of(CONFIG, 2, WIDTH) >> 20} MiB", end=", ")
     print(f"drafts {drafts >> 20} of {counted >> 20} MiB counted")
 
 
@@ -135,14 +135,14 @@ def test_a_text_whose_states_are_lost_takes_no_more_than_is_counted() -> None:
     decoder, rows = Decoder(config, files, Range(0, 8), torch.bfloat16, device), 50_000
     kv, tree = decoder.make_kv(-(-rows // PAGE) + 1, PAGE), ancestry([0, 0, 1])
 
-    def lap() -> object:
-        laps = CapturedLaps(decoder, kv, {}, GraphCapture(), prompts=prompt_buckets(decoder, kv))
+    def step() -> object:
+        steps = CapturedSteps(decoder, kv, {}, GraphCapture(), prompts=prompt_buckets(decoder, kv))
         span = RowSpan(3, rows, 3, tuple(range(kv.pages)), tree)
         at = torch.arange(rows, rows + 3, device=device)
-        assert laps.fill(LapRows([0, 1, 2], [rows, rows + 1, rows + 2], at.tolist(), [span])) is None
-        return laps, decoder.forward(decoder.embed(at % 3), at, at, decoder.plan([span], PAGE, "packed"), kv)
+        assert steps.fill(StepRows([0, 1, 2], [rows, rows + 1, rows + 2], at.tolist(), [span])) is None
+        return steps, decoder.forward(decoder.embed(at % 3), at, at, decoder.plan([span], PAGE, "packed"), kv)
 
-    assert 0 < taken(lap) <= laps_of(config, 2, 0)
+    assert 0 < taken(step) <= steps_of(config, 2, 0)
 
 
 def taken(capture: Callable[[], object]) -> int:

@@ -13,12 +13,12 @@ from specsot.core.tree import ancestry
 from specsot.members import Range
 from specsot_model import int8, linear
 from specsot_model.attention import RowSpan
-from specsot_model.cuda_graphs import CapturedLaps, GraphCapture, LapRows
+from specsot_model.cuda_graphs import CapturedSteps, GraphCapture, StepRows
 from specsot_model.decoder import Decoder
 from specsot_model.fused import FusedBlock
 from specsot_model.int8 import Int8
 from specsot_model.linear import Packed
-from tests.model.test_laps import DEVICE, KIND, PAGE, Fused, again
+from tests.model.test_steps import DEVICE, KIND, PAGE, Fused, again
 from tests.model.tiny import write_model
 
 if find_spec("triton") is None:
@@ -145,7 +145,7 @@ def test_products_are_those_of_rounded_rows_and_weights(rows: int) -> None:
     torch.testing.assert_close(added.double(), as_floats(*inner) @ held_down.t() + hidden.double(), **near)
 
 
-def test_laps_of_a_base_in_whole_numbers(tmp_path: Path) -> None:
+def test_steps_of_a_base_in_whole_numbers(tmp_path: Path) -> None:
     """A frame of three rows in a graph of four: near the plain one, and each row as it is alone."""
     sizes = {
         "num_hidden_layers": 1,
@@ -160,11 +160,11 @@ def test_laps_of_a_base_in_whole_numbers(tmp_path: Path) -> None:
     outputs = list[torch.Tensor]()
     for decoder in (plain, short):
         assert all(isinstance(each, FusedBlock) for each in decoder._fused or ())
-        laps = CapturedLaps(
+        steps = CapturedSteps(
             decoder, decoder.make_kv(4, PAGE), {}, GraphCapture() if DEVICE == "cuda" else again, (4,)
         )
         spans = [RowSpan(3, 0, 3, (3,), ancestry((0, 0, 1)))]
-        found = laps.run(LapRows([7, 8, 9], (0, 1, 2), (24, 25, 26), spans))
+        found = steps.run(StepRows([7, 8, 9], (0, 1, 2), (24, 25, 26), spans))
         assert found is not None
         outputs.append(decoder.logits(found[0]))
     assert 0 < (outputs[1] - outputs[0]).norm() < 0.05 * outputs[0].norm()

@@ -20,7 +20,7 @@ from specsot.members import Quantization, Range
 from specsot_kernels.segments import VisibleColumns
 from specsot_model import packed as packing
 from specsot_model.attention import RowSpan, attend, plan_attention
-from specsot_model.cuda_graphs import CapturedLaps, GraphCapture, LapRows
+from specsot_model.cuda_graphs import CapturedSteps, GraphCapture, StepRows
 from specsot_model.decoder import Decoder
 from specsot_model.layers import add_tap
 from tests.model.tiny import ShortRows, write_model
@@ -38,7 +38,7 @@ class Texts:
     def __init__(self, decoder: Decoder, texts: int = 4, pages: int = 40) -> None:
         self._decoder, self.kv = decoder, decoder.make_kv(texts * pages, PAGE)
         self._texts, self._pages = texts, pages
-        self._laps: CapturedLaps | None = None
+        self._steps: CapturedSteps | None = None
 
     def pages(self, text: int) -> tuple[int, ...]:
         return tuple(self._texts * page + text for page in range(self._pages))
@@ -48,7 +48,7 @@ class Texts:
 
     def capture(self, buckets: Sequence[int]) -> None:
         """Frames of so many rows run in graphs from now on."""
-        self._laps = CapturedLaps(self._decoder, self.kv, {}, GraphCapture(), buckets)
+        self._steps = CapturedSteps(self._decoder, self.kv, {}, GraphCapture(), buckets)
 
     @torch.inference_mode()
     def feed(self, *parts: tuple[int, int, list[int], tuple[int, ...] | None]) -> list[torch.Tensor]:
@@ -60,7 +60,7 @@ class Texts:
             tokens += own
             positions += [start + deep for deep in (range(len(own)) if parents is None else depths(parents))]
             slots += [self.slot(text, start + row) for row in range(len(own))]
-        found = self._laps.run(LapRows(tokens, positions, slots, spans)) if self._laps else None
+        found = self._steps.run(StepRows(tokens, positions, slots, spans)) if self._steps else None
         if found is None:
             plan, device = self._decoder.plan(spans, PAGE, "batched"), self._decoder.device
             entry = self._decoder.embed(torch.tensor(tokens, device=device))
@@ -98,13 +98,13 @@ def test_a_text_is_the_same_bits_in_any_company(
 @pytest.mark.skipif(find_spec("numba") is None, reason="needs numba")
 def test_columns_that_are_fetched_ahead_are_somewhere() -> None:
     """Of a long text's columns, and then of a short one's."""
-    from specsot_kernels.cpu import laps
+    from specsot_kernels.cpu import steps
     from specsot_kernels.cpu.running import plan_columns
 
     texts = RowSpan(1, 200, 1, tuple(range(13))), RowSpan(1, 2, 1, (13,))
     tree = RowSpan(2, 4, 2, (14,), (0b01, 0b11))
     for held in plan_columns((*texts, tree), PAGE, 128, 1).held:
-        assert not held[-laps.COLUMNS_AT_ONCE :].any()
+        assert not held[-steps.COLUMNS_AT_ONCE :].any()
 
 
 @pytest.mark.skipif(find_spec("numba") is None, reason="needs numba")

@@ -95,7 +95,7 @@ async def test_every_request_that_begins_has_an_end() -> None:
         await anext(left)
         await left.aclose()
         broken = stage.listen(SOT, "r-broken")
-        await stage.lap()
+        await stage.step()
         stage.engine.handle(MasterLeaving("w0 is gone"))
         with pytest.raises(Unavailable):
             await broken

@@ -72,7 +72,7 @@ async def told() -> AsyncIterator[Told]:
             ("SPECSOT_LOG_LEVEL", "debug"),
             ("SPECSOT_LOG_FORMAT", "json"),
             ("SPECSOT_METRICS", "127.0.0.1:0"),
-            ("SPECSOT_TRACE_LAPS", "2"),
+            ("SPECSOT_TRACE_STEPS", "2"),
             ("OTEL_TRACES_EXPORTER", "console"),
             ("OTEL_TRACES_SAMPLER", "parentbased_always_off"),
         ):
@@ -84,7 +84,7 @@ async def told() -> AsyncIterator[Told]:
         try:
             told.answer = await traced(fleet.children[0].service.address)
             await abandoned(fleet._client)  # type: ignore[reportPrivateUsage]
-            # What was abandoned may still turn: a lap that the master counts has been through the workers.
+            # What was abandoned may still turn: a step that the master counts has been through the workers.
             for line in sorted(told.about("figures"), key=lambda line: line["service"] != "master"):
                 page = await asyncio.to_thread(read, line["at"])
                 told.pages[line["service"]] = told.pages.get(line["service"], "") + page
@@ -158,7 +158,7 @@ async def test_one_trace_through_all_services(told: Told) -> None:
     assert len(ours) == len(spans), "requests whose callers collect nothing are not collected"
     services = {span["resource"]["attributes"]["service.name"] for span in ours}
     assert services == {"specsot-master", "specsot-worker", "specsot-drafter"}
-    assert {"request", "wait", "plan", "lap", "stage", "draft"} <= {span["name"] for span in ours}
+    assert {"request", "wait", "plan", "step", "stage", "draft"} <= {span["name"] for span in ours}
     known = {span["context"]["span_id"] for span in ours} | {"0x00f067aa0ba902b7"}
     assert {span["parent_id"] for span in ours} <= known, "a span whose parent nobody wrote"
 
@@ -200,11 +200,11 @@ def names_of(family: Any) -> set[str]:
 async def test_figures_of_all_services_agree(told: Told) -> None:
     master, worker = (figures(told.pages[name]) for name in ("master", "worker"))
     assert master["specsot:request_success_total"] >= 1
-    assert master["specsot:lap_seconds_count"] > 3
-    assert worker["specsot:worker_frames_total"] >= 2 * master["specsot:laps_total"], "each of both stages"
+    assert master["specsot:step_seconds_count"] > 3
+    assert worker["specsot:worker_frames_total"] >= 2 * master["specsot:steps_total"], "each of both stages"
     assert master["specsot:kv_pages"] == worker["specsot:worker_kv_pages"] / 2
     assert master["specsot:sot_branch_seconds_count"] >= 1
-    assert 0 < worker["specsot:worker_hop_seconds_sum"] < worker["specsot:worker_lap_seconds_sum"]
+    assert 0 < worker["specsot:worker_hop_seconds_sum"] < worker["specsot:worker_step_seconds_sum"]
     assert figures(told.pages["drafter"])["specsot:drafter_draft_seconds_count"] > 0
 
 

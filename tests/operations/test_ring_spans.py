@@ -1,4 +1,4 @@
-"""Laps, stages and drafts as spans of a traced request, over real links; and what the same parts count."""
+"""Steps, stages and drafts as spans of a traced request, over real links; and what the same parts count."""
 
 from __future__ import annotations
 
@@ -83,29 +83,29 @@ async def test_a_traced_request_and_an_untraced_one(demo_model: Path) -> None:
         assert frames >= draft_rounds
         assert seen.figure("worker-0", "worker_kv_pages_free") <= seen.figure("worker-0", "worker_kv_pages")
 
-    laps, stages, drafts = (seen.spans(name) for name in ("lap", "stage", "draft"))
-    assert 0 < len(laps) <= frames / 4 + 2
-    assert {f"{span.context.trace_id:032x}" for span in (*laps, *stages, *drafts)} == {TRACE}
-    assert parents(laps) == {REQUEST}
-    assert parents(stages) == ids(laps)
+    steps, stages, drafts = (seen.spans(name) for name in ("step", "stage", "draft"))
+    assert 0 < len(steps) <= frames / 4 + 2
+    assert {f"{span.context.trace_id:032x}" for span in (*steps, *stages, *drafts)} == {TRACE}
+    assert parents(steps) == {REQUEST}
+    assert parents(stages) == ids(steps)
     ranges = Counter(span.attributes["specsot.layers"] for span in stages)
-    assert [*ranges.values()] == [len(laps)] * 2
+    assert [*ranges.values()] == [len(steps)] * 2
     assert sorted(text.split(":")[0] == "0" for text in ranges) == [False, True]
     assert drafts
-    assert parents(drafts) <= ids(laps)
-    services = {span.resource.attributes["service.name"] for span in (*laps, *stages, *drafts)}
+    assert parents(drafts) <= ids(steps)
+    services = {span.resource.attributes["service.name"] for span in (*steps, *stages, *drafts)}
     assert services == {"specsot-worker", "specsot-drafter"}
 
-    assert seen.figure("worker-0", "worker_lap_seconds_count") > 0
+    assert seen.figure("worker-0", "worker_step_seconds_count") > 0
     assert seen.figure("worker-0", "worker_hop_seconds_count") > 0
     assert seen.figure("worker-1", "worker_queue_seconds_count") > 0
-    assert seen.figure("worker-1", "worker_lap_seconds_count") == 0
+    assert seen.figure("worker-1", "worker_step_seconds_count") == 0
     assert seen.figure("drafter", "drafter_draft_seconds_count") > 0
     assert seen.figure("worker-1", "worker_compute_seconds_sum") > 0
 
 
 @pytest.mark.parametrize(("service", "telemetry"), [(worker, WorkerTelemetry), (drafter, DrafterTelemetry)])
-def test_members_note_what_happens_in_laps_for_those_who_ask(
+def test_members_note_what_happens_in_steps_for_those_who_ask(
     demo_model: Path, service: Any, telemetry: type
 ) -> None:
     words = ["--model", f"{demo_model / 'base'}", "--master", "127.0.0.1:1"]

@@ -79,8 +79,8 @@ class Texts:
         for page in self.table.close(sequence):
             self.kept.forget(page)
 
-    def lap(self, commit: bool = True) -> None:
-        """Rows of some texts: a prompt's, or a tree's of which a path is kept, moved before the next lap."""
+    def step(self, commit: bool = True) -> None:
+        """Rows of some texts: a prompt's, or a tree's of which a path is kept, moved before the next step."""
         chosen = self.rng.sample(list(self.committed), min(len(self.committed), 3))
         spans, fed, wanted = list[RowSpan](), list[list[int]](), list[list[int]]()
         sizes = [self.rng.choice((1, 1, 1, 6, 24, self.rng.randint(1, 300))) for _ in chosen]
@@ -215,12 +215,12 @@ def test_a_kept_state_follows_from_the_rows_of_its_text(seed: int, page_rows: in
     """Texts grow by prompts and trees, are forked and closed, and some frames fail; states are too few."""
     world = Texts(seed, page_rows, None if seed % 2 else 4, walking)
     for _ in range(50):
-        dice = world.rng.choice(("lap",) * 4 + ("open", "fork", "close"))
+        dice = world.rng.choice(("step",) * 4 + ("open", "fork", "close"))
         try:
             if dice == "open" or not world.committed:
                 world.open()
-            elif dice == "lap":
-                world.lap(commit=world.rng.random() < 0.95)
+            elif dice == "step":
+                world.step(commit=world.rng.random() < 0.95)
             else:
                 (world.fork if dice == "fork" else world.close)()
         except Overloaded:
@@ -269,7 +269,7 @@ def test_texts_that_are_written_push_out_no_state_of_an_idle_prefix() -> None:
 
 
 @pytest.mark.parametrize("page_rows", [64, 256])
-def test_a_lap_runs_no_more_rows_however_long_the_text(page_rows: int) -> None:
+def test_a_step_runs_no_more_rows_however_long_the_text(page_rows: int) -> None:
     kept, pages = KeptStates(states_for(2048), page_rows), tuple(range(2048 // page_rows))
     most = 0
     for base in range(0, 2000):

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from specsot.core.info import Info, LapsInfo, PagesInfo, ReplicaInfo, RequestsInfo
+from specsot.core.info import Info, StepsInfo, PagesInfo, ReplicaInfo, RequestsInfo
 from specsot.errors import Cancelled, InvalidRequest, Refused, TooLarge
 from specsot.events import Finished
 from specsot.members import Range, Ready
@@ -173,17 +173,17 @@ def test_an_account_of_several_is_their_sum():
         True,
         (),
         PagesInfo(8, 3, 16),
-        LapsInfo(2, 9, 1.0, 4.0, 2.0),
+        StepsInfo(2, 9, 1.0, 4.0, 2.0),
         RequestsInfo(1, 2, kept=3, ended=(("stop", 1),)),
     )
     other = ReplicaInfo(
-        1, 7, False, ("a worker",), None, LapsInfo(1, 1), RequestsInfo(kept=3, ended=(("stop", 2),))
+        1, 7, False, ("a worker",), None, StepsInfo(1, 1), RequestsInfo(kept=3, ended=(("stop", 2),))
     )
     told = total_info([one, other])
     assert (told.epoch, told.ready, told.waiting_for) == (7, True, ("replica 1: a worker",))
     assert told.pages == PagesInfo(8, 3, 16)
     assert told.requests == RequestsInfo(1, 2, kept=3, ended=(("stop", 3),))
-    assert (told.laps and told.laps.tokens, told.laps and told.laps.tokens_per_lap) == (10, 4.0)
+    assert (told.steps and told.steps.tokens, told.steps and told.steps.tokens_per_step) == (10, 4.0)
     assert total_info([one]).replicas == ()
 
 

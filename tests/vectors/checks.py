@@ -12,7 +12,7 @@ from specsot.core.tree import Tree, children, depths
 from specsot_drafter.heads.eagle import EagleHead
 from specsot_model.decoder import Decoder
 from tests.trees import path
-from tests.vectors.laps import Accepted, DrivenLaps, begin, take_lap
+from tests.vectors.steps import Accepted, DrivenSteps, begin, take_step
 from tests.vectors.record import ReferenceCase, RoundRecord, RunRecord, SamplingRecord, TreeRecord
 from tests.vectors.residual_walk import Floats, leaf_rows, residual_walk, trial_rows, warp
 
@@ -124,11 +124,11 @@ def generate(
     prompts = {i: case.prompts[i].prompt_ids for i in rounds}
     shape = case.shapes[setting]
     most = max(rounds.values(), default=0) * (shape.depth + 2)
-    laps = DrivenLaps(base, head, shape, [len(tokens) for tokens in prompts.values()], most)
-    begin(laps, prompts)
+    steps = DrivenSteps(base, head, shape, [len(tokens) for tokens in prompts.values()], most)
+    begin(steps, prompts)
     runs = {i: GreedyRun() for i in rounds}
-    for lap in range(max(rounds.values(), default=0)):
-        for i, (tree, verdict) in take_lap(laps, [i for i in rounds if lap < rounds[i]]).items():
+    for step in range(max(rounds.values(), default=0)):
+        for i, (tree, verdict) in take_step(steps, [i for i in rounds if step < rounds[i]]).items():
             runs[i].note(len(prompts[i]) + len(runs[i].written), tree, verdict)
     return runs
 
@@ -212,19 +212,19 @@ def _replay(
     if not record.rounds:
         return
     prompt, shape = case.prompts[record.prompt].prompt_ids, case.shapes[record.setting]
-    laps = DrivenLaps(base, head, shape, [len(prompt)], len(record.rounds) * (shape.depth + 2))
-    laps.prefill({j: prompt})
-    laps.accept({j: Accepted((0,), record.rounds[0].tokens[0])})
+    steps = DrivenSteps(base, head, shape, [len(prompt)], len(record.rounds) * (shape.depth + 2))
+    steps.prefill({j: prompt})
+    steps.accept({j: Accepted((0,), record.rounds[0].tokens[0])})
     committed = len(prompt)
     for r, wanted in enumerate(record.rounds):
-        name, ours = f"s{j} round {r + 1}", laps.trees[j]
+        name, ours = f"s{j} round {r + 1}", steps.trees[j]
         yield from _check_tree(f"{name} tree", ours, committed, wanted, trial_rows(ours))
         recorded = case.tensors[f"s{j}.r{r}.node_logits"]
-        yield check_close(f"{name} node_logits", laps.verify({j: wanted.tree})[j], recorded)
+        yield check_close(f"{name} node_logits", steps.verify({j: wanted.tree})[j], recorded)
         chances = warp(recorded.numpy(), record.temperature, record.top_p, record.top_k)
         yield from _check_walk(name, wanted, chances, case.tensors[f"s{j}.r{r}.sample_p"])
         nodes = _nodes_of(wanted)
-        laps.accept({j: Accepted(nodes, wanted.bonus_token)})
+        steps.accept({j: Accepted(nodes, wanted.bonus_token)})
         committed += len(nodes)
     if record.accept_lengths:
         lengths = [wanted.accept_length for wanted in record.rounds]

@@ -21,7 +21,7 @@ from specsot_drafter.heads.loading import load_head
 from specsot_model.decoder import Decoder
 from specsot_model.kv import KVPages
 from tests.vectors.checks import Check, check_close, check_replays, check_runs, check_same
-from tests.vectors.laps import Accepted, DrivenLaps, likeliest
+from tests.vectors.steps import Accepted, DrivenSteps, likeliest
 from tests.vectors.record import PromptRecord, ReferenceCase, read_case
 
 PLAIN = TreeShape(depth=0, top_k=1, nodes=1, fixed=True)
@@ -102,17 +102,17 @@ def recorded_features(case: ReferenceCase, head: EagleHead, i: int) -> Tensor:
 
 
 def plain_texts(base: Decoder, prompts: Sequence[PromptRecord]) -> list[list[int]]:
-    """Greedy text behind every prompt, as long as recorded, one token a lap."""
+    """Greedy text behind every prompt, as long as recorded, one token a step."""
     most = max((len(prompt.base_greedy_ids) for prompt in prompts), default=0)
-    laps = DrivenLaps(base, None, PLAIN, [len(prompt.prompt_ids) for prompt in prompts], most)
-    logits = laps.prefill({i: prompt.prompt_ids for i, prompt in enumerate(prompts)})
+    steps = DrivenSteps(base, None, PLAIN, [len(prompt.prompt_ids) for prompt in prompts], most)
+    logits = steps.prefill({i: prompt.prompt_ids for i, prompt in enumerate(prompts)})
     texts: list[list[int]] = [[] for _ in prompts]
     for _ in range(most):
         tokens = {i: likeliest(row.view(1, -1))[0] for i, row in logits.items()}
         for i, token in tokens.items():
             texts[i].append(token)
-        laps.accept({i: Accepted((0,), token) for i, token in tokens.items()})
-        logits = laps.verify({i: single(token) for i, token in tokens.items()})
+        steps.accept({i: Accepted((0,), token) for i, token in tokens.items()})
+        logits = steps.verify({i: single(token) for i, token in tokens.items()})
     return [text[: len(prompt.base_greedy_ids)] for text, prompt in zip(texts, prompts)]
 
 

@@ -355,7 +355,7 @@ def test_an_answers_tokens_are_counted_before_they_are_kept() -> None:
         master_pb2.GetInfoResponse(models=[master_pb2.Model()] * 20_000),
         master_pb2.GetInfoResponse(members=[master_pb2.Member()] * 20_000),
         master_pb2.GetInfoResponse(waiting_for=["rain"] * 20_000),
-        master_pb2.GetInfoResponse(laps=master_pb2.Laps(stages=[0.0] * 20_000)),
+        master_pb2.GetInfoResponse(steps=master_pb2.Steps(stages=[0.0] * 20_000)),
         master_pb2.GetInfoResponse(requests=master_pb2.Requests(ended={str(n): n for n in range(20_000)})),
     ],
     ids=("models", "members", "waiting_for", "stages", "ended"),

@@ -83,7 +83,7 @@ async def test_a_drafter_is_asked_by_its_own_thread_alone() -> None:
 def test_behind_a_prompt_its_root_goes_with_the_trees_that_others_have(
     chunk: PromptChunk, outcome: Outcome | None, place: tuple[int, int] | None, begins: bool
 ) -> None:
-    """The next lap begins with those trees, which grow behind the same verdict."""
+    """The next step begins with those trees, which grow behind the same verdict."""
     grown, begun, judged = list[Any](), list[Any](), list[Any]()
     drafter: Any = SimpleNamespace(
         begin_early=lambda verdict: grown.append(verdict.trees),

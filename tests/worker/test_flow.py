@@ -10,14 +10,14 @@ STEEP = ((1, 0.001), (256, 0.256))
 
 
 def flow_of(curve, stages=4, hops=0.0, row=0.0, shares=None) -> PipelineDepth:
-    """A flow that has seen laps of one row and of many, as `curve` says; hops take `row` more a row."""
+    """A flow that has seen steps of one row and of many, as `curve` says; hops take `row` more a row."""
     flow = PipelineDepth(stages, curve)
     shares = shares or [1 / stages] * stages
     table = dict(curve)
     for rows in (1, max(table)):
         for _ in range(60):
             spent = [table[rows] * share for share in shares]
-            flow.record_lap(rows, spent, sum(spent) + hops + row * rows, alone=True)
+            flow.record_step(rows, spent, sum(spent) + hops + row * rows, alone=True)
     return flow
 
 
@@ -30,7 +30,7 @@ def flow_of(curve, stages=4, hops=0.0, row=0.0, shares=None) -> PipelineDepth:
         (STEEP, 0.0, 0.0, 240, 6, 4, 4),  # far past it: a frame for every stage
         (STEEP, 0.0, 0.0, 240, 2, 4, 2),  # no more frames than branches
         (STEEP, 0.0, 0.0, 240, 6, 1, 1),  # others have the credits
-        (STEEP, 4.0, 0.0, 240, 6, 4, 1),  # past it, but the way is nearly all of a lap
+        (STEEP, 4.0, 0.0, 240, 6, 4, 1),  # past it, but the way is nearly all of a step
         (FLAT, 0.01, 0.001, 240, 6, 4, 4),  # rows take long to travel
     ],
 )
@@ -61,7 +61,7 @@ def test_a_spread_changes_only_for_a_clear_gain_and_ends_where_there_is_none():
         (2, 0.0, (0.9, 0.1), 3, 1),  # a second frame would wait for the slow stage
     ],
 )
-def test_as_many_frames_fly_as_fit_into_a_lap(stages, hops, shares, limit, most):
+def test_as_many_frames_fly_as_fit_into_a_step(stages, hops, shares, limit, most):
     assert flow_of(FLAT, stages, hops, shares=shares).max_frames(limit - 1, limit) == most
 
 
@@ -109,26 +109,26 @@ def test_where_one_frame_flies_it_takes_the_prompts_of_all():
     assert alone.prompt_rows(40, 20, 192) > 3 * together.prompt_rows(40, 20, 192)
 
 
-def test_what_laps_really_take_corrects_what_was_measured_beforehand():
+def test_what_steps_really_take_corrects_what_was_measured_beforehand():
     """Stages that share their cores: two frames take more than twice as long each, so a spread loses."""
     flow = flow_of(STEEP, 2)
-    flow.record_lap(240, (0.12, 0.12), 0.24, alone=True)
+    flow.record_step(240, (0.12, 0.12), 0.24, alone=True)
     assert flow.frames_per_family(240, 4, 2) == 2
     for _ in range(60):
-        flow.record_lap(120, (0.2, 0.2), 0.4, alone=False)
+        flow.record_step(120, (0.2, 0.2), 0.4, alone=False)
     assert flow.frames_per_family(240, 4, 2) == 1
 
 
-def test_two_slow_laps_of_a_process_that_begins_are_forgotten_at_once():
+def test_two_slow_steps_of_a_process_that_begins_are_forgotten_at_once():
     flow = flow_of(FLAT)
     for seconds in (0.1, 0.08, *[0.01] * 3):
-        flow.record_lap(6, [seconds / 4] * 4, seconds, alone=True)
+        flow.record_step(6, [seconds / 4] * 4, seconds, alone=True)
     assert flow.frames_per_family(6, 6, 4) == 1
 
 
-def test_a_lap_with_others_in_flight_says_nothing_about_the_way():
+def test_a_step_with_others_in_flight_says_nothing_about_the_way():
     flow = flow_of(FLAT, 2, 0.001)
     before = flow.max_frames(2, 99)
     for _ in range(60):
-        flow.record_lap(1, (0.005, 0.005), 5.0, alone=False)
+        flow.record_step(1, (0.005, 0.005), 5.0, alone=False)
     assert flow.max_frames(2, 99) == before

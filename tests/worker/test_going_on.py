@@ -1,4 +1,4 @@
-"""A worker that begins laps by itself, alone and with a drafter on its own thread."""
+"""A worker that begins steps by itself, alone and with a drafter on its own thread."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from specsot_worker import sampling, stage_timers, verifier
 from specsot_worker.stage import DecoderStage
 from specsot_worker.verifier import Verifier
 from specsot_worker.worker import Worker
-from tests.eager_laps import EagerLaps
+from tests.eager_steps import EagerSteps
 from tests.models import Shape, write_base
 from tests.worker.one_thread import Heads, Here, Said
-from tests.worker.test_next_lap import (
+from tests.worker.test_next_step import (
     LEASE,
     PAGE,
     PAGES,
@@ -45,7 +45,7 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
 
 
 class Provider:
-    """See `StageProvider`: one stage of this decoder, which runs by laps as graphs do."""
+    """See `StageProvider`: one stage of this decoder, which runs by steps as graphs do."""
 
     name, vocabulary, loaded, fetched = "w", 200, 0, 0
 
@@ -58,8 +58,8 @@ class Provider:
         self.stage = DecoderStage(self._decoder, configuration.pages, configuration.page_rows)
         if self.takes_unread:
             self.stage.tap(2, torch.ones(4, self._decoder.config.hidden))
-        self.laps = EagerLaps(self._decoder, self.stage._kv, self.stage._taps, self.takes_unread)
-        self.stage.run_by(self.laps)
+        self.steps = EagerSteps(self._decoder, self.stage._kv, self.stage._taps, self.takes_unread)
+        self.stage.run_by(self.steps)
         return self.stage
 
     def make_verifier(self, stage: DecoderStage, configuration: Configuration) -> Verifier:
@@ -70,7 +70,7 @@ class Provider:
 async def test_a_worker_goes_on_by_itself_while_nobody_wants_anything(
     decoder: Decoder, arrived: bool, turns: int
 ) -> None:
-    """Lap for lap it takes what has arrived, else, and nothing is begun that this might change."""
+    """Step for step it takes what has arrived, else, and nothing is begun that this might change."""
     provider, said = Provider(decoder), Said()
     part: Any = Worker(provider, said, Here(), clock=lambda: 0.0)  # type: ignore[arg-type]
     part.watch(lambda: arrived)
@@ -85,11 +85,11 @@ async def test_a_worker_goes_on_by_itself_while_nobody_wants_anything(
     wanted, *_ = write(decoder, ahead=False)
     assert [token for result in said for one in result.outcomes for token in one.tokens] == wanted[1]
     assert provider.stage.table.free == PAGES
-    assert provider.laps.launched == sum(result.rows > 0 for result in said), "none for nothing"
+    assert provider.steps.launched == sum(result.rows > 0 for result in said), "none for nothing"
     assert taken == turns
 
 
-async def test_a_lap_that_waits_for_its_lease_has_not_computed_meanwhile(
+async def test_a_step_that_waits_for_its_lease_has_not_computed_meanwhile(
     decoder: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is begun, and its frame follows when its reader goes on."""
@@ -133,14 +133,14 @@ async def pair_of(
 
 
 async def test_a_drafter_on_the_same_thread_is_asked_by_who_judged(decoder: Decoder) -> None:
-    """Nothing is sent to it; and a result leaves when the next lap has begun."""
+    """Nothing is sent to it; and a result leaves when the next step has begun."""
     wanted, *_ = write(decoder, ahead=False)
     part, _, provider, said, inbox = await pair_of(decoder, Erring(wanted))
     launched = list[int]()
     send = said.send
 
     async def note(message: Any) -> None:
-        launched.append(provider.laps.launched)
+        launched.append(provider.steps.launched)
         await send(message)
 
     said.send = note  # type: ignore[method-assign]
@@ -154,7 +154,7 @@ async def test_a_drafter_on_the_same_thread_is_asked_by_who_judged(decoder: Deco
     early = [begun > frames for begun, frames in zip(launched, trees)]
     assert early[3:-2] == [True] * len(early[3:-2])
     assert provider.stage.table.free == PAGES
-    assert provider.laps.launched == trees[-1], "none for nothing"
+    assert provider.steps.launched == trees[-1], "none for nothing"
 
 
 async def hears_of_itself(drafter: Drafter, inbox: Inbox) -> None:
@@ -181,7 +181,7 @@ async def test_what_goes_wrong_in_a_drafter_on_the_same_thread_is_its_own_affair
 async def test_a_choice_that_fails_on_a_device_is_the_drafters_affair(
     decoder: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lap that was launched with it has never been."""
+    """The step that was launched with it has never been."""
     wanted, *_ = write(decoder, ahead=False)
     monkeypatch.setattr(sampling, "choose_tokens", tells_early)
     monkeypatch.setattr(verifier, "find_targets", partial(sampling.find_targets, at_once=True))
@@ -192,7 +192,7 @@ async def test_a_choice_that_fails_on_a_device_is_the_drafters_affair(
     for _ in range(40):
         await part.settle()
     assert proposer.intact == -1, "one was asked for that failed, and none behind it"
-    assert provider.laps.unread
+    assert provider.steps.unread
     assert [token for result in said for one in result.outcomes for token in one.tokens] == wanted[1]
     assert provider.stage.table.free == PAGES
     await hears_of_itself(drafter, inbox)

@@ -1,4 +1,4 @@
-"""Laps behind a window that are begun before their frame comes: pages, and trees that no host has read."""
+"""Steps behind a window that are begun before their frame comes: pages, and trees that no host has read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specsot.core.tree import single
 from specsot.params import Window
 from specsot_model.decoder import Decoder
 from specsot_worker.stage import DecoderStage
-from tests.eager_laps import EagerLaps
+from tests.eager_steps import EagerSteps
 from tests.models import Shape, write_base
 
 PAGES, PAGE = 20, 4
@@ -36,7 +36,7 @@ class Unknown:
 def writing(decoder: Decoder, count: int) -> tuple[DecoderStage, list[TreeSegment]]:
     """A stage on which a text behind a window writes token after token, and what comes behind so many."""
     stage = DecoderStage(decoder, PAGES, PAGE, "packed")
-    stage.run_by(EagerLaps(decoder, stage._kv, takes_unread=True))
+    stage.run_by(EagerSteps(decoder, stage._kv, takes_unread=True))
     opening, prompt = Opening(1, 5, window=WINDOW), PromptChunk(1, 0, (1, 2, 3, 4, 5), True)
     stage.run(Frame(1, 1, (opening,), (prompt,)))
     trees = [TreeSegment(1, 1 + row - 5, row, (0,) * (row > 5), single(7)) for row in range(5, count + 1)]

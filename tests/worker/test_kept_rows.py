@@ -7,25 +7,25 @@ from specsot.core.pages import PageTable
 from specsot_worker.core import pipeline
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget
 from specsot_worker.core.sequencer import Sequencer
-from tests.worker.test_sequencer import PAGES, ROWS, first_answer, lap, order_of
+from tests.worker.test_sequencer import PAGES, ROWS, first_answer, step, order_of
 
 
 def test_behind_rows_that_were_kept_trees_are_asked_for_once_the_drafter_was_told_of_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Some with every lap, whatever it says meanwhile."""
-    monkeypatch.setattr(pipeline, "MAX_ROWS_PER_LAP", 16)
+    """Some with every step, whatever it says meanwhile."""
+    monkeypatch.setattr(pipeline, "MAX_ROWS_PER_STEP", 16)
     sequencer = Sequencer(1, FrameBudget(64, 1, 9), PageTable(PAGES, ROWS), DraftTimeout(0.5))
     kept = Kept(9, tuple(range(40)))
     sequencer.apply_order(order_of(1, [*kept.tokens, 7], 300, kept=kept))
     first_answer(sequencer)
     sequencer.add_drafts(Drafts(1))
-    assert lap(sequencer) == ("waking", 1)
+    assert step(sequencer) == ("waking", 1)
     sequencer.add_drafts(Drafts(1))
-    assert lap(sequencer) == ("waking", 1)
+    assert step(sequencer) == ("waking", 1)
     sequencer.add_drafts(Drafts(1))
-    assert lap(sequencer) == ("", 1)
-    assert lap(sequencer) is None, "now it is worth waiting for"
+    assert step(sequencer) == ("", 1)
+    assert step(sequencer) is None, "now it is worth waiting for"
 
 
 def test_rows_that_nobody_begins_with_are_given_up_in_order() -> None:

@@ -1,4 +1,4 @@
-"""What many clients feel, by a clock: they ask again once they are answered; laps take what is said here."""
+"""What many clients feel, by a clock: they ask again once they are answered; steps take what is said here."""
 
 import heapq
 import itertools
@@ -14,9 +14,9 @@ from specsot.core.pages import PageTable
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget, PipelineDepth
 from specsot_worker.core.sequencer import Sequencer
 
-# Seconds of a lap: its own, per row of a text and of a prompt. Some of SmolLM2-135M's in 8 bits on two cores.
-LAP, TEXT_ROW, PROMPT_ROW = 0.008, 0.00055, 0.00045
-WAVER = 0.1  # of a lap's seconds, as the standard deviation of their logarithm
+# Seconds of a step: its own, per row of a text and of a prompt. Some of SmolLM2-135M's in 8 bits on two cores.
+STEP, TEXT_ROW, PROMPT_ROW = 0.008, 0.00055, 0.00045
+WAVER = 0.1  # of a step's seconds, as the standard deviation of their logarithm
 MASTER = 0.003  # seconds until an order of the master is there
 
 
@@ -36,7 +36,7 @@ class Clock:
     """Stages that compute side by side, each a frame at a time; clients ask again once they are answered."""
 
     def __init__(self, clients: list[Client], stages: int = 1) -> None:
-        curve = tuple((rows, LAP + PROMPT_ROW * rows) for rows in (1, 2, 4, 8, 16, 32, 64, 128))
+        curve = tuple((rows, STEP + PROMPT_ROW * rows) for rows in (1, 2, 4, 8, 16, 32, 64, 128))
         depth = PipelineDepth(stages, curve, stages > 1)
         budget = FrameBudget(512, stages + 1 if stages > 1 else 1)
         self.sequencer = Sequencer(1, budget, PageTable(4096, 256), DraftTimeout(1.0, False), depth)
@@ -70,8 +70,8 @@ class Clock:
         self.writing.append(trees)
         spent, arrives = list[float](), self.now
         for stage, free in enumerate(self.free):
-            lap = (LAP + TEXT_ROW * trees + PROMPT_ROW * prompts) * self.rng.lognormvariate(0, WAVER)
-            spent.append(lap / len(self.free))
+            step = (STEP + TEXT_ROW * trees + PROMPT_ROW * prompts) * self.rng.lognormvariate(0, WAVER)
+            spent.append(step / len(self.free))
             arrives = self.free[stage] = max(arrives, free) + spent[-1]
         self.at(arrives, lambda: self.land(frame, tuple(spent), trees + prompts))
 

@@ -13,14 +13,14 @@ from specsot.core.frames import Frame, Opening, rows_of
 from specsot.members import Range
 from specsot.params import HeadWindows, Pruning, Window
 from specsot_kernels.segments import HeadColumns, RowSpan
-from specsot_model.cuda_graphs import Captured, CapturedLaps, GraphCapture, LapRows, Work
+from specsot_model.cuda_graphs import Captured, CapturedSteps, GraphCapture, StepRows, Work
 from specsot_worker.stage import DecoderStage
 from tests.conftest import some
 from tests.worker.writers import PAGE, Writer
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
-from tests.model.test_laps import DEVICE, KIND, NEAR, Fused, Plain, later
+from tests.model.test_steps import DEVICE, KIND, NEAR, Fused, Plain, later
 from tests.model.tiny import write_model
 
 pytestmark = pytest.mark.torch
@@ -53,7 +53,7 @@ def stages_of(path: Path, kind: str, layers: int = 2) -> tuple[DecoderStage, Dec
     plain, fused = (each.load(path, Range(0, layers), KIND, DEVICE) for each in (Plain, Fused))
     slow, fast = (DecoderStage(each, PAGES, PAGE, "packed") for each in (plain, fused))
     capture = Counted()
-    fast.run_by(CapturedLaps(fused, fast._kv, {}, capture, BUCKETS, short=()))
+    fast.run_by(CapturedSteps(fused, fast._kv, {}, capture, BUCKETS, short=()))
     return slow, fast, capture
 
 
@@ -97,7 +97,7 @@ def test_frames_without_policies_capture_nothing_more(tmp_path: Path) -> None:
 def test_layers_that_see_different_rows_run_without_a_graph(tmp_path: Path, layers: int) -> None:
     """And heads that do. Pruning that skips the only layer hides nothing."""
     _, fast, capture = stages_of(tmp_path, "llama", layers)
-    begun, laps = capture.times, fast._graphs
+    begun, steps = capture.times, fast._graphs
     each = HeadWindows((((4, 16),),) * layers)
     openings = (replace(OPENINGS[3], pruning=Pruning(0.5, 24, 1)), Opening(4, PROMPT, heads=each))
     for number, opening in enumerate(openings):
@@ -105,8 +105,8 @@ def test_layers_that_see_different_rows_run_without_a_graph(tmp_path: Path, laye
             fast.run(frame)
         assert (fast.uncaptured > 0) == (layers == 2 or number == 1)
     own = RowSpan(1, 20, 1, (0, 1), (1,), HeadColumns(((4, 16),), (20,)))
-    assert isinstance(laps, CapturedLaps)
-    assert laps.run(LapRows([7], [20], [20], [own])) is None
+    assert isinstance(steps, CapturedSteps)
+    assert steps.run(StepRows([7], [20], [20], [own])) is None
     assert capture.times == begun
 
 

@@ -130,11 +130,11 @@ class Lone:
     async def order(self, order) -> None:
         await self.part.handle(Arrival("master", order))
 
-    async def turn(self, laps: int = 100) -> float | None:
-        """So many laps, or until nothing is due; when it wants to be called again."""
+    async def turn(self, steps: int = 100) -> float | None:
+        """So many steps, or until nothing is due; when it wants to be called again."""
         wait: float | None = 0.0
-        while laps and wait == 0.0:
-            wait, laps = await self.part.settle(), laps - 1
+        while steps and wait == 0.0:
+            wait, steps = await self.part.settle(), steps - 1
         return wait
 
     def ends(self) -> dict[int, End]:
@@ -186,12 +186,12 @@ async def test_a_form_that_takes_long_stalls_nobody_else() -> None:
 
 
 @pytest.mark.parametrize("near", [False, True])
-@pytest.mark.parametrize("laps", range(1, 14))
-async def test_whenever_it_comes_the_text_and_its_features_are_the_same(laps: int, near: bool) -> None:
+@pytest.mark.parametrize("steps", range(1, 14))
+async def test_whenever_it_comes_the_text_and_its_features_are_the_same(steps: int, near: bool) -> None:
     coming: Future[Even] = Future()
     prompt, late = await lone(Even()), await lone(coming, near)
     await prompt.turn()
-    await late.turn(laps)
+    await late.turn(steps)
     coming.set_result(Even())
     await late.turn()
     for sequence in (HELD, FREE):
@@ -214,15 +214,15 @@ async def test_who_is_closed_meanwhile_is_forgotten() -> None:
     assert ring.part.free_pages == CONFIGURATION.pages
 
 
-@pytest.mark.parametrize("laps", [0, 1, 5])
+@pytest.mark.parametrize("steps", [0, 1, 5])
 async def test_law_6_who_forks_a_text_that_is_held_is_refused_and_nobody_else_hears_of_it(
-    laps: int, monkeypatch: pytest.MonkeyPatch
+    steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No master does. Its drafter, which wants no features, was told of tokens that were not there."""
     monkeypatch.setattr(Provider, "make_verifier", lambda self, *_: Verifier(self.logits, self.find))
     coming: Future[Even] = Future()
     ring = await lone(coming)
-    await ring.turn(laps)
+    await ring.turn(steps)
     await ring.order(Open(Opening(3, 10, Fork(HELD, 8), limit=40), (3, 4), 100))
     await ring.turn(5)
     coming.set_result(Even())

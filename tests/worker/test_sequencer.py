@@ -263,7 +263,7 @@ def only_tree(frame: Frame | None) -> TreeSegment:
     return growth
 
 
-def lap(sequencer: Sequencer, now: float = 0.0, forced: tuple[int, ...] = ()) -> tuple[str, int] | None:
+def step(sequencer: Sequencer, now: float = 0.0, forced: tuple[int, ...] = ()) -> tuple[str, int] | None:
     """One frame and its result: whether the drafter rests or wakes, and its rows."""
     frame = sequencer.compose(now)
     if frame is None:
@@ -279,11 +279,11 @@ def test_what_is_forced_is_fed_when_no_tree_comes_and_never_beyond_the_slots():
     sequencer.apply_order(order_of(1, [1, 2], 30))
     first_answer(sequencer, forced=(4, 5))
     sequencer.add_drafts(Drafts(1, (), rest=2))
-    assert lap(sequencer, forced=(4, 5, 6, 4, 5, 6)) == ("resting", 3)
-    assert lap(sequencer, forced=(4, 5)) == ("resting", 4)
-    assert lap(sequencer, forced=(4, 5)) == ("waking", 3)
+    assert step(sequencer, forced=(4, 5, 6, 4, 5, 6)) == ("resting", 3)
+    assert step(sequencer, forced=(4, 5)) == ("resting", 4)
+    assert step(sequencer, forced=(4, 5)) == ("waking", 3)
     sequencer.add_drafts(Drafts(1, (Draft(1, 4, chain([3, 6])),)))
-    assert lap(sequencer) == ("", 2), "a tree that came is better"
+    assert step(sequencer) == ("", 2), "a tree that came is better"
 
 
 def test_families_of_one_prefix_do_not_wait_for_each_other():

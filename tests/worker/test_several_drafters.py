@@ -20,7 +20,7 @@ class SeveralDrafters(Script):
         self.known: dict[str, dict[int, list[int]]] = {}
         self.opened: dict[str, list[int]] = {name: [] for name in ("a", "b", "c")}
         self.must_answer = dict[str, bool]()
-        self.fed = dict[str, int]()  # by drafter, the rows that its last lap is said to have had
+        self.fed = dict[str, int]()  # by drafter, the rows that its last step is said to have had
         self.present(drafters)
 
     def present(self, drafters: tuple[str, ...]) -> None:
@@ -71,7 +71,7 @@ def test_sequences_are_divided_and_each_is_sent_to_its_drafter_alone() -> None:
 
 def test_each_drafter_learns_what_its_own_rows_cost_beside_those_of_the_others() -> None:
     script = two_each()
-    assert script.fed == {"a": 20, "b": 20}, "of a lap with prompts nothing is learned"
+    assert script.fed == {"a": 20, "b": 20}, "of a step with prompts nothing is learned"
     script.run(script.grow(1, others=2), script.grow(2), script.grow(3), script.grow(4))
     assert script.fed == {"a": 4, "b": 2}
     script.present(("a",))

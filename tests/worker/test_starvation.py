@@ -33,7 +33,7 @@ from tests.worker.mock_ring import VOCABULARY, MockRing, MockStage, write_plainl
 PROMPT = 40  # rows
 
 
-class Laps:
+class Steps:
     """A ring whose drafter always sends trees of so many nodes; `turn` is one frame there and back."""
 
     def __init__(self, rows: int, nodes: int = 1, flow: PipelineDepth | None = None, flight: int = 1) -> None:
@@ -71,129 +71,129 @@ def _outcome(segment: PromptChunk | TreeSegment) -> Outcome:
 
 
 def within(prompts: list[int], share: int) -> int:
-    """The law: laps from admission to the last one's first token, for prompts that wait in this order."""
+    """The law: steps from admission to the last one's first token, for prompts that wait in this order."""
     return -(-sum(prompts) // share)
 
 
 @pytest.mark.parametrize(
     ("rows", "writers", "nodes"), [(8, 8, 1), (512, 9, 60), (64, 200, 4), (2, 5, 1), (1, 3, 1)]
 )
-def test_a_prompt_writes_its_first_token_within_so_many_laps_whoever_else_writes(rows, writers, nodes):
-    laps = Laps(rows, nodes)
+def test_a_prompt_writes_its_first_token_within_so_many_steps_whoever_else_writes(rows, writers, nodes):
+    steps = Steps(rows, nodes)
     for sequence in range(1, writers + 1):
-        laps.open(sequence)
-    while len(laps.written) < writers:
-        laps.turn()
+        steps.open(sequence)
+    while len(steps.written) < writers:
+        steps.turn()
     prompts = [PROMPT, 3, 2 * PROMPT]
     for n, prompt in enumerate(prompts):
-        laps.open(1000 + n, prompt)
+        steps.open(1000 + n, prompt)
     share = max(rows // PREFILL_SHARE, 1)
-    for lap in range(2 * within(prompts, share) if rows == 1 else within(prompts, share)):
-        laps.turn()
+    for step in range(2 * within(prompts, share) if rows == 1 else within(prompts, share)):
+        steps.turn()
         for n in range(len(prompts)):
             due = within(prompts[: n + 1], share) * (2 if rows == 1 else 1)
-            assert lap + 1 < due or laps.written.get(1000 + n, 0) > 0, (n, lap, due)
+            assert step + 1 < due or steps.written.get(1000 + n, 0) > 0, (n, step, due)
 
 
 def test_branches_of_a_prefix_begin_beside_full_trees():
-    laps = Laps(64, 16)
+    steps = Steps(64, 16)
     for sequence in range(1, 9):
-        laps.open(sequence)
+        steps.open(sequence)
     for _ in range(5):
-        laps.turn()
-    laps.open(100, PROMPT, decodes=False)
+        steps.turn()
+    steps.open(100, PROMPT, decodes=False)
     for branch in range(4):
-        laps.open(101 + branch, 5, Fork(100, PROMPT))
+        steps.open(101 + branch, 5, Fork(100, PROMPT))
     for _ in range(within([PROMPT], 16) + within([5] * 4, 16) + 1):
-        laps.turn()
-    assert all(laps.written.get(101 + branch) for branch in range(4))
+        steps.turn()
+    assert all(steps.written.get(101 + branch) for branch in range(4))
 
 
 def test_with_several_stages_a_chunk_may_be_shorter_but_comes_with_every_frame():
     rows = 64
-    laps = Laps(rows, 16, PipelineDepth(2, ((1, 1.0), (rows, 2.0))))
+    steps = Steps(rows, 16, PipelineDepth(2, ((1, 1.0), (rows, 2.0))))
     for sequence in range(1, 9):
-        laps.open(sequence)
+        steps.open(sequence)
     for _ in range(5):
-        laps.turn()
-    laps.open(100, PROMPT)
+        steps.turn()
+    steps.open(100, PROMPT)
     for _ in range(within([PROMPT], rows // CHUNK_DIVISORS[-1])):
-        laps.turn()
-    assert laps.written.get(100)
+        steps.turn()
+    assert steps.written.get(100)
 
 
 def test_where_rows_take_long_a_prompt_comes_in_small_pieces_beside_texts():
-    laps = Laps(64, 1, PipelineDepth(1, ((1, 1.0), (64, 64.0))))
-    laps.open(1)
-    laps.turn()
-    laps.open(2, PROMPT)
-    fed = [len(one.tokens) for _ in range(-(-PROMPT // LEAST_PROMPT_ROWS)) for one in laps.turn().segments
+    steps = Steps(64, 1, PipelineDepth(1, ((1, 1.0), (64, 64.0))))
+    steps.open(1)
+    steps.turn()
+    steps.open(2, PROMPT)
+    fed = [len(one.tokens) for _ in range(-(-PROMPT // LEAST_PROMPT_ROWS)) for one in steps.turn().segments
            if isinstance(one, PromptChunk)]  # fmt: skip
     assert max(fed) == LEAST_PROMPT_ROWS
     assert sum(fed) == PROMPT
-    assert laps.written.get(2) == 1
+    assert steps.written.get(2) == 1
 
 
 def test_frames_under_way_share_what_a_text_may_wait_for_prompts():
     """Else stages wait for each other: behind a frame of many rows comes one of few."""
-    laps = Laps(64, 1, PipelineDepth(2, ((1, 1.0), (64, 64.0))), flight=3)
+    steps = Steps(64, 1, PipelineDepth(2, ((1, 1.0), (64, 64.0))), flight=3)
     for sequence in range(16):
-        laps.open(sequence)
-    laps.turn()
+        steps.open(sequence)
+    steps.turn()
     for sequence in range(16, 26):
-        laps.open(sequence, PROMPT)
-    frames = [laps.sequencer.compose(laps.now) for _ in range(2)]
+        steps.open(sequence, PROMPT)
+    frames = [steps.sequencer.compose(steps.now) for _ in range(2)]
     rows = [sum(rows_of(one) for one in frame.segments if isinstance(one, PromptChunk)) for frame in frames]
     assert rows == [21, 21], "8 and 21 rows take at most 2.25 times as long as 13"
 
 
 def test_whoever_waits_for_another_is_not_among_those_who_soon_write():
-    laps = Laps(64, 1, PipelineDepth(1, ((1, 1.0), (64, 64.0))))
+    steps = Steps(64, 1, PipelineDepth(1, ((1, 1.0), (64, 64.0))))
     for sequence in range(9):
-        laps.open(sequence)
-    laps.turn()
-    laps.open(9, PROMPT, decodes=False)
+        steps.open(sequence)
+    steps.turn()
+    steps.open(9, PROMPT, decodes=False)
     for sequence in range(10, 30):
-        laps.open(sequence, 5, Fork(9, PROMPT))
-    assert [rows_of(one) for one in laps.turn().segments if isinstance(one, PromptChunk)] == [13]
+        steps.open(sequence, 5, Fork(9, PROMPT))
+    assert [rows_of(one) for one in steps.turn().segments if isinstance(one, PromptChunk)] == [13]
 
 
 def test_trees_give_up_rows_only_while_a_prompt_waits():
-    laps = Laps(64, 16)
+    steps = Steps(64, 16)
     for sequence in range(1, 5):
-        laps.open(sequence)
-    laps.turn()
-    assert sum(len(one.tree) for one in laps.turn().segments if isinstance(one, TreeSegment)) == 64
-    laps.open(9, 4)
-    frame = laps.turn()
+        steps.open(sequence)
+    steps.turn()
+    assert sum(len(one.tree) for one in steps.turn().segments if isinstance(one, TreeSegment)) == 64
+    steps.open(9, 4)
+    frame = steps.turn()
     assert sum(len(one.tree) for one in frame.segments if isinstance(one, TreeSegment)) == 60, (
         "no more than it needs"
     )
-    laps.open(10, 400, Fork(777, 4))  # waits for what never comes: nobody gives anything up for it
-    assert sum(len(one.tree) for one in laps.turn().segments if isinstance(one, TreeSegment)) == 64
+    steps.open(10, 400, Fork(777, 4))  # waits for what never comes: nobody gives anything up for it
+    assert sum(len(one.tree) for one in steps.turn().segments if isinstance(one, TreeSegment)) == 64
 
 
 @pytest.mark.parametrize(("rows", "writers"), [(8, 12), (512, 1024), (8, 9)])
 def test_where_rows_run_short_everybody_writes_as_much(rows, writers):
-    laps = Laps(rows)
+    steps = Steps(rows)
     for sequence in range(1, writers + 1):
-        laps.open(sequence)
-    while len(laps.written) < writers:
-        laps.turn()
-    before = dict(laps.written)
+        steps.open(sequence)
+    while len(steps.written) < writers:
+        steps.turn()
+    before = dict(steps.written)
     for _ in range(20):
-        laps.turn()
-    gains = [laps.written[one] - before[one] for one in laps.written]
+        steps.turn()
+    gains = [steps.written[one] - before[one] for one in steps.written]
     assert max(gains) - min(gains) <= 1, (min(gains), max(gains))
 
 
 def test_where_rows_run_short_every_tree_is_whole_now_and_then():
-    laps = Laps(20, 12)
+    steps = Steps(20, 12)
     for sequence in range(1, 6):
-        laps.open(sequence)
+        steps.open(sequence)
     for _ in range(8):
-        laps.turn()
-    frames = [laps.turn() for _ in range(30)]
+        steps.turn()
+    frames = [steps.turn() for _ in range(30)]
     sizes = [
         (one.sequence, len(one.tree))
         for frame in frames

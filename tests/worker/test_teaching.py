@@ -1,4 +1,4 @@
-"""What the drafter is told: every frame, or what a rest left out in one; and how long laps take."""
+"""What the drafter is told: every frame, or what a rest left out in one; and how long steps take."""
 
 import random
 
@@ -8,7 +8,7 @@ import torch
 from specsot.core.frames import Fork, Frame, Opening, Outcome, PromptChunk, TreeSegment
 from specsot.core.tree import Tree, chain
 from specsot.params import Window
-from specsot_worker.core.pipeline import MAX_ROWS_PER_LAP, LapTimer
+from specsot_worker.core.pipeline import MAX_ROWS_PER_STEP, StepTimer
 from specsot_worker.feature_store import FeatureRows, FeatureStore
 from specsot_worker.feature_stream import SOLE_DRAFTER, FeatureStream
 
@@ -34,7 +34,7 @@ class Script:
         self.texts: dict[int, list[int]] = {}
         self.store = LateStore(pages)
         self.teaching = FeatureStream(self.texts, self.store)
-        self.lap = 0
+        self.step = 0
         self.committed: dict[int, int] = {}
         self.draft_round: dict[int, int] = {}
 
@@ -45,7 +45,7 @@ class Script:
     def advance(
         self, *segments, openings=(), closings=(), ends=(), resting=False, accepted=(0,), waking=False
     ):
-        self.lap += 1
+        self.step += 1
         for opening in openings:
             fork = opening.fork
             self.texts[opening.sequence] = self.texts[fork.sequence][: fork.length] if fork else []
@@ -71,10 +71,10 @@ class Script:
                 outcomes[sequence] = Outcome(sequence, segment.draft_round, tuple(nodes), written, end)
                 self.texts[sequence] += written
         frame = Frame(
-            1, self.lap, tuple(openings), segments, tuple(closings), None,
+            1, self.step, tuple(openings), segments, tuple(closings), None,
             torch.tensor(rows) if rows else None, (0.5,), resting, waking=waking,
         )  # fmt: skip
-        return self.teaching.advance(frame, outcomes, float(self.lap))
+        return self.teaching.advance(frame, outcomes, float(self.step))
 
     def chunk(self, sequence, count, final=True):
         first = self.committed.get(sequence, 0)
@@ -120,7 +120,7 @@ def test_every_frame_is_told_as_it_comes():
     assert (told.fed, told.seconds, told.rested) == (3, 0.5, 0)
 
 
-def test_a_lap_is_told_in_the_order_of_its_frame_in_which_it_is_stored():
+def test_a_step_is_told_in_the_order_of_its_frame_in_which_it_is_stored():
     script = Script()
     (told,) = script.tell(script.chunk(2, 9), script.chunk(1, 4), openings=[Opening(1, 4), Opening(2, 9)])
     assert [one.sequence for one in told.lessons] == [2, 1], "though the other lacks less"
@@ -240,7 +240,7 @@ def test_what_is_told_at_once_is_bounded_and_those_who_lack_least_come_first():
         messages = script.tell(script.grow(1), script.grow(2))
         hear(messages, heard)
         counts.append([len(heard[1]), len(heard[2])])
-        assert sum(len(lesson.tokens) for told in messages for lesson in told.lessons) <= MAX_ROWS_PER_LAP
+        assert sum(len(lesson.tokens) for told in messages for lesson in told.lessons) <= MAX_ROWS_PER_STEP
     assert counts == [[507, 5], [1018, 6], [1529, 7], [2040, 8]]
 
 
@@ -323,7 +323,7 @@ def test_whatever_the_rests_everything_committed_is_told_once_in_order(seed):
         assert len(heard[one]) == script.committed[one]
 
 
-def lap(*sizes, resting=False, computed=0.0):
+def step(*sizes, resting=False, computed=0.0):
     """A frame with one tree of so many nodes each; 0: a prompt's."""
     segments = tuple(
         TreeSegment(n, 1, 9, (), chain([5] * size)) if size else PromptChunk(n, 0, (1, 2), True)
@@ -332,21 +332,21 @@ def lap(*sizes, resting=False, computed=0.0):
     return Frame(1, 1, segments=segments, resting=resting, seconds=(computed,))
 
 
-def test_a_plain_lap_is_the_median_of_those_nobody_waited_in():
-    pace, now = LapTimer(), 0.0
+def test_a_plain_step_is_the_median_of_those_nobody_waited_in():
+    pace, now = StepTimer(), 0.0
     for seconds in (3.0, 2.0, 2.0, 90.0, 2.0):
         now += seconds
-        assert pace.lap_seconds(lap(1, 1, resting=True, computed=seconds / 2), now) == (seconds / 2, 0.0)
-    assert pace.lap_seconds(lap(1, 1, computed=1.5), now + 2.0) == (1.0, 2.0)
-    assert pace.lap_seconds(lap(1, 1), now + 9.0)[1] == 2.0, "the ring waited before this one"
-    assert pace.lap_seconds(lap(1), now + 12.0)[1] == 0.0, "nothing is known of such laps"
-    pace.lap_seconds(lap(3, 3), now + 14.0)
-    assert pace.lap_seconds(lap(1, 1), now + 17.0)[1] == 0.0, "those were of another minute"
+        assert pace.step_seconds(step(1, 1, resting=True, computed=seconds / 2), now) == (seconds / 2, 0.0)
+    assert pace.step_seconds(step(1, 1, computed=1.5), now + 2.0) == (1.0, 2.0)
+    assert pace.step_seconds(step(1, 1), now + 9.0)[1] == 2.0, "the ring waited before this one"
+    assert pace.step_seconds(step(1), now + 12.0)[1] == 0.0, "nothing is known of such steps"
+    pace.step_seconds(step(3, 3), now + 14.0)
+    assert pace.step_seconds(step(1, 1), now + 17.0)[1] == 0.0, "those were of another minute"
 
 
-def test_a_lap_with_trees_is_itself_and_prompts_are_no_laps():
-    pace = LapTimer()
-    pace.lap_seconds(lap(1), 1.0)
-    assert pace.lap_seconds(lap(3, computed=1.0), 4.0) == (1.0, 3.0)
-    assert pace.lap_seconds(lap(3, 0), 5.0)[1] == 0.0
-    assert pace.lap_seconds(lap(3), 7.0)[1] == 2.0
+def test_a_step_with_trees_is_itself_and_prompts_are_no_steps():
+    pace = StepTimer()
+    pace.step_seconds(step(1), 1.0)
+    assert pace.step_seconds(step(3, computed=1.0), 4.0) == (1.0, 3.0)
+    assert pace.step_seconds(step(3, 0), 5.0)[1] == 0.0
+    assert pace.step_seconds(step(3), 7.0)[1] == 2.0

@@ -9,7 +9,7 @@ from specsot.core.pages import PageTable
 from specsot.core.tree import chain
 from specsot_worker.core.pipeline import (
     MAX_CATCH_UP_STEPS,
-    MAX_ROWS_PER_LAP,
+    MAX_ROWS_PER_STEP,
     MAX_UNSENT_ROWS,
     DraftTimeout,
     FrameBudget,
@@ -17,10 +17,10 @@ from specsot_worker.core.pipeline import (
 from specsot_worker.core.sequencer import Sequencer
 from tests.there import there
 from tests.worker.mock_ring import MockRing, MockStage, write_plainly
-from tests.worker.test_sequencer import PAGES, ROWS, first_answer, lap, order_of, run
+from tests.worker.test_sequencer import PAGES, ROWS, first_answer, step, order_of, run
 
 
-def test_a_silent_drafter_costs_one_timeout_not_one_per_lap():
+def test_a_silent_drafter_costs_one_timeout_not_one_per_step():
     sequencer = Sequencer(1, FrameBudget(64, 1, 9), PageTable(PAGES, ROWS), DraftTimeout(0.5))
     ring = MockRing(sequencer, [MockStage(PageTable(PAGES, ROWS))], random.Random(1), 0.0)
     ring._draft = lambda outcomes: None
@@ -73,8 +73,8 @@ def test_a_drafter_that_has_answered_already_is_not_waited_for():
 
 
 def test_behind_a_rest_nobody_waits_for_a_tree_that_the_drafter_was_not_told_to_grow():
-    """Some texts are told of one lap later: its answer holds those alone that it knows."""
-    sequencer = Sequencer(1, FrameBudget(2 * MAX_ROWS_PER_LAP, 1, 9), PageTable(400, 8), DraftTimeout(0.5))
+    """Some texts are told of one step later: its answer holds those alone that it knows."""
+    sequencer = Sequencer(1, FrameBudget(2 * MAX_ROWS_PER_STEP, 1, 9), PageTable(400, 8), DraftTimeout(0.5))
     for sequence in (1, 2):
         sequencer.apply_order(order_of(sequence, [1, 2], 30))
     first = there(sequencer.compose(0.0))
@@ -83,8 +83,8 @@ def test_behind_a_rest_nobody_waits_for_a_tree_that_the_drafter_was_not_told_to_
     assert sequencer.compose(0.2) is None, "the other tree may come yet"
     sequencer.add_drafts(Drafts(1, (), rest=2))
     sequencer.apply_order(
-        order_of(3, [1] * (MAX_ROWS_PER_LAP + 9), 9, drafted=False)
-    )  # more than a lap tells
+        order_of(3, [1] * (MAX_ROWS_PER_STEP + 9), 9, drafted=False)
+    )  # more than a step tells
     for draft_round in (1, 2, 3):
         frame = there(sequencer.compose(0.3))
         assert (frame.resting, frame.waking) == (draft_round == 1, draft_round == 2)
@@ -105,11 +105,11 @@ def test_a_resting_drafter_hears_nothing_and_behind_its_rest_it_is_waited_for_on
     first_answer(sequencer)
     assert sequencer.compose(0.1) is None
     sequencer.add_drafts(Drafts(1, (), rest=3))
-    assert [lap(sequencer) for _ in range(5)] == [*[("resting", 1)] * 3, *[("waking", 1)] * 2]
+    assert [step(sequencer) for _ in range(5)] == [*[("resting", 1)] * 3, *[("waking", 1)] * 2]
     sequencer.add_drafts(Drafts(1))
-    assert lap(sequencer) == ("", 1), "its tree is asked for with this one"
-    assert lap(sequencer) is None, "now it is worth waiting for"
-    assert lap(sequencer, now=0.6) == ("", 1)
+    assert step(sequencer) == ("", 1), "its tree is asked for with this one"
+    assert step(sequencer) is None, "now it is worth waiting for"
+    assert step(sequencer, now=0.6) == ("", 1)
 
 
 def test_a_drafter_that_never_says_that_it_is_awake_is_asked_all_the_same():
@@ -117,12 +117,12 @@ def test_a_drafter_that_never_says_that_it_is_awake_is_asked_all_the_same():
     sequencer.apply_order(order_of(1, [1, 2], 300))
     first_answer(sequencer)
     sequencer.add_drafts(Drafts(1, (), rest=1))
-    laps = [lap(sequencer) for _ in range(MAX_CATCH_UP_STEPS + 2)]
-    assert laps == [("resting", 1), *[("waking", 1)] * MAX_CATCH_UP_STEPS, ("", 1)]
-    assert lap(sequencer) is None
+    steps = [step(sequencer) for _ in range(MAX_CATCH_UP_STEPS + 2)]
+    assert steps == [("resting", 1), *[("waking", 1)] * MAX_CATCH_UP_STEPS, ("", 1)]
+    assert step(sequencer) is None
 
 
-def test_a_rest_that_began_with_many_writers_is_as_many_laps_of_few():
+def test_a_rest_that_began_with_many_writers_is_as_many_steps_of_few():
     patience = DraftTimeout(0.5)
     patience.start_rest(80, live=8)
     for _ in range(4):

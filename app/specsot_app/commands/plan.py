@@ -61,7 +61,7 @@ def _ring(plan: FleetPlan) -> list[str]:
 
 def _speed(stages: Sequence[StagePlan], predicted: float | None) -> str:
     """Return the predicted speed, or why there is none."""
-    read = f"{memory_in_words(sum(stage.read for stage in stages))} of weights that one lap reads"
+    read = f"{memory_in_words(sum(stage.read for stage in stages))} of weights that one step reads"
     if predicted is None:
         return f"not predicted: it takes the memory bandwidth of every device ({read})"
     speeds = ", ".join(dict.fromkeys(f"{stage.bandwidth / 1e9:,.0f}" for stage in stages if stage.bandwidth))

@@ -47,7 +47,7 @@ class InfoOptions(MasterOptions):
 
 @command(InfoOptions, examples=[Example("specsot info --master 10.0.0.1:50050 --json", "For a script")])
 def info(given: InfoOptions) -> int:
-    """Show models, members, layer ranges, pages, requests and laps of a fleet.
+    """Show models, members, layer ranges, pages, requests and steps of a fleet.
 
     Exit status 1 if the ring is not complete.
     """
@@ -84,7 +84,7 @@ class StatusOptions(MasterOptions):
     StatusOptions, examples=[Example("specsot status --master 10.0.0.1:50050", "Another machine's fleet")]
 )
 def status(given: StatusOptions) -> int:
-    """Show members, layer ranges, pages, requests and laps per second, live until Ctrl-C.
+    """Show members, layer ranges, pages, requests and steps per second, live until Ctrl-C.
 
     Prints the state once with --once or --json, or if the output is not a terminal; the exit status is
     then 1 if the ring is not complete.

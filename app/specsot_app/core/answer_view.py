@@ -193,7 +193,7 @@ def state(panel: Panel) -> str:
         return f"✓ {counted(panel.tokens, 'token')}"
     if panel.reason is not None:
         return ended(panel.reason, panel.tokens)
-    pace = f" · {panel.tokens / panel.laps:.1f} a lap" if panel.laps else ""
+    pace = f" · {panel.tokens / panel.steps:.1f} a step" if panel.steps else ""
     return f"{counted(panel.tokens, 'token')}{pace}"
 
 
@@ -337,12 +337,12 @@ def seconds_and_tokens(told: Statistics) -> str:
 
 
 def counted(count: int, one: str, more: str = "") -> str:
-    """Return a number with its noun: (1, "lap") -> "1 lap", (2, "lap") -> "2 laps"."""
+    """Return a number with its noun: (1, "step") -> "1 step", (2, "step") -> "2 steps"."""
     return f"{count:,} {one if count == 1 else more or one + 's'}"
 
 
 def work(told: Statistics, drafter: bool) -> list[str]:
-    """Return such as "6 branches in 71 laps, drafts brought 1.8 tokens a lap", or nothing if no text was
+    """Return such as "6 branches in 71 steps, drafts brought 1.8 tokens a step", or nothing if no text was
     written.
 
     The tokens are those of each branch, 1.0 without drafts. drafter: whether the fleet has a drafter.
@@ -353,11 +353,11 @@ def work(told: Statistics, drafter: bool) -> list[str]:
         return []
     if told.decision.endswith(NO_PLAN):
         tokens = f"{tokens} and a dropped plan of {told.plan_tokens:,}"
-    line = f"{branches if told.branches else tokens} in {counted(told.laps, 'lap')}"
+    line = f"{branches if told.branches else tokens} in {counted(told.steps, 'step')}"
     if drafter and told.rested >= MOSTLY:
         return [line, "drafting rests: it does not pay here"]
-    brought = told.mean_accepted >= WORTHWHILE or (drafter and told.laps)
-    return [f"{line}, drafts brought {told.mean_accepted:.1f} tokens a lap" if brought else line]
+    brought = told.mean_accepted >= WORTHWHILE or (drafter and told.steps)
+    return [f"{line}, drafts brought {told.mean_accepted:.1f} tokens a step" if brought else line]
 
 
 def unusual_end(view: View, finished: Finished) -> list[str]:

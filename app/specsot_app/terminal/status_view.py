@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from specsot.core.info import Info, LapsInfo, MemberInfo, PagesInfo, ReplicaInfo, RequestsInfo
+from specsot.core.info import Info, StepsInfo, MemberInfo, PagesInfo, ReplicaInfo, RequestsInfo
 from specsot.errors import SpecsotError, Unavailable
 
 CURVE_SIGNS = "▁▂▃▄▅▆▇█"
@@ -50,12 +50,12 @@ def facts(found: Info) -> list[tuple[str, str]]:
     pages = [("pages", describe_pages(found.pages))] if found.pages else []
     plan = [("plan", found.plan)] if found.plan else []
     requests = [("requests", describe_requests(found.requests))] if found.requests else []
-    laps = [("laps", describe_laps(found.laps))] if found.laps else []
+    steps = [("steps", describe_steps(found.steps))] if found.steps else []
     epoch = ("epoch", f"{found.epoch} · {'ready' if found.ready else 'not ready'}")
     rings = [("replica", describe_replica(one)) for one in found.replicas]
     waiting = [("waiting", line) for line in found.waiting_for]
     last = [*rings, *waiting, ("version", found.version)]
-    return [*models, *members, *plan, *pages, *requests, *laps, epoch, *last]
+    return [*models, *members, *plan, *pages, *requests, *steps, epoch, *last]
 
 
 def describe_member(member: MemberInfo, found: Info) -> str:
@@ -63,7 +63,7 @@ def describe_member(member: MemberInfo, found: Info) -> str:
     layers = f" · layers {member.layers}" if member.layers else ""
     seconds = stage_seconds(member, found)
     least = f", at least {member.least_seconds * 1e3:.1f}" if member.least_seconds else ""
-    pace = f" · {seconds * 1e3:.1f} ms a lap{least}" if seconds else ""
+    pace = f" · {seconds * 1e3:.1f} ms a step{least}" if seconds else ""
     ring = "" if member.replica is None else f" · replica {member.replica}"
     return (
         f"{member.name} at {member.address}{layers}{pace}{ring}{' · stands by' if member.stands_by else ''}"
@@ -74,10 +74,10 @@ def stage_seconds(member: MemberInfo, found: Info) -> float | None:
     """Return a worker's seconds per step; None before the first step, and for other members."""
     ring = [one for one in found.members if one.layers and one.replica == member.replica]
     ranges = sorted(one.layers.first for one in ring if one.layers)
-    laps = next((one.laps for one in found.replicas if one.number == member.replica), found.laps)
-    if member.layers is None or laps is None or len(laps.stages) != len(ranges):
+    steps = next((one.steps for one in found.replicas if one.number == member.replica), found.steps)
+    if member.layers is None or steps is None or len(steps.stages) != len(ranges):
         return None
-    return laps.stages[ranges.index(member.layers.first)]
+    return steps.stages[ranges.index(member.layers.first)]
 
 
 def describe_replica(ring: ReplicaInfo) -> str:
@@ -86,7 +86,7 @@ def describe_replica(ring: ReplicaInfo) -> str:
     parts += [f"{ring.pages.free} of {ring.pages.total} pages free"] if ring.pages else []
     requests = ring.requests
     parts += [f"{requests.running} running, {requests.waiting} waiting"] if requests else []
-    parts += [f"{ring.laps.per_second:.1f} laps/s"] if ring.laps else []
+    parts += [f"{ring.steps.per_second:.1f} steps/s"] if ring.steps else []
     return " · ".join(parts)
 
 
@@ -109,13 +109,13 @@ def describe_requests(requests: RequestsInfo) -> str:
     return " · ".join(parts)
 
 
-def describe_laps(laps: LapsInfo) -> str:
+def describe_steps(steps: StepsInfo) -> str:
     """Return the steps of the last seconds, and the totals."""
-    tokens = laps.per_second * laps.tokens_per_lap
+    tokens = steps.per_second * steps.tokens_per_step
     pace = (
-        f"{laps.per_second:.1f}/s with {laps.tokens_per_lap:.1f} tokens and {laps.rows_per_lap:.1f} rows each"
+        f"{steps.per_second:.1f}/s with {steps.tokens_per_step:.1f} tokens and {steps.rows_per_step:.1f} rows each"
     )
-    return f"{pace} · {tokens:.0f} tokens/s · {laps.laps} laps, {laps.tokens} tokens in all"
+    return f"{pace} · {tokens:.0f} tokens/s · {steps.steps} steps, {steps.tokens} tokens in all"
 
 
 def draw_status(standing: StatusView) -> RenderableType:
@@ -128,7 +128,7 @@ def draw_status(standing: StatusView) -> RenderableType:
         if name == "pages" and standing.info.pages:
             pages = standing.info.pages
             table.add_row("", ProgressBar(pages.total, pages.total - pages.free, width=BAR_WIDTH))
-        if name == "laps":
+        if name == "steps":
             table.add_row("", Text(curve(standing.pace), style="cyan"))
     return Group(table, Text(standing.lost or "Ctrl-C leaves", style="red" if standing.lost else "dim"))
 
@@ -185,5 +185,5 @@ async def get_info(look: Look) -> Info:
 
 def with_pace(standing: StatusView) -> StatusView:
     """Return the view with the newest pace appended."""
-    laps = standing.info.laps
-    return replace(standing, pace=(*standing.pace, laps.per_second if laps else 0.0)[-CURVE_LENGTH:])
+    steps = standing.info.steps
+    return replace(standing, pace=(*standing.pace, steps.per_second if steps else 0.0)[-CURVE_LENGTH:])

@@ -18,8 +18,8 @@ from specsot_model.decoder import Decoder
 PAGES, MANY = 1300, (8, 8, 64, 64)
 
 
-def run(ring: GpuLoop, way: str, texts: int, rows: int, laps: int) -> None:
-    clock = ring.run(rows, texts, laps)
+def run(ring: GpuLoop, way: str, texts: int, rows: int, steps: int) -> None:
+    clock = ring.run(rows, texts, steps)
     row = {
         "way": way,
         "texts": texts,
@@ -27,10 +27,10 @@ def run(ring: GpuLoop, way: str, texts: int, rows: int, laps: int) -> None:
         "tokens/s": round(clock.tokens / clock.whole, 1),
     }
     row |= {
-        "ms a lap": round(1e3 * clock.whole / laps, 3),
-        "tokens a lap": round(clock.tokens / laps / texts, 2),
+        "ms a step": round(1e3 * clock.whole / steps, 3),
+        "tokens a step": round(clock.tokens / steps / texts, 2),
     }
-    parts = {f"{part} ms": round(1e3 * seconds / laps, 3) for part, seconds in clock.seconds.items()}
+    parts = {f"{part} ms": round(1e3 * seconds / steps, 3) for part, seconds in clock.seconds.items()}
     print(json.dumps(row | parts), flush=True)
 
 

@@ -18,13 +18,13 @@ from specsot_bench.core.methods import PLAIN, Method, MethodTable
 
 
 @dataclass(frozen=True, slots=True)
-class LapSample:
+class StepSample:
     """The state of an answer after one step, counted from the answer's beginning.
 
     seconds: since the request.
     tokens: tokens written, those of a plan included.
     grown: how many of them were written by steps with trees (prompts excluded).
-    laps: steps of the base after the prompts.
+    steps: steps of the base after the prompts.
     proposed: drafted tokens; None if unknown.
     accepted: accepted drafts; None if unknown.
     held: most bytes that the method held: KV pages, and the drafter with its own.
@@ -35,7 +35,7 @@ class LapSample:
     seconds: float
     tokens: int
     grown: int
-    laps: int
+    steps: int
     proposed: int | None = None
     accepted: int | None = None
     held: int = 0
@@ -57,7 +57,7 @@ class Excerpt:
     tokens: int
     seconds: float
     first: float
-    moment: LapSample
+    moment: StepSample
     text: tuple[int, ...]
 
     @property
@@ -71,9 +71,9 @@ class Excerpt:
         return (self.seconds - self.first) / max(self.tokens - 1, 1)
 
     @property
-    def per_lap(self) -> float | None:
+    def per_step(self) -> float | None:
         """Return the tokens of a step, of all branches together; None without steps."""
-        return self.moment.grown / self.moment.laps if self.moment.laps else None
+        return self.moment.grown / self.moment.steps if self.moment.steps else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Recording:
     prompt: token ids of the prompt.
     """
 
-    moments: tuple[LapSample, ...]
+    moments: tuple[StepSample, ...]
     text: tuple[int, ...]
     seconds: float
     planned: bool = False
@@ -201,7 +201,7 @@ def row_of(runs: Runs, plain: Runs, quality: Perplexities) -> dict[str, object]:
         "ppl": _rounded(quality.own),
         "ppl_reference": _rounded(quality.reference),
         "accept_percent": _percent([(one.accepted, one.proposed) for one in moments]),
-        "tokens_per_round": _mean(one.per_lap for one in readings),
+        "tokens_per_round": _mean(one.per_step for one in readings),
         "memory_mib": round(max(one.held for one in moments) / 2**20, 2),
         "evictions": round(statistics.mean(one.evictions for one in moments), 1),
         "evicted_tokens": round(statistics.mean(one.evicted for one in moments), 1),

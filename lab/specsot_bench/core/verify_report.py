@@ -28,7 +28,7 @@ class Acceptance:
     lengths: tuple[int, ...]
 
     @property
-    def per_lap(self) -> float:
+    def per_step(self) -> float:
         """Return the tokens of a step, bonus included (tau)."""
         return 1 + statistics.fmean(self.lengths) if self.lengths else 1.0
 
@@ -37,9 +37,9 @@ class Acceptance:
         """Return the shares of steps that accept at least 1, 2, ... drafts: lengths (0, 2, 1, 0) -> (0.5,
         0.25).
         """
-        laps = max(len(self.lengths), 1)
+        steps = max(len(self.lengths), 1)
         deepest = max(self.lengths, default=0)
-        return tuple(sum(n >= depth for n in self.lengths) / laps for depth in range(1, deepest + 1))
+        return tuple(sum(n >= depth for n in self.lengths) / steps for depth in range(1, deepest + 1))
 
     @property
     def any(self) -> float:
@@ -65,7 +65,7 @@ class HeadFit:
     @property
     def verdict(self) -> Literal["fits", "off", "unfit"]:
         """Return "fits", "off" (one setting is wrong, and `trial` says which) or "unfit"."""
-        if self.better is not None and self.better.per_lap >= LEAST_SPEEDUP * self.as_is.per_lap:
+        if self.better is not None and self.better.per_step >= LEAST_SPEEDUP * self.as_is.per_step:
             return "off"
         return "fits" if self.as_is.any >= LEAST_ACCEPTANCE else "unfit"
 
@@ -139,13 +139,13 @@ class CheckedAnswer:
 
     question: the question.
     tokens: number of its tokens.
-    per_lap: tokens of the fleet's steps.
+    per_step: tokens of the fleet's steps.
     differences: tokens that differ.
     """
 
     question: str
     tokens: int
-    per_lap: float
+    per_step: float
     differences: tuple[TokenDifference, ...]
 
 
@@ -198,7 +198,7 @@ class Report:
         """Return whether a drafter was asked for and no draft was accepted: drafting may be paused, or the
         drafter missing.
         """
-        return self.drafter != "none" and all(answer.per_lap <= 1 for answer in self.answers)
+        return self.drafter != "none" and all(answer.per_step <= 1 for answer in self.answers)
 
     @property
     def holds(self) -> bool:
@@ -211,7 +211,7 @@ def lines_of(report: Report, spell: Spell) -> Iterator[str]:
     for answer in report.answers:
         first = report.first(answer)
         state = "same" if first is None else "DIFFERS"
-        yield f"{state:<8}{answer.tokens:>4} tokens  {answer.per_lap:.2f} a lap  {answer.question[:60]}"
+        yield f"{state:<8}{answer.tokens:>4} tokens  {answer.per_step:.2f} a step  {answer.question[:60]}"
         if first is not None:
             yield f"        {_spell(first, report.reference, spell)}"
     same = sum(report.first(answer) is None for answer in report.answers)
@@ -253,7 +253,7 @@ def _lines_of_fit(fit: HeadFit) -> Iterator[str]:
 def _shares(accepted: Acceptance) -> str:
     """Return an acceptance in words."""
     shares = ", ".join(f"{depth}: {share:.0%}" for depth, share in enumerate(accepted.by_depth, start=1))
-    return f"{accepted.per_lap:.2f} tokens a lap; laps that accept at least {shares or 'one draft: none'}"
+    return f"{accepted.per_step:.2f} tokens a step; steps that accept at least {shares or 'one draft: none'}"
 
 
 def as_json(report: Report) -> dict[str, Any]:
@@ -285,7 +285,7 @@ def _fit_as_json(fit: HeadFit) -> dict[str, Any]:
 def _accepted_as_json(accepted: Acceptance) -> dict[str, Any]:
     """Return an acceptance as a JSON object."""
     return {
-        "laps": len(accepted.lengths),
-        "tokens_per_lap": round(accepted.per_lap, 4),
+        "steps": len(accepted.lengths),
+        "tokens_per_step": round(accepted.per_step, 4),
         "accepted_by_depth": [round(share, 4) for share in accepted.by_depth],
     }

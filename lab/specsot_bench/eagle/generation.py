@@ -63,14 +63,14 @@ class EagleStats:
 
     sequences: the sequences of the batch.
     seed: the seed of all draws; the same seed gives the same tokens.
-    laps: forward passes of the target, those of the prompts included.
+    steps: forward passes of the target, those of the prompts included.
     seconds: spent in target and drafter.
     trees: statistics of all trees.
     """
 
     sequences: tuple[SequenceStats, ...]
     seed: int
-    laps: int
+    steps: int
     seconds: float
     trees: TreeStatistics
 
@@ -102,7 +102,7 @@ ROWS = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Lap:
+class Step:
     """One forward pass of the target (a step): the frame that was computed, and its result."""
 
     frame: Frame
@@ -117,7 +117,7 @@ def untimed(phase: str) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-class LapLoop:
+class StepLoop:
     """Sequencer, stage, verifier and drafter of one ring, called one after another in this thread.
 
     trees: by sequence, the trees that the drafter proposed last.
@@ -135,7 +135,7 @@ class LapLoop:
         verifier.near.drafter = self if engine else None
         verifier.quiet = lambda: not sequencer.prompt_rows_due
 
-    def turn(self, at: Phases = untimed) -> Lap:
+    def turn(self, at: Phases = untimed) -> Step:
         """Compute everything that is ready in one forward pass, then draft below what was written.
 
         at: entered around every phase: compose, layers, lm_head; and within lm_head: learn, draft and
@@ -156,7 +156,7 @@ class LapLoop:
             self.sequencer.apply_result(verified.result, 0.0)
             for drafts in verified.drafts or ():
                 self.sequencer.add_drafts(drafts)
-        return Lap(frame, verified.result)
+        return Step(frame, verified.result)
 
     def begin_early(self, verdict: UnreadVerdict) -> None:
         """Start drafting from a verification result on the device; see `NearDrafter`."""
@@ -199,7 +199,7 @@ def open_loop(
     orders: Sequence[Open],
     rows: int = ROWS,
     make_stage: StageMaker = DecoderStage,
-) -> LapLoop:
+) -> StepLoop:
     """Return the loop of a batch of sequences, all opened at once; each may be decoded up to its lease.
 
     rows: least size of a frame; the trees of all sequences always fit into one frame.
@@ -222,7 +222,7 @@ def open_loop(
     sequencer = Sequencer(EPOCH, budget, table, DraftTimeout(0.0, models.draft is not None))
     for order in orders:
         sequencer.apply_order(order)
-    return LapLoop(stage, verifier, sequencer, engine)
+    return StepLoop(stage, verifier, sequencer, engine)
 
 
 def _store_for(models: TargetAndDraft, pages: int) -> FeatureStore | None:
@@ -287,16 +287,16 @@ class Generation:
         self._num_steps = config.num_steps
         self._seed = wish.seed
         self._clock = clock
-        self._proposed = self._laps = 0
+        self._proposed = self._steps = 0
         self._seconds = 0.0
 
     def pieces(self) -> Iterator[Piece]:
         """Yield what is written, step by step, until every sequence has ended."""
         while any(text.end is None for text in self._texts):
             began = self._clock()
-            lap = self._ring.turn()
+            step = self._ring.turn()
             self._seconds += self._clock() - began
-            yield from self._apply(lap)
+            yield from self._apply(step)
 
     @property
     def tokens(self) -> list[list[int]]:
@@ -310,18 +310,18 @@ class Generation:
         return EagleStats(
             tuple(SequenceStats(tuple(one.tokens), one.end, tuple(one.accepted)) for one in self._texts),
             self._seed,
-            self._laps,
+            self._steps,
             self._seconds,
             summarize(lengths, self._proposed, self._num_steps),
         )
 
-    def _apply(self, lap: Lap) -> Iterator[Piece]:
+    def _apply(self, step: Step) -> Iterator[Piece]:
         """Record a step, and yield its pieces."""
-        self._laps += 1
-        self._proposed += sum(len(one.tree) - 1 for one in lap.frame.segments if isinstance(one, TreeSegment))
-        for outcome in lap.result.outcomes:
+        self._steps += 1
+        self._proposed += sum(len(one.tree) - 1 for one in step.frame.segments if isinstance(one, TreeSegment))
+        for outcome in step.result.outcomes:
             self._texts[outcome.sequence].append(outcome)
-        for outcome in lap.result.outcomes:
+        for outcome in step.result.outcomes:
             yield Piece(outcome.sequence, outcome.tokens, outcome.end)
 
 

@@ -129,10 +129,10 @@ def draft(base: Decoder, head: EagleHead, wanted: Sequence[tuple[Sequence[int], 
         Open(Opening(one, len(prompt), limit=limits[one]), prompt, len(prompt) + limits[one])
         for one, prompt in prompts.items()
     ]
-    laps = open_loop(TargetAndDraft(base, head), SHAPE, orders)
+    steps = open_loop(TargetAndDraft(base, head), SHAPE, orders)
     lengths = list[int]()
     while left:
-        for outcome in laps.turn().result.outcomes:
+        for outcome in steps.turn().result.outcomes:
             if outcome.accepted and outcome.sequence in left:
                 lengths.append(len(outcome.accepted) - 1)
                 left[outcome.sequence] -= len(outcome.accepted)
@@ -204,14 +204,14 @@ class FleetAnswer:
     prompt: token ids of the prompt.
     tokens: token ids of the answer, without the end token.
     ended: the model ended the answer by itself.
-    per_lap: tokens of a step, 1.0 without drafts.
+    per_step: tokens of a step, 1.0 without drafts.
     """
 
     question: str
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
     ended: bool
-    per_lap: float
+    per_step: float
 
 
 async def ask_all(
@@ -330,7 +330,7 @@ def _compare(wanted: FleetOptions, served: list[FleetAnswer]) -> tuple[CheckedAn
     with counting_bar(sys.stderr, "reading the answers again", len(served)) as step:
         for one in served:
             found = compare(reference, one.prompt, one.tokens, ends if one.ended else None)
-            answers.append(CheckedAnswer(one.question, len(one.tokens), one.per_lap, tuple(found)))
+            answers.append(CheckedAnswer(one.question, len(one.tokens), one.per_step, tuple(found)))
             step()
     return tuple(answers)
 

@@ -11,7 +11,7 @@ PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)  # their roots are no fractions of each ot
 
 
 def chance_of(tau: float, levels: int) -> float:
-    """The same for every level, so that a lap brings `tau` tokens on average, with the bonus one."""
+    """The same for every level, so that a step brings `tau` tokens on average, with the bonus one."""
     low, high = 0.0, 1.0
     for _ in range(60):
         chance = (low + high) / 2

@@ -19,7 +19,7 @@ from specsot.transport.grpc_client import MasterClient
 from specsot_app.fleet.options import ClientOptions
 from specsot_bench.results import Stopwatch, now
 
-MOMENT = 0.001  # seconds: texts closer together came with one lap
+MOMENT = 0.001  # seconds: texts closer together came with one step
 
 Spread = dict[str, float | None]
 
@@ -44,7 +44,7 @@ class RequestTimes:
 
     @property
     def between(self) -> list[float]:
-        """Seconds from lap to lap that brought text."""
+        """Seconds from step to step that brought text."""
         gaps = (later - sooner for sooner, later in itertools.pairwise(self.texts))
         return [gap for gap in gaps if gap > MOMENT]
 

@@ -1,4 +1,4 @@
-"""The clock of all measurements: the phases of laps, and a call in a row of calls, on a CPU or a GPU.
+"""The clock of all measurements: the phases of steps, and a call in a row of calls, on a CPU or a GPU.
 
 Rows that take long to measure are shown as they come, each kept with all before it.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from specsot.core.frames import PromptChunk
-from specsot_bench.eagle.generation import Lap, LapLoop
+from specsot_bench.eagle.generation import Step, StepLoop
 from specsot_bench.results import Row, Stopwatch, named, write_results
 
 Call = Callable[[], object]
@@ -24,10 +24,10 @@ TURNS = 7  # measurements, of which the median is told
 
 
 @dataclass(slots=True)
-class LapClock:
-    """Wall seconds of laps by phase; rows and seconds of each lap; tokens that all of them wrote.
+class StepClock:
+    """Wall seconds of steps by phase; rows and seconds of each step; tokens that all of them wrote.
 
-    fed, first: seconds of laps with prompts in them, and the tokens that these wrote.
+    fed, first: seconds of steps with prompts in them, and the tokens that these wrote.
     """
 
     seconds: dict[str, float] = field(default_factory=dict[str, float])
@@ -38,7 +38,7 @@ class LapClock:
     each: list[float] = field(default_factory=list[float])
 
     @property
-    def laps(self) -> int:
+    def steps(self) -> int:
         return len(self.rows)
 
     @property
@@ -47,22 +47,22 @@ class LapClock:
 
     @property
     def spread(self) -> tuple[float, float]:
-        """Seconds between which nine of ten laps lie."""
+        """Seconds between which nine of ten steps lie."""
         twentieths = statistics.quantiles(self.each, n=20)
         return twentieths[0], twentieths[-1]
 
-    def turn(self, loop: LapLoop) -> Lap:
+    def turn(self, loop: StepLoop) -> Step:
         watch = Stopwatch()
-        lap = loop.turn(self._at)
+        step = loop.turn(self._at)
         seconds = watch.seconds
-        tokens = sum(len(one.tokens) for one in lap.result.outcomes)
-        self.rows.append(lap.result.rows)
+        tokens = sum(len(one.tokens) for one in step.result.outcomes)
+        self.rows.append(step.result.rows)
         self.each.append(seconds)
         self.tokens += tokens
-        if any(isinstance(one, PromptChunk) for one in lap.frame.segments):
+        if any(isinstance(one, PromptChunk) for one in step.frame.segments):
             self.fed += seconds
             self.first += tokens
-        return lap
+        return step
 
     @contextmanager
     def _at(self, phase: str) -> Generator[None]:

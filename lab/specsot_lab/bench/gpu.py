@@ -2,8 +2,8 @@
 
 Stages and judges are driven as a ring of one drives them. Weights are made up.
 
-device: a lap as one captured graph, replayed without the host: what the kernels take.
-lap:    wall time of a lap by stage and judge, result read by the host: what a sequence waits.
+device: a step as one captured graph, replayed without the host: what the kernels take.
+step:    wall time of a step by stage and judge, result read by the host: what a sequence waits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from specsot_bench.results import Stopwatch
 from specsot_lab.bench.clock import RowLog, captured, typical
 from specsot_lab.bench.gpu_drafts import measure_drafts
 from specsot_lab.bench.gpu_fp8 import measure_fp8
-from specsot_lab.bench.gpu_laps import PAGE, Speeds, floor_of_lap, kernels_of, lap_of, measure_speeds
+from specsot_lab.bench.gpu_steps import PAGE, Speeds, floor_of_step, kernels_of, step_of, measure_speeds
 from specsot_lab.bench.gpu_product import measure_product
 from specsot_lab.bench.gpu_served import measure_served
 from specsot_lab.bench.gpu_speculation import measure_speculation
@@ -37,9 +37,9 @@ Row = dict[str, object]
 NAMED = ("model", "after", "what", "depth", "rows", "requests", "branches", "chance")  # what tells rows apart
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 200, 256, 512)
 PROFILED = (1, 64, 200)  # of ROWS
-LAPS = 200  # of a measured plain decoding
+STEPS = 200  # of a measured plain decoding
 CHUNK = 256  # rows of a prompt at a time
-PARTS = ("laps", "speculation", "product", "fp8", "served")
+PARTS = ("steps", "speculation", "product", "fp8", "served")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def _measured(name: str, asked: GpuRun, speeds: Speeds) -> Iterator[Row]:
 def _measured_after(
     decoder: Decoder, text: int, asked: GpuRun, speeds: Speeds, replayed: bool
 ) -> Iterator[Row]:
-    if "laps" in asked.only:
+    if "steps" in asked.only:
         yield from measure_ours(decoder, text, speeds)
     if replayed and "speculation" in asked.only:
         yield from measure_speculation(decoder, text, speeds)
@@ -117,17 +117,17 @@ def _measured_after(
 
 
 def measure_ours(decoder: Decoder, text: int, speeds: Speeds) -> Iterator[Row]:
-    device = typical(captured(lap_of(decoder, text, 1)))
-    lap = statistics.median(laps_of(decoder, text))
-    yield from told_plain(decoder, text, speeds, {"plain, device": device, "plain, lap": lap})
+    device = typical(captured(step_of(decoder, text, 1)))
+    step = statistics.median(steps_of(decoder, text))
+    yield from told_plain(decoder, text, speeds, {"plain, device": device, "plain, step": step})
     yield from measure_drafts(decoder, text, device, speeds)
     yield from measure_verify(decoder, text, device, speeds)
 
 
-def told_plain(decoder: Decoder, text: int, speeds: Speeds, laps: Mapping[str, float]) -> Iterator[Row]:
-    """One token a lap: against the bytes that must be read at the speed at which they can be copied."""
-    floor = floor_of_lap(decoder.config, speeds, 1, text)
-    for what, seconds in laps.items():
+def told_plain(decoder: Decoder, text: int, speeds: Speeds, steps: Mapping[str, float]) -> Iterator[Row]:
+    """One token a step: against the bytes that must be read at the speed at which they can be copied."""
+    floor = floor_of_step(decoder.config, speeds, 1, text)
+    for what, seconds in steps.items():
         yield {
             "what": what,
             "ms": _ms(seconds),
@@ -138,11 +138,11 @@ def told_plain(decoder: Decoder, text: int, speeds: Speeds, laps: Mapping[str, f
 
 
 def measure_verify(decoder: Decoder, text: int, one: float, speeds: Speeds) -> Iterator[Row]:
-    """A lap over a tree of so many nodes, as a multiple of a lap over one, which takes `one` seconds."""
+    """A step over a tree of so many nodes, as a multiple of a step over one, which takes `one` seconds."""
     for rows in ROWS:
-        replay = captured(lap_of(decoder, text, rows))
+        replay = captured(step_of(decoder, text, rows))
         seconds = typical(replay)
-        floor = floor_of_lap(decoder.config, speeds, rows, text)
+        floor = floor_of_step(decoder.config, speeds, rows, text)
         yield {
             "what": "verify, device",
             "rows": rows,
@@ -151,16 +151,16 @@ def measure_verify(decoder: Decoder, text: int, one: float, speeds: Speeds) -> I
             "floor ms": _ms(floor),
         }
         if rows in PROFILED:
-            yield {"what": "profile of a lap", "rows": rows, "us": kernels_of(replay)}
+            yield {"what": "profile of a step", "rows": rows, "us": kernels_of(replay)}
 
 
-def laps_of(decoder: Decoder, text: int) -> list[float]:
-    """Seconds of each lap of a plain decoding, from one result in the host's hands to the next."""
-    stage = DecoderStage(decoder, -(-(text + LAPS) // PAGE) + 1, PAGE)
+def steps_of(decoder: Decoder, text: int) -> list[float]:
+    """Seconds of each step of a plain decoding, from one result in the host's hands to the next."""
+    stage = DecoderStage(decoder, -(-(text + STEPS) // PAGE) + 1, PAGE)
     stage.capture()
     judge = Verifier(decoder.logits, lambda _: None, None, stage)
     prompt = tuple(range(text))
-    opening = (Opening(1, text, limit=LAPS + 2, drafted=False),)
+    opening = (Opening(1, text, limit=STEPS + 2, drafted=False),)
     for start in range(0, text, CHUNK):
         tokens = prompt[start : start + CHUNK]
         chunk = PromptChunk(1, start, tokens, start + CHUNK >= text)
@@ -168,14 +168,14 @@ def laps_of(decoder: Decoder, text: int) -> list[float]:
         opening = ()
     times: list[float] = []
     keep: tuple[int, ...] = ()
-    for lap in range(LAPS):
+    for step in range(STEPS):
         token = verdict.result.outcomes[0].tokens[-1]  # pyrefly: ignore[unbound-name]
         watch = Stopwatch()
-        growth = TreeSegment(1, lap + 1, text + lap, keep, single(token))
-        verdict = judge.verify(stage.run(Frame(1, lap + 2, (), (growth,))))
+        growth = TreeSegment(1, step + 1, text + step, keep, single(token))
+        verdict = judge.verify(stage.run(Frame(1, step + 2, (), (growth,))))
         times.append(watch.seconds)
         keep = (0,)
-    return times[LAPS // 4 :]
+    return times[STEPS // 4 :]
 
 
 def _ms(seconds: float) -> float:

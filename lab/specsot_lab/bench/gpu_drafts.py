@@ -19,7 +19,7 @@ from specsot_drafter.heads.checkpoint import HeadShape
 from specsot_drafter.heads.eagle import Eagle3Head, HeadLayers, SummedTaps
 from specsot_drafter.heads.fused import FusedHead
 from specsot_lab.bench.clock import each_of
-from specsot_lab.bench.gpu_laps import Speeds, floor_of_draft, kernels_of
+from specsot_lab.bench.gpu_steps import Speeds, floor_of_draft, kernels_of
 from specsot_lab.bench.synthetic_models import MadeUp
 from specsot_model.cuda_graphs import GraphCapture
 from specsot_model.decoder import Decoder
@@ -40,7 +40,7 @@ PAGE = 64
 def measure_drafts(decoder: Decoder, text: int, plain: float, speeds: Speeds) -> Iterator[dict[str, object]]:
     """Wall milliseconds from DUE accepted tokens to all candidates of a tree in the host's hands.
 
-    plain: seconds that a plain lap takes on the device.
+    plain: seconds that a plain step takes on the device.
     """
     for kind in (None, "fp8"):
         yield from _measure_head(decoder, text, plain, speeds, kind)
@@ -58,7 +58,7 @@ def _measure_head(
             "what": f"draft, called, head in {said}",
             "depth": depth,
             "ms": round(seconds * 1e3, 3),
-            "of a plain lap %": round(100 * seconds / plain, 1),
+            "of a plain step %": round(100 * seconds / plain, 1),
             "floor ms": round(1e3 * floor_of_draft(shape, speeds, depth + 1, 1 if kind else 2), 3),
         }
     kernels = kernels_of(lambda: graphs.run([seed], max(DEPTHS) + 1))

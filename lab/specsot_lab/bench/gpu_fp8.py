@@ -1,4 +1,4 @@
-"""8 bits beside bf16 on one GPU: the same laps, verification and drafts, of a base and a head in each form.
+"""8 bits beside bf16 on one GPU: the same steps, verification and drafts, of a base and a head in each form.
 
 Everything in graphs; acceptance is replayed with tau told (`gpu_replay`).
 """
@@ -14,13 +14,13 @@ from specsot.checkpoint.config import ModelConfig
 from specsot.members import Quantization, Range, TreeShape
 from specsot_lab.bench.clock import captured, typical
 from specsot_lab.bench.gpu_drafts import head_shape, made_up_head
-from specsot_lab.bench.gpu_laps import Speeds, kernels_of, lap_of
+from specsot_lab.bench.gpu_steps import Speeds, kernels_of, step_of
 from specsot_lab.bench.gpu_loop import Drafting, GpuLoop, free_loops
 from specsot_lab.bench.gpu_speculation import (
     BUDGET,
     CHANCE,
     DEPTH,
-    LAPS,
+    STEPS,
     NODES,
     PAGES,
     REQUEST_TEXT,
@@ -41,12 +41,12 @@ PROFILED = (1, 64)
 
 
 def measure_fp8(config: ModelConfig, text: int, speeds: Speeds) -> Iterator[Row]:
-    """bf16 first, by which all else is divided: texts, and what a lap over so many rows takes the device."""
+    """bf16 first, by which all else is divided: texts, and what a step over so many rows takes the device."""
     plain: dict[int, float] = {}
-    lap: dict[int, float] = {}
+    step: dict[int, float] = {}
     for kind in KINDS:
         decoder = _decoder(config, kind)
-        for row in _measured(decoder, kind, text, speeds, plain, lap):
+        for row in _measured(decoder, kind, text, speeds, plain, step):
             yield {"what": f"base in {kind or 'bf16'}, {row.pop('what')}"} | row
         del decoder
         free_loops()
@@ -64,13 +64,13 @@ def _measured(
     text: int,
     speeds: Speeds,
     plain: dict[int, float],
-    lap: dict[int, float],
+    step: dict[int, float],
 ) -> Iterator[Row]:
-    """plain: tokens a second by texts, and lap: seconds by rows, of bf16, which are put there first."""
+    """plain: tokens a second by texts, and step: seconds by rows, of bf16, which are put there first."""
     for rows in VERIFIED:
-        replay = captured(lap_of(decoder, text, rows))
+        replay = captured(step_of(decoder, text, rows))
         seconds = typical(replay)
-        first = lap.setdefault(rows, seconds)
+        first = step.setdefault(rows, seconds)
         yield {
             "what": "device",
             "rows": rows,
@@ -78,11 +78,11 @@ def _measured(
             "x bf16": round(seconds / first, 3),
         }
         if rows in PROFILED:
-            yield {"what": "profile of a lap", "rows": rows, "us": kernels_of(replay)}
+            yield {"what": "profile of a step", "rows": rows, "us": kernels_of(replay)}
     ring = GpuLoop(decoder, PAGES, ROWS, None)
     for texts in TEXTS:
         behind = text if texts == 1 else REQUEST_TEXT
-        clock = ring.run(behind, texts, LAPS)
+        clock = ring.run(behind, texts, STEPS)
         held = Yardstick(decoder, speeds, behind * texts, plain.setdefault(texts, speed_of(clock)))
         yield told_of("plain", clock, held, texts) | {"requests": texts}
     del ring
@@ -92,7 +92,7 @@ def _measured(
         shape = TreeShape(DEPTH, TOP_K, NODES, fixed=True)
         tree = GpuLoop(decoder, PAGES, ROWS, Drafting(head, shape, CHANCE, BUDGET))
         said = f"eagle, tau told, head in {short or 'bf16'}"
-        yield told_of(said, tree.run(text, 1, LAPS), held)
+        yield told_of(said, tree.run(text, 1, STEPS), held)
         beside = replace(held, text=REQUEST_TEXT * 8, plain=plain[8])
-        yield told_of(said, tree.run(REQUEST_TEXT, 8, LAPS), beside, 8) | {"requests": 8}
+        yield told_of(said, tree.run(REQUEST_TEXT, 8, STEPS), beside, 8) | {"requests": 8}
         del tree

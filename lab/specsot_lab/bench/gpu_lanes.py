@@ -23,7 +23,7 @@ from specsot.service.membership import Connect, run_membership
 from specsot.transport.links import Arrival, Exchange, Link, LocalDialer, LocalLink
 from specsot.transport.pending_rows import let_rows_cross, use_device
 from specsot_bench.results import now
-from specsot_lab.bench.gpu_laps import PAGE, parents_of
+from specsot_lab.bench.gpu_steps import PAGE, parents_of
 from specsot_model.decoder import Decoder
 from specsot_worker.stage import DecoderStage
 from specsot_worker.verifier import Verifier
@@ -32,7 +32,7 @@ from specsot_worker.worker import Worker
 EPOCH = 1
 CHUNK = 256
 PLENTY = 1 << 20  # tokens a sequence may write: none ends by its limit
-WARM = 10  # laps of each lane that are not told
+WARM = 10  # steps of each lane that are not told
 PATIENCE = 60.0  # seconds for a frame; kernels are compiled with the first of its size
 
 
@@ -128,14 +128,14 @@ class Lanes:
         self._numbers = count(1)
         self._flying: dict[int, Lane] = {}
 
-    async def run(self, lanes: int, rows: int, text: int, laps: int) -> LaneRun:
-        """So many laps of each lane, behind `text` rows of its own."""
+    async def run(self, lanes: int, rows: int, text: int, steps: int) -> LaneRun:
+        """So many steps of each lane, behind `text` rows of its own."""
         every = [Lane(next(self._sequences), text, rows) for _ in range(lanes)]
         for lane in every:
             await self._feed(lane)
         for lane in every:
             await self._launch(lane, (), lane.grow())
-        times = [await self._turn(True) for _ in range(lanes * (WARM + laps))]
+        times = [await self._turn(True) for _ in range(lanes * (WARM + steps))]
         for _ in every:
             await self._turn(False)
         first = every[0].sequence

@@ -1,4 +1,4 @@
-"""One stage with its graphs in this thread, and a drafter or none: how long each of its laps takes.
+"""One stage with its graphs in this thread, and a drafter or none: how long each of its steps takes.
 
 All else is as in a fleet of one: frames, graphs, verification by the model's own argmax, pages, the drafter's
 engine.
@@ -21,13 +21,13 @@ from specsot.core.vocabulary import Vocabulary
 from specsot.grammar import Grammar, grammar_of
 from specsot.members import Configuration, Curve, TreeShape
 from specsot.params import Form, Sampling
-from specsot_bench.eagle.generation import EPOCH, LapLoop
+from specsot_bench.eagle.generation import EPOCH, StepLoop
 from specsot_drafter.core.budget import BudgetPolicy, FixedBudget
 from specsot_drafter.core.control import make_budget
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.proposers.eagle import EagleProposer
-from specsot_lab.bench.clock import LapClock
+from specsot_lab.bench.clock import StepClock
 from specsot_lab.bench.gpu_replay import Ranks, Replay
 from specsot_model.decoder import Decoder
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget
@@ -38,12 +38,12 @@ from specsot_worker.verifier import Verifier
 
 PAGE = 64
 PLENTY = 1 << 20  # tokens a sequence may write: none ends by its limit
-WARM = 6  # laps that are not told
+WARM = 6  # steps that are not told
 
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """How a run drafts. right: see `Replay`; rows: of all trees of a lap together, roots included.
+    """How a run drafts. right: see `Replay`; rows: of all trees of a step together, roots included.
 
     curve: of the stage, where a tuner is to decide how much of that pays.
     """
@@ -127,24 +127,24 @@ class GpuLoop:
         self.stage.capture()
         self._ids = count(1)
 
-    def run(self, text: int, sequences: int, laps: int, forked: bool = False) -> LapClock:
-        """So many sequences write for so many laps, each behind `text` rows of its own, or all behind the
-        same ones where `forked`; then they are closed. WARM laps before are not told.
+    def run(self, text: int, sequences: int, steps: int, forked: bool = False) -> StepClock:
+        """So many sequences write for so many steps, each behind `text` rows of its own, or all behind the
+        same ones where `forked`; then they are closed. WARM steps before are not told.
         """
         loop = self._loop()
         orders = list(self._orders(text, sequences, forked))
         for order in orders:
             loop.sequencer.apply_order(order)
-        warm = LapClock()
-        clock = LapClock()
-        while clock.laps < laps:
-            fed = (clock if warm.laps == WARM else warm).turn(loop).frame
+        warm = StepClock()
+        clock = StepClock()
+        while clock.steps < steps:
+            fed = (clock if warm.steps == WARM else warm).turn(loop).frame
             if sum(isinstance(each, TreeSegment) for each in fed.segments) < sequences:
-                warm = LapClock()  # prompts are still fed
+                warm = StepClock()  # prompts are still fed
         _close(loop, orders)
         return clock
 
-    def write(self, text: int, parts: Sequence[RequestPart]) -> LapClock:
+    def write(self, text: int, parts: Sequence[RequestPart]) -> StepClock:
         """A request behind `text` rows, part for part; the next begins when the last text of one has ended.
 
         What is told begins when the shared rows are in.
@@ -154,7 +154,7 @@ class GpuLoop:
         fed = 0
         while fed < text:
             fed += sum(map(rows_of, loop.turn().frame.segments))
-        clock, fork = LapClock(), Fork(prefix.opening.sequence, text)
+        clock, fork = StepClock(), Fork(prefix.opening.sequence, text)
         for part in parts:
             for number, limit in enumerate(part.lengths):
                 held = self._held(number) if part.held else None
@@ -203,7 +203,7 @@ class GpuLoop:
         )
         return Open(opening, tuple(range(start, start + own)), PLENTY)
 
-    def _loop(self) -> LapLoop:
+    def _loop(self) -> StepLoop:
         drafting = self._drafting
         decoder = self._decoder
         page = self.asked.page
@@ -218,7 +218,7 @@ class GpuLoop:
             engine = self._engine(drafting)
             store = FeatureStore(self._pages, page, drafting.head.width, decoder.dtype, decoder.device)
         verifier = Verifier(decoder.logits, held.grammar if held else _free, store, self.stage)
-        return LapLoop(self.stage, verifier, sequencer, engine)
+        return StepLoop(self.stage, verifier, sequencer, engine)
 
     def _engine(self, drafting: Drafting) -> DraftEngine:
         shape = drafting.shape
@@ -236,7 +236,7 @@ class GpuLoop:
         return DraftEngine({"eagle": (self._drafter, rule)}, told, held.vocabulary if held else None)
 
 
-def _close(loop: LapLoop, orders: Sequence[Open]) -> None:
+def _close(loop: StepLoop, orders: Sequence[Open]) -> None:
     for order in reversed(orders):
         loop.sequencer.apply_order(Close(order.opening.sequence))
     loop.turn()

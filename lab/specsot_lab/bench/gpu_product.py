@@ -20,9 +20,9 @@ from specsot.params import Form, Sampling
 from specsot_bench.results import Stopwatch
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.loader import measure_levels
-from specsot_lab.bench.clock import LapClock
+from specsot_lab.bench.clock import StepClock
 from specsot_lab.bench.gpu_drafts import head_shape, made_up_head
-from specsot_lab.bench.gpu_laps import Speeds
+from specsot_lab.bench.gpu_steps import Speeds
 from specsot_lab.bench.gpu_loop import (
     PAGE,
     PLAINLY,
@@ -40,12 +40,12 @@ from specsot_lab.bench.gpu_speculation import (
     CHANCE,
     DEPTH,
     FEW,
-    LAPS,
+    STEPS,
     NODES,
     PAGES,
     PLAN_PROMPT,
     POINT_PROMPT,
-    REQUEST_LAPS,
+    REQUEST_STEPS,
     REQUEST_TEXT,
     ROWS,
     SKELETON,
@@ -76,7 +76,7 @@ def measure_product(decoder: Decoder, text: int, speeds: Speeds) -> Iterator[Row
     yield from measure_prompts(decoder)
     head = made_up_head(decoder, head_shape(decoder.config))
     ranks = scaled_ranks(TAU, TOP_K, DEPTH + 1, NODES)
-    speed = speed_of(GpuLoop(decoder, PAGES, ROWS, None).run(text, 1, LAPS))
+    speed = speed_of(GpuLoop(decoder, PAGES, ROWS, None).run(text, 1, STEPS))
     held = Yardstick(decoder, speeds, text, speed)
     yield from measure_pages(decoder, head, text, held)
     yield from measure_trees(decoder, head, ranks, held)
@@ -126,9 +126,9 @@ def measure_pages(decoder: Decoder, head: DraftHead, text: int, held: Yardstick)
     for page in PAGE_ROWS:
         for way, drafting in (("plain", None), ("eagle, tau told", tree)):
             ring = GpuLoop(decoder, PAGES, ROWS, drafting, WritingOptions(page))
-            yield told_of(f"{way}, page rows", ring.run(text, 1, LAPS), held) | {"rows": page}
+            yield told_of(f"{way}, page rows", ring.run(text, 1, STEPS), held) | {"rows": page}
             if drafting is None:
-                clock = ring.run(REQUEST_TEXT, COMPANY, LAPS // 2)
+                clock = ring.run(REQUEST_TEXT, COMPANY, STEPS // 2)
                 yield told_of("8 plain, page rows", clock, held, COMPANY) | {"rows": page}
 
 
@@ -146,8 +146,8 @@ def measure_trees(decoder: Decoder, head: DraftHead, ranks: Ranks, held: Yardsti
         right = scaled_ranks(TAU, TOP_K, DEPTH + 1, NODES)[: shape.top_k]
         drafting = Drafting(head, shape, right, ROWS if not shape.fixed else BUDGET, curve, levels)
         ring = GpuLoop(decoder, PAGES, ROWS, drafting)
-        yield told_of(f"{name}", ring.run(held.text, 1, LAPS), held)
-        clock = ring.run(held.text, BRANCHES, LAPS, forked=True)
+        yield told_of(f"{name}", ring.run(held.text, 1, STEPS), held)
+        clock = ring.run(held.text, BRANCHES, STEPS, forked=True)
         yield told_of(f"{name}, six branches", clock, held, BRANCHES)
 
 
@@ -160,7 +160,7 @@ def measure_chance(decoder: Decoder, head: DraftHead, ranks: Ranks, held: Yardst
         for asked in (PLAINLY, warm, warm, PLAINLY):
             ring.asked = asked
             said = f"{name}, T = {asked.sampling.temperature:g}"
-            yield told_of(said, ring.run(held.text, 1, LAPS), held)
+            yield told_of(said, ring.run(held.text, 1, STEPS), held)
 
 
 def measure_grammar(decoder: Decoder, head: DraftHead, ranks: Ranks, held: Yardstick) -> Iterator[Row]:
@@ -176,7 +176,7 @@ def measure_grammar(decoder: Decoder, head: DraftHead, ranks: Ranks, held: Yards
         for name, ring.asked in turns:
             yield phase(ring, name, held)
     for name, ring.asked in (("none", PLAINLY), ("one", form), ("one", form), ("none", PLAINLY)):
-        clock = ring.run(REQUEST_TEXT, COMPANY, REQUEST_LAPS)
+        clock = ring.run(REQUEST_TEXT, COMPANY, REQUEST_STEPS)
         beside = replace(held, text=REQUEST_TEXT * COMPANY)
         yield told_of(f"8 texts, {name} held to a form", clock, beside, COMPANY)
 
@@ -196,7 +196,7 @@ def _request(ring: GpuLoop, name: str, held: Yardstick) -> Row:
     return _summed(f"whole request, {name}", [ring.write(held.text, parts) for _ in range(TIMES)], held)
 
 
-def _summed(what: str, clocks: Sequence[LapClock], held: Yardstick) -> Row:
+def _summed(what: str, clocks: Sequence[StepClock], held: Yardstick) -> Row:
     whole = sorted(clock.whole for clock in clocks)
     clock = min(clocks, key=lambda each: abs(each.whole - whole[len(whole) // 2]))
     return told_of(what, clock, held) | {

@@ -3,7 +3,7 @@
 See `gpu_lanes`. Weights are made up, the same on every GPU, so that the tokens
 written over several must be those written on one.
 
-lap:        wall milliseconds from result to result of one stream, one frame in flight.
+step:        wall milliseconds from result to result of one stream, one frame in flight.
 throughput: frames a second of all streams together, the same rows in each, against one GPU with one frame.
 """
 
@@ -41,7 +41,7 @@ from specsot_bench.core.tables import Column, markdown
 from specsot_bench.results import Row, Stopwatch
 from specsot_lab.bench.clock import RowLog, seconds_of
 from specsot_lab.bench.gpu_lanes import EPOCH, LaneRun, Lanes, LaneWorker, LoadedRange, joining, lanes_over
-from specsot_lab.bench.gpu_laps import PAGE
+from specsot_lab.bench.gpu_steps import PAGE
 from specsot_lab.bench.gpu_loop import free_loops
 from specsot_lab.bench.synthetic_models import SPREAD, MadeUp, bytes_of_a_token, config_of
 from specsot_model.decoder import Decoder
@@ -173,8 +173,8 @@ SMALL = "Llama-3.1-8B"
 LARGE = "Llama-3.1-70B"
 ROWS = (1, 16, 64)
 NAMES = ("model", "what", "gpus", "rows", "in flight")  # what a row is called after
-LAPS = 200
-LAPS_LARGE = 50
+STEPS = 200
+STEPS_LARGE = 50
 HOPS = 200
 
 
@@ -241,7 +241,7 @@ async def _rows(gpus: int, text: int, transport: Transport | None) -> AsyncItera
     large = config_of(LARGE)
     if (need := 2 * large.hidden * large.vocab + bytes_of_a_token(large, 2)) < _memory(gpus):
         model = RangedModel(LARGE, large, gpus, transport=transport)
-        async for row in measure_ring(model, text, {}, (1, 64), LAPS_LARGE):
+        async for row in measure_ring(model, text, {}, (1, 64), STEPS_LARGE):
             yield row
     else:
         yield {"model": LARGE, "what": f"left out: {need / 2**30:.0f} GiB of weights do not fit"}
@@ -284,36 +284,36 @@ class RangedModel:
 
 
 async def measure_ring(
-    model: RangedModel, text: int, one: dict[int, LaneRun], sizes: Sequence[int] = ROWS, laps: int = LAPS
+    model: RangedModel, text: int, one: dict[int, LaneRun], sizes: Sequence[int] = ROWS, steps: int = STEPS
 ) -> AsyncIterator[Row]:
     """Of one count of GPUs. one: what one GPU took, by rows; filled in by a ring of one."""
     watch = Stopwatch()
     many = model.ranges
-    pages = (many + 1) * (-(-(text + laps * 2 + max(sizes)) // PAGE) + 4)
+    pages = (many + 1) * (-(-(text + steps * 2 + max(sizes)) // PAGE) + 4)
     async with model.lanes(pages) as lanes:
         head: Row = {"model": model.name, "gpus": many}
         yield {**head, "what": "ready", "s": round(watch.seconds, 1)}
         alone: dict[int, LaneRun] = {}
         for rows in sizes:
-            alone[rows] = await lanes.run(1, rows, text, laps)
+            alone[rows] = await lanes.run(1, rows, text, steps)
             if many == 1:
                 one[rows] = alone[rows]
-            yield {**head, "what": "lap of one stream", "rows": rows, **_lap(alone[rows], one.get(rows))}
+            yield {**head, "what": "step of one stream", "rows": rows, **_step(alone[rows], one.get(rows))}
         for rows in sizes if many > 1 else ():
             for flight in (many, many + 1):
                 row: Row = {**head, "what": "throughput", "rows": rows, "in flight": flight}
-                told = await lanes.run(flight, rows, text, laps)
+                told = await lanes.run(flight, rows, text, steps)
                 yield {**row, **_throughput(told, alone[rows], one.get(rows), many)}
 
 
-def _lap(alone: LaneRun, one: LaneRun | None) -> Row:
-    lap = statistics.median(alone.seconds)
-    row: dict[str, Any] = {"ms": round(lap * 1e3, 3), "tokens/s": round(1 / lap, 1)}
+def _step(alone: LaneRun, one: LaneRun | None) -> Row:
+    step = statistics.median(alone.seconds)
+    row: dict[str, Any] = {"ms": round(step * 1e3, 3), "tokens/s": round(1 / step, 1)}
     if one is None or one is alone:
         return row
     same = sum(a == b for a, b in zip(alone.tokens, one.tokens))
     return row | {
-        "x one GPU": round(lap / statistics.median(one.seconds), 3),
+        "x one GPU": round(step / statistics.median(one.seconds), 3),
         "same tokens": f"{same} of {len(one.tokens)}",
     }
 

@@ -117,7 +117,7 @@ class Replay(Proposer):
         return replay
 
     def begin_early(self, verdict: UnreadVerdict, ids: int, levels: int) -> bool:
-        """What takes the candidates' places is found, and sent, while a device is at the lap before."""
+        """What takes the candidates' places is found, and sent, while a device is at the step before."""
         begun = self._inner.begin_early(verdict, ids, levels)
         self._drawn = None
         if begun:
@@ -301,7 +301,7 @@ def repeated(tree: ReplayedTree, texts: int) -> tuple[Floats, Ints]:
 
 
 def tau_of(ranks: Ranks, k: int, levels: int, nodes: int) -> float:
-    """Tokens that a tree of the best of so many nodes brings a lap, the root's own one included."""
+    """Tokens that a tree of the best of so many nodes brings a step, the root's own one included."""
     return 1 + float(np.sort(np.exp(grown(k, levels, ranks).scores))[::-1][: nodes - 1].sum())
 
 

@@ -1,6 +1,6 @@
 """What speculation and branches bring on one GPU, with acceptance as published and costs as measured.
 
-See `gpu_replay`. Everything is wall time of whole laps, results
+See `gpu_replay`. Everything is wall time of whole steps, results
 read by the host, against plain decoding by the same stage without taps.
 """
 
@@ -14,9 +14,9 @@ from specsot.members import Curve, TreeShape
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.loader import measure_levels
 from specsot_lab.bench.acceptance import chance_of
-from specsot_lab.bench.clock import LapClock, captured, typical
+from specsot_lab.bench.clock import StepClock, captured, typical
 from specsot_lab.bench.gpu_drafts import head_shape, made_up_head
-from specsot_lab.bench.gpu_laps import BYTES, Speeds, floor_of_draft, floor_of_lap, lap_of
+from specsot_lab.bench.gpu_steps import BYTES, Speeds, floor_of_draft, floor_of_step, step_of
 from specsot_lab.bench.gpu_loop import PAGE, Drafting, GpuLoop, RequestPart
 from specsot_lab.bench.gpu_replay import scaled_ranks
 from specsot_lab.bench.synthetic_models import bytes_of_kv
@@ -43,7 +43,7 @@ def scaled(lengths: Sequence[int], whole: int) -> tuple[int, ...]:
 
 Row = dict[str, object]
 
-TAU = 6.13  # tokens a lap: EAGLE-3 on Llama-3.1-8B-Instruct, MT-bench, temperature 0, as published
+TAU = 6.13  # tokens a step: EAGLE-3 on Llama-3.1-8B-Instruct, MT-bench, temperature 0, as published
 # of the published tree
 DEPTH = 7
 TOP_K = 10
@@ -52,10 +52,10 @@ CHANCE = chance_of(TAU, DEPTH + 1)
 # rows that the branches of one request share
 BRANCHES = 6
 BUDGET = 198
-LAPS = 150
+STEPS = 150
 REQUESTS = (1, 2, 4, 8, 16, 32, 64)
 REQUEST_TEXT = 256
-REQUEST_LAPS = 100
+REQUEST_STEPS = 100
 # tokens of a whole request, of its branches on average
 SKELETON = 150
 BRANCH = 150
@@ -69,7 +69,7 @@ LONG = 32_768
 
 @dataclass(frozen=True, slots=True)
 class Yardstick:
-    """What speculation is held against: tokens a second of plain decoding, and what laps take at least.
+    """What speculation is held against: tokens a second of plain decoding, and what steps take at least.
 
     text: rows that all see. drafts: seconds of a draft at least.
     """
@@ -80,11 +80,11 @@ class Yardstick:
     plain: float
     drafts: float = 0.0
 
-    def floor(self, clock: LapClock) -> float:
+    def floor(self, clock: StepClock) -> float:
         """Seconds of a whole run at least."""
         config = self.decoder.config
         speeds = self.speeds
-        return sum(floor_of_lap(config, speeds, rows, self.text) + self.drafts for rows in clock.rows)
+        return sum(floor_of_step(config, speeds, rows, self.text) + self.drafts for rows in clock.rows)
 
 
 def measure_speculation(decoder: Decoder, text: int, speeds: Speeds) -> Iterator[Row]:
@@ -92,18 +92,18 @@ def measure_speculation(decoder: Decoder, text: int, speeds: Speeds) -> Iterator
     head = made_up_head(decoder, head_shape(decoder.config))
     shape = TreeShape(DEPTH, TOP_K, NODES, fixed=True)
     plain = GpuLoop(decoder, PAGES, ROWS, None)
-    one = plain.run(text, 1, LAPS)
+    one = plain.run(text, 1, STEPS)
     held = Yardstick(decoder, speeds, text, speed_of(one))
     yield told_of("plain", one, held)
-    yield told_of("sot", plain.run(text, BRANCHES, LAPS, forked=True), held, BRANCHES)
+    yield told_of("sot", plain.run(text, BRANCHES, STEPS, forked=True), held, BRANCHES)
     yield from _whole("sot", plain, held)
     yield from _drafted(decoder, head, shape, held)
     short = made_up_head(decoder, head_shape(decoder.config), "fp8")
     yield from _drafted(decoder, short, shape, held, ", fp8 head", 1)
-    lap: Curve = tuple((rows, one * decoder.config.layers) for rows, one in measure_rows(decoder))
+    step: Curve = tuple((rows, one * decoder.config.layers) for rows, one in measure_rows(decoder))
     tuned = TreeShape(DEPTH, TOP_K, NODES)
     ranks = scaled_ranks(TAU, TOP_K, DEPTH + 1, NODES)  # a tuner believes a head that says how sure it is
-    drafting = Drafting(head, tuned, ranks, ROWS, lap, measure_levels(head))
+    drafting = Drafting(head, tuned, ranks, ROWS, step, measure_levels(head))
     yield from _requests(plain, GpuLoop(decoder, PAGES, ROWS, drafting), held)
     yield from _memory(decoder, text, speeds)
 
@@ -120,8 +120,8 @@ def _drafted(
     ring = GpuLoop(decoder, PAGES, ROWS, Drafting(head, shape, CHANCE, BUDGET))
     drafts = floor_of_draft(head_shape(decoder.config), held.speeds, DEPTH + 1, bytes_each)
     held = replace(held, drafts=drafts)
-    yield told_of(f"eagle{said}", ring.run(held.text, 1, LAPS), held)
-    yield told_of(f"both{said}", ring.run(held.text, BRANCHES, LAPS, forked=True), held, BRANCHES)
+    yield told_of(f"eagle{said}", ring.run(held.text, 1, STEPS), held)
+    yield told_of(f"both{said}", ring.run(held.text, BRANCHES, STEPS, forked=True), held, BRANCHES)
     yield from _whole(f"both{said}", ring, held)
 
 
@@ -146,7 +146,7 @@ def _whole(way: str, ring: GpuLoop, held: Yardstick) -> Iterator[Row]:
             **_figures(clock, held),
             "x plain, least": gains[-1],
             "x plain, most": gains[0],
-            "x plain without laps with prompts": round(bare / held.plain, 2),
+            "x plain without steps with prompts": round(bare / held.plain, 2),
         }
 
 
@@ -157,14 +157,14 @@ def _parts(skeleton: int, branches: Sequence[int]) -> tuple[RequestPart, Request
 def _requests(plain: GpuLoop, tuned: GpuLoop, held: Yardstick) -> Iterator[Row]:
     """More and more requests at once; the tuner decides how much is drafted."""
     for requests in REQUESTS:
-        one = plain.run(REQUEST_TEXT, requests, REQUEST_LAPS)
+        one = plain.run(REQUEST_TEXT, requests, REQUEST_STEPS)
         beside = replace(held, text=REQUEST_TEXT * requests, plain=speed_of(one))
-        clock = tuned.run(REQUEST_TEXT, requests, REQUEST_LAPS)
+        clock = tuned.run(REQUEST_TEXT, requests, REQUEST_STEPS)
         yield told_of("requests at once", clock, beside, requests) | {"requests": requests}
 
 
 def _memory(decoder: Decoder, text: int, speeds: Speeds) -> Iterator[Row]:
-    """Bytes of a token, pages that branches share, a lap behind a long text."""
+    """Bytes of a token, pages that branches share, a step behind a long text."""
     kv: KVPages = decoder.make_kv(8, PAGE)
     table = PageTable(PAGES, PAGE)
     table.open(1)
@@ -180,8 +180,8 @@ def _memory(decoder: Decoder, text: int, speeds: Speeds) -> Iterator[Row]:
         "pages if nothing were shared": (BRANCHES + 1) * table.pages_for(text)
         + BRANCHES * -(-BRANCH // PAGE),
     }
-    seconds = typical(captured(lap_of(decoder, LONG, 1)))
-    floor = floor_of_lap(decoder.config, speeds, 1, LONG)
+    seconds = typical(captured(step_of(decoder, LONG, 1)))
+    floor = floor_of_step(decoder.config, speeds, 1, LONG)
     yield {
         "what": "plain, device, long text",
         "text": LONG,
@@ -191,24 +191,24 @@ def _memory(decoder: Decoder, text: int, speeds: Speeds) -> Iterator[Row]:
     }
 
 
-def told_of(way: str, clock: LapClock, held: Yardstick, texts: int = 1) -> Row:
+def told_of(way: str, clock: StepClock, held: Yardstick, texts: int = 1) -> Row:
     least, most = clock.spread
     return {
         "what": f"replayed, {way}",
-        "tokens a lap and text": round(clock.tokens / clock.laps / texts, 2),
-        "ms a lap, 5 %": round(least * 1e3, 3),
-        "ms a lap, 95 %": round(most * 1e3, 3),
+        "tokens a step and text": round(clock.tokens / clock.steps / texts, 2),
+        "ms a step, 5 %": round(least * 1e3, 3),
+        "ms a step, 95 %": round(most * 1e3, 3),
     } | _figures(clock, held)
 
 
-def _figures(clock: LapClock, held: Yardstick) -> Row:
-    """Per lap, and against plain; the floor's speed-up: were laps as short as they can be."""
+def _figures(clock: StepClock, held: Yardstick) -> Row:
+    """Per step, and against plain; the floor's speed-up: were steps as short as they can be."""
     floor = held.floor(clock)
     gain = speed_of(clock) / held.plain
     return {
-        "laps": clock.laps,
-        "rows a lap": round(sum(clock.rows) / clock.laps, 1),
-        "ms a lap": _ms(clock.whole, clock),
+        "steps": clock.steps,
+        "rows a step": round(sum(clock.rows) / clock.steps, 1),
+        "ms a step": _ms(clock.whole, clock),
         **{f"{what} ms": _ms(seconds, clock) for what, seconds in _phases(clock).items()},
         "floor ms": _ms(floor, clock),
         "tokens/s": round(speed_of(clock), 1),
@@ -217,16 +217,16 @@ def _figures(clock: LapClock, held: Yardstick) -> Row:
     }
 
 
-def _phases(clock: LapClock) -> dict[str, float]:
+def _phases(clock: StepClock) -> dict[str, float]:
     """Seconds; layers and lm_head, which follow each other on the device, as one."""
     spent = dict(clock.seconds)
     verify = {"compose": spent.pop("compose"), "verify": spent.pop("layers") + spent.pop("lm_head")}
     return verify | spent
 
 
-def speed_of(clock: LapClock) -> float:
+def speed_of(clock: StepClock) -> float:
     return clock.tokens / clock.whole
 
 
-def _ms(seconds: float, clock: LapClock) -> float:
-    return round(1e3 * seconds / clock.laps, 3)
+def _ms(seconds: float, clock: StepClock) -> float:
+    return round(1e3 * seconds / clock.steps, 3)

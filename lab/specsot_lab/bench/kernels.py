@@ -77,7 +77,7 @@ def _rows(texts: Sequence[int], bandwidth: float) -> Iterator[Row]:
 
 
 def measure_trees(k: int, steps: int, nodes: int) -> list[Row]:
-    """Build, verify, sample, and the three calls of a greedy lap together."""
+    """Build, verify, sample, and the three calls of a greedy step together."""
     lists, roots, lengths = draft(k, steps)
     on_device = [[torch.from_numpy(each).cuda() for each in one] for one in lists]
     total = int(lengths.sum())
@@ -106,7 +106,7 @@ def measure_trees(k: int, steps: int, nodes: int) -> list[Row]:
             {"call": f"sample {str(kind)[6:]}", "shape": shape} | sample(linked, predict, steps, kind)
         )
 
-    def lap() -> object:
+    def step() -> object:
         best = KERNELS.organize_draft_results(*on_device, nodes)
         arrays = KERNELS.build_trees(given[0], *best, given[-1], k, TreeMaskMode.QLEN_ONLY, total)
         drafts = arrays.draft_tokens.view(BATCH, nodes)
@@ -115,12 +115,12 @@ def measure_trees(k: int, steps: int, nodes: int) -> list[Row]:
     public_names: Any = (organize_draft_results, build_tree_structure, verify_tree_greedy)
     organize, build, verify = public_names
 
-    def public_lap() -> object:
+    def public_step() -> object:
         best = organize(*on_device, nodes)
         arrays = build(given[0], *best, given[-1], k, steps, nodes, 1, total)
         return verify(arrays.draft_tokens.view(BATCH, nodes), predict, *arrays[2:5], steps)
 
-    rows.append({"call": "organize + build + verify", "shape": shape} | compare(lap, wanted, public_lap))
+    rows.append({"call": "organize + build + verify", "shape": shape} | compare(step, wanted, public_step))
     return rows
 
 

@@ -159,7 +159,7 @@ def ways_of(kind: str, given: PeerTask, six: str) -> dict[str, Way]:
             whole = watch.seconds
             tokens, seconds = told.completion_tokens - told.heading_tokens, told.phases.get("branches")
             branches = Sample(tokens - told.plan_tokens, seconds) if seconds and told.branches else None
-            return PairedAnswer(answer.text, Sample(tokens, whole), branches, told.laps)
+            return PairedAnswer(answer.text, Sample(tokens, whole), branches, told.steps)
 
         return answer
 
@@ -249,7 +249,7 @@ def rows_of(found: Mapping[str, Sequence[PairedAnswer]]) -> list[Row]:
                 other.whole.seconds / one.whole.seconds for one, other in zip(brought, scripted)
                 if name.endswith(PLANNED)
             ),
-            "per_lap": _middle(one.whole.tokens / one.laps for one in brought if one.laps),
+            "per_step": _middle(one.whole.tokens / one.steps for one in brought if one.steps),
             "branches": _middle(
                 one.branches.rate / other.whole.rate for one, other in pairs if one.branches
             ),
@@ -270,6 +270,6 @@ COLUMNS = (
     figure("of llama.cpp", "peer"),
     figure("of its own plain", "plain"),
     figure("of the script", "script"),
-    figure("tokens a lap", "per_lap"),
+    figure("tokens a step", "per_step"),
     figure("branch phase", "branches"),
 )

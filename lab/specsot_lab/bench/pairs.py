@@ -271,12 +271,12 @@ async def measured(
 
 @dataclass(frozen=True, slots=True)
 class PairedAnswer:
-    """whole: tokens of the merged answer over wall time; branches: over their phase alone. laps: in all."""
+    """whole: tokens of the merged answer over wall time; branches: over their phase alone. steps: in all."""
 
     text: str
     whole: Sample
     branches: Sample | None = None
-    laps: int | None = None
+    steps: int | None = None
 
 
 def _comparisons(contrast: Contrast, pairs: Sequence[tuple[PairedAnswer, PairedAnswer]]) -> list[Comparison]:

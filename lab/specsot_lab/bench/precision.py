@@ -1,6 +1,6 @@
-"""`specsot bench precision`: what fewer bits cost: memory, perplexity, and tokens a lap with a head.
+"""`specsot bench precision`: what fewer bits cost: memory, perplexity, and tokens a step with a head.
 
-Tokens a lap are those of `specsot verify`: a whole tree in every lap, and
+Tokens a step are those of `specsot verify`: a whole tree in every step, and
 nothing but the head's drafts.
 """
 
@@ -115,12 +115,12 @@ def measure(readings: Sequence[ReadingOptions], writing: Writing | None, output:
 
 
 def line_of(row: Row) -> str:
-    """What is known of one precision: "int8: 9.7 MiB, perplexity 12.345, 2.31 tokens a lap"."""
+    """What is known of one precision: "int8: 9.7 MiB, perplexity 12.345, 2.31 tokens a step"."""
     told = [f"{row['weight_bytes'] / 2**20:.1f} MiB"]
     if "perplexity" in row:
         told.append(f"perplexity {row['perplexity']:.3f}")
-    if "tokens_per_lap" in row:
-        told.append(f"{row['tokens_per_lap']:.2f} tokens a lap")
+    if "tokens_per_step" in row:
+        told.append(f"{row['tokens_per_step']:.2f} tokens a step")
     if "skipped" in row:
         told.append(f"skipped: {row['skipped']}")
     return f"{row['name']}: {', '.join(told)}"
@@ -140,7 +140,7 @@ def rows_of(reading: ReadingOptions, writing: Writing | None, ones: Sequence[Pre
 
 
 def _with_head(base: Decoder, reading: ReadingOptions, writing: Writing, one: Precision) -> dict[str, Any]:
-    """tokens_per_lap: bonus included, with its standard error over so many laps."""
+    """tokens_per_step: bonus included, with its standard error over so many steps."""
     kind = one.draft_quantization
     try:
         check_quantization(kind, base.device.type)
@@ -148,9 +148,9 @@ def _with_head(base: Decoder, reading: ReadingOptions, writing: Writing, one: Pr
     except ModelError as error:
         return {"skipped": str(error)}
     accepted = draft(base, head, [(prompt, writing.tokens) for prompt in writing.prompts])
-    laps = len(accepted.lengths)
-    error = statistics.stdev(accepted.lengths) / laps**0.5 if laps > 1 else None
-    return {"tokens_per_lap": accepted.per_lap, "error": error, "laps": laps}
+    steps = len(accepted.lengths)
+    error = statistics.stdev(accepted.lengths) / steps**0.5 if steps > 1 else None
+    return {"tokens_per_step": accepted.per_step, "error": error, "steps": steps}
 
 
 def _held_in(reading: ReadingOptions, base: Precision) -> ReadingOptions:
@@ -188,8 +188,8 @@ def page_of(rows: Sequence[Row]) -> str:
         figure("KV, B", "kv_bytes", 0),
         figure("perplexity", "perplexity", 3),
         against("perplexity"),
-        figure("tokens a lap", "tokens_per_lap"),
-        against("tokens_per_lap"),
+        figure("tokens a step", "tokens_per_step"),
+        against("tokens_per_step"),
     )
     read = f"; pieces of {rows[0]['length']} tokens" if "length" in rows[0] else ""
     return f"{markdown(columns, rows)}\n\nKV of one position; both figures beside fp32's{read}"

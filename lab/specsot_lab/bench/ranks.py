@@ -4,8 +4,8 @@ The base reads each conversation once; then a tree grows behind every STEP-th to
 really followed is looked for in it. A level counts where the level above it held the right token among the
 nodes that were fed. See `acceptance`.
 
-With shapes instead: tokens a lap of a chain of the likeliest five and of trees of so many nodes, had they
-been drafted in every lap: a tree grows behind every token, then each shape's laps are walked.
+With shapes instead: tokens a step of a chain of the likeliest five and of trees of so many nodes, had they
+been drafted in every step: a tree grows behind every token, then each shape's steps are walked.
 """
 
 from __future__ import annotations
@@ -67,16 +67,16 @@ class Counts:
         yield _row("all levels", sum(self.reached), [sum(each) for each in zip(*self.right)])
 
 
-class ShapeLaps:
-    """Tokens a lap of each shape: of a chain (its nodes negative) and of trees of the likeliest nodes.
+class ShapeSteps:
+    """Tokens a step of each shape: of a chain (its nodes negative) and of trees of the likeliest nodes.
 
     What follows is on record, so a draft is accepted exactly where the ring would accept it.
     """
 
     def __init__(self, shapes: Sequence[int]) -> None:
         self._taken: dict[int, list[int]] = {shape: [] for shape in shapes}  # behind each token of one text
-        self._sums: dict[int, list[tuple[int, int]]] = {shape: [] for shape in shapes}  # tokens, laps a text
-        self._depths: dict[int, list[int]] = {shape: [0] * (LEVELS + 1) for shape in shapes}  # laps by drafts
+        self._sums: dict[int, list[tuple[int, int]]] = {shape: [] for shape in shapes}  # tokens, steps a text
+        self._depths: dict[int, list[int]] = {shape: [0] * (LEVELS + 1) for shape in shapes}  # steps by drafts
 
     def note(self, offer: Candidates, true: Sequence[int]) -> None:
         for shape, taken in self._taken.items():
@@ -84,26 +84,26 @@ class ShapeLaps:
 
     def end_text(self) -> None:
         for shape, taken in self._taken.items():
-            place = laps = 0
+            place = steps = 0
             while place < len(taken):
                 self._depths[shape][taken[place]] += 1
                 place = place + taken[place] + 1
-                laps = laps + 1
-            if laps:
-                self._sums[shape].append((place, laps))
+                steps = steps + 1
+            if steps:
+                self._sums[shape].append((place, steps))
             taken.clear()
 
     def rows(self) -> Iterator[dict[str, object]]:
         for shape, sums in self._sums.items():
             name = f"chain of {-shape}" if shape < 0 else f"tree of {shape}"
-            tokens, laps = (sum(each) for each in zip(*sums))
+            tokens, steps = (sum(each) for each in zip(*sums))
             means = [here / count for here, count in sums]
             weights = [count for _, count in sums]
             row: dict[str, object] = {
                 "name": name,
                 "texts": len(sums),
-                "laps": laps,
-                "tokens a lap": round(tokens / laps, 3),
+                "steps": steps,
+                "tokens a step": round(tokens / steps, 3),
             }
             row |= {"95 %": [round(one, 2) for one in interval_of(means, weights)]}
             reached = [sum(self._depths[shape][depth:]) for depth in range(LEVELS + 1)]
@@ -152,7 +152,7 @@ def _guesses(offer: Candidates, true: Sequence[int]) -> Iterator[list[int]]:
 
 @torch.inference_mode()
 def record(
-    decoder: Decoder, head: DraftHead, rows: Sequence[Row], counts: Counts | ShapeLaps, step: int, most: int
+    decoder: Decoder, head: DraftHead, rows: Sequence[Row], counts: Counts | ShapeSteps, step: int, most: int
 ) -> None:
     """A tree behind every `step`-th of the tokens that the base wrote, `most` of each text."""
     pages = LONGEST // PAGE + 4
@@ -169,7 +169,7 @@ def record(
         written = row.learned.tolist()[: row.learned.tolist().index(True) + most]
         _follow(propose_with(head, shape, pages, PAGE), tokens, written, features, counts, step)
         stage.run(Frame(1, number, (), (), (number,)))
-        if isinstance(counts, ShapeLaps):
+        if isinstance(counts, ShapeSteps):
             counts.end_text()
 
 
@@ -178,7 +178,7 @@ def _follow(
     tokens: list[int],
     written: list[bool],
     features: Tensor,
-    counts: Counts | ShapeLaps,
+    counts: Counts | ShapeSteps,
     step: int,
 ) -> None:
     """One conversation: taught in steps, a tree behind each."""
@@ -204,7 +204,7 @@ def measure(
     head = load_head(models.draft, models.base, torch.float32, "cpu")
     read = islice(rows_of(texts, Tokens(models.base), LONGEST, 0), most)
     rows = [row for row in read if row.useful]
-    counts = ShapeLaps([-shapes[0], *shapes[1:]]) if shapes else Counts()
+    counts = ShapeSteps([-shapes[0], *shapes[1:]]) if shapes else Counts()
     record(decoder, head, rows, counts, 1 if shapes else STEP, tokens)
     settings: dict[str, object] = {"texts": texts.name, "conversations": len(rows)}
     if isinstance(counts, Counts):

@@ -26,11 +26,11 @@ from specsot_bench.core.tables import Column, markdown
 from specsot_bench.results import Row, describe_machine, named, publish
 from specsot_lab.bench.delay_proxy import exact_loop
 from specsot_lab.bench.ring_answers import ask_all, table_of_answers
-from specsot_lab.bench.ring_fleet import LapTimes, Line, RingFleet, Written, answers_of, ring_of
+from specsot_lab.bench.ring_fleet import StepTimes, Line, RingFleet, Written, answers_of, ring_of
 from specsot_lab.bench.ring_sites import MOCK, SKILL, RingTask, question, set_up, small_weights
 
 METHODS = ("plain", "eagle", "sot", "both")
-AIM = 0.7  # of branches x tau, where hops are most of a lap
+AIM = 0.7  # of branches x tau, where hops are most of a step
 FREE = 0.97  # of plain split decoding, where nothing can be gained
 
 
@@ -54,7 +54,7 @@ class RingRuns:
         return replace(self, runs={way: tuple(map(own_hosts, runs)) for way, runs in self.runs.items()})
 
     def comparison(self, way: str) -> Comparison:
-        """Against plain split decoding: one lap a token. What is not plain must not lose to it."""
+        """Against plain split decoding: one step a token. What is not plain must not lose to it."""
         ours, plain = (tuple(map(_sample, self.runs[one])) for one in (way, "plain"))
         return Comparison(f"{self.name} {way}", ours, plain, None if way == "plain" else self.aim(way))
 
@@ -64,7 +64,7 @@ class RingRuns:
         return AIM * self.ideal(way) if far else FREE
 
     def ideal(self, way: str) -> float:
-        """Branches x tau: tokens that a lap could bring at most."""
+        """Branches x tau: tokens that a step could bring at most."""
         return len(self.runs[way][0].texts) * self.tau(way)
 
     def tau(self, way: str) -> float:
@@ -84,15 +84,15 @@ class RingRuns:
             "way": way,
             "branches": len(runs[0].texts),
             "tau": round(self.tau(way), 3),
-            "tokens_per_lap": round(_median(run.tokens / max(run.draft_rounds) for run in runs), 2),
+            "tokens_per_step": round(_median(run.tokens / max(run.draft_rounds) for run in runs), 2),
             "tokens_per_second": round(comparison.rates[0], 2),
             "speedup": round(comparison.ratio, 3),
             "quartiles": [round(value, 3) for value in quartiles],
             "aim": round(self.aim(way), 3),
             "of_branches_x_tau": round(comparison.ratio / self.ideal(way), 3),
             "pairs": len(runs),
-            "frames_per_lap": round(_median(len(run.laps) / max(run.draft_rounds) for run in runs), 2),
-            "rows_per_frame": round(_median(_mean(lap.rows for lap in run.laps) for run in runs), 1),
+            "frames_per_step": round(_median(len(run.steps) / max(run.draft_rounds) for run in runs), 2),
+            "rows_per_frame": round(_median(_mean(step.rows for step in run.steps) for run in runs), 1),
             "idle_percent": [round(100 * one) for one in _medians(map(_idle, runs))],
             "stage_ms": [round(1000 * one, 2) for one in _medians(map(_stages, runs))],
             "hop_ms": round(1000 * _median(_hop(run) for run in runs), 2),
@@ -148,26 +148,26 @@ def own_hosts(run: Written) -> Written:
     """Computed: the run as if every stage had a host like this of its own, the drafter with the last one.
 
     Then no stage computes beside another: no frame waits for its turn, and none takes a stage longer than
-    the median of those of as many rows that flew alone. Laps shrink by that, and the run as laps do on
+    the median of those of as many rows that flew alone. Steps shrink by that, and the run as steps do on
     average. It is the most that such hosts can bring: where several frames fly, some of the waiting is for
     the stage's own work. What both ends of a hop take stays as measured.
     """
     usual: dict[tuple[int, int], list[float]] = {}
-    for lap in run.laps:
-        for stage, seconds in enumerate(lap.seconds if lap.alone else ()):
-            usual.setdefault((stage, lap.rows), []).append(seconds)
+    for step in run.steps:
+        for stage, seconds in enumerate(step.seconds if step.alone else ()):
+            usual.setdefault((stage, step.rows), []).append(seconds)
     most = {key: statistics.median(seen) for key, seen in usual.items()}
 
-    def spared(lap: LapTimes) -> tuple[float, ...]:
-        if lap.alone:
-            return lap.seconds
-        return tuple(min(one, most.get((stage, lap.rows), one)) for stage, one in enumerate(lap.seconds))
+    def spared(step: StepTimes) -> tuple[float, ...]:
+        if step.alone:
+            return step.seconds
+        return tuple(min(one, most.get((stage, step.rows), one)) for stage, one in enumerate(step.seconds))
 
-    laps = [replace(lap, seconds=spared(lap)) for lap in run.laps]
-    saved = sum(run.queued) + sum(sum(old.seconds) - sum(new.seconds) for old, new in zip(run.laps, laps))
-    share = 1 - saved / sum(lap.elapsed for lap in laps) if laps else 1.0
-    shorter = tuple(replace(lap, elapsed=lap.elapsed * share) for lap in laps)
-    return replace(run, seconds=run.seconds * share, laps=shorter, queued=(0.0,) * len(run.queued))
+    steps = [replace(step, seconds=spared(step)) for step in run.steps]
+    saved = sum(run.queued) + sum(sum(old.seconds) - sum(new.seconds) for old, new in zip(run.steps, steps))
+    share = 1 - saved / sum(step.elapsed for step in steps) if steps else 1.0
+    shorter = tuple(replace(step, elapsed=step.elapsed * share) for step in steps)
+    return replace(run, seconds=run.seconds * share, steps=shorter, queued=(0.0,) * len(run.queued))
 
 
 def _sample(run: Written) -> Sample:
@@ -176,22 +176,22 @@ def _sample(run: Written) -> Sample:
 
 def _idle(run: Written) -> list[float]:
     """Of every stage, the part of the time in which it computed nothing."""
-    busy = [sum(lap.seconds[stage] for lap in run.laps) for stage in range(len(run.queued))]
+    busy = [sum(step.seconds[stage] for step in run.steps) for stage in range(len(run.queued))]
     return [max(1 - one / run.seconds, 0.0) for one in busy]
 
 
 def _stages(run: Written) -> list[float]:
-    return [_mean(lap.seconds[stage] for lap in run.laps) for stage in range(len(run.queued))]
+    return [_mean(step.seconds[stage] for step in run.steps) for stage in range(len(run.queued))]
 
 
 def _hop(run: Written) -> float:
-    """Mean of a lap's hops, without what frames waited at stages."""
-    between = sum(lap.elapsed - sum(lap.seconds) for lap in run.laps) - sum(run.queued)
-    return max(between, 0.0) / max(len(run.laps) * len(run.queued), 1)
+    """Mean of a step's hops, without what frames waited at stages."""
+    between = sum(step.elapsed - sum(step.seconds) for step in run.steps) - sum(run.queued)
+    return max(between, 0.0) / max(len(run.steps) * len(run.queued), 1)
 
 
 def _queues(run: Written) -> list[float]:
-    return [one / max(len(run.laps), 1) for one in run.queued]
+    return [one / max(len(run.steps), 1) for one in run.queued]
 
 
 def _medians(lists: Iterable[list[float]]) -> list[float]:
@@ -207,7 +207,7 @@ def _mean(values: Iterable[float]) -> float:
     return sum(listed) / len(listed) if listed else 0.0
 
 
-# below so many milliseconds so many times as many tokens: laps are short there
+# below so many milliseconds so many times as many tokens: steps are short there
 NEAR = 50.0
 OFTEN = 3
 
@@ -234,7 +234,7 @@ class RingPlace:
 class RingMeasurement:
     """What is measured. rtts in milliseconds, mbits in megabits a second (none: lines without a limit).
 
-    rounds: pairs of each way and plain. tokens: of every branch, more where laps are short.
+    rounds: pairs of each way and plain. tokens: of every branch, more where steps are short.
     answer_tokens: of whole answers, 0: none.
     weights, hop: of the "model" ring, in fp32 where nothing else is said, and what its rows travel in.
     """
@@ -268,13 +268,13 @@ PAGE = """# Stages that are far from each other
 
 `{command}`,
 one run on {cores} cores ({processor}), all members in one process: {rounds} runs of each way, all ways
-in turns, ratios of pairs with plain split decoding (one lap a token), their median and quartiles. Every hop
+in turns, ratios of pairs with plain split decoding (one step a token), their median and quartiles. Every hop
 passes a TCP proxy that delays it by half the round trip. B = {branches} branches; tau = tokens a tree
 brings. Every text was compared: all ways write the same. What the columns mean: [the ring](../ring.md). Raw
 figures: [{file}]({file}). Load average at the end: {load:.1f}; where it is above 1, others worked there too.
 
 The mock's drafts come from a drafter that knows the text and is right {skill:.0%} of the time: they show what
-laps cost, not how good a head is. The model's come from its own head.
+steps cost, not how good a head is. The model's come from its own head.
 
 Rows of *own hosts* are computed from the runs above them, as if every stage had a host like this of its own:
 no frame waits for its turn, and none takes a stage longer than frames as large do that fly alone.
@@ -438,13 +438,13 @@ COLUMNS = (
     _column("tokens", "branch_tokens"),
     _column("way", "way"),
     _column("tau", "tau"),
-    _column("tokens/lap", "tokens_per_lap"),
+    _column("tokens/step", "tokens_per_step"),
     _column("speedup", "speedup"),
     _column("quartiles", "quartiles"),
     _column("of B x tau", "of_branches_x_tau"),
     _column("aim", "aim"),
     _column("tokens/s", "tokens_per_second"),
-    _column("frames/lap", "frames_per_lap"),
+    _column("frames/step", "frames_per_step"),
     _column("idle %", "idle_percent"),
     _column("hop ms", "hop_ms"),
     _column("queue ms", "queue_ms"),

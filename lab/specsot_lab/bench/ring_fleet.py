@@ -42,7 +42,7 @@ from specsot_worker.stage_provider import StageRunner
 
 
 @dataclass(frozen=True, slots=True)
-class LapTimes:
+class StepTimes:
     """One frame's way. seconds: of each stage; elapsed: from stage 0 and back to it. alone: with no other."""
 
     rows: int
@@ -51,8 +51,8 @@ class LapTimes:
     alone: bool = True
 
 
-class LapProbe(WorkerObserver):
-    """At one worker. changed: called for every lap that is back. stage: which one it is, once that is known.
+class StepProbe(WorkerObserver):
+    """At one worker. changed: called for every step that is back. stage: which one it is, once that is known.
 
     flying: when each frame left stage 0. queued: seconds that frames waited here.
     """
@@ -60,7 +60,7 @@ class LapProbe(WorkerObserver):
     def __init__(self, changed: Callable[[], None]) -> None:
         self._changed = changed
         self.stage = 0
-        self.laps: list[LapTimes] = []
+        self.steps: list[StepTimes] = []
         self.queued = 0.0
         self.opened = self.closed = 0
         self.flying: dict[int, float] = {}
@@ -82,7 +82,7 @@ class LapProbe(WorkerObserver):
     def returned(self, result: Result, now: float) -> None:
         if (began := self.flying.pop(result.number, None)) is not None:
             alone = result.number not in self._met
-            self.laps.append(LapTimes(result.rows, now - began, result.seconds, alone))
+            self.steps.append(StepTimes(result.rows, now - began, result.seconds, alone))
             self._met.discard(result.number)
         self._changed()
 
@@ -134,7 +134,7 @@ class Written:
     tokens: int
     seconds: float
     draft_rounds: tuple[int, ...]
-    laps: tuple[LapTimes, ...]
+    steps: tuple[StepTimes, ...]
     queued: tuple[float, ...]
     carried: int
 
@@ -154,7 +154,7 @@ class Hosts:
     wake: Callable[[], None]
     on_end: Callable[[str, asyncio.Task[None]], None]
     proxies: list[DelayProxy] = field(default_factory=list[DelayProxy])
-    probes: list[LapProbe] = field(default_factory=list[LapProbe])
+    probes: list[StepProbe] = field(default_factory=list[StepProbe])
 
 
 class RingFleet:
@@ -189,7 +189,7 @@ class RingFleet:
         return {}
 
     @property
-    def stages(self) -> list[LapProbe]:
+    def stages(self) -> list[StepProbe]:
         """One who listens at each stage, in the ring's order: not the one in which they joined."""
         return sorted(self.hosts.probes, key=lambda probe: probe.stage)
 
@@ -248,7 +248,7 @@ class RingFleet:
         return _Marks(
             tokens=sum(len(self._texts[one].tokens) for one in ids),
             draft_rounds=tuple(self._texts[one].draft_rounds for one in ids),
-            laps=len(self.stages[0].laps),
+            steps=len(self.stages[0].steps),
             queued=tuple(probe.queued for probe in self.stages),
             carried=sum(proxy.carried for proxy in self.hosts.proxies),
         )
@@ -260,7 +260,7 @@ class RingFleet:
             tokens=until.tokens - since.tokens,
             seconds=seconds,
             draft_rounds=tuple(after - before for before, after in zip(since.draft_rounds, until.draft_rounds)),
-            laps=tuple(self.stages[0].laps[since.laps :]),
+            steps=tuple(self.stages[0].steps[since.steps :]),
             queued=tuple(after - before for before, after in zip(since.queued, until.queued)),
             carried=until.carried - since.carried,
         )
@@ -299,7 +299,7 @@ class RingFleet:
 class _Marks:
     tokens: int
     draft_rounds: tuple[int, ...]
-    laps: int
+    steps: int
     queued: tuple[float, ...]
     carried: int
 
@@ -381,7 +381,7 @@ async def _move_away(hosts: Hosts, port: int, stack: AsyncExitStack) -> str:
     await proxy.open()
     stack.push_async_callback(proxy.close)
     hosts.proxies.append(proxy)
-    hosts.probes.append(LapProbe(hosts.wake))
+    hosts.probes.append(StepProbe(hosts.wake))
     return proxy.address
 
 

@@ -44,7 +44,7 @@ def small_weights() -> DraftModelOptions:
 
 @dataclass(frozen=True, slots=True)
 class RingTask:
-    """What is written. tokens: of every branch behind its first, in laps that bring one; drafted: in others.
+    """What is written. tokens: of every branch behind its first, in steps that bring one; drafted: in others.
 
     expected: what branch n begins with, where that is known beforehand.
     """
@@ -67,7 +67,7 @@ def set_up(
 ) -> tuple[Site, RingTask]:
     """A ring by its name, and what it is asked to write.
 
-    tokens: of every branch, in laps that bring one. weights: of "model".
+    tokens: of every branch, in steps that bring one. weights: of "model".
     """
     if name == "model":
         return model_ring(stages, branches, tokens, weights)

@@ -49,18 +49,18 @@ METHODS = (
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one answer took: seconds of CPU and by the clock, tokens, laps."""
+    """What one answer took: seconds of CPU and by the clock, tokens, steps."""
 
     cpu: float
     wall: float
     tokens: int
-    laps: int
+    steps: int
 
 
 async def ask(runners: Runners, method: Method, question: str, tokens: int) -> Cost:
     cpu = time.process_time()
     record = await runners.write(method, question, tokens)
-    return Cost(time.process_time() - cpu, record.seconds, tokens, record.moments[-1].laps)
+    return Cost(time.process_time() - cpu, record.seconds, tokens, record.moments[-1].steps)
 
 
 async def _costs(models: ModelSet, questions: Sequence[str], tokens: int) -> dict[str, list[Cost]]:
@@ -87,7 +87,7 @@ def rows_of(costs: Mapping[str, Sequence[Cost]]) -> list[Row]:
                  "wall_whole": _sum(plain, "wall") / _sum(ours, "wall")}  # fmt: skip
         rows.append({
             "name": name,
-            "tokens_per_lap": sum(one.tokens for one in ours) / sum(one.laps for one in ours),
+            "tokens_per_step": sum(one.tokens for one in ours) / sum(one.steps for one in ours),
             "cpu_median": statistics.median(cpu), "cpu_least": min(cpu), "cpu": cpu,
             "wall_median": statistics.median(wall), "wall_least": min(wall), "wall": wall,
             "tokens_per_second": statistics.median(one.tokens / one.wall for one in ours),
@@ -102,7 +102,7 @@ def _sum(costs: Sequence[Cost], name: str) -> float:
 
 COLUMNS = (
     text("setting", "name"),
-    figure("tokens a lap", "tokens_per_lap", 2),
+    figure("tokens a step", "tokens_per_step", 2),
     figure("CPU: median", "cpu_median", 2),
     figure("least", "cpu_least", 2),
     figure("of all", "cpu_whole", 2),

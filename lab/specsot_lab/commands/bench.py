@@ -122,7 +122,7 @@ class GpuOptions:
         (1024,), "Rows in the cache before what is measured, such as 1024,8192.", kind=COUNTS
     )
     only: str = option(
-        "laps,speculation,product,fp8,served",
+        "steps,speculation,product,fp8,served",
         "Parts to measure; product and served are of Llama-3.1-8B alone.",
     )
     gpus: int = option(1, "Above 1, instead: layer ranges over this many GPUs.", least=1)
@@ -132,7 +132,7 @@ class GpuOptions:
     output: OutputOptions = field(default_factory=OutputOptions)
 
 
-@command(GpuOptions, table="bench-gpu", examples=[Example("specsot bench gpu --only laps", "Decoding alone")])
+@command(GpuOptions, table="bench-gpu", examples=[Example("specsot bench gpu --only steps", "Decoding alone")])
 def gpu(given: GpuOptions) -> int:
     """Measure decoding, verification and drafting of real shapes on one GPU, against its bandwidth."""
     place = given.output.place
@@ -173,7 +173,7 @@ class RingBenchOptions:
     RingBenchOptions, table="bench-ring", examples=[Example("specsot bench ring --rtt 10 --stages 3", "One")]
 )
 def ring(given: RingBenchOptions) -> int:
-    """Measure tokens per lap of plain, drafted and branched writing, on stages far from each other."""
+    """Measure tokens per step of plain, drafted and branched writing, on stages far from each other."""
     place = given.output.place
     from specsot_lab.bench import ring as room
 
@@ -249,7 +249,7 @@ class PrecisionOptions:
 
 @command(PrecisionOptions, table="bench-precision")
 def precision(given: PrecisionOptions) -> int:
-    """Measure memory, perplexity and tokens per lap of a base and its head in every precision."""
+    """Measure memory, perplexity and tokens per step of a base and its head in every precision."""
     place = given.output.place
     from specsot_lab.bench import precision as room
 
@@ -290,37 +290,37 @@ def ablation(given: AblationBenchOptions) -> int:
     return _pairs("ablation", ablation_of(given.k, given.windows), given, given.samples)
 
 
-OF_LAPS = Offer(only=("model", "draft_model", "dtype", "quantization"), defaults={"dtype": "fp32"})
+OF_STEPS = Offer(only=("model", "draft_model", "dtype", "quantization"), defaults={"dtype": "fp32"})
 
 
 @dataclass(frozen=True, slots=True)
-class LapsBenchOptions:
+class StepsBenchOptions:
     HEADING: ClassVar[str] = "Measurement"
 
-    laps: int = option(30, shared(SAMPLES, "laps", "Laps of each way that count."))
+    steps: int = option(30, shared(SAMPLES, "steps", "Steps of each way that count."))
     branches: tuple[int, ...] = option((6,), "Texts side by side after one prompt, such as 2,6.", kind=COUNTS)
     rows: tuple[int, ...] = option(
-        (), "Instead: laps of trees of so many rows, without judging or drafting.", kind=COUNTS, unset="none"
+        (), "Instead: steps of trees of so many rows, without judging or drafting.", kind=COUNTS, unset="none"
     )
     prompts: Path | None = option(None, "Questions of your own, one a line.", metavar="FILE")
-    fleet: Annotated[FleetOptions, OF_LAPS] = field(default_factory=FleetOptions)
+    fleet: Annotated[FleetOptions, OF_STEPS] = field(default_factory=FleetOptions)
     output: OutputOptions = field(default_factory=OutputOptions)
 
 
-@command(LapsBenchOptions, table="bench-laps")
-def laps(given: LapsBenchOptions) -> int:
-    """Measure where the time of a lap goes on a CPU: by phase, and by kind of work."""
+@command(StepsBenchOptions, table="bench-steps")
+def steps(given: StepsBenchOptions) -> int:
+    """Measure where the time of a step goes on a CPU: by phase, and by kind of work."""
     place = given.output.place
     from specsot_app.fleet.demo import is_small, questions_of
     from specsot_bench.rounds import QUESTIONS, models_of
-    from specsot_lab.bench import lap_rows
-    from specsot_lab.bench import lap_split as room
+    from specsot_lab.bench import step_rows
+    from specsot_lab.bench import step_split as room
 
     models = models_of(given.fleet, None)
     if given.rows:
-        return lap_rows.measure(models, given.rows, given.laps, place)
+        return step_rows.measure(models, given.rows, given.steps, place)
     question = questions_of(given.prompts, is_small(models.base), QUESTIONS)[0]
-    return room.measure_models(models, question, given.laps, given.branches, place)
+    return room.measure_models(models, question, given.steps, given.branches, place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,7 +358,7 @@ class RanksBenchOptions:
     most: int = option(80, shared(SAMPLES, "most", "Conversations, from the first."))
     tokens: int = option(512, shared(LENGTH, "tokens", "Tokens of each answer, at most."))
     shapes: tuple[int, ...] = option(
-        (), "Instead: tokens per lap of a chain and of trees of so many nodes, such as 5,24,48.", kind=COUNTS
+        (), "Instead: tokens per step of a chain and of trees of so many nodes, such as 5,24,48.", kind=COUNTS
     )
     fleet: Annotated[FleetOptions, Offer(only=("model", "draft_model"))] = field(default_factory=FleetOptions)
     output: OutputOptions = field(default_factory=OutputOptions)

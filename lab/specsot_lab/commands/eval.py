@@ -56,7 +56,7 @@ class EvalOptions:
     )
     draft_shapes: str | None = option(
         None,
-        "Measure instead tokens per lap of direct answers with drafts of these shapes, such as "
+        "Measure instead tokens per step of direct answers with drafts of these shapes, such as "
         "chain:5,tree:24.",
         metavar="SHAPES",
     )

@@ -141,7 +141,7 @@ class DraftShape:
 
     @property
     def drafting(self) -> DraftOptions:
-        """The whole of it in every lap, whether it pays or not. Of a tree of 8 levels, with 10 children of a
+        """The whole of it in every step, whether it pays or not. Of a tree of 8 levels, with 10 children of a
         node as EAGLE-2 has them, the likeliest nodes are kept.
         """
         if self.kind == "chain":
@@ -161,7 +161,7 @@ def shapes_of(told: str) -> list[DraftShape]:
 
 
 async def draft_shapes(run: Run, shapes: Sequence[DraftShape]) -> int:
-    """Tokens a lap of direct answers, by shapes of drafts, greedy and sampled. A fleet for each shape."""
+    """Tokens a step of direct answers, by shapes of drafts, greedy and sampled. A fleet for each shape."""
     if run.wanted.master is not None:
         raise InvalidRequest(
             "a fleet is opened for each shape, so there is no --master", field="draft_shapes"
@@ -179,40 +179,40 @@ async def draft_shapes(run: Run, shapes: Sequence[DraftShape]) -> int:
         found += records
         for place, heat in enumerate(TEMPERATURES):
             mine = records[place * len(prompts) : (place + 1) * len(prompts)]
-            rows += [row | {"drafts": shape.name, "temperature": heat} for row in laps_of(mine)]
-    run.say(markdown(LAPS, rows))
+            rows += [row | {"drafts": shape.name, "temperature": heat} for row in steps_of(mine)]
+    run.say(markdown(STEPS, rows))
     run.complain(found)
     run.write("shapes", named(rows, "task", "drafts", "temperature"))
     return 0 if rows else 1
 
 
-def laps_of(records: Sequence[Record]) -> list[Record]:
-    """One for each task. Tokens a lap over all laps, and their bootstrap interval over questions."""
-    answered = [record for record in records if record["turns"] and record["turns"][0]["laps"]]
+def steps_of(records: Sequence[Record]) -> list[Record]:
+    """One for each task. Tokens a step over all steps, and their bootstrap interval over questions."""
+    answered = [record for record in records if record["turns"] and record["turns"][0]["steps"]]
     rows: list[Record] = []
     for task in dict.fromkeys(record["task"] for record in answered):
         turns = [record["turns"][0] for record in answered if record["task"] == task]
-        means = [turn["per_lap"] for turn in turns]
-        laps = [turn["laps"] for turn in turns]
-        per_lap = math.fsum(mean * count for mean, count in zip(means, laps)) / sum(laps)
+        means = [turn["per_step"] for turn in turns]
+        steps = [turn["steps"] for turn in turns]
+        per_step = math.fsum(mean * count for mean, count in zip(means, steps)) / sum(steps)
         rows.append({
             "task": task,
             "questions": len(turns),
-            "laps": sum(laps),
-            "per_lap": per_lap,
-            "interval": interval_of(means, laps),
+            "steps": sum(steps),
+            "per_step": per_step,
+            "interval": interval_of(means, steps),
             "tokens": fmean(turn["tokens"] for turn in turns),
         })  # fmt: skip
     return rows
 
 
-LAPS = (
+STEPS = (
     text("set", "task"),
     text("drafts", "drafts"),
     figure("T", "temperature", 1),
     figure("n", "questions", 0),
-    figure("laps", "laps", 0),
-    figure("tokens a lap", "per_lap"),
+    figure("steps", "steps", 0),
+    figure("tokens a step", "per_step"),
     Column("95 %", lambda row: "{:.2f} .. {:.2f}".format(*row["interval"])),
 )
 

@@ -194,7 +194,7 @@ def _turn(answer: Answer) -> dict[str, Any]:
         "tokens": told.merged_tokens,
         "branches": told.branches,
         "points": [[branch.point.title, branch.text] for branch in answer.branches],
-        "laps": told.laps,
-        "per_lap": told.mean_accepted,
+        "steps": told.steps,
+        "per_step": told.mean_accepted,
         "decision": told.decision,
     }

@@ -24,7 +24,7 @@ from specsot_master.prompts import ROUTER_FILE, Prompts
 from specsot_master.text import Text
 
 FALSE_PLANS = 0.02  # share of the prompts for one answer that may score as high as the threshold
-LEAST_FOUND = 0.1  # share of the prompts for several points that must; fewer are not worth a lap
+LEAST_FOUND = 0.1  # share of the prompts for several points that must; fewer are not worth a step
 
 
 @dataclass(frozen=True, slots=True)

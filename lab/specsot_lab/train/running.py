@@ -265,5 +265,5 @@ def _told(wanted: TrainOptions, found: Measured, learnt: list[Row], measured: li
     return (
         f"{where}rows: {len(learnt)} to learn from ({tokens} tokens to guess), {len(measured)} held out\n"
         f"held out, greedy chains of {len(of.by_depth)}: {of.per_step:.3f} accepted a step, "
-        f"{of.tokens_per_lap:.2f} tokens a lap; by depth {drafts}\n"
+        f"{of.tokens_per_step:.2f} tokens a step; by depth {drafts}\n"
     )

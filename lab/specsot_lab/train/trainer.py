@@ -85,18 +85,18 @@ class ChainAcceptance:
 
     tested:   by depth, drafts that verification reached: all before them were accepted.
     accepted: by depth, those that were right.
-    laps:     chains; each commits its accepted drafts and one token more.
+    steps:     chains; each commits its accepted drafts and one token more.
     """
 
     tested: tuple[int, ...]
     accepted: tuple[int, ...]
-    laps: int
+    steps: int
 
     def __add__(self, other: ChainAcceptance) -> ChainAcceptance:
         return ChainAcceptance(
             tuple(a + b for a, b in zip(self.tested, other.tested)),
             tuple(a + b for a, b in zip(self.accepted, other.accepted)),
-            self.laps + other.laps,
+            self.steps + other.steps,
         )
 
     @property
@@ -110,8 +110,8 @@ class ChainAcceptance:
         return sum(self.accepted) / max(sum(self.tested), 1)
 
     @property
-    def tokens_per_lap(self) -> float:
-        return sum(self.accepted) / max(self.laps, 1) + 1
+    def tokens_per_step(self) -> float:
+        return sum(self.accepted) / max(self.steps, 1) + 1
 
 
 def none(depth: int) -> ChainAcceptance:
@@ -125,7 +125,7 @@ def chains(hits: Bools, learned: Bools, depth: int) -> ChainAcceptance:
     """
     tested = np.zeros(depth, np.int64)
     accepted = np.zeros(depth, np.int64)
-    laps = 0
+    steps = 0
     for first, last in _stretches(learned):
         root = max(first, 1)  # a token that is committed; row root - 1 drafts what comes behind it
         while root + 1 < last:
@@ -134,9 +134,9 @@ def chains(hits: Bools, learned: Bools, depth: int) -> ChainAcceptance:
             right = int(missed[0]) if len(missed) else reach
             tested[: min(right + 1, reach)] += 1
             accepted[:right] += 1
-            laps += 1
+            steps += 1
             root += right + 1
-    return ChainAcceptance(tuple(tested.tolist()), tuple(accepted.tolist()), laps)
+    return ChainAcceptance(tuple(tested.tolist()), tuple(accepted.tolist()), steps)
 
 
 def _stretches(learned: Bools) -> Iterator[tuple[int, int]]:
@@ -158,7 +158,7 @@ class Measured:
         return {
             **{name: value for name, value in asdict(self).items() if name != "acceptance"},
             "per_step": round(of.per_step, 4),
-            "tokens_per_lap": round(of.tokens_per_lap, 3),
+            "tokens_per_step": round(of.tokens_per_step, 3),
             "by_depth": [round(share, 4) for share in of.by_depth],
         }
 

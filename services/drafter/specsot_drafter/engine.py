@@ -1,7 +1,7 @@
 """The draft engine of one epoch: observes committed tokens and drafts the requested trees.
 
 The engine is synchronous; only one thread may call it at a time. The code calls a sequence a *text*, a
-feature batch a *lesson*, and one forward pass of the ring (a step) a *lap*.
+feature batch a *lesson*, and one forward pass of the ring (a step) a *step*.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from specsot.core.vocabulary import Vocabulary
 from specsot.errors import NotFound
 from specsot.members import Configuration
 from specsot.params import DrafterName
-from specsot_drafter.core.budget import ROOT_ONLY, UNKNOWN_SECONDS, BudgetPolicy, LapSeconds, TreeOutcome
+from specsot_drafter.core.budget import ROOT_ONLY, UNKNOWN_SECONDS, BudgetPolicy, StepSeconds, TreeOutcome
 from specsot_drafter.core.selection import graft
 from specsot_drafter.core.sequences import DraftSequence, DraftSequences
 from specsot_drafter.proposers import Proposer
-from specsot_drafter.speculator import IDLE_REST_LAPS, Clock, Growth, PendingTree, Speculator
+from specsot_drafter.speculator import IDLE_REST_STEPS, Clock, Growth, PendingTree, Speculator
 
 Proposers = Mapping[DrafterName, tuple[Proposer, BudgetPolicy]]
 
@@ -187,7 +187,7 @@ class DraftEngine:
         adaptive = all(lane.budget.adaptive for lane in self.speculators.values())
         if not trees and adaptive and not self._must_answer:
             rests = [speculator.rest for speculator, _, _ in self._growing]
-            self.rest = min(rests, default=0) or IDLE_REST_LAPS * len(wanted)
+            self.rest = min(rests, default=0) or IDLE_REST_STEPS * len(wanted)
             return ()
         return tuple(self._draft(lesson, trees) for lesson in wanted.values())
 
@@ -279,7 +279,7 @@ class DraftEngine:
             self._woken, live = True, max(self._sequences.drafted, 1)
             for lane in [one for one in self.speculators.values() if one.rest]:
                 lane.record_rest(batch.rested, live)
-            self._record_plain_laps(batch, lessons)
+            self._record_plain_steps(batch, lessons)
             return
         trees = {lesson.sequence: self._resolve(lesson) for lesson in lessons}
         rows = sum(tree.rows for tree in trees.values())
@@ -289,15 +289,15 @@ class DraftEngine:
             trees = dict.fromkeys(trees, ROOT_ONLY)
         took = (batch.seconds, batch.wall, self._growing_seconds)
         self._growing_seconds = 0.0
-        spent = LapSeconds(*took) if rows == batch.fed else UNKNOWN_SECONDS
-        self._record_laps(trees, spent)
+        spent = StepSeconds(*took) if rows == batch.fed else UNKNOWN_SECONDS
+        self._record_steps(trees, spent)
 
     def _resolve(self, lesson: FeatureBatch) -> TreeOutcome:
         """Return the outcome of the tree that was sent for this sequence, and forget the tree."""
         pending = self._pending.pop(lesson.sequence, None)
         return pending.resolve(lesson) if pending else ROOT_ONLY
 
-    def _record_plain_laps(self, batch: Features, lessons: Sequence[FeatureBatch]) -> None:
+    def _record_plain_steps(self, batch: Features, lessons: Sequence[FeatureBatch]) -> None:
         """Record the newest step of a pause, in which no sequence had a tree.
 
         After a pause a feature batch covers many steps, and not every sequence has one. So the number of
@@ -308,9 +308,9 @@ class DraftEngine:
         told = (self._lanes.get(one.sequence, default) for one in lessons)
         lanes = {id(lane): lane for lane in told}
         for lane in lanes.values():
-            lane.record_lap([ROOT_ONLY] * batch.fed, LapSeconds(batch.seconds, batch.wall))
+            lane.record_step([ROOT_ONLY] * batch.fed, StepSeconds(batch.seconds, batch.wall))
 
-    def _record_laps(self, trees: Mapping[int, TreeOutcome], spent: LapSeconds) -> None:
+    def _record_steps(self, trees: Mapping[int, TreeOutcome], spent: StepSeconds) -> None:
         """Record the outcomes with the speculator of each sequence.
 
         The duration of the step is passed on only if all trees belong to one speculator, since it cannot be
@@ -321,4 +321,4 @@ class DraftEngine:
         laned = [(lanes.get(sequence, default), tree) for sequence, tree in trees.items()]
         for lane in self.speculators.values():
             if mine := [tree for other, tree in laned if other is lane]:
-                lane.record_lap(mine, spent if len(mine) == len(laned) else UNKNOWN_SECONDS)
+                lane.record_step(mine, spent if len(mine) == len(laned) else UNKNOWN_SECONDS)

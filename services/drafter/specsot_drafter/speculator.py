@@ -1,6 +1,6 @@
 """One way to draft: a proposer, the policy of how much to draft, and the trees that await verification.
 
-The code calls a sequence a *text*, a feature batch a *lesson*, a step of the ring a *lap*, and a pause of
+The code calls a sequence a *text*, a feature batch a *lesson*, a step of the ring a *step*, and a pause of
 drafting a *rest*. *Early* growth is asynchronous: it is launched before the host has read the verification
 result that the trees follow.
 """
@@ -17,7 +17,7 @@ from specsot.core.draft_pause import DraftPause, PauseEvent, PauseState
 from specsot.core.frames import FeatureBatch
 from specsot.core.tree import Tree, children
 from specsot.core.verdict import UnreadTrees, UnreadVerdict
-from specsot_drafter.core.budget import ROOT_ONLY, BudgetPolicy, LapSeconds, TreeOutcome
+from specsot_drafter.core.budget import ROOT_ONLY, BudgetPolicy, StepSeconds, TreeOutcome
 from specsot_drafter.core.selection import (
     Candidates,
     Floats,
@@ -32,7 +32,7 @@ from specsot_drafter.proposers import ChosenTrees, Offer, Proposer
 Clock = Callable[[], float]
 
 # Steps. How long drafting pauses where no tree can grow. Untuned.
-IDLE_REST_LAPS = 8
+IDLE_REST_STEPS = 8
 # Expected tokens per sequence. What the candidates of the second proposer must add to be used where trees
 # grow asynchronously. With these candidates the host must select nodes, and a step of three to five tokens
 # takes a tenth longer (SmolLM2-135M, H100). Untuned.
@@ -61,8 +61,8 @@ class Speculator:
     # Levels of the trees that grew last.
     _levels: int = field(default=0, init=False)
     # Finished steps that the policy has not learned from yet.
-    _unlearned: list[tuple[Sequence[TreeOutcome], LapSeconds]] = field(
-        default_factory=list[tuple[Sequence[TreeOutcome], LapSeconds]], init=False
+    _unlearned: list[tuple[Sequence[TreeOutcome], StepSeconds]] = field(
+        default_factory=list[tuple[Sequence[TreeOutcome], StepSeconds]], init=False
     )
     # Ids of the sequences whose next trees grow asynchronously, until `begin` continues or discards them.
     _early: frozenset[int] = field(default=NOBODY, init=False)
@@ -83,7 +83,7 @@ class Speculator:
         """Return the number of trees for which drafting is still paused; 0 if it is not paused."""
         return self._pause.trees_left
 
-    def record_lap(self, trees: Sequence[TreeOutcome], spent: LapSeconds) -> None:
+    def record_step(self, trees: Sequence[TreeOutcome], spent: StepSeconds) -> None:
         """Record a finished step for the policy.
 
         If the next trees grow asynchronously, learning is put off until the device computes the next step, so
@@ -95,10 +95,10 @@ class Speculator:
 
     def _learn(self) -> None:
         """Pass the recorded steps on to the policy."""
-        laps = self._unlearned
+        steps = self._unlearned
         self._unlearned = []
-        for trees, spent in laps:
-            self.budget.record_lap(trees, spent)
+        for trees, spent in steps:
+            self.budget.record_step(trees, spent)
 
     def plan_levels(self, sequences: Sequence[DraftSequence], drafted: int = 0) -> int:
         """Plan the next trees and return the number of levels to grow; 0: nothing is drafted.
@@ -125,7 +125,7 @@ class Speculator:
         levels = self.budget.plan_levels(len(own), most, due, others + len(live) - len(own))
         # A policy that never pauses returns 0 only if no tree fits; it drafts again with the next sequence.
         if not levels and self.budget.adaptive:
-            self._pause = self._pause.begin(self.budget.rest or IDLE_REST_LAPS * texts, texts)
+            self._pause = self._pause.begin(self.budget.rest or IDLE_REST_STEPS * texts, texts)
         if not levels:
             self._early = NOBODY
             self._chosen = None

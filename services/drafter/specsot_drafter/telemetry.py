@@ -10,7 +10,7 @@ from prometheus_client.core import Metric
 
 from specsot.core.frames import Drafts, Features
 from specsot.members import Configuration
-from specsot.service.telemetry import LAP_BUCKETS, Observation, PolledCollector, epoch_gauges
+from specsot.service.telemetry import STEP_BUCKETS, Observation, PolledCollector, epoch_gauges
 from specsot.tracing import spanning
 from specsot_drafter.drafter import DrafterObserver
 
@@ -26,7 +26,7 @@ class DrafterTelemetry(DrafterObserver):
         self._rests = Counter("specsot:drafter_rests", "Times when drafting did not pay", registry=registry)
         told = "Learning what came and drafting once"
         self._seconds = Histogram(
-            "specsot:drafter_draft_seconds", told, buckets=LAP_BUCKETS, registry=registry
+            "specsot:drafter_draft_seconds", told, buckets=STEP_BUCKETS, registry=registry
         )
         if registry is not None:
             registry.register(PolledCollector(self._collect))

@@ -91,7 +91,7 @@ class MasterConfig:
         metavar="DIR",
     )
     stuck_after: float = option(
-        60.0, "Seconds without a lap, while there is work, after which health checks fail.", kind=SECONDS
+        60.0, "Seconds without a step, while there is work, after which health checks fail.", kind=SECONDS
     )
     pulse: Heartbeat = field(default_factory=Heartbeat)
     service: Annotated[ServiceOptions, Offer(defaults={"listen": "127.0.0.1:50050"})] = field(

@@ -32,7 +32,7 @@ from specsot_master.core.records import (
     BranchRecord,
     CancelledRecord,
     FailedRecord,
-    LapRecord,
+    StepRecord,
     Record,
     ReopenedRecord,
     fingerprint_of,
@@ -68,7 +68,7 @@ class JournaledRequest:
 _NAMES: dict[type[Record], str] = {
     AdmittedRecord: "begun",
     BranchRecord: "branched",
-    LapRecord: "heard",
+    StepRecord: "heard",
     ReopenedRecord: "again",
     CancelledRecord: "stopped",
     FailedRecord: "failed",
@@ -78,7 +78,7 @@ _NAMES: dict[type[Record], str] = {
 def encode_record(record: Record) -> str:
     """Return a record as JSON: an array of its kind and its fields in order, such as ["again",3]."""
     parts: list[Any] = [getattr(record, one.name) for one in fields(record)]
-    if isinstance(record, LapRecord):
+    if isinstance(record, StepRecord):
         parts[1] = [_encode_outcome(ordinal, outcome) for ordinal, outcome in record.said]
     return json.dumps([_NAMES[type(record)], *parts], separators=(",", ":"))
 
@@ -94,7 +94,7 @@ def decode_record(text: str) -> Record:
         case ["branched", int(point), str(wording)]:
             return BranchRecord(point, wording)
         case ["heard", float(at), [*said]]:
-            return LapRecord(at, tuple(_decode_outcome(*one) for one in said))
+            return StepRecord(at, tuple(_decode_outcome(*one) for one in said))
         case ["again", int(ordinal)]:
             return ReopenedRecord(ordinal)
         case ["stopped", float(at)]:

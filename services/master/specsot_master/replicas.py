@@ -1,6 +1,6 @@
 """Routes requests over several rings to the least loaded one, and workers to rings that lack one.
 
-A *replica* is one complete ring with its engine and its fleet. The code calls a step of a ring a *lap*.
+A *replica* is one complete ring with its engine and its fleet. The code calls a step of a ring a *step*.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import structlog
 
-from specsot.core.info import Info, LapsInfo, PagesInfo, ReplicaInfo, RequestsInfo
+from specsot.core.info import Info, StepsInfo, PagesInfo, ReplicaInfo, RequestsInfo
 from specsot.errors import InvalidRequest, TooLarge
 from specsot.members import Registration
 from specsot.params import Ask
@@ -114,7 +114,7 @@ def total_info(parts: Sequence[ReplicaInfo]) -> Info:
         ready=any(one.ready for one in parts),
         waiting_for=tuple(f"replica {one.number}: {line}" for one in parts for line in one.waiting_for),
         pages=PagesInfo(rows=pages[0].rows, **_sums(pages, "total", "free", "kept")) if pages else None,
-        laps=_total_laps([one.laps for one in parts if one.laps]),
+        steps=_total_steps([one.steps for one in parts if one.steps]),
         requests=_total_requests([one.requests for one in parts if one.requests]),
         plan="; ".join(f"replica {one.number}: {one.plan}" for one in parts if one.plan),
         replicas=tuple(parts),
@@ -126,18 +126,18 @@ def _sums(parts: Sequence[object], *names: str) -> dict[str, Any]:
     return {name: sum(getattr(one, name) for one in parts) for name in names}
 
 
-def _total_laps(parts: Sequence[LapsInfo]) -> LapsInfo:
+def _total_steps(parts: Sequence[StepsInfo]) -> StepsInfo:
     """Return the step statistics of all rings; means are weighted by each ring's steps per second."""
     pace = sum(one.per_second for one in parts)
 
     def mean(name: str) -> float:
         return sum(getattr(one, name) * one.per_second for one in parts) / pace if pace else 0.0
 
-    return LapsInfo(
-        **_sums(parts, "laps", "tokens"),
+    return StepsInfo(
+        **_sums(parts, "steps", "tokens"),
         per_second=pace,
-        tokens_per_lap=mean("tokens_per_lap"),
-        rows_per_lap=mean("rows_per_lap"),
+        tokens_per_step=mean("tokens_per_step"),
+        rows_per_step=mean("rows_per_step"),
     )
 
 
@@ -193,7 +193,7 @@ class Replica:
             ready=fleet.ready,
             waiting_for=(waiting,) if waiting else (),
             pages=pages,
-            laps=engine.laps.info(),
+            steps=engine.steps.info(),
             requests=engine.requests(),
             plan=fleet.plan,
         )

@@ -146,10 +146,10 @@ async def update_health(
     """
     serving = False
     for one, watched in zip(master.replicas, progress):
-        moves = watched.is_moving(one.engine.laps.info().laps, one.engine.has_work, now)
+        moves = watched.is_moving(one.engine.steps.info().steps, one.engine.has_work, now)
         serving |= one.fleet.ready and moves
         if not moves and master.serving:
-            log.error("no lap comes, though there is work", epoch=one.fleet.epoch)
+            log.error("no step comes, though there is work", epoch=one.fleet.epoch)
     master.serving = serving and not master.leaving
     await door.report(MASTER_SERVICE, master.serving)
 

@@ -1,6 +1,6 @@
 """Records requests and steps as OpenTelemetry spans, and as Prometheus metrics named after vLLM's.
 
-The code and some metrics call a step (one forward pass of the ring) a *lap*.
+The code and some metrics call a step (one forward pass of the ring) a *step*.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from specsot import events
 from specsot.core.frames import Result
-from specsot.core.info import Info, LapsInfo, PagesInfo, ReplicaInfo, RequestsInfo
+from specsot.core.info import Info, StepsInfo, PagesInfo, ReplicaInfo, RequestsInfo
 from specsot.errors import SpecsotError
 from specsot.params import Ask
-from specsot.service.telemetry import LAP_BUCKETS as LAP_SECONDS
+from specsot.service.telemetry import STEP_BUCKETS as STEP_SECONDS
 from specsot.service.telemetry import PolledCollector, registry_of
 from specsot.tracing import Span, Tracer, caller, current
 from specsot_master.config import MetricPrefix
@@ -107,7 +107,7 @@ class RequestSpans:
                 "gen_ai.usage.input_tokens": figures.prompt_tokens,
                 "gen_ai.usage.output_tokens": figures.completion_tokens,
                 "gen_ai.response.finish_reasons": [event.reason.value],
-                "specsot.laps": figures.laps,
+                "specsot.steps": figures.steps,
                 "specsot.branches": figures.branches,
                 "specsot.cached_tokens": figures.cached_tokens,
                 "specsot.mean_accepted": figures.mean_accepted,
@@ -139,7 +139,7 @@ class EngineGauges:
         self.ring = ring
         self.branches = branches
         self.requests = ring.requests or RequestsInfo()
-        self.laps = ring.laps or LapsInfo()
+        self.steps = ring.steps or StepsInfo()
         self.pages = ring.pages or PagesInfo(0, 0, 0)
 
     @property
@@ -162,8 +162,8 @@ GAUGES: _Table = {
     "epoch": ("The ring's epoch", lambda one: one.ring.epoch),
 }
 COUNTERS: _Table = {
-    "laps": ("Laps of the ring", lambda one: one.laps.laps),
-    "generation_tokens": ("Tokens written, skeletons included", lambda one: one.laps.tokens),
+    "steps": ("Steps of the ring", lambda one: one.steps.steps),
+    "generation_tokens": ("Tokens written, skeletons included", lambda one: one.steps.tokens),
     "prompt_tokens": ("Tokens of prompts", lambda one: one.requests.prompt_tokens),
     "prefix_cache_queries": ("Prompt tokens looked for in the ring", lambda one: one.requests.prompt_tokens),
     "prefix_cache_hits": ("Prompt tokens that were there already", lambda one: one.requests.cached_tokens),
@@ -209,7 +209,7 @@ REQUEST_BUCKETS = (
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
 # Upper bounds of buckets for the tokens of one step. Precedent: vLLM.
-LAP_TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+STEP_TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 # Upper bounds of buckets for the points of one plan.
 PLAN_POINT_BUCKETS = tuple(range(1, 17))
 
@@ -229,24 +229,24 @@ RESULT_COUNTERS: Mapping[str, tuple[str, *tuple[str, ...]]] = {
     "spec_decode_num_draft_tokens": ("Drafted tokens",),
     "spec_decode_num_accepted_tokens": ("Drafted tokens that were accepted",),
     "spec_decode_num_accepted_tokens_per_pos": ("By depth", "position"),
-    "stage_bubble_seconds": ("Time of laps a stage did not compute", "stage"),
+    "stage_bubble_seconds": ("Time of steps a stage did not compute", "stage"),
 }
 # Histograms: help text, bucket bounds, and a label in addition to LABELS. The bounds None stand for token
 # counts up to the model's context (`count_buckets`).
 HISTOGRAMS: Mapping[str, tuple[str, Sequence[float] | None, *tuple[str, ...]]] = {
-    "stage_seconds": ("Compute of one stage in one lap", LAP_SECONDS, "stage"),
+    "stage_seconds": ("Compute of one stage in one step", STEP_SECONDS, "stage"),
     "time_to_first_token_seconds": ("From arrival to the first token", FIRST_TOKEN_BUCKETS),
-    "inter_token_latency_seconds": ("Between laps that brought text to a request", TOKEN_LATENCY_BUCKETS),
+    "inter_token_latency_seconds": ("Between steps that brought text to a request", TOKEN_LATENCY_BUCKETS),
     "request_time_per_output_token_seconds": ("Mean of one request, behind its first", TOKEN_LATENCY_BUCKETS),
     "e2e_request_latency_seconds": ("From arrival to the end", REQUEST_BUCKETS),
     "request_queue_time_seconds": ("From arrival to admission", REQUEST_BUCKETS),
     "request_prefill_time_seconds": ("From admission to the first token", REQUEST_BUCKETS),
     "request_decode_time_seconds": ("From the first token to the end", REQUEST_BUCKETS),
     "request_inference_time_seconds": ("From admission to the end", REQUEST_BUCKETS),
-    "lap_seconds": ("From one lap to the next, while there is work", LAP_SECONDS),
+    "step_seconds": ("From one step to the next, while there is work", STEP_SECONDS),
     "request_prompt_tokens": ("Prompt tokens of one request", None),
     "request_generation_tokens": ("Tokens one request wrote", None),
-    "iteration_tokens_total": ("Tokens one lap brought", LAP_TOKEN_BUCKETS),
+    "iteration_tokens_total": ("Tokens one step brought", STEP_TOKEN_BUCKETS),
     "sot_points_per_request": ("Points of one plan", PLAN_POINT_BUCKETS),
     "sot_branch_seconds": ("From a branch's start to its end", REQUEST_BUCKETS),
 }
@@ -275,7 +275,7 @@ class Metrics:
         """
         self._busy = busy
         self._clock = clock
-        self._lap_began: float | None = None
+        self._step_began: float | None = None
         self._engines: list[Metrics] = []
         self._registry = registry = registry or registry_of("master")
         model = info().models[0]
@@ -354,11 +354,11 @@ class Metrics:
         Nothing is recorded if the ring had no work after the previous result.
         """
         now = self._clock()
-        began = self._lap_began
-        self._lap_began = now if self._busy() else None
+        began = self._step_began
+        self._step_began = now if self._busy() else None
         if began is None:
             return
-        self.observe("lap_seconds", now - began)
+        self.observe("step_seconds", now - began)
         for stage, seconds in enumerate(result.seconds):
             self._count("stage_bubble_seconds", max(now - began - seconds, 0.0), str(stage))
 
@@ -379,7 +379,7 @@ class Metrics:
 
 
 # Seconds. Events that are closer together came with the same step. Untuned.
-SAME_LAP_SECONDS = 0.001
+SAME_STEP_SECONDS = 0.001
 
 
 class RequestMetrics:
@@ -429,7 +429,7 @@ class RequestMetrics:
     def _on_text(self) -> None:
         """Record the time since the previous step that wrote text for this request."""
         now = self._clock()
-        if self._last is not None and now - self._last > SAME_LAP_SECONDS:
+        if self._last is not None and now - self._last > SAME_STEP_SECONDS:
             self._metrics.observe("inter_token_latency_seconds", now - self._last)
         self._last = now
 
@@ -444,7 +444,7 @@ def observe_master(
     metrics = Metrics(master.info, registry=registry, prefix=prefix)
     engines = [metrics.of(one.number, lambda one=one: one.engine.has_work) for one in master.replicas]
     for one, engine in zip(master.replicas, engines):
-        one.engine.laps.follow(engine.on_result)
+        one.engine.steps.follow(engine.on_result)
 
     def engine_of(request: str) -> Metrics:
         """Return the metrics of the ring that has this request, or of the first ring."""

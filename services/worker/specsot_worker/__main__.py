@@ -41,7 +41,7 @@ def program(arguments: Sequence[str] | None = None) -> MemberProgram:
         before = fault.count if fault else None
         source = StageLoader(options, name, address, config.layers, before_frame=before)
         reading = ComputeThread("reading") if options.device.startswith("cuda") else None
-        watch = WorkerTelemetry(seen, config.trace_laps) if seen.on else None
+        watch = WorkerTelemetry(seen, config.trace_steps) if seen.on else None
         return Worker(source, dialer, compute, observer=watch, verify_thread=reading)
 
     return MemberProgram("worker", config.member, config.service, config.model, make)

@@ -83,7 +83,7 @@ class WorkerConfig:
     layers: Range | None = option(
         None, "Layers to run, such as 0:4.", kind=LAYERS, unset="those that the master assigns"
     )
-    trace_laps: int = option(16, "Trace one in this many laps of a traced request.", kind=POSITIVE)
+    trace_steps: int = option(16, "Trace one in this many steps of a traced request.", kind=POSITIVE)
     failpoint: Failpoint | None = option(
         None, "For tests: [NAME:]hang@FRAME or [NAME:]die@FRAME.", kind=Kind("FAULT", read_failpoint)
     )

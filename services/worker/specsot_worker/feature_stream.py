@@ -27,7 +27,7 @@ from specsot.core.frames import (
 )
 from specsot.errors import NotFound, Overloaded
 from specsot.members import RowsOf
-from specsot_worker.core.pipeline import MAX_ROWS_PER_LAP, LapTimer
+from specsot_worker.core.pipeline import MAX_ROWS_PER_STEP, StepTimer
 from specsot_worker.feature_store import FeatureRows, FeatureStore
 from specsot_worker.handed_rows import HandedRows
 
@@ -107,7 +107,7 @@ class FeatureStream:
         self._receivers = {name: _Receiver() for name in drafters}
         # Verified frames and their outcomes that are not recorded yet.
         self._later: list[tuple[Frame, Mapping[int, Outcome]]] = []
-        self._lap_clock = LapTimer()
+        self._step_clock = StepTimer()
         # Features that were migrated from the previous epoch.
         self.handed = HandedRows()
 
@@ -149,7 +149,7 @@ class FeatureStream:
         A drafter may get several messages: if it does not know the source of a fork yet, the source is sent
         before the fork.
         """
-        computed, wall = self._lap_clock.lap_seconds(frame, now)
+        computed, wall = self._step_clock.step_seconds(frame, now)
         if frame.resting or not self._receivers:
             self._later.append((replace(frame, hidden=None), outcomes))
             return {}
@@ -185,7 +185,7 @@ class FeatureStream:
         """Return what one drafter is sent about a frame, before the frame's closings are applied."""
         receiver.unsent_trees += receiver.drafted_trees(frame) if frame.waking else 0
         first_closings = self._take_unforked(receiver)
-        messages = self._messages(receiver, frame, max(MAX_ROWS_PER_LAP, fed))
+        messages = self._messages(receiver, frame, max(MAX_ROWS_PER_STEP, fed))
         if first_closings:
             messages.insert(0, Features(frame.epoch, frame.number, closings=first_closings))
         return messages

@@ -13,7 +13,7 @@ from specsot.service.options import ModelOptions
 from specsot_model.core.replays import KEPT_ROWS
 from specsot_model.fused import can_capture, can_fuse
 from specsot_model.linear import in_words, resolve_dtype
-from specsot_model.memory_fit import WeightForm, bytes_of, laps_of, pages_of, read_of, weights_of
+from specsot_model.memory_fit import WeightForm, bytes_of, steps_of, pages_of, read_of, weights_of
 from specsot_model.packed import row_itemsize
 from specsot_model.weights import Weights
 
@@ -132,7 +132,7 @@ class LayerMemory:
         captured = can_capture(self.config, kernels, bool(kind), eight, self.dtype)
         captured = captured and (self.options.tensor_parallel == 1 or can_fuse(self.config))
         wide = not grouped and self._wide(layers, room)
-        return laps_of(self.config, self.dtype.itemsize, width, wide, grouped) if captured else 0
+        return steps_of(self.config, self.dtype.itemsize, width, wide, grouped) if captured else 0
 
     def _wide(self, layers: Range | None, room: int | None) -> bool:
         """Return whether frames of prompts only may have more tokens than others: see

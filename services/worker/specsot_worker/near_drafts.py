@@ -41,7 +41,7 @@ class RunsAhead(Protocol):
 Place = Callable[[Segment], tuple[int, int] | None]
 
 
-class DraftedLap:
+class DraftedStep:
     """The step after a verified frame, if it consists of trees for exactly the sequences that continue.
 
     Sequences that have just generated their first token come last. If the device chooses the trees, the tree
@@ -170,7 +170,7 @@ class NearDrafts:
         if self._begun:
             self._begun[1].astray.add(sequence)
 
-    def follow(self, frame: Frame, outcomes: Mapping[int, Outcome]) -> DraftedLap | None:
+    def follow(self, frame: Frame, outcomes: Mapping[int, Outcome]) -> DraftedStep | None:
         """Return the step that follows a verified frame, launched already if the device chooses its trees.
         Return None if the next frame cannot be predicted.
         """
@@ -179,14 +179,14 @@ class NearDrafts:
         places = [*map(self._place, frame.segments)]
         if not all(places):
             return None
-        ahead = DraftedLap(self._stage, frame, outcomes, places)
+        ahead = DraftedStep(self._stage, frame, outcomes, places)
         number, verdict = self._begun or (0, None)
         if verdict and number == frame.number and not verdict.astray and self._quiet():
             ahead.launch(self.drafter)
         return ahead
 
     def draft(
-        self, features: Sequence[Features], ahead: DraftedLap | None = None
+        self, features: Sequence[Features], ahead: DraftedStep | None = None
     ) -> tuple[tuple[Drafts, ...] | None, bool]:
         """Have the drafter grow trees. Return its messages for stage 0, and whether the next step is running
         with these trees.

@@ -19,16 +19,16 @@ from specsot_model.attention import AttentionPlan, RowSpan
 from specsot_model.core.kv_plan import KvPlan, PolicySpan, plan_frame
 from specsot_model.cuda_graphs import (
     BUCKETS,
-    CapturedLaps,
+    CapturedSteps,
     GraphCapture,
-    LapRows,
+    StepRows,
     prompt_buckets,
     prompt_rows,
 )
 from specsot_model.decoder import Decoder, Tap
 from specsot_model.kv import Moves, indices
 from specsot_worker.handed_rows import StageRows
-from specsot_worker.next_lap import GuessedLap, Laps, NextLap
+from specsot_worker.next_step import GuessedStep, Steps, NextStep
 from specsot_worker.stage_timers import make_timer
 
 log = structlog.get_logger()
@@ -41,7 +41,7 @@ RowsOut = tuple[torch.Tensor | None, torch.Tensor | None]
 class DecoderStage:
     """One layer range with its KV pages, for one epoch. Call `run` with frames strictly in order.
 
-    The stage can launch the next step speculatively, before its frame arrives (`NextLap`; the code says `lap`
+    The stage can launch the next step speculatively, before its frame arrives (`NextStep`; the code says `step`
     for a step and `guess` for a predicted step). If another frame arrives, the launched step is discarded.
 
     uncaptured: Number of frames that ran kernel by kernel although CUDA graphs were captured.
@@ -70,8 +70,8 @@ class DecoderStage:
         self._kv = decoder.make_kv(pages, page_rows)
         self._kv.shared = self._table.shared
         self._taps: dict[int, Tap] = {}
-        self._graphs: Laps | None = None
-        self._next: NextLap | None = None
+        self._graphs: Steps | None = None
+        self._next: NextStep | None = None
         # True while a speculatively launched step waits for its frame, which must not count as compute time.
         self._held = False
         self.rows = StageRows(self._table, self._kv, decoder.layers)
@@ -113,15 +113,15 @@ class DecoderStage:
         if self._decoder.capturable:
             taps = {layer: tap for layer, tap in self._taps.items() if isinstance(tap, torch.Tensor)}
             wide = prompt_buckets(self._decoder, self._kv)
-            self.run_by(CapturedLaps(self._decoder, self._kv, taps, GraphCapture(), prompts=wide))
+            self.run_by(CapturedSteps(self._decoder, self._kv, taps, GraphCapture(), prompts=wide))
 
-    def run_by(self, graphs: Laps) -> None:
+    def run_by(self, graphs: Steps) -> None:
         """Run frames in these graphs from now on, as far as they fit."""
         self._graphs = graphs
         # Speculative launches need the whole model on one device. Layers with recurrent states are excluded:
         # a discarded step would have advanced the states.
         guess = self._whole and not self._decoder.config.delta
-        self._next = NextLap(self._table, self._kv, graphs) if guess else None
+        self._next = NextStep(self._table, self._kv, graphs) if guess else None
 
     @torch.inference_mode()
     def run(self, frame: Frame) -> Frame:
@@ -206,7 +206,7 @@ class DecoderStage:
         self._clear(arrangement.freed)
         return passed
 
-    def _run_guessed(self, frame: Frame, guess: GuessedLap) -> RowsOut:
+    def _run_guessed(self, frame: Frame, guess: GuessedStep) -> RowsOut:
         """Run a frame that was predicted, and may have been launched."""
         assert self._next is not None
         entry, before = self._inputs(frame, guess.rows)
@@ -232,7 +232,7 @@ class DecoderStage:
         entry, before = self._inputs(frame, len(arrangement.slots))
         ends = self.layers.first, self.layers.last - 1
         spans, others = ([span.at(layer) for span in arrangement.spans] for layer in ends)
-        rows = LapRows(entry, arrangement.positions, arrangement.slots, spans, moves)
+        rows = StepRows(entry, arrangement.positions, arrangement.slots, spans, moves)
         alike = all(one.sight is other.sight for one, other in zip(spans, others))
         passed = self._graphs.run(rows) if self._graphs and alike else None
         if passed is None:
@@ -265,7 +265,7 @@ class DecoderStage:
         return self._decoder.plan(spans, self._table.page_rows, self._layout)
 
     def _run_eager(
-        self, rows: LapRows, plans: Sequence[AttentionPlan], fused: torch.Tensor | None
+        self, rows: StepRows, plans: Sequence[AttentionPlan], fused: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run the tokens kernel by kernel, which every device can."""
         decoder = self._decoder

@@ -11,7 +11,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from specsot.core.frames import Frame, Result, rows_of
 from specsot.members import Configuration
-from specsot.service.telemetry import LAP_BUCKETS, Observation, PolledCollector, epoch_gauges
+from specsot.service.telemetry import STEP_BUCKETS, Observation, PolledCollector, epoch_gauges
 from specsot.tracing import Span, spanning
 from specsot_worker.observer import WorkerObserver
 from specsot_worker.ring_links import stage_index
@@ -23,7 +23,7 @@ class WorkerTelemetry(WorkerObserver):
     `every`, and every step that opens such a sequence.
 
     At stage 0 a span covers a whole step, at every stage the stage's own work. The metrics and spans say
-    *lap* for a step.
+    *step* for a step.
     """
 
     def __init__(self, observation: Observation, every: int) -> None:
@@ -32,14 +32,14 @@ class WorkerTelemetry(WorkerObserver):
         self._every = every
 
         def histogram(name: str, about: str) -> Histogram:
-            return Histogram(f"specsot:worker_{name}", about, buckets=LAP_BUCKETS, registry=registry)
+            return Histogram(f"specsot:worker_{name}", about, buckets=STEP_BUCKETS, registry=registry)
 
         self._frames = Counter("specsot:worker_frames", "Frames computed here", registry=registry)
         self._rows = Counter("specsot:worker_rows", "Rows computed here", registry=registry)
         self._compute = histogram("compute_seconds", "Compute of one frame here")
         self._queue = histogram("queue_seconds", "How long a frame lay here before its turn")
-        self._lap = histogram("lap_seconds", "One lap, from stage 0 and back to it")
-        self._hop = histogram("hop_seconds", "Mean of a lap's hops: links, and waiting there")
+        self._step = histogram("step_seconds", "One step, from stage 0 and back to it")
+        self._hop = histogram("hop_seconds", "Mean of a step's hops: links, and waiting there")
         if registry is not None:
             registry.register(PolledCollector(self._collect))
         self._in_flight: dict[int, tuple[float, Span | None]] = {}
@@ -55,7 +55,7 @@ class WorkerTelemetry(WorkerObserver):
         opened = {opening.sequence: opening.trace for opening in frame.openings if opening.trace}
         self._traced |= opened
         due = self._traced and (opened or frame.number % self._every == 0)
-        span = self._begin_lap(frame) if self._tracer.on and due else None
+        span = self._begin_step(frame) if self._tracer.on and due else None
         for sequence in frame.closings:
             self._traced.pop(sequence, None)
         self._in_flight[frame.number] = now, span
@@ -80,7 +80,7 @@ class WorkerTelemetry(WorkerObserver):
             return
         (began, span) = self._in_flight.pop(result.number)
         spent = sum(result.seconds)
-        self._lap.observe(now - began)
+        self._step.observe(now - began)
         # The last hop is the way back to stage 0.
         if len(result.seconds) > 1:
             self._hop.observe(max(now - began - spent, 0.0) / len(result.seconds))
@@ -96,7 +96,7 @@ class WorkerTelemetry(WorkerObserver):
         self._traced.clear()
         self._epoch = None
 
-    def _begin_lap(self, frame: Frame) -> Span | None:
+    def _begin_step(self, frame: Frame) -> Span | None:
         """Begin the span of a step as a child of the first traced request that the frame carries, with links
         to the others. Return None if it carries none.
         """
@@ -106,7 +106,7 @@ class WorkerTelemetry(WorkerObserver):
             return None
         rows = sum(map(rows_of, frame.segments))
         about = {"specsot.frame": frame.number, "specsot.rows": rows, "specsot.sequences": len(carried)}
-        return self._tracer.begin("lap", contexts[0], contexts[1:], about)
+        return self._tracer.begin("step", contexts[0], contexts[1:], about)
 
     def _collect(self) -> Iterator[Metric]:
         """Yield the gauges of the current epoch."""

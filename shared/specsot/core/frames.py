@@ -5,7 +5,7 @@ positions 0..n-1 are final, and that the next token to be fed (the root of the n
 A sequence's KV *rows* have the same numbers: row r holds the KV entry of position r, except that the nodes of
 a tree lie in node order in rows n, n + 1, ... until they are verified.
 
-Names. The code calls one forward pass of the ring, which this documentation calls a step, a *lap*. A field
+Names. The code calls one forward pass of the ring, which this documentation calls a step, a *step*. A field
 `draft_round` counts the draft rounds of one sequence: `draft_round` = k belongs to its k-th tree, counted from 1, and
 `draft_round` = 0 to the last chunk of its prompt. `resting` means that drafting is paused, `waking` that drafting
 has resumed but the drafter has yet to catch up, and a `lesson` is a batch of features for the drafter.

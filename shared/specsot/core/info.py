@@ -107,22 +107,22 @@ class RequestsInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class LapsInfo:
-    """The ring's steps (forward passes, which the code calls laps) since the master started, and the newest.
+class StepsInfo:
+    """The ring's steps (forward passes, which the code calls steps) since the master started, and the newest.
 
-    laps: number of steps since the master started.
+    steps: number of steps since the master started.
     tokens: number of tokens that these steps generated.
     per_second: steps per second in the last seconds. 0 while no step runs.
-    tokens_per_lap: generated tokens per step in the last seconds. 0 while no step runs.
-    rows_per_lap: tokens in the batch per step in the last seconds. 0 while no step runs.
+    tokens_per_step: generated tokens per step in the last seconds. 0 while no step runs.
+    rows_per_step: tokens in the batch per step in the last seconds. 0 while no step runs.
     stages: compute seconds of a step in each stage, in stage order. Empty before the first step.
     """
 
-    laps: int = 0
+    steps: int = 0
     tokens: int = 0
     per_second: float = 0.0
-    tokens_per_lap: float = 0.0
-    rows_per_lap: float = 0.0
+    tokens_per_step: float = 0.0
+    rows_per_step: float = 0.0
     stages: tuple[float, ...] = ()
 
 
@@ -138,7 +138,7 @@ class ReplicaInfo:
     ready: bool = False
     waiting_for: tuple[str, ...] = ()
     pages: PagesInfo | None = None
-    laps: LapsInfo | None = None
+    steps: StepsInfo | None = None
     requests: RequestsInfo | None = None
     plan: str = ""
 
@@ -154,7 +154,7 @@ class Info:
     waiting_for: one line for each thing that is missing. Empty if `ready`, unless there are several rings,
         whose missing things are all listed.
     pages: KV pages of the present epoch, or None if there is no epoch. With several rings, their sum.
-    laps: figures of the ring's steps, or of the steps of all rings together.
+    steps: figures of the ring's steps, or of the steps of all rings together.
     requests: figures of the requests, in all rings together.
     version: version of the master.
     protocol: version of the protocol between members.
@@ -169,7 +169,7 @@ class Info:
     ready: bool = False
     waiting_for: tuple[str, ...] = ()
     pages: PagesInfo | None = None
-    laps: LapsInfo | None = None
+    steps: StepsInfo | None = None
     requests: RequestsInfo | None = None
     version: str = __version__
     protocol: int = PROTOCOL

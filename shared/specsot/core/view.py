@@ -18,7 +18,7 @@ class Panel:
     started: True once the branch's prompt is in the ring.
     budget: token limit of the branch, or None before it starts.
     tokens: number of tokens that the branch has generated.
-    laps: number of `BranchText` events, one per step, so that tokens / laps is the branch's pace.
+    steps: number of `BranchText` events, one per step, so that tokens / steps is the branch's pace.
     reason: why the branch finished. None while it waits or decodes.
     """
 
@@ -27,7 +27,7 @@ class Panel:
     started: bool = False
     budget: int | None = None
     tokens: int = 0
-    laps: int = 0
+    steps: int = 0
     reason: events.Reason | None = None
 
     @property
@@ -115,6 +115,6 @@ def advance_panel(
             return replace(panel, started=True, budget=event.budget)
         case events.BranchText():
             text = panel.text[: event.offset] + event.text
-            return replace(panel, text=text, tokens=panel.tokens + event.lap_tokens, laps=panel.laps + 1)
+            return replace(panel, text=text, tokens=panel.tokens + event.step_tokens, steps=panel.steps + 1)
         case events.BranchFinished():
             return replace(panel, started=True, reason=event.reason, tokens=event.tokens)

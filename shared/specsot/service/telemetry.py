@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 # Seconds in which a client of the metrics must have sent its request and read the response. Untuned.
 READER_SECONDS = 10.0
 # Seconds. Upper bounds of a histogram, from a step on a GPU to a step on CPUs over a slow link.
-LAP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 
 class PolledCollector(Collector):

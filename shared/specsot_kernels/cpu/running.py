@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specsot_kernels.cpu import laps
+from specsot_kernels.cpu import steps
 from specsot_kernels.cpu.tiles import TILE_ROWS
 from specsot_kernels.cpu.vectors import BYTES, GROUP, LANES, LONG_GROUP, MEETING
 from specsot_kernels.segments import HeadColumns, RowSpan, VisibleColumns, hidden_by_head, tail_seen
@@ -135,7 +135,7 @@ def _lay4(codes: Tensor, scale: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
 class ColumnPlan:
     """Which columns each row of a frame sees, in order.
 
-    sight: int64 [rows, 1 or kv_heads, 5], see `laps.SIGHT`.
+    sight: int64 [rows, 1 or kv_heads, 5], see `steps.SIGHT`.
     longest: most columns that a row sees.
     held: arrays into which `sight` points.
     """
@@ -196,7 +196,7 @@ def _see(span: RowSpan, rows: Numbers, offsets: Numbers) -> Numbers:
 
 def _lengthen(offsets: Numbers) -> Numbers:
     """Pad the offsets with zeros, since kernels read and prefetch a fixed number of columns at a time."""
-    return np.concatenate((offsets, np.zeros(laps.COLUMNS_AT_ONCE, dtype=np.int64)))
+    return np.concatenate((offsets, np.zeros(steps.COLUMNS_AT_ONCE, dtype=np.int64)))
 
 
 class _Scratch(threading.local):
@@ -223,7 +223,7 @@ class KernelFrame:
     def __init__(self, rows: int, widest: int, eps: float = 0.0) -> None:
         """Prepare a frame of `rows` rows. widest: most inputs of a product. eps: epsilon of the RMSNorms."""
         self.rows = rows
-        self._numbers = np.zeros(laps.FRAME, dtype=np.int64)
+        self._numbers = np.zeros(steps.FRAME, dtype=np.int64)
         self._tables = np.zeros(3, dtype=np.int64)
         self._tables[0] = self._numbers.ctypes.data
         self._held: list[object] = []
@@ -233,17 +233,17 @@ class KernelFrame:
         self._scratch = _scratch.held
         self._used = 0
         self._threads = torch.get_num_threads() if _openmp() else 1
-        self.put(laps.ROWS, rows)
-        self._numbers[laps.EPS // 8] = np.float32(eps).view(np.int32)
+        self.put(steps.ROWS, rows)
+        self._numbers[steps.EPS // 8] = np.float32(eps).view(np.int32)
         if self._threads > 1:
-            for field, entry in zip((laps.THREAD, laps.THREADS, laps.SYSTEM), _entries()):
+            for field, entry in zip((steps.THREAD, steps.THREADS, steps.SYSTEM), _entries()):
                 self.put(field, entry)
-            self.point(laps.MEETING, torch.zeros(MEETING, dtype=torch.uint8))
+            self.point(steps.MEETING, torch.zeros(MEETING, dtype=torch.uint8))
         # AMX reads whole tiles of rows, and discards those after the last row: the memory must exist.
-        self.make(laps.SHORT, (rows + TILE_ROWS) * (widest + LONG_GROUP) * laps.WORD // 4)
-        for field in (laps.SCALES, laps.SUMS):
+        self.make(steps.SHORT, (rows + TILE_ROWS) * (widest + LONG_GROUP) * steps.WORD // 4)
+        for field in (steps.SCALES, steps.SUMS):
             self.make(field, (rows * (widest // GROUP + 1) + TILE_ROWS) * 4)
-        self.make(laps.WIDE, self._threads * widest * 4)
+        self.make(steps.WIDE, self._threads * widest * 4)
 
     def put(self, field: int, number: int) -> None:
         """Write a number into a field of the table."""
@@ -270,22 +270,22 @@ class KernelFrame:
 
         longest: most columns of a row. group: query heads of each KV head.
         """
-        queries = self._threads * laps.ROWS_AT_ONCE * group
+        queries = self._threads * steps.ROWS_AT_ONCE * group
         apart = longest + LANES + 1
-        self.put(laps.SCORES_APART, 4 * apart)
-        self.make(laps.SCORES, queries * apart * 4)
-        self.make(laps.ASKED, queries * laps.ASKING)
-        for field in (laps.TURNED, laps.EVEN):
+        self.put(steps.SCORES_APART, 4 * apart)
+        self.make(steps.SCORES, queries * apart * 4)
+        self.make(steps.ASKED, queries * steps.ASKING)
+        for field in (steps.TURNED, steps.EVEN):
             self.make(field, queries * head_dim * 4)
 
     def run(self, table: Numbers, asked: int) -> None:
-        """Run the kernel on all threads. table: layers, or a product. asked: see `laps.MULTIPLY`."""
+        """Run the kernel on all threads. table: layers, or a product. asked: see `steps.MULTIPLY`."""
         self._tables[1], self._tables[2] = table.ctypes.data, asked
         library = _openmp()
         if library is None or self._threads == 1:
-            laps.run(self._tables.ctypes.data)
+            steps.run(self._tables.ctypes.data)
         else:
-            library.GOMP_parallel(laps.compiled.address, self._tables.ctypes.data, self._threads, 0)
+            library.GOMP_parallel(steps.compiled.address, self._tables.ctypes.data, self._threads, 0)
 
 
 # Weight [in] and epsilon of an RMSNorm that is applied before a product.
@@ -301,8 +301,8 @@ def multiply(x: Tensor, weight: PackedWeight, norm: Normed | None = None) -> Ten
     whole = x.float() if size == weight.inputs else F.pad(x.float(), (0, weight.inputs - size))
     frame = _product(whole, weight, norm)
     out = torch.empty(rows, weight.outputs)
-    frame.point(laps.OUTPUT, out)
-    frame.run(weight.table, laps.MULTIPLY)
+    frame.point(steps.OUTPUT, out)
+    frame.run(weight.table, steps.MULTIPLY)
     return out[:, :count]
 
 
@@ -319,22 +319,22 @@ def choose(
     shape = (len(x), count)
     chances = torch.empty(shape)
     tokens = torch.empty(shape, dtype=torch.long)
-    frame.make(laps.OUTPUT, len(x) * weight.outputs * 4)
-    for field, held in ((laps.CHANCES, chances), (laps.TOKENS, tokens), (laps.OFFSETS, offsets)):
+    frame.make(steps.OUTPUT, len(x) * weight.outputs * 4)
+    for field, held in ((steps.CHANCES, chances), (steps.TOKENS, tokens), (steps.OFFSETS, offsets)):
         if held is not None:
             frame.point(field, held)
-    frame.put(laps.BEST, weight.outputs)
-    frame.put(laps.COUNT, count)
-    frame.run(weight.table, laps.CHOOSE)
+    frame.put(steps.BEST, weight.outputs)
+    frame.put(steps.COUNT, count)
+    frame.run(weight.table, steps.CHOOSE)
     return chances, tokens
 
 
 def _product(x: Tensor, weight: PackedWeight, norm: Normed | None) -> KernelFrame:
     """Return a frame for one product."""
     frame = KernelFrame(len(x), weight.inputs, norm[1] if norm else 0.0)
-    frame.point(laps.X, x.contiguous())
+    frame.point(steps.X, x.contiguous())
     if norm is not None:
-        frame.point(laps.NORM, norm[0])
+        frame.point(steps.NORM, norm[0])
     return frame
 
 

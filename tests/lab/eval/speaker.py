@@ -27,10 +27,10 @@ class Speaker:
         serves: str = "f1",
         fails: str = "",
         points: Mapping[str, Mapping[str, str]] | None = None,
-        laps: int = 0,
+        steps: int = 0,
     ) -> None:
         self.left, self.refused, self.asked, self.serves = answers, refused, list[Ask](), serves
-        self.points, self.laps = points or {}, laps
+        self.points, self.steps = points or {}, steps
         self.fails, self.closed = fails, False
 
     async def generate(self, ask: Ask) -> AsyncIterator[Numbered]:
@@ -47,7 +47,7 @@ class Speaker:
             merged_tokens=8,
             seconds=seconds,
             branches=2 * (plan > 0),
-            laps=self.laps,
+            steps=self.steps,
             decision="not told",
             mean_accepted=2.0,
         )

@@ -67,7 +67,7 @@ def test_routing_asks_forty_lists_and_sixty_others() -> None:
 
 async def test_each_shape_has_a_fleet_and_each_temperature_its_answers(tmp_path: Path) -> None:
     fleets: list[DraftOptions] = []
-    speaker, out = Speaker(laps=4), io.StringIO()
+    speaker, out = Speaker(steps=4), io.StringIO()
 
     async def opener(wanted: FleetOptions) -> FleetClient:
         fleets.append(wanted.drafting)

@@ -20,13 +20,13 @@ def test_a_chain_ends_with_its_first_miss_and_the_next_begins_behind_the_bonus_t
     hits[1] = True, True, False  # tokens 3 and 4 accepted, 5 is the bonus: root 5
     hits[4] = True, True, True  # 6, 7, 8 accepted, 9 is the bonus: root 9, the end
     found = chains(hits, learned, 3)
-    assert (found.tested, found.accepted, found.laps) == ((2, 2, 2), (2, 2, 1), 2)
+    assert (found.tested, found.accepted, found.steps) == ((2, 2, 2), (2, 2, 1), 2)
     assert found.per_step == pytest.approx(5 / 6)
-    assert found.tokens_per_lap == 3.5
+    assert found.tokens_per_step == 3.5
 
 
 def test_an_answer_of_one_token_drafts_nothing() -> None:
-    assert chains(np.ones((3, 2), np.bool_), np.array([False, False, True]), 2).laps == 0
+    assert chains(np.ones((3, 2), np.bool_), np.array([False, False, True]), 2).steps == 0
 
 
 def made(lengths: list[int]) -> list[stock.Row]:

@@ -158,17 +158,17 @@ def test_the_written_head_drafts_as_its_trainer_measured(
     _, measured = stock.split(rows, LEARNING.held_out, LEARNING.seed)
     config = EagleConfig(topk=1, num_steps=DEPTH, num_draft_tokens=DEPTH + 1)
     product = Eagle(trained, base, config, dtype="fp32")
-    accepted = laps = 0
+    accepted = steps = 0
     for row in measured:
         prompt = row.tokens[~row.learned].tolist()
         written, stats = product.generate([prompt], len(row.tokens) - len(prompt), eos_token_id=())
         assert written[0] == row.tokens.tolist()
         lengths = stats.sequences[0].accept_lengths
-        laps += len(lengths)
+        steps += len(lengths)
         accepted += sum(lengths)
     told = log_of(trained)[-1]
     # The last token of a limited text counts as its chain's bonus there, and as a draft here.
-    assert accepted / laps + 1 == pytest.approx(told["tokens_per_lap"], abs=len(measured) / laps)
+    assert accepted / steps + 1 == pytest.approx(told["tokens_per_step"], abs=len(measured) / steps)
     assert accepted > 0
 
 

@@ -23,7 +23,7 @@ figures = st.builds(
     seconds=seconds,
     seconds_to_first_token=seconds,
     tokens_per_second=seconds,
-    laps=small,
+    steps=small,
     mean_accepted=seconds,
     branches=small,
     cached_tokens=small,
@@ -74,8 +74,8 @@ _requests = st.none() | st.builds(
     big,
     big,
 )
-_laps = st.none() | st.builds(
-    info.LapsInfo, big, big, seconds, seconds, seconds, st.lists(seconds, max_size=3).map(tuple)
+_steps = st.none() | st.builds(
+    info.StepsInfo, big, big, seconds, seconds, seconds, st.lists(seconds, max_size=3).map(tuple)
 )
 _lines = st.lists(text, max_size=2).map(tuple)
 
@@ -107,12 +107,12 @@ infos = st.builds(
     waiting_for=_lines,
     pages=_pages,
     requests=_requests,
-    laps=_laps,
+    steps=_steps,
     version=text,
     protocol=small,
     plan=text,
     replicas=st.lists(
-        st.builds(info.ReplicaInfo, small, big, st.booleans(), _lines, _pages, _laps, _requests, text),
+        st.builds(info.ReplicaInfo, small, big, st.booleans(), _lines, _pages, _steps, _requests, text),
         max_size=2,
     ).map(tuple),
 )

@@ -1,6 +1,6 @@
 """The interface of a policy that decides how much to draft, its inputs, and policies without measurements.
 
-A policy takes counts, probabilities and measured seconds, and returns counts. A *lap* in these names is a
+A policy takes counts, probabilities and measured seconds, and returns counts. A *step* in these names is a
 step: one forward pass of the ring. *Texts* are sequences.
 """
 
@@ -45,7 +45,7 @@ ROOT_ONLY = TreeOutcome(0, 1, (), 0)  # The outcome of a tree that consists of i
 
 
 @dataclass(frozen=True, slots=True)
-class LapSeconds:
+class StepSeconds:
     """The duration of one step, in seconds; 0 where a duration is unknown.
 
     computed: Compute time of all stages together.
@@ -58,7 +58,7 @@ class LapSeconds:
     growing: float = 0.0
 
 
-UNKNOWN_SECONDS = LapSeconds()
+UNKNOWN_SECONDS = StepSeconds()
 
 
 class BudgetPolicy:
@@ -146,7 +146,7 @@ class BudgetPolicy:
     def record_rest(self, trees: int, live: int) -> None:
         """Record that `trees` trees were not drafted during a pause, with about `live` sequences per step."""
 
-    def record_lap(self, trees: Sequence[TreeOutcome], spent: LapSeconds = UNKNOWN_SECONDS) -> None:
+    def record_step(self, trees: Sequence[TreeOutcome], spent: StepSeconds = UNKNOWN_SECONDS) -> None:
         """Record a finished step: the outcomes of its trees, and its duration."""
 
     def record_growth(self, live: int, levels: int, due: int, seconds: float) -> None:
@@ -187,7 +187,7 @@ class SeedBudget(FixedBudget):
     def plan_levels(self, live: int, most: int, due: int = 0, beside: int = 0) -> int:
         return min(self.depth, most)
 
-    def record_lap(self, trees: Sequence[TreeOutcome], spent: LapSeconds = UNKNOWN_SECONDS) -> None:
+    def record_step(self, trees: Sequence[TreeOutcome], spent: StepSeconds = UNKNOWN_SECONDS) -> None:
         for tree in trees:
             if tree.grown:
                 self.mean = SEED_DECAY * self.mean + (1 - SEED_DECAY) * tree.accepted / tree.grown

@@ -29,7 +29,7 @@ from specsot_drafter.core.budget import (
     UNKNOWN_SECONDS,
     BudgetPolicy,
     FixedBudget,
-    LapSeconds,
+    StepSeconds,
     SeedBudget,
     TreeOutcome,
     lessons_of,
@@ -490,7 +490,7 @@ class DraftPolicy(BudgetPolicy):
     def record_rest(self, trees: int, live: int) -> None:
         self._regret.record(0.0, trees / live)
 
-    def record_lap(self, trees: Sequence[TreeOutcome], spent: LapSeconds = UNKNOWN_SECONDS) -> None:
+    def record_step(self, trees: Sequence[TreeOutcome], spent: StepSeconds = UNKNOWN_SECONDS) -> None:
         """Learn costs and acceptance from a finished step, and book its gain or loss in the regret budget."""
         if not trees:
             return
@@ -534,15 +534,15 @@ class DraftPolicy(BudgetPolicy):
 
 
 def make_budget(
-    name: TunerName, shape: TreeShape, lap: Curve, level: Curve, widths: Sequence[int], at_once: bool = False
+    name: TunerName, shape: TreeShape, step: Curve, level: Curve, widths: Sequence[int], at_once: bool = False
 ) -> BudgetPolicy:
     """Return the policy that the tuner option names; a fixed tree shape always gets `FixedBudget`.
 
-    lap: the curve of one step, `step` in `StepCosts`. level, widths: see `StepCosts`.
+    step: the curve of one step, `step` in `StepCosts`. level, widths: see `StepCosts`.
     at_once: True if all levels are launched at once, so that growth cannot stop between levels.
     """
     if shape.fixed or name == "fixed":
         return FixedBudget(shape)
     if name == "seed":
         return SeedBudget(shape)
-    return DraftPolicy(shape, lap, level, widths, stepwise=not at_once)
+    return DraftPolicy(shape, step, level, widths, stepwise=not at_once)

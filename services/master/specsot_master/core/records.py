@@ -37,7 +37,7 @@ class BranchRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class LapRecord:
+class StepRecord:
     """One step of the ring advanced the request.
 
     at: seconds after the request's arrival.
@@ -77,7 +77,7 @@ class FailedRecord:
     message: str
 
 
-Record = AdmittedRecord | BranchRecord | LapRecord | ReopenedRecord | CancelledRecord | FailedRecord
+Record = AdmittedRecord | BranchRecord | StepRecord | ReopenedRecord | CancelledRecord | FailedRecord
 
 
 def fingerprint_of(tokens: Sequence[int]) -> str:

@@ -445,8 +445,8 @@ class RequestState:
         """
         plan = self.plan
         match record:
-            case records.LapRecord(at, said):
-                plan.on_lap([outcome for _, outcome in said], self.since + at)
+            case records.StepRecord(at, said):
+                plan.on_step([outcome for _, outcome in said], self.since + at)
                 for ordinal, outcome in said:
                     sequence = self.sequences.get(ordinal)
                     # The journal stores sequence id 0: the sequences of a master before a restart are gone.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from specsot.core.frames import Outcome, Result
-from specsot.core.info import LapsInfo, RequestsInfo
+from specsot.core.info import StepsInfo, RequestsInfo
 from specsot.errors import SpecsotError
 from specsot.events import Statistics
 
@@ -43,7 +43,7 @@ class RequestTally:
     began: when the request arrived, in seconds; all times are on the same clock.
     prompt_tokens: tokens of the prompt.
     cached_tokens: tokens of the prompt whose KV the ring had already.
-    laps: steps of the ring that returned at least one outcome of the request.
+    steps: steps of the ring that returned at least one outcome of the request.
     trees: draft rounds, over all sequences.
     tree_tokens: tokens that the draft rounds added.
     rested_trees: draft rounds without drafts, because the drafter was paused as unprofitable.
@@ -56,7 +56,7 @@ class RequestTally:
     began: float
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    laps: int = 0
+    steps: int = 0
     trees: int = 0
     tree_tokens: int = 0
     rested_trees: int = 0
@@ -80,9 +80,9 @@ class RequestTally:
         """Give the running phase another name, for a skeleton that turns out to be a direct answer."""
         self.phase = phase
 
-    def lap(self, outcomes: Iterable[Outcome], now: float) -> None:
+    def step(self, outcomes: Iterable[Outcome], now: float) -> None:
         """Count one step of the ring that returned these outcomes for the request."""
-        self.laps += 1
+        self.steps += 1
         if self.phase is not None:
             self.phases.setdefault(f"{self.phase}_prefill", now - self.phase_began)
         for outcome in outcomes:
@@ -111,7 +111,7 @@ class RequestTally:
             seconds=round(seconds, SECONDS_DIGITS),
             seconds_to_first_token=0.0 if first is None else round(first - self.began, SECONDS_DIGITS),
             tokens_per_second=round(counts.merged / seconds, RATIO_DIGITS) if seconds > 0 else 0.0,
-            laps=self.laps,
+            steps=self.steps,
             mean_accepted=round(self.tree_tokens / self.trees, RATIO_DIGITS) if self.trees else 1.0,
             rested=round(self.rested_trees / self.trees, RATIO_DIGITS) if self.trees else 0.0,
             branches=branches,
@@ -163,11 +163,11 @@ def error_label(error: SpecsotError) -> str:
 # Seconds. The window over which rates are averaged. Untuned.
 WINDOW_SECONDS = 2.0
 # Steps. Bounds the remembered steps: enough for 2,000 steps a second within the window.
-MAX_LAPS = 4096
+MAX_STEPS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class _Lap:
+class _Step:
     """One step of the ring.
 
     when: when its result arrived, in seconds.
@@ -180,14 +180,14 @@ class _Lap:
     rows: int
 
 
-class LapMeter:
+class StepMeter:
     """Measures the steps of a ring from its results. `clock` returns monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._newest: deque[_Lap] = deque(maxlen=MAX_LAPS)
+        self._newest: deque[_Step] = deque(maxlen=MAX_STEPS)
         self._stages: tuple[float, ...] = ()
-        self._laps = self._tokens = 0
+        self._steps = self._tokens = 0
         self._listeners: list[Callable[[Result], None]] = []
 
     def follow(self, listener: Callable[[Result], None]) -> None:
@@ -200,25 +200,25 @@ class LapMeter:
         if not result.number:
             self._tokens += tokens
             return
-        self._newest.append(_Lap(self._clock(), tokens, result.rows))
+        self._newest.append(_Step(self._clock(), tokens, result.rows))
         self._stages = _smoothed(self._stages, result.seconds)
-        self._laps = self._laps + 1
+        self._steps = self._steps + 1
         self._tokens = self._tokens + tokens
         for listener in self._listeners:
             listener(result)
 
-    def info(self) -> LapsInfo:
+    def info(self) -> StepsInfo:
         """Return the current figures. Another thread may call this while results arrive, as the method reads
         a copy.
         """
         since = self._clock() - WINDOW_SECONDS
-        recent = [lap for lap in tuple(self._newest) if lap.when >= since]
-        return LapsInfo(
-            laps=self._laps,
+        recent = [step for step in tuple(self._newest) if step.when >= since]
+        return StepsInfo(
+            steps=self._steps,
             tokens=self._tokens,
             per_second=len(recent) / WINDOW_SECONDS,
-            tokens_per_lap=_mean(lap.tokens for lap in recent),
-            rows_per_lap=_mean(lap.rows for lap in recent),
+            tokens_per_step=_mean(step.tokens for step in recent),
+            rows_per_step=_mean(step.rows for step in recent),
             stages=tuple(round(seconds, SECONDS_DIGITS) for seconds in self._stages),
         )
 
@@ -245,17 +245,17 @@ class StallDetector:
 
     def __init__(self, patience: float) -> None:
         self._patience = patience
-        self._laps = 0
+        self._steps = 0
         self._since = float("inf")
 
-    def is_moving(self, laps: int, owed: bool, now: float) -> bool:
+    def is_moving(self, steps: int, owed: bool, now: float) -> bool:
         """Return False if the ring has stalled. Call this regularly.
 
-        laps: how many steps there have been so far.
+        steps: how many steps there have been so far.
         owed: True if the ring has work, so that a step must come. An idle ring never counts as stalled.
         """
-        if self._since > now or not owed or laps != self._laps:
-            self._laps = laps
+        if self._since > now or not owed or steps != self._steps:
+            self._steps = steps
             self._since = now
         return now - self._since < self._patience
 

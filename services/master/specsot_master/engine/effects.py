@@ -19,7 +19,7 @@ from specsot_master.core.ring.quarantine import Quarantine
 from specsot_master.core.ring.queue import RequestQueue
 from specsot_master.core.ring.ring_state import EngineConfig, Ring, require_ring
 from specsot_master.core.sequence import SequenceFactory
-from specsot_master.core.stats import LapMeter, RequestCounts, RetryHints
+from specsot_master.core.stats import StepMeter, RequestCounts, RetryHints
 from specsot_master.engine.event_stream import LoopClock, Subscriptions
 from specsot_master.engine.forecast_memory import ForecastMemory
 from specsot_master.engine.grammar_sandbox import GrammarSandbox
@@ -38,8 +38,8 @@ PLANNED_SECONDS = 30.0
 class Effects(Home):
     """Owns the requests, queue, page tables and statistics of one ring, and executes commands.
 
-    `Engine` derives from this class and decides on the commands. The attribute `laps` counts the steps of the
-    ring, which the code calls laps.
+    `Engine` derives from this class and decides on the commands. The attribute `steps` counts the steps of the
+    ring, which the code calls steps.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Effects(Home):
         )
         forms = forms or GrammarSandbox()
         self._intake = Intake(self, ring, prompts, forms, self._clock, config, self._costs)
-        self.laps = LapMeter(time.monotonic)
+        self.steps = StepMeter(time.monotonic)
         # The epoch whose ring this engine fills; None between two epochs.
         self._epoch: int | None = None
         # The newest epoch that is known to have ended.
@@ -210,7 +210,7 @@ class Effects(Home):
     def _note_finished(self, request: RequestState, event: Finished) -> None:
         """Log the end of a request, and save the measured costs for forecasts if a save is due."""
         ended = event.statistics
-        told = {"tokens": ended.completion_tokens, "laps": ended.laps, "seconds": round(ended.seconds, 3)}
+        told = {"tokens": ended.completion_tokens, "steps": ended.steps, "seconds": round(ended.seconds, 3)}
         log.info("finished", **request.log_fields, reason=event.reason.value, **told)
         self._memory.write(self._costs.kept, self._clock.now())
 

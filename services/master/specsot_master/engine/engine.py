@@ -5,7 +5,7 @@ handle                 an input: a result, a change of the ring, a client's acti
   -> _apply              executes the commands                                    effects.py
 _advance               admits, reopens and branches, the most urgent action first, until nothing is possible
 
-The code calls a step (one forward pass of the ring) a *lap*.
+The code calls a step (one forward pass of the ring) a *step*.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from specsot_master.core.plans.forecast import Outlook
 from specsot_master.core.records import (
     AdmittedRecord,
     CancelledRecord,
-    LapRecord,
+    StepRecord,
     Record,
     check_prompt_unchanged,
 )
@@ -59,7 +59,7 @@ class Engine(Effects):
         """
         match event:
             case Result():
-                self._read_lap(event)
+                self._read_step(event)
             case inputs.RingReady():
                 pass
             case inputs.RingLost(reason, planned):
@@ -92,16 +92,16 @@ class Engine(Effects):
         self._journal.record(request, record)
         self._apply(request, request.play(record))
 
-    def _read_lap(self, result: Result) -> None:
+    def _read_step(self, result: Result) -> None:
         """Give the outcomes of one step to their requests.
 
-        A result of another epoch counts as a sign of life of the ring (`laps`); its outcomes are dropped.
+        A result of another epoch counts as a sign of life of the ring (`steps`); its outcomes are dropped.
         """
-        self.laps.on_result(result)
+        self.steps.on_result(result)
         if result.epoch != self._epoch:
             return
         now = self._clock.now()
-        self._costs.laps.on_result(result, now)
+        self._costs.steps.on_result(result, now)
         for outcome in result.outcomes:
             if outcome.end is End.FAILED:
                 self._tables.doubt(outcome.sequence)
@@ -109,7 +109,7 @@ class Engine(Effects):
             # `_isolate` would do the same, but a context manager per request costs as much as its decoding.
             try:
                 self._quarantine.on_tokens(request.breaks, sum(len(outcome.tokens) for _, outcome in said))
-                self._happen(request, LapRecord(now - request.since, tuple(said)))
+                self._happen(request, StepRecord(now - request.since, tuple(said)))
             except Exception as error:
                 self._fail_alone(request, error, internal_error())
 

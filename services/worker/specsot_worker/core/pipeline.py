@@ -11,7 +11,7 @@ decisions.
 during a number of trees, so that a slow drafter costs one timeout and not one per step. While drafting is
 paused, the drafter is not even sent the frames' features.
 
-`LapTimer` measures the seconds of steps. The code says `lap` for a step.
+`StepTimer` measures the seconds of steps. The code says `step` for a step.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from specsot.core.frames import Frame, Opening, TreeSegment
 from specsot.members import Curve
 
 # Fraction. Weight of the newest step in the exponential means of stage shares and gaps. Untuned.
-LAP_WEIGHT = 0.2
+STEP_WEIGHT = 0.2
 # Steps. How many recent steps of about as many tokens the median is taken of, so that one slow step changes
 # nothing. Untuned.
-RECENT_LAPS = 9
+RECENT_STEPS = 9
 # Fraction of a step. What spreading a family over another number of frames must save. With a smaller gain,
 # noise in the measured times changed the spread: on a simulated ring, families were spread without any
 # benefit. The value 0.2 itself is untuned.
@@ -56,9 +56,9 @@ MAX_BACKOFF_TREES = 1024
 MAX_UNSENT_ROWS = 8192
 # Hidden states. At most this many features are sent to a drafter with one step, unless the step's own frame
 # has more tokens. The default of `--rows`. What a drafter still lacks after a pause follows with later steps.
-MAX_ROWS_PER_LAP = 512
+MAX_ROWS_PER_STEP = 512
 # Steps. How many recent steps without trees the median is taken of. Untuned.
-PLAIN_LAPS = 15
+PLAIN_STEPS = 15
 # Steps. For at most this many steps after a pause, trees are not waited for. Untuned.
 MAX_CATCH_UP_STEPS = 32
 # Factor. A family waits for the tree of one of its sequences for this many times the usual wait. Untuned.
@@ -137,7 +137,7 @@ class RecentMedians:
 
     def record(self, rows: int, seconds: float) -> None:
         """Add one step of `rows` tokens."""
-        self._bins.setdefault(rows.bit_length(), deque(maxlen=RECENT_LAPS)).append((rows, seconds))
+        self._bins.setdefault(rows.bit_length(), deque(maxlen=RECENT_STEPS)).append((rows, seconds))
 
     @property
     def points(self) -> list[tuple[float, float]]:
@@ -151,7 +151,7 @@ class RecentMedians:
 
 
 class PipelineDepth:
-    """Decides how many tokens and frames pay off. Call `record_lap` for every returned step, and ask before
+    """Decides how many tokens and frames pay off. Call `record_step` for every returned step, and ask before
     frames are composed.
     """
 
@@ -180,7 +180,7 @@ class PipelineDepth:
         # Over how many frames the family asked about last was spread.
         self.parts = 1
 
-    def record_lap(self, rows: int, seconds: Sequence[float], elapsed: float, alone: bool) -> None:
+    def record_step(self, rows: int, seconds: Sequence[float], elapsed: float, alone: bool) -> None:
         """Record a returned step.
 
         rows: Number of tokens of the step.
@@ -192,7 +192,7 @@ class PipelineDepth:
         spent = sum(seconds)
         if not rows or spent <= 0 or len(seconds) != self._stages:
             return
-        self._shares = [old + LAP_WEIGHT * (new / spent - old) for old, new in zip(self._shares, seconds)]
+        self._shares = [old + STEP_WEIGHT * (new / spent - old) for old, new in zip(self._shares, seconds)]
         self._computed.record(rows, spent)
         self._compute_curve = None
         if alone:
@@ -203,7 +203,7 @@ class PipelineDepth:
         """Record how many seconds a family stayed at stage 0 between a result and its next frame, while its
         trees were on their way.
         """
-        self._gap += LAP_WEIGHT * (seconds - self._gap)
+        self._gap += STEP_WEIGHT * (seconds - self._gap)
 
     def max_frames(self, least: int, limit: int) -> int:
         """Return how many frames may be in flight, at least 1 and at most `limit`: the time of a step divided
@@ -215,9 +215,9 @@ class PipelineDepth:
         """
         if not self._hop_times:
             return min(least, limit)
-        lap = self._lap_seconds(1)
+        step = self._step_seconds(1)
         slowest = self._slowest_stage_seconds(1)
-        return min(max(round(lap / slowest), 1), limit) if slowest else limit
+        return min(max(round(step / slowest), 1), limit) if slowest else limit
 
     def frames_per_family(self, rows: int, branches: int, most: int) -> int:
         """Return over how many frames, at most `most`, a family is spread.
@@ -290,10 +290,10 @@ class PipelineDepth:
         more = self._hop_seconds(rows) - self._hop_seconds(1)
         # Sending time counts only if it exceeds the compute time; smaller differences are noise.
         bound = more > self._compute_seconds(rows)
-        lap = self._compute_seconds(each) + self._hop_seconds(each if bound else rows) + self._gap
-        return max(lap, parts * self._slowest_stage_seconds(each), parts * sending if bound else 0.0)
+        step = self._compute_seconds(each) + self._hop_seconds(each if bound else rows) + self._gap
+        return max(step, parts * self._slowest_stage_seconds(each), parts * sending if bound else 0.0)
 
-    def _lap_seconds(self, rows: int) -> float:
+    def _step_seconds(self, rows: int) -> float:
         """Return the seconds of a step: compute and hops."""
         return self._compute_seconds(rows) + self._hop_seconds(rows)
 
@@ -354,7 +354,7 @@ class DraftTimeout:
         # Misses by drafter.
         self._backoffs = dict[str, _Backoff]()
         # Number of features that were held back during the pause, and of features of sequences that the
-        # drafter never saw. Both are sent later, at most MAX_ROWS_PER_LAP with every step.
+        # drafter never saw. Both are sent later, at most MAX_ROWS_PER_STEP with every step.
         self._unsent_rows = 0
         self._missed_rows = 0
         # Number of steps for which the drafter may still catch up before its trees are waited for regardless.
@@ -465,7 +465,7 @@ class DraftTimeout:
         if not self._catch_up_steps:
             self._pause = self._pause.on(PauseEvent.CAUGHT_UP)
         # Number of features of the backlog that are sent in addition to the frame's own.
-        sent = MAX_ROWS_PER_LAP - rows
+        sent = MAX_ROWS_PER_STEP - rows
         self._missed_rows = max(self._missed_rows - max(sent, 0), 0)
         self.sends_backlog = self._unsent_rows > 0
         self._unsent_rows = max(self._unsent_rows - max(sent, 0), 0)
@@ -492,7 +492,7 @@ class DraftTimeout:
             self._pause = self._pause.on(PauseEvent.CAUGHT_UP)
 
 
-class LapTimer:
+class StepTimer:
     """Measures the seconds of each step, for the drafter's decision whether drafting pays off.
 
     The time of a step runs from the verification of a sequence to its next verification, whatever other
@@ -506,7 +506,7 @@ class LapTimer:
         # By sequence, when its last frame was verified, and whether drafting was paused for that frame.
         self._verified: dict[int, tuple[float, bool]] = {}
 
-    def lap_seconds(self, frame: Frame, now: float) -> tuple[float, float]:
+    def step_seconds(self, frame: Frame, now: float) -> tuple[float, float]:
         """Record that `frame` was verified at `now` (seconds).
 
         Returns (compute seconds of the stages, wall-clock seconds of the step). The wall-clock time is 0 if
@@ -525,12 +525,12 @@ class LapTimer:
             # The machine may be loaded differently at the next pause, so older measurements are discarded.
             self._plain.clear()
             return computed, seconds
-        laps = self._plain.setdefault(len(sizes), deque(maxlen=PLAIN_LAPS))
+        steps = self._plain.setdefault(len(sizes), deque(maxlen=PLAIN_STEPS))
         if all(rested for _, rested in known):
-            laps.append((computed, seconds))
-        if not laps or frame.resting:
+            steps.append((computed, seconds))
+        if not steps or frame.resting:
             return computed, 0.0
-        return median(one for one, _ in laps), median(one for _, one in laps)
+        return median(one for one, _ in steps), median(one for _, one in steps)
 
     def _note(self, frame: Frame, now: float) -> None:
         """Record when each sequence of the frame was verified, and drop closed sequences."""

@@ -132,7 +132,7 @@ class Sequencer:
             return
         flown = self._in_flight.pop(result.number, None)
         if flown and self._depth:
-            self._depth.record_lap(result.rows, result.seconds, now - flown.since, flown.alone)
+            self._depth.record_step(result.rows, result.seconds, now - flown.since, flown.alone)
         for outcome in result.outcomes:
             live = self._sequences.get(outcome.sequence)
             if live is None:

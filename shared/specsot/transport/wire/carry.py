@@ -63,7 +63,7 @@ FEATURES = Schema(
     without=TENSORS["features"],
     openings=OPENINGS,
     seconds=checked(check_duration, "a frame's time"),
-    wall=checked(check_duration, "a lap's time"),
+    wall=checked(check_duration, "a step's time"),
     trace=TRACE,
 )
 KV_ROWS = Schema(KvRows, ring_pb2.KvRows, without=TENSORS["kv_rows"])

@@ -83,7 +83,7 @@ register(
     Schema(info.ModelInfo, master_pb2.Model),
     Schema(info.MemberInfo, master_pb2.Member),
     Schema(info.PagesInfo, master_pb2.Pages),
-    Schema(info.LapsInfo, master_pb2.Laps),
+    Schema(info.StepsInfo, master_pb2.Steps),
     Schema(
         info.RequestsInfo,
         master_pb2.Requests,
@@ -156,7 +156,7 @@ def encode_event(numbered: events.Numbered) -> master_pb2.GenerateEvent:
         told = message.merged_text
         told.offset = event.offset
         told.text = event.text
-        told.lap_tokens = event.lap_tokens
+        told.step_tokens = event.step_tokens
     else:
         message = EVENT.encode(event)
     message.number = numbered.number

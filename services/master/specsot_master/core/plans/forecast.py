@@ -72,7 +72,7 @@ class TurnSums:
         self.tokens = self.tokens * KEPT + tokens
 
 
-class LapCosts:
+class StepCosts:
     """Measured turns by the number of sequences that take part in them.
 
     A turn is the time from one result of a sequence to its next one, with the tokens that the sequence gains.
@@ -173,13 +173,13 @@ class Ended(NamedTuple):
     """A past direct answer.
 
     kind: the kind of its question.
-    laps: the steps that it took.
+    steps: the steps that it took.
     tokens: its tokens.
     cut: True if a limit ended it, so that it would have been longer.
     """
 
     kind: str
-    laps: int
+    steps: int
     tokens: int
     cut: bool
 
@@ -201,8 +201,8 @@ class AnswerLengths:
     def __init__(self, kept: Mapping[str, Iterable[Any]] | None = None) -> None:
         known = kept or {}
         direct = (
-            Ended(str(kind), int(laps), max(int(tokens), 1), bool(cut))
-            for kind, laps, tokens, cut in known.get("direct", ())
+            Ended(str(kind), int(steps), max(int(tokens), 1), bool(cut))
+            for kind, steps, tokens, cut in known.get("direct", ())
         )
         self.direct = deque(direct, REMEMBERED)
         self.plan, self.points, self.branch = (
@@ -227,7 +227,7 @@ class AnswerLengths:
             case _:
                 pass
 
-    def laps(self, kind: str, limit: int) -> list[float]:
+    def steps(self, kind: str, limit: int) -> list[float]:
         """Return how many steps past direct answers took, as samples for an answer of at most `limit` tokens.
 
         Answers to the same kind of question are used if there are any. Otherwise all answers are used, if
@@ -236,8 +236,8 @@ class AnswerLengths:
         """
         alike = [one for one in self.direct if one.kind == kind]
         others = [] if kind == SEVERAL_POINTS or len(self.direct) < OTHERS else self.direct
-        known = [(one.laps, limit / one.tokens, one.cut) for one in alike or others]
-        return [laps * (share if cut else min(share, 1.0)) for laps, share, cut in known]
+        known = [(one.steps, limit / one.tokens, one.cut) for one in alike or others]
+        return [steps * (share if cut else min(share, 1.0)) for steps, share, cut in known]
 
     def branches(self, count: int) -> list[float]:
         """Return the expected lengths of `count` branches, the longest first, as quantiles of past branches.
@@ -278,8 +278,8 @@ class Forecaster:
         """Create a forecaster. `kept` is the result of `Forecaster.kept` in an earlier process. Raises
         ValueError, TypeError or KeyError if `kept` has another form.
         """
-        known = kept or {"laps": {}, "lengths": {}, "misses": {}, "suffix": 0}
-        self.laps = LapCosts((), known["laps"])
+        known = kept or {"steps": {}, "lengths": {}, "misses": {}, "suffix": 0}
+        self.steps = StepCosts((), known["steps"])
         self.lengths = AnswerLengths(known["lengths"])
         self.misses = defaultdict[str, deque[float]](lambda: deque(maxlen=REMEMBERED))
         for way, shares in known["misses"].items():
@@ -289,12 +289,12 @@ class Forecaster:
     def kept(self) -> dict[str, Any]:
         """Return what a later process can start with, for JSON."""
         misses = {way: list(shares) for way, shares in self.misses.items()}
-        known = {"laps": self.laps.kept(), "lengths": self.lengths.kept()}
+        known = {"steps": self.steps.kept(), "lengths": self.lengths.kept()}
         return known | {"misses": misses, "suffix": self._suffix}
 
     def begin(self, curve: Curve) -> None:
         """Start measuring another ring with this curve. The lengths of past answers stay valid."""
-        self.laps = LapCosts(curve, self.laps.kept())
+        self.steps = StepCosts(curve, self.steps.kept())
 
     def forecast(self, workload: Workload) -> Forecast:
         """Return the seconds of a direct and of a planned answer, before either was started."""
@@ -303,10 +303,10 @@ class Forecaster:
         known = self.lengths
         direct = None
         planned = None
-        turn = self.laps.turn(1 + workload.others)
-        laps = known.laps(workload.kind, workload.limits.new_tokens)
-        if laps and turn is not None:
-            direct = self.laps.prompt(workload.prompt) + likeliest(laps) * turn
+        turn = self.steps.turn(1 + workload.others)
+        steps = known.steps(workload.kind, workload.limits.new_tokens)
+        if steps and turn is not None:
+            direct = self.steps.prompt(workload.prompt) + likeliest(steps) * turn
         if known.points and known.plan:
             planned = self.planned(workload, round(median(known.points)))
         return Forecast(direct, planned)
@@ -328,7 +328,7 @@ class Forecaster:
     def direct(self, workload: Workload, tokens: float) -> float | None:
         """Return the seconds of one sequence that decodes `tokens` tokens, its prompt included."""
         writing = self.writing(1 + workload.others, min(tokens, workload.limits.new_tokens))
-        return None if writing is None else self.laps.prompt(workload.prompt) + writing
+        return None if writing is None else self.steps.prompt(workload.prompt) + writing
 
     def branches(self, workload: Workload, points: Sequence[Point], plan: float = 0.0) -> float | None:
         """Return the seconds of all branches of a plan that took `plan` tokens.
@@ -343,7 +343,7 @@ class Forecaster:
             return None
         most = min((limits.new_tokens - plan) / len(points), limits.max_branch_tokens or float("inf"))
         left = {point.id: min(length, most) for point, length in zip(points, lengths)}
-        seconds = self.laps.prompt(self._suffix * len(points))
+        seconds = self.steps.prompt(self._suffix * len(points))
         while left:
             ready = [one.id for one in points if one.id in left and left.keys().isdisjoint(one.needs)]
             live = ready[: limits.max_parallel]
@@ -381,15 +381,15 @@ class Forecaster:
         """Return the seconds of a direct answer that reaches its token limit, at the slowest pace of tokens
         per step seen so far; infinity if no turn was measured.
         """
-        turn = self.laps.turn(1 + workload.others)
+        turn = self.steps.turn(1 + workload.others)
         limit = workload.limits.new_tokens
-        pace = min((one.tokens / one.laps for one in self.lengths.direct if one.laps), default=1.0)
-        return inf if turn is None else self.laps.prompt(workload.prompt) + turn * limit / pace
+        pace = min((one.tokens / one.steps for one in self.lengths.direct if one.steps), default=1.0)
+        return inf if turn is None else self.steps.prompt(workload.prompt) + turn * limit / pace
 
     def writing(self, count: int, tokens: float) -> float | None:
         """Return the seconds in which `count` sequences decode `tokens` tokens each."""
-        turn = self.laps.turn(count)
-        return None if turn is None else turn * tokens / self.laps.tokens(count)
+        turn = self.steps.turn(count)
+        return None if turn is None else turn * tokens / self.steps.tokens(count)
 
 
 def likeliest(lengths: Sequence[float]) -> float:
@@ -454,13 +454,13 @@ class Outlook:
         told = self._tell("branches", self.costs.branches(self.workload, points, plan), passed)
         return None if told[0] is None else Forecast(None, told[0], None, None, *told[1:])
 
-    def on_end(self, planned: bool, seconds: float, laps: int, tokens: int, cut: bool) -> None:
+    def on_end(self, planned: bool, seconds: float, steps: int, tokens: int, cut: bool) -> None:
         """Learn from the end of the request, `seconds` after its arrival. `cut` is True if its token limit
         ended it.
         """
         kind = self.workload.kind
         if not planned and tokens:
-            self.costs.lengths.direct.append(Ended(kind, laps, tokens, cut))
+            self.costs.lengths.direct.append(Ended(kind, steps, tokens, cut))
         for about in ("planned", "branches") if planned else ("direct",):
             if (told := self._told.get(about)) and seconds > 0:
                 for name in (about, f"{about}: {kind}"):

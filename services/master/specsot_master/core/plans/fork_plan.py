@@ -258,10 +258,10 @@ class ForkPlan:
         started = Started(self._request, self._model, self._ask.mode, self._seed, prompt_tokens)
         return [self._tell(started), *self._go_on(now)]
 
-    def on_lap(self, outcomes: Iterable[Outcome], now: float) -> None:
+    def on_step(self, outcomes: Iterable[Outcome], now: float) -> None:
         """Count one step of the ring that returned these outcomes."""
         if not self.finished:
-            self._tally.lap(outcomes, now)
+            self._tally.step(outcomes, now)
 
     def on_text(self, ordinal: int, pieces: Sequence[TextPiece], now: float) -> list[Command]:
         """Handle new text of a sequence. `pieces` has one piece per token, without the token that ended the
@@ -270,8 +270,8 @@ class ForkPlan:
         stretch = self._find(ordinal)
         if stretch is None or not pieces:
             return []
-        lap = sum(piece.token is not None for piece in pieces)
-        told = self._show(ordinal, stretch, stretch.read(pieces), lap)
+        step = sum(piece.token is not None for piece in pieces)
+        told = self._show(ordinal, stretch, stretch.read(pieces), step)
         if stretch.answer.stopped:
             return [*told, CloseSequence(ordinal), *self._end(ordinal, stretch, Reason.STOP, now)]
         return told
@@ -327,7 +327,7 @@ class ForkPlan:
 
     # --- text ---
 
-    def _show(self, ordinal: int, stretch: Stretch, text: str, lap: int = 0) -> list[Command]:
+    def _show(self, ordinal: int, stretch: Stretch, text: str, step: int = 0) -> list[Command]:
         """Return events for new text of a segment."""
         logprobs = stretch.take_logprobs()
         if not text and not logprobs:
@@ -335,9 +335,9 @@ class ForkPlan:
         stretch.waiting.append(text)
         stretch.logprobs += logprobs
         if not ordinal:
-            return self._tell_merged(*self._take(stretch), lap)
+            return self._tell_merged(*self._take(stretch), step)
         offset = stretch.answer.length - len(text)
-        return [self._tell(BranchText(ordinal, offset, text, lap, logprobs)), *self._merge()]
+        return [self._tell(BranchText(ordinal, offset, text, step, logprobs)), *self._merge()]
 
     def _merge(self) -> list[Command]:
         """Return the event for what the answer gains from the current block. Threads are merged in order,
@@ -368,7 +368,7 @@ class ForkPlan:
         return taken
 
     def _tell_merged(
-        self, text: str, logprobs: tuple[TokenLogprobs, ...] = (), lap: int = 0
+        self, text: str, logprobs: tuple[TokenLogprobs, ...] = (), step: int = 0
     ) -> list[Command]:
         """Return the event for new text of the answer, or nothing if there is none."""
         if not text and not logprobs:
@@ -376,7 +376,7 @@ class ForkPlan:
         offset = self._length
         self._length = self._length + len(text)
         self._text.append(text)
-        return [self._tell(MergedText(offset, text, logprobs, lap))]
+        return [self._tell(MergedText(offset, text, logprobs, step))]
 
     def _spell(self, tokens: Sequence[int]) -> str:
         """Return the text of tags. They are special tokens, which the client may have asked to leave out."""

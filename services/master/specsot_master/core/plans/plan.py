@@ -154,12 +154,12 @@ class RequestPlan:
             return [self._tell(started), OpenScore()]
         return [self._tell(started), *self._begin(now)]
 
-    def on_lap(self, outcomes: Iterable[Outcome], now: float) -> None:
+    def on_step(self, outcomes: Iterable[Outcome], now: float) -> None:
         """Count one step of the ring that returned these outcomes. Must be called before `on_text` and
         `on_end`.
         """
         if not self.finished:
-            self._tally.lap(outcomes, now)
+            self._tally.step(outcomes, now)
 
     def on_text(self, ordinal: int, pieces: Sequence[TextPiece], now: float) -> list[Command]:
         """Handle new text of a sequence. `pieces` has one piece per token, without the token that ended the
@@ -338,8 +338,8 @@ class RequestPlan:
             return self._give_up(error)
         return [*self._tell_solo(0), *self._settle_solo(REASON_OF_END[end], now)]
 
-    def _tell_solo(self, lap: int) -> list[Command]:
-        """Return events for the new text of ordinal 0. `lap` is the number of tokens that the current step
+    def _tell_solo(self, step: int) -> list[Command]:
+        """Return events for the new text of ordinal 0. `step` is the number of tokens that the current step
         added.
         """
         told: list[Command] = []
@@ -354,7 +354,7 @@ class RequestPlan:
         delta = self._solo.take_delta()
         logprobs = self._solo.take_logprobs()
         if delta or logprobs:
-            told.append(self._tell(events.MergedText(self._solo.length - len(delta), delta, logprobs, lap)))
+            told.append(self._tell(events.MergedText(self._solo.length - len(delta), delta, logprobs, step)))
         return told
 
     def _settle_solo(self, reason: events.Reason, now: float) -> list[Command]:
@@ -415,13 +415,13 @@ class RequestPlan:
         branches = self._branches
         if branches is None or not branches[id].live:
             return []
-        lap = sum(piece.token is not None for piece in pieces)
-        told = self._tell_branch(id, branches.write(id, pieces), lap)
+        step = sum(piece.token is not None for piece in pieces)
+        told = self._tell_branch(id, branches.write(id, pieces), step)
         if branches[id].answer.stopped:
             return [*told, CloseSequence(id), *self._end_branch(id, events.Reason.STOP, now)]
         return told
 
-    def _tell_branch(self, id: int, text: str, lap: int, over: bool = False) -> list[Command]:
+    def _tell_branch(self, id: int, text: str, step: int, over: bool = False) -> list[Command]:
         """Return events for new text of a branch and for what the merged answer gains by it. `over` is True
         at the end of the branch, when the logprobs of all remaining tokens are sent.
         """
@@ -430,7 +430,7 @@ class RequestPlan:
         if not text and not logprobs:
             return []
         offset = self._branches[id].answer.length - len(text)
-        told: list[Command] = [self._tell(events.BranchText(id, offset, text, lap, logprobs))]
+        told: list[Command] = [self._tell(events.BranchText(id, offset, text, step, logprobs))]
         return told + self._tell_merged(self._branches.merge.write(id, text, logprobs))
 
     def _tell_merged(self, delta: str) -> list[Command]:
@@ -540,7 +540,7 @@ class RequestPlan:
         whole = reason in (events.Reason.STOP, events.Reason.LENGTH) and not (self.deadline or polish)
         if self._outlook and whole and (branches or self._mode == "direct"):
             cut = reason is events.Reason.LENGTH
-            self._outlook.on_end(branches is not None, figures.seconds, figures.laps, len(tokens), cut)
+            self._outlook.on_end(branches is not None, figures.seconds, figures.steps, len(tokens), cut)
         alone = reason is events.Reason.STOP and (not branches or bool(polish and solo.text))
         stop = (solo.stop, None if solo.stop else self._stop_token) if alone else (None, None)
         return [*told, self._tell(events.Finished(reason, text, tokens, figures, *stop))]

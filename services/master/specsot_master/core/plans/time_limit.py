@@ -175,4 +175,4 @@ class TimeLimit:
         """Return the usual seconds of a turn, or None if nothing was measured."""
         if self.outlook is None:
             return None
-        return self.outlook.costs.laps.turn(max(live, 1) + self.outlook.workload.others)
+        return self.outlook.costs.steps.turn(max(live, 1) + self.outlook.workload.others)

@@ -101,7 +101,7 @@ def configurations_of(
         head=drafter.head if drafter else None,
         shape=shape,
         draft_timeout=config.draft_timeout,
-        curve=lap_curve(members, stages),
+        curve=step_curve(members, stages),
         transport=config.transport,
         comm_mode=config.comm_mode,
         hop_dtype=config.hop_dtype,
@@ -197,7 +197,7 @@ def tree_shape_of(drafter: Registration | None, config: RingConfig) -> TreeShape
     return replace(own, fixed=own.fixed or config.shape.fixed) if own else config.shape
 
 
-def lap_curve(members: Sequence[Registration], stages: Sequence[Stage]) -> Curve:
+def step_curve(members: Sequence[Registration], stages: Sequence[Stage]) -> Curve:
     """Return the seconds of one step by tokens in its batch: each stage's measured layer time, times its
     number of layers, summed over the stages. Only batch sizes that all stages have measured appear.
     """

@@ -42,8 +42,8 @@ class Throughput:
     @property
     def tokens_per_second(self) -> float | None:
         """Tokens per second, or None if no stage was measured."""
-        lap = sum(self.stages) + self.hops
-        return 1 / lap if sum(self.stages) else None
+        step = sum(self.stages) + self.hops
+        return 1 / step if sum(self.stages) else None
 
     def __str__(self) -> str:
         """Describe the ring: "a 0:16 12.1 ms, b 16:32 13.0 ms, hops 0.4 ms: 39.2 tokens/s plainly"."""
@@ -449,8 +449,8 @@ def tokens_per_second(stages: Stages, sites: Mapping[str, WorkerCost], requests:
         stages of 10 ms and 20 ms, no hops: 1 request -> 1 / 0.03 = 33; 4 requests -> min(133, 1 / 0.02) = 50
     """
     costs = [sites[stage.name].cost(len(stage.layers), stage is stages[-1]) for stage in stages]
-    lap = sum(costs) + _hops([sites[stage.name].worker for stage in stages])
-    return min(max(requests, 1) / lap, 1 / max(costs))
+    step = sum(costs) + _hops([sites[stage.name].worker for stage in stages])
+    return min(max(requests, 1) / step, 1 / max(costs))
 
 
 def to_load(wanted: Stages, present: Stages, loaded: Mapping[str, Range]) -> dict[str, Range]:

@@ -9,7 +9,7 @@ const STATES = {planned: "", waiting: "waits", writing: "writing", stop: "done",
 const SENTENCE_END = /[.!?。！？][\s"'*”’)]*$/;
 const OPEN = ["planned", "waiting", "writing"];  // states of a part that is not over
 const READING = "reading the question";  // until something is written or foreseen
-const NOTHING_NEW = 1.05;  // tokens a lap below which drafts brought nothing worth a word
+const NOTHING_NEW = 1.05;  // tokens a step below which drafts brought nothing worth a word
 
 const newAnswer = () => ({role: "assistant", content: "", thoughts: "", parts: [], state: "writing", figures: null, note: ""});
 
@@ -22,7 +22,7 @@ function cutShort(turn, state) {
   turn.content = turn.parts.filter(textOf).map((one) => one.id ? `## ${one.id}. ${one.title}\n${textOf(one)}` : textOf(one)).join("\n\n");
 }
 
-// A text of the answer: a branch, or (id 0, no title) the whole of a direct one. runs: [text, tokens of its lap].
+// A text of the answer: a branch, or (id 0, no title) the whole of a direct one. runs: [text, tokens of its step].
 class Part {
   constructor(told) {
     this.told = told;
@@ -34,11 +34,11 @@ class Part {
     this.tell();
   }
 
-  add(text, lap) {
+  add(text, step) {
     const runs = this.told.runs, clean = text.replace(/\r\n?/g, "\n");
-    if (runs.length && runs.at(-1)[1] === lap && lap < 2) runs.at(-1)[0] += clean; else runs.push([clean, lap]);
-    this.told.tokens += lap;
-    this.told.laps += 1;
+    if (runs.length && runs.at(-1)[1] === step && step < 2) runs.at(-1)[0] += clean; else runs.push([clean, step]);
+    this.told.tokens += step;
+    this.told.steps += 1;
     painter.add(this);
   }
 
@@ -56,17 +56,17 @@ class Part {
   }
 
   tell() {
-    const {id, title, state, tokens, laps, needs} = this.told;
+    const {id, title, state, tokens, steps, needs} = this.told;
     this.box.dataset.is = state;
     this.body.classList.toggle("cut", state === "length" && !SENTENCE_END.test(this.told.runs.at(-1)?.[0] ?? "."));
     this.head.textContent = `${id}. ${title}`;
-    const pace = laps && tokens / laps > NOTHING_NEW ? ` · ${(tokens / laps).toFixed(1)} a lap` : "";
+    const pace = steps && tokens / steps > NOTHING_NEW ? ` · ${(tokens / steps).toFixed(1)} a step` : "";
     const after = state === "waiting" && needs.length ? ` for ${needs.join(", ")}` : "";
     this.meta.textContent = `${STATES[state] ?? state}${after}${tokens ? ` · ${count(tokens, "token")}${pace}` : ""}`;
   }
 }
 
-// What changed is drawn once a frame, however many laps came.
+// What changed is drawn once a frame, however many steps came.
 const painter = {
   waiting: new Set(),
   asked: 0,
@@ -124,7 +124,7 @@ class Answer {
 
   part(id, title = "", state = "writing") {
     if (this.parts.has(id)) return this.parts.get(id);
-    const told = {id, title, needs: [], runs: [], tokens: 0, laps: 0, state};
+    const told = {id, title, needs: [], runs: [], tokens: 0, steps: 0, state};
     this.turn.parts.push(told);
     if (id) this.list.classList.add("side");
     return this.show(told);
@@ -137,7 +137,7 @@ class Answer {
       this.thinking.open = false;
       if (this.status.textContent === READING) this.say("writing");
       this.turn.content += delta.content;
-      if (event?.lap_tokens || !this.turn.parts.some((one) => one.id)) this.part(0).add(delta.content, event?.lap_tokens ?? 0);
+      if (event?.step_tokens || !this.turn.parts.some((one) => one.id)) this.part(0).add(delta.content, event?.step_tokens ?? 0);
     }
     if (event) this.on[event.event]?.call(this, event, said);
   }
@@ -171,7 +171,7 @@ class Answer {
       this.say(points.size ? [`${count(points.size, "point")}`, foreseen(event.forecast)].filter(Boolean).join("; ") : "writing");
     },
     branch_started(event) { this.part(event.branch, event.title).mark("writing"); },
-    branch_text(event) { this.part(event.branch).add(event.text, event.lap_tokens); },
+    branch_text(event) { this.part(event.branch).add(event.text, event.step_tokens); },
     branch_finished(event) { this.part(event.branch).mark(event.reason); },
     finished(event) {
       this.turn.figures = event.statistics;
@@ -276,18 +276,18 @@ function foreseen(forecast) {
 function figuresOf(turn, parts) {
   const told = turn.figures, rests = told.rested >= .5, drafted = told.mean_accepted > NOTHING_NEW;
   const branches = parts.filter((one) => one.id);
-  const alone = branches.reduce((sum, one) => sum + one.laps, 0);
+  const alone = branches.reduce((sum, one) => sum + one.steps, 0);
   const line = [`${told.seconds.toFixed(1)} s`, count(told.merged_tokens, "token"), `${told.tokens_per_second.toFixed(1)} tokens/s`];
-  if (branches.length) line.push(`${count(branches.length, "branch", "branches")} in ${count(told.laps, "lap")}${alone > told.laps ? `, ${alone.toLocaleString("en")} one after another` : ""}`);
-  else line.push(count(told.laps, "lap"));
+  if (branches.length) line.push(`${count(branches.length, "branch", "branches")} in ${count(told.steps, "step")}${alone > told.steps ? `, ${alone.toLocaleString("en")} one after another` : ""}`);
+  else line.push(count(told.steps, "step"));
   if (rests) line.push("drafting rests: it does not pay here");
-  else if (drafted) line.push(`drafts: ${told.mean_accepted.toFixed(1)} tokens a lap`);
+  else if (drafted) line.push(`drafts: ${told.mean_accepted.toFixed(1)} tokens a step`);
   const phases = Object.entries(told.phases ?? {}).filter(([, seconds]) => seconds >= .05).map(([name, seconds]) => `${name.replaceAll("_", " ")} ${seconds.toFixed(1)} s`);
   const rows = {"why": told.decision, "first text after": `${told.seconds_to_first_token.toFixed(2)} s`, "time": phases.join(", "),
     "prompt": `${count(told.prompt_tokens, "token")}, ${told.cached_tokens.toLocaleString("en")} of them known already`,
     "plan and headings": count(told.plan_tokens + told.heading_tokens, "token"), "seed": turn.seed, "temperature": turn.temperature ? `${turn.temperature}, as 0 would write the same again` : ""};
-  const legend = make("p", {class: "legend"}, "Tokens that one lap brought: ", make("i", {}, "1"),
-    ...[2, 3, 4].map((n) => make("i", {class: `lap${n}`}, `${n}`)), make("i", {class: "lap5"}, "5 or more"));
+  const legend = make("p", {class: "legend"}, "Tokens that one step brought: ", make("i", {}, "1"),
+    ...[2, 3, 4].map((n) => make("i", {class: `step${n}`}, `${n}`)), make("i", {class: "step5"}, "5 or more"));
   const box = make("details", {class: "figures"}, make("summary", {}, line.join(" · ")),
     make("dl", {}, ...Object.entries(rows).filter(([, value]) => value).map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, `${value}`)))),
     ...(drafted ? [legend] : []));

@@ -36,11 +36,11 @@ function tellState(state, words) {
 }
 
 function meet(info) {
-  const model = info.models[0], laps = {per_second: 0, tokens_per_lap: 0, rows_per_lap: 0, stages: [], ...info.laps};
-  if (info.requests?.running === 0) laps.per_second = 0;  // it is of the last seconds, and nothing is written any more
+  const model = info.models[0], steps = {per_second: 0, tokens_per_step: 0, rows_per_step: 0, stages: [], ...info.steps};
+  if (info.requests?.running === 0) steps.per_second = 0;  // it is of the last seconds, and nothing is written any more
   const stages = info.members.filter((one) => one.kind === "worker" && one.layers).sort((a, b) => a.layers.first - b.layers.first);
   const drafter = info.members.find((one) => one.kind === "drafter");
-  const pace = laps.per_second * laps.tokens_per_lap;
+  const pace = steps.per_second * steps.tokens_per_step;
   tellState(info.ready ? "ready" : "waiting", info.ready ? "ready" : `waiting for ${info.waiting_for.join(", ")}`);
   $("state").dataset.pace = info.ready && pace ? `${pace.toFixed(pace < 10 ? 1 : 0)} tokens/s` : "";
   $("model").textContent = $("model").title = model?.name ?? "";
@@ -48,7 +48,7 @@ function meet(info) {
   $("machine").textContent = model ? [`${model.name}: ${count(model.layers, "layer")}, a context of ${model.max_positions.toLocaleString("en")} tokens${numbers ? `, ${numbers}` : ""}`,
     stages.length && `${count(stages.length, "stage")}${drafter ? " and a drafter" : ""}${places.size ? ` on ${[...places.values()].join("; ")}` : ""}`].filter(Boolean).join("; ") + "." + (model.no_chat_template ? " Its files hold no chat template: it may continue your question instead of answering it." : "") : "";
   if (model) set.max_tokens.max = model.max_positions - 1;
-  if (!$("ring").hidden) draw(info, stages, drafter, laps);
+  if (!$("ring").hidden) draw(info, stages, drafter, steps);
 }
 
 // "AMD EPYC, 2 cores, 21.8 GiB, on node-1"
@@ -56,32 +56,32 @@ const placeOf = ({device, gpu, memory, host}) =>
   [device || gpu, memory && `${(memory / 2 ** 30).toFixed(1)} GiB`, host && (device || gpu ? `on ${host}` : host)].filter(Boolean).join(", ");
 const inMs = (ms) => ms ? `${ms.toFixed(ms < 10 ? 2 : 1)} ms` : "–";
 
-function draw(info, stages, drafter, laps) {
-  const moving = laps.per_second > 0, ms = (stage) => laps.stages[stage] === undefined ? undefined : laps.stages[stage] * 1000;
+function draw(info, stages, drafter, steps) {
+  const moving = steps.per_second > 0, ms = (stage) => steps.stages[stage] === undefined ? undefined : steps.stages[stage] * 1000;
   const least = stages.map((one, n) => 1000 * one.least_seconds <= (ms(n) ?? Infinity) ? 1000 * one.least_seconds : 0);  // else it was measured badly
   $("ring").classList.toggle("moving", moving);
   $("ring").classList.remove("lost");
-  $("ring").style.setProperty("--lap-time", `${Math.min(2, Math.max(0.15, 4 / (laps.per_second || 1)))}s`);
-  $("ring-words").textContent = `${count(stages.length, "stage")}${drafter ? " and a drafter" : ""}, ${laps.per_second.toFixed(1)} laps a second, ` +
-    `${laps.tokens_per_lap.toFixed(1)} tokens a lap`;
-  const most = Math.max(...laps.stages, 1e-9);
+  $("ring").style.setProperty("--step-time", `${Math.min(2, Math.max(0.15, 4 / (steps.per_second || 1)))}s`);
+  $("ring-words").textContent = `${count(stages.length, "stage")}${drafter ? " and a drafter" : ""}, ${steps.per_second.toFixed(1)} steps a second, ` +
+    `${steps.tokens_per_step.toFixed(1)} tokens a step`;
+  const most = Math.max(...steps.stages, 1e-9);
   const seats = stages.map((one, n) => seat(place(n, stages.length), width(stages.length), [
-    `stage ${n}`, `layers ${one.layers.first}–${one.layers.last - 1}`, laps.stages[n] === undefined ? "" : inMs(ms(n))],
-    moving ? (laps.stages[n] ?? 0) / most : 0));
-  if (drafter) seats.push(seat([200, 212], 116, ["drafter", `${laps.rows_per_lap.toFixed(1)} rows a lap`, ""], 0));
+    `stage ${n}`, `layers ${one.layers.first}–${one.layers.last - 1}`, steps.stages[n] === undefined ? "" : inMs(ms(n))],
+    moving ? (steps.stages[n] ?? 0) / most : 0));
+  if (drafter) seats.push(seat([200, 212], 116, ["drafter", `${steps.rows_per_step.toFixed(1)} rows a step`, ""], 0));
   $("drawing").replaceChildren(
     svg("ellipse", {class: "track", cx: 200, cy: 125, rx: 150, ry: 85}),
     svg("ellipse", {class: "flow", cx: 200, cy: 125, rx: 150, ry: 85}),
     ...seats,
-    words(200, 112, laps.per_second.toFixed(1), "big", "laps"), words(200, 128, "laps a second", "small"),
-    words(200, 154, laps.tokens_per_lap.toFixed(1), "big", "tokens"), words(200, 170, "tokens a lap", "small"));
+    words(200, 112, steps.per_second.toFixed(1), "big", "steps"), words(200, 128, "steps a second", "small"),
+    words(200, 154, steps.tokens_per_step.toFixed(1), "big", "tokens"), words(200, 170, "tokens a step", "small"));
   const row = (tag, ...cells) => make("tr", {}, ...cells.map((cell) => make(tag, {}, cell)));
-  $("stages").replaceChildren(make("thead", {}, row("th", "stage", "layers", "weights", moving ? "a lap now" : "newest lap", "at least")),
+  $("stages").replaceChildren(make("thead", {}, row("th", "stage", "layers", "weights", moving ? "a step now" : "newest step", "at least")),
     make("tbody", {}, ...stages.map((one, n) => row("td", [`${n}: ${one.name}`, one.host].filter(Boolean).join(", "),
       `${one.layers.first}–${one.layers.last - 1}`, one.weights ? `${(one.weights / 2 ** 20).toFixed(0)} MiB` : "–", inMs(ms(n)), inMs(least[n])))));
-  const pace = laps.per_second * laps.tokens_per_lap, whole = least.every(Boolean) && 1000 / least.reduce((sum, one) => sum + one, 0);
+  const pace = steps.per_second * steps.tokens_per_step, whole = least.every(Boolean) && 1000 / least.reduce((sum, one) => sum + one, 0);
   $("reach").textContent = [
-    whole && `At least: a lap reads all weights once, as fast as each stage copies memory. One text without drafts can reach ${whole.toFixed(1)} tokens/s by that.`,
+    whole && `At least: a step reads all weights once, as fast as each stage copies memory. One text without drafts can reach ${whole.toFixed(1)} tokens/s by that.`,
     pace && `Now ${pace.toFixed(1)} tokens/s are written${whole ? `, ${(pace / whole).toFixed(1)} times that` : ""}.`,
     info.pages && `${(100 * (1 - info.pages.free / info.pages.total)).toFixed(0)} % of the memory for contexts is in use.`].filter(Boolean).join(" ");
 }

@@ -1,5 +1,5 @@
 "use strict";
-// Elements out of Markdown, code with colours, tokens with the tint of their lap. Never HTML: whatever a model writes
+// Elements out of Markdown, code with colours, tokens with the tint of their step. Never HTML: whatever a model writes
 // is put into text nodes, and the page's policy (require-trusted-types-for) forbids anything else.
 
 const $ = (id) => document.getElementById(id);
@@ -12,7 +12,7 @@ function make(tag, attributes = {}, ...children) {
   return one;
 }
 
-// Write Markdown into `box`. runs: [text, tokens of its lap], which together are the text. Blocks that are as they were
+// Write Markdown into `box`. runs: [text, tokens of its step], which together are the text. Blocks that are as they were
 // stay, so that what is selected stays selected, and nothing flickers.
 function render(box, runs) {
   const text = runs.map(([piece]) => piece).join("");
@@ -33,17 +33,17 @@ function render(box, runs) {
   while (box.children.length > n) box.lastElementChild.remove();
 }
 
-// Text at `at` of the source as a fragment of spans, one for each lap that brought some of it.
+// Text at `at` of the source as a fragment of spans, one for each step that brought some of it.
 function tinter(runs) {
   const ends = [];
   let end = 0;
-  for (const [piece, lap] of runs) ends.push([end += piece.length, lap]);
+  for (const [piece, step] of runs) ends.push([end += piece.length, step]);
   return (text, at) => {
     const out = document.createDocumentFragment();
     let from = 0, n = ends.findIndex(([until]) => until > at);
     while (from < text.length && n >= 0 && n < ends.length) {
-      const to = Math.min(text.length, ends[n][0] - at), lap = ends[n][1];
-      if (to > from) out.append(lap > 1 ? make("span", {class: `lap${Math.min(lap, 5)}`, title: `${lap} tokens in one lap`}, text.slice(from, to)) : text.slice(from, to));
+      const to = Math.min(text.length, ends[n][0] - at), step = ends[n][1];
+      if (to > from) out.append(step > 1 ? make("span", {class: `step${Math.min(step, 5)}`, title: `${step} tokens in one step`}, text.slice(from, to)) : text.slice(from, to));
       from = Math.max(from, to);
       n += 1;
     }

@@ -1,4 +1,4 @@
-"""Runs a stage and a drafter lap by lap on the services' engines; the caller decides what is accepted."""
+"""Runs a stage and a drafter step by step on the services' engines; the caller decides what is accepted."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class _SequenceState:
     tree: Tree = field(default_factory=lambda: single(0))
 
 
-class DrivenLaps:
-    """Prompts are fed once; then trees, lap by lap. head None: every tree is its root, plain decoding."""
+class DrivenSteps:
+    """Prompts are fed once; then trees, step by step. head None: every tree is its root, plain decoding."""
 
     def __init__(
         self, base: Decoder, head: DraftHead | None, shape: TreeShape, prompts: Sequence[int], most: int
@@ -70,7 +70,7 @@ class DrivenLaps:
         self._texts: dict[int, _SequenceState] = {}
         self._fed: dict[int, tuple[Segment, Tensor | None]] = {}
         self._openings: tuple[Opening, ...] = ()
-        self._lap = 0
+        self._step = 0
 
     @property
     def trees(self) -> dict[int, Tree]:
@@ -108,8 +108,8 @@ class DrivenLaps:
         return TreeSegment(sequence, text.draft_round, text.committed, text.keep, tree)
 
     def _run(self, segments: Sequence[Segment]) -> dict[int, Tensor]:
-        self._lap += 1
-        frame = self._stage.run(Frame(EPOCH, self._lap, self._openings, tuple(segments)))
+        self._step += 1
+        frame = self._stage.run(Frame(EPOCH, self._step, self._openings, tuple(segments)))
         assert frame.hidden is not None
         logits: Tensor = self._logits(frame.hidden)
         found: dict[int, Tensor] = {}
@@ -132,23 +132,23 @@ class DrivenLaps:
     def _teach(self, engine: DraftEngine, lessons: Sequence[FeatureBatch], fused: Sequence[Tensor]) -> None:
         rows = torch.cat(tuple(fused))
         engine.observe(
-            Features(EPOCH, self._lap, self._openings, tuple(lessons), (), rows, fed=len(rows), seconds=0.0)
+            Features(EPOCH, self._step, self._openings, tuple(lessons), (), rows, fed=len(rows), seconds=0.0)
         )
         for draft in drafts_of(engine):
             self._texts[draft.sequence].tree = draft.tree
 
 
-def begin(laps: DrivenLaps, prompts: Mapping[int, Sequence[int]]) -> None:
+def begin(steps: DrivenSteps, prompts: Mapping[int, Sequence[int]]) -> None:
     """Feed prompts, and take the likeliest token behind each."""
-    logits = laps.prefill(prompts)
-    laps.accept({i: Accepted((0,), likeliest(row.view(1, -1))[0]) for i, row in logits.items()})
+    logits = steps.prefill(prompts)
+    steps.accept({i: Accepted((0,), likeliest(row.view(1, -1))[0]) for i, row in logits.items()})
 
 
-def take_lap(laps: DrivenLaps, going: Iterable[int]) -> dict[int, tuple[Tree, Accepted]]:
-    """One greedy lap of these texts: the tree of each, and what of it was accepted."""
-    trees = {i: laps.trees[i] for i in going}
-    verdicts = {i: judge(trees[i], likeliest(rows)) for i, rows in laps.verify(trees).items()}
-    laps.accept(verdicts)
+def take_step(steps: DrivenSteps, going: Iterable[int]) -> dict[int, tuple[Tree, Accepted]]:
+    """One greedy step of these texts: the tree of each, and what of it was accepted."""
+    trees = {i: steps.trees[i] for i in going}
+    verdicts = {i: judge(trees[i], likeliest(rows)) for i, rows in steps.verify(trees).items()}
+    steps.accept(verdicts)
     return {i: (trees[i], verdict) for i, verdict in verdicts.items()}
 
 

@@ -1,4 +1,4 @@
-"""A lap that is begun before its frame comes, plain or with drafts: the same text and pages, whatever comes
+"""A step that is begun before its frame comes, plain or with drafts: the same text and pages, whatever comes
 instead of it.
 """
 
@@ -21,7 +21,7 @@ from specsot.core.tree import accept, chain, shape_of
 from specsot.errors import ModelError
 from specsot.members import Configuration, TreeShape
 from specsot.params import Sampling, Window
-from specsot_bench.eagle.generation import LapLoop
+from specsot_bench.eagle.generation import StepLoop
 from specsot_drafter.core.budget import FixedBudget
 from specsot_drafter.core.selection import Candidates, best_each, build_trees
 from specsot_drafter.core.sequences import DraftSequence
@@ -32,10 +32,10 @@ from specsot_model.decoder import Decoder
 from specsot_worker import sampling, verifier
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget
 from specsot_worker.core.sequencer import Sequencer
-from specsot_worker.next_lap import NextLap
+from specsot_worker.next_step import NextStep
 from specsot_worker.stage import DecoderStage
 from specsot_worker.verifier import Verifier
-from tests.eager_laps import EagerLaps
+from tests.eager_steps import EagerSteps
 from tests.models import Shape, write_base
 
 PAGES, PAGE, LEASE = 48, 4, 1000
@@ -64,7 +64,7 @@ def opened(
 
 
 def orders(window: Window | None = None) -> dict[int, list[Order]]:
-    """By lap: some begin together, others come and go while they write; one forks the prompt of another."""
+    """By step: some begin together, others come and go while they write; one forks the prompt of another."""
     warm, make = Sampling(temperature=0.9), partial(opened, window=window)
     return {
         0: [make(1), make(2, sampling=warm, seed=5), make(3, sampling=warm, stop_ids=(STOP,))],
@@ -74,9 +74,9 @@ def orders(window: Window | None = None) -> dict[int, list[Order]]:
     }
 
 
-def laps_of(loop: LapLoop, due: dict[int, list[Order]]) -> Iterator[Any]:
-    for lap in range(200):
-        for order in due.pop(lap, []):
+def steps_of(loop: StepLoop, due: dict[int, list[Order]]) -> Iterator[Any]:
+    for step in range(200):
+        for order in due.pop(step, []):
             loop.sequencer.apply_order(order)
         try:
             yield loop.turn()
@@ -96,60 +96,60 @@ def write(
     unread: bool = False,
     pages: int = PAGES,
     rows: int = 64,
-) -> tuple[dict[int, list[int]], DecoderStage, EagerLaps, int]:
-    """What each sequence writes, and how many laps that took. unread: features are told of, too."""
+) -> tuple[dict[int, list[int]], DecoderStage, EagerSteps, int]:
+    """What each sequence writes, and how many steps that took. unread: features are told of, too."""
     stage = DecoderStage(decoder, pages, PAGE, "packed")
     if unread:
         stage.tap(2, torch.ones(4, decoder.config.hidden))
-    laps = EagerLaps(decoder, stage._kv, stage._taps, unread)
+    steps = EagerSteps(decoder, stage._kv, stage._taps, unread)
     if ahead:
-        stage.run_by(laps)
+        stage.run_by(steps)
     budget, table = FrameBudget(rows, 1, SHAPE.slots if engine else 1), PageTable(pages, PAGE)
     waits, vocabulary = DraftTimeout(0.0, present=engine is not None), decoder.config.vocab
     sequencer = Sequencer(1, budget, table, waits, vocabulary=vocabulary)
     verifier = Verifier(decoder.logits, lambda _: None, None, stage if ahead else None)
     written, number = dict[int, list[int]](), 0
-    for lap in laps_of(LapLoop(stage, verifier, sequencer, engine), orders() if due is None else due):
-        number += any(lap.frame.segments)
-        for outcome in lap.result.outcomes:
+    for step in steps_of(StepLoop(stage, verifier, sequencer, engine), orders() if due is None else due):
+        number += any(step.frame.segments)
+        for outcome in step.result.outcomes:
             written.setdefault(outcome.sequence, []).extend(outcome.tokens)
-    return written, stage, laps, number
+    return written, stage, steps, number
 
 
 @pytest.mark.parametrize("window", [None, WINDOW])
-def test_law_1_laps_that_are_begun_early_write_the_same(decoder: Decoder, window: Window | None) -> None:
+def test_law_1_steps_that_are_begun_early_write_the_same(decoder: Decoder, window: Window | None) -> None:
     wanted, plain, _, _ = write(decoder, False, orders(window))
-    found, stage, laps, number = write(decoder, True, orders(window))
+    found, stage, steps, number = write(decoder, True, orders(window))
     assert {sequence: len(tokens) for sequence, tokens in wanted.items()}.keys() == LENGTHS.keys()
     assert found == wanted
-    assert stage.table.free == plain.table.free == PAGES, "nothing is kept for laps that never came"
+    assert stage.table.free == plain.table.free == PAGES, "nothing is kept for steps that never came"
     assert stage.table.sequences == plain.table.sequences == frozenset()
-    assert laps.launched > number, "some were begun for nothing"
+    assert steps.launched > number, "some were begun for nothing"
 
 
 def begun_of(monkeypatch: pytest.MonkeyPatch, way: str) -> list[bool]:
-    """Whether laps were begun in this way of the stage's, from now on, whenever it was asked."""
+    """Whether steps were begun in this way of the stage's, from now on, whenever it was asked."""
     begun, ask = list[bool](), getattr(DecoderStage, way)
     monkeypatch.setattr(DecoderStage, way, lambda *given: begun.append(ask(*given)) or begun[-1])
     return begun
 
 
-def test_plain_laps_go_on_at_once_where_some_end(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_steps_go_on_at_once_where_some_end(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """By their length, or by a token that nobody foresaw. Those of prompts and behind those are not."""
     wanted, *_ = write(decoder, ahead=False, due={0: [opened(sequence) for sequence in LENGTHS]})
     stop = wanted[2][19]
     stopped = wanted[2].index(stop) + 1
     at_once: Orders = {0: [opened(one, stop_ids=(stop,) if one == 2 else ()) for one in LENGTHS]}
     begun = begun_of(monkeypatch, "go_on")
-    found, stage, laps, number = write(decoder, True, at_once)
+    found, stage, steps, number = write(decoder, True, at_once)
     assert found == wanted | {2: wanted[2][:stopped]}
-    assert laps.launched == number == LENGTHS[1], "none for nothing"
+    assert steps.launched == number == LENGTHS[1], "none for nothing"
     assert sum(begun) == number - 3
     assert stage.table.free == PAGES
 
 
 @pytest.mark.parametrize(("new", "family"), [(5, None), (4, None), (5, 0)], ids=["last", "between", "first"])
-def test_plain_laps_behind_prompts_go_on_at_once_in_order(
+def test_plain_steps_behind_prompts_go_on_at_once_in_order(
     decoder: Decoder, new: int, family: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is begun for whom the next frame has elsewhere."""
@@ -157,10 +157,10 @@ def test_plain_laps_behind_prompts_go_on_at_once_in_order(
     joins: Orders = {0: others, 5: [opened(new, family=family)]}
     wanted, *_ = write(decoder, ahead=False, due=dict(joins))
     begun = begun_of(monkeypatch, "go_on")
-    found, _, laps, number = write(decoder, True, joins)
+    found, _, steps, number = write(decoder, True, joins)
     assert found == wanted
     last = new == 5 and family is None
-    assert laps.launched == number + 1, "one before the text joins, of whom nobody knew yet"
+    assert steps.launched == number + 1, "one before the text joins, of whom nobody knew yet"
     assert sum(begun) == number - 3 - (not last)
 
 
@@ -168,9 +168,9 @@ def test_nothing_is_begun_where_a_prompt_waits_for_rows(decoder: Decoder) -> Non
     """Three trees and the fourth text's prompt are a whole frame; the fifth one's comes with the next."""
     at_once: Orders = {0: [opened(sequence) for sequence in LENGTHS]}
     wanted, *_ = write(decoder, ahead=False, due=at_once)
-    found, _, laps, number = write(decoder, True, {0: [opened(one) for one in LENGTHS]}, rows=8)
+    found, _, steps, number = write(decoder, True, {0: [opened(one) for one in LENGTHS]}, rows=8)
     assert found == wanted
-    assert laps.launched == number, "none for nothing"
+    assert steps.launched == number, "none for nothing"
 
 
 SHAPE = TreeShape(3, 2, 6, fixed=True)
@@ -224,7 +224,7 @@ class Erring(Proposer):
 
 
 class Dozing(FixedBudget):
-    """Rests for some laps at any of them."""
+    """Rests for some steps at any of them."""
 
     adaptive = True
 
@@ -243,10 +243,10 @@ def engine_of(proposer: Proposer, budget: FixedBudget | None = None) -> DraftEng
 
 
 def random_orders(seed: int, window: Window | None, drafted: bool = True) -> Orders:
-    """They come, go and pause at any lap; one forks the prompt of another."""
+    """They come, go and pause at any step; one forks the prompt of another."""
     rng, warm = random.Random(seed), Sampling(temperature=0.9)
     make = partial(opened, window=window, drafted=drafted)
-    due: Orders = {lap: [] for lap in range(60)}
+    due: Orders = {step: [] for step in range(60)}
     fork, stop = Fork(1, 5), (STOP,)
     for order, latest in (
         (make(1), 0),
@@ -268,9 +268,9 @@ def test_others_go_on_at_once_where_one_ends(decoder: Decoder, monkeypatch: pyte
     wanted, *_ = write(decoder, ahead=False, due=at_once)
     begun = begun_of(monkeypatch, "grow_on")
     drafted: Orders = {0: [opened(sequence, drafted=True) for sequence in LENGTHS]}
-    found, _, laps, number = write(decoder, True, drafted, engine_of(Erring(wanted)))
+    found, _, steps, number = write(decoder, True, drafted, engine_of(Erring(wanted)))
     assert found == wanted
-    assert laps.launched == number, "none for nothing"
+    assert steps.launched == number, "none for nothing"
     assert sum(begun) == number - 2
 
 
@@ -278,7 +278,7 @@ PLAIN = [(seed, None) for seed in range(4)]
 
 
 @pytest.mark.parametrize(("seed", "window"), [*PLAIN, (4, WINDOW), (5, WIDE)])
-def test_law_1_plain_laps_begun_early_beside_whoever_comes_and_goes_write_the_same(
+def test_law_1_plain_steps_begun_early_beside_whoever_comes_and_goes_write_the_same(
     decoder: Decoder, seed: int, window: Window | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted, *_ = write(decoder, ahead=False, due=random_orders(seed, window, drafted=False))
@@ -286,25 +286,25 @@ def test_law_1_plain_laps_begun_early_beside_whoever_comes_and_goes_write_the_sa
     pages = PAGES if seed % 2 else FEW_PAGES
     found, stage, _, number = write(decoder, True, random_orders(seed, window, drafted=False), pages=pages)
     assert found == wanted
-    assert stage.table.free == pages, "nothing is kept for laps that never came"
+    assert stage.table.free == pages, "nothing is kept for steps that never came"
     assert sum(begun) > number / 2
 
 
 @pytest.mark.parametrize("chains", [False, True], ids=["trees", "chains"])
 @pytest.mark.parametrize(("seed", "window"), [*PLAIN, (4, WINDOW), (5, WIDE)])
-def test_law_1_drafted_laps_that_are_begun_early_write_the_same(
+def test_law_1_drafted_steps_that_are_begun_early_write_the_same(
     decoder: Decoder, chains: bool, seed: int, window: Window | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_once = [order for due in orders(window).values() for order in due if isinstance(order, Open)]
     wanted, *_ = write(decoder, ahead=False, due={0: at_once})
     begun = begun_of(monkeypatch, "grow_on")
     engine = engine_of(Erring(wanted, chains))
-    found, stage, laps, number = write(decoder, True, random_orders(seed, window), engine)
+    found, stage, steps, number = write(decoder, True, random_orders(seed, window), engine)
     assert {sequence: found[sequence] for sequence in (1, 3, 4, 5)} == {n: wanted[n] for n in (1, 3, 4, 5)}
     assert found[2] == wanted[2][: len(found[2])]
-    assert stage.table.free == PAGES, "nothing is kept for laps that never came"
+    assert stage.table.free == PAGES, "nothing is kept for steps that never came"
     assert sum(begun) > number / 5
-    assert laps.launched > number, "some were begun for nothing"
+    assert steps.launched > number, "some were begun for nothing"
 
 
 @dataclass
@@ -398,7 +398,7 @@ CHOOSE = sampling.choose_tokens
 
 @pytest.mark.parametrize("dozes", [False, True])
 @pytest.mark.parametrize(("seed", "window"), [*PLAIN, (4, WIDE), (5, WIDE)])
-def test_law_1_laps_with_trees_that_no_host_had_read_write_the_same(
+def test_law_1_steps_with_trees_that_no_host_had_read_write_the_same(
     decoder: Decoder, seed: int, window: Window | None, dozes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_once = [order for due in orders(window).values() for order in due if isinstance(order, Open)]
@@ -407,15 +407,15 @@ def test_law_1_laps_with_trees_that_no_host_had_read_write_the_same(
     monkeypatch.setattr(verifier, "find_targets", partial(sampling.find_targets, at_once=True))
     engine = engine_of(Choosing(wanted, seed), Dozing(seed) if dozes else None)
     pages = PAGES if seed % 2 else FEW_PAGES
-    found, stage, laps, number = write(decoder, True, random_orders(seed, window), engine, True, pages)
+    found, stage, steps, number = write(decoder, True, random_orders(seed, window), engine, True, pages)
     assert {sequence: found[sequence] for sequence in (1, 3, 4, 5)} == {n: wanted[n] for n in (1, 3, 4, 5)}
     assert found[2] == wanted[2][: len(found[2])]
-    assert stage.table.free == pages, "nothing is kept for laps that never came"
-    assert laps.unread > number / (20 if dozes else 10)
-    assert laps.launched > number, "some were launched for nothing"
+    assert stage.table.free == pages, "nothing is kept for steps that never came"
+    assert steps.unread > number / (20 if dozes else 10)
+    assert steps.launched > number, "some were launched for nothing"
 
 
-def test_only_the_first_lap_of_a_rest_begins_late(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_step_of_a_rest_begins_late(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody drafts behind it, nor behind the one that wakes the drafter up."""
     wanted, *_ = write(decoder, ahead=False, due={0: [opened(2)]})
     begun, frames, go_on, run = list[bool](), list[Frame](), DecoderStage.go_on, DecoderStage.run
@@ -431,8 +431,8 @@ def test_only_the_first_lap_of_a_rest_begins_late(decoder: Decoder, monkeypatch:
 
 def test_what_no_graph_has_room_for_is_arranged_once() -> None:
     table, filled = PageTable(4, PAGE), list[Any]()
-    laps: Any = SimpleNamespace(fill=filled.append)
-    ahead = NextLap(table, None, laps)  # type: ignore[arg-type]
+    steps: Any = SimpleNamespace(fill=filled.append)
+    ahead = NextStep(table, None, steps)  # type: ignore[arg-type]
     plan_frame(table, Frame(1, 1, (Opening(1, 2, limit=9),), (PromptChunk(1, 0, (5, 6), True),)))
     tree = chain((7, 8))
     for draft_round in (1, 2):

@@ -1,6 +1,6 @@
 """The inputs of one step of a layer range: tokens, positions, slots and spans, and as CUDA graphs read them.
 
-Names in this file say `lap` for a step.
+Names in this file say `step` for a step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Outputs = tuple[Tensor, Tensor | None]
 
 
 @value
-class LapRows:
+class StepRows:
     """The rows (tokens of the batch) of one frame, as a layer range receives them.
 
     entry: Token ids if the range starts with the embedding, else hidden states [rows, H].
@@ -38,16 +38,16 @@ class LapRows:
 
 
 @value
-class FilledLap:
+class FilledStep:
     """A frame together with the CUDA graph that runs it and the tables that the graph reads.
 
     rows: The frame.
-    laps: The captured graphs of the chosen bucket, one per device.
+    steps: The captured graphs of the chosen bucket, one per device.
     numbers: The tables in the order in which they are sent; the first one holds the token ids.
     """
 
-    rows: LapRows
-    laps: Sequence[Any]
+    rows: StepRows
+    steps: Sequence[Any]
     numbers: Sequence[Numbers]
 
 

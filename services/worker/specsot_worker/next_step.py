@@ -1,6 +1,6 @@
 """Launches a stage's next step speculatively, before its frame arrives.
 
-The code says `lap` for a step and `guess` for a predicted step. There are three ways to predict:
+The code says `step` for a step and `guess` for a predicted step. There are three ways to predict:
 
 * Without drafts, where each sequence feeds one token per step, everything but the tokens is known while the
   device still computes the previous step. The next step is prepared then, with a token for every sequence,
@@ -33,21 +33,21 @@ from specsot.core.verdict import UnreadTrees
 from specsot.params import Window
 from specsot_model.core.kv_plan import plan_frame
 from specsot_model.kv import KVPages, indices
-from specsot_model.lap_rows import FilledLap, LapRows, Outputs
+from specsot_model.step_rows import FilledStep, StepRows, Outputs
 
 
-class Laps(Protocol):
-    """What runs frames for a layer range. See `CapturedLaps`."""
+class Steps(Protocol):
+    """What runs frames for a layer range. See `CapturedSteps`."""
 
-    def run(self, rows: LapRows) -> Outputs | None:
+    def run(self, rows: StepRows) -> Outputs | None:
         """Run a frame, or return None if it does not fit."""
         ...
 
-    def fill(self, rows: LapRows) -> FilledLap | None:
+    def fill(self, rows: StepRows) -> FilledStep | None:
         """Write what the frame needs, but no tokens, to the device. Return None if it does not fit."""
         ...
 
-    def launch(self, filled: FilledLap, entry: Sequence[int] | Tensor) -> Outputs:
+    def launch(self, filled: FilledStep, entry: Sequence[int] | Tensor) -> Outputs:
         """Run a frame that `fill` has prepared. entry: token ids or hidden states."""
         ...
 
@@ -56,7 +56,7 @@ class Laps(Protocol):
         """True if `launch_unread` can be used."""
         ...
 
-    def launch_unread(self, filled: FilledLap, roots: Sequence[int], trees: UnreadTrees) -> Outputs:
+    def launch_unread(self, filled: FilledStep, roots: Sequence[int], trees: UnreadTrees) -> Outputs:
         """Run a prepared frame with trees that the host has not read. roots: token ids of the roots, which
         are known.
         """
@@ -64,7 +64,7 @@ class Laps(Protocol):
 
 
 @dataclass(slots=True)
-class GuessedLap:
+class GuessedStep:
     """A predicted step. The tokens of its trees are open until it is launched.
 
     segments: The predicted tree segments.
@@ -80,7 +80,7 @@ class GuessedLap:
     trees: Sequence[Tree]
     arranged: bool = False
     reserved: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    filled: FilledLap | None = None
+    filled: FilledStep | None = None
     tokens: list[int] = field(default_factory=list[int])
     outputs: Outputs | None = None
 
@@ -129,22 +129,22 @@ class GuessedLap:
         return self.outputs is None or self.tokens == _tokens(trees)
 
 
-class NextLap:
+class NextStep:
     """Predicts the next step of a stage. There is at most one predicted step. Used by the thread that runs
     frames only.
     """
 
-    def __init__(self, table: PageTable, kv: KVPages, laps: Laps) -> None:
+    def __init__(self, table: PageTable, kv: KVPages, steps: Steps) -> None:
         """Start without a predicted step.
 
         table: Page table of the stage.
         kv: KV pages of the stage.
-        laps: CUDA graphs that run the step.
+        steps: CUDA graphs that run the step.
         """
         self._table = table
         self._kv = kv
-        self._laps = laps
-        self._guess: GuessedLap | None = None
+        self._steps = steps
+        self._guess: GuessedStep | None = None
         # _trees: every segment of the newest frame is followed by a tree.
         # _plain: the newest frame has single-node trees only, and drafting was neither paused nor resuming.
         self._trees = self._plain = False
@@ -154,7 +154,7 @@ class NextLap:
         # launch has already moved their accepted KV down to that position.
         self._brought: dict[int, int] = {}
 
-    def take(self, frame: Frame) -> GuessedLap | None:
+    def take(self, frame: Frame) -> GuessedStep | None:
         """Return the predicted step if it is for this frame. Otherwise discard it and return None.
 
         Either way, no step is predicted afterwards.
@@ -211,7 +211,7 @@ class NextLap:
         if self._trees and self._alike:
             self._arrange(segments)
         elif self._trees:
-            self._guess = GuessedLap(segments, [one.tree for one in segments])
+            self._guess = GuessedStep(segments, [one.tree for one in segments])
         return self._trees
 
     def start(self, tokens: list[int]) -> bool:
@@ -238,7 +238,7 @@ class NextLap:
             # nodes 4, steps [3, 5, 1] -> chains of 4, 4 and 1 tokens are planned
         """
         self._drop()
-        if not (self._trees and self._laps.takes_unread):
+        if not (self._trees and self._steps.takes_unread):
             return False
         # One tree serves all sequences: building one for each of 64 sequences, say, would delay the launch.
         unknown = chain((0,) * trees.nodes)
@@ -250,7 +250,7 @@ class NextLap:
         )
         if (guess := self._guess) and guess.filled and not guess.hidden:
             roots = [one.tree.tokens[0] for one in segments]
-            guess.outputs = self._laps.launch_unread(guess.filled, roots, trees)
+            guess.outputs = self._steps.launch_unread(guess.filled, roots, trees)
         return bool(guess and guess.outputs)
 
     def read(self, trees: Sequence[Tree]) -> bool:
@@ -279,10 +279,10 @@ class NextLap:
         self._guess.trees = trees
         return self.start(_tokens(trees))
 
-    def launch(self, guess: GuessedLap, entry: Sequence[int] | Tensor) -> Outputs:
-        """Run the prepared step. entry: token ids or hidden states. See `CapturedLaps.launch`."""
+    def launch(self, guess: GuessedStep, entry: Sequence[int] | Tensor) -> Outputs:
+        """Run the prepared step. entry: token ids or hidden states. See `CapturedSteps.launch`."""
         assert guess.filled is not None
-        return self._laps.launch(guess.filled, entry)
+        return self._steps.launch(guess.filled, entry)
 
     def _arrange(self, segments: Sequence[TreeSegment]) -> None:
         """Prepare a step with these segments: reserve pages, plan the frame, and fill the graphs' inputs.
@@ -291,7 +291,7 @@ class NextLap:
         """
         table = self._table
         trees = [one.tree for one in segments]
-        self._guess = GuessedLap(segments, trees, arranged=True)
+        self._guess = GuessedStep(segments, trees, arranged=True)
         own = [one.sequence for one in segments]
         wanted = map(table.wanted, own, [one.committed + len(one.tree.tokens) for one in segments])
         reserved = [(sequence, pages) for sequence, pages in zip(own, wanted) if pages]
@@ -301,7 +301,7 @@ class NextLap:
         plan = plan_frame(table, Frame(0, 0, segments=tuple(segments)))
         for page in plan.trimmed:
             self._kv.clear_page(page)
-        self._guess.filled = self._laps.fill(LapRows((), plan.positions, plan.slots, plan.spans, plan.moves))
+        self._guess.filled = self._steps.fill(StepRows((), plan.positions, plan.slots, plan.spans, plan.moves))
 
     def _drop(self) -> None:
         """Discard the predicted step, and undo its page reservations.

@@ -12,11 +12,11 @@ import torch
 from specsot.core.verdict import UnreadTrees
 from specsot_model.decoder import Decoder
 from specsot_model.kv import KVPages
-from specsot_model.lap_rows import FilledLap, LapRows, Outputs, unread_entry
+from specsot_model.step_rows import FilledStep, StepRows, Outputs, unread_entry
 
 
-class EagerLaps:
-    """See `specsot_worker.next_lap.Laps`. launched: laps; unread: of those with trees no host had read."""
+class EagerSteps:
+    """See `specsot_worker.next_step.Steps`. launched: steps; unread: of those with trees no host had read."""
 
     def __init__(
         self, decoder: Decoder, kv: KVPages, taps: Mapping[int, Any] | None = None, takes_unread: bool = False
@@ -24,13 +24,13 @@ class EagerLaps:
         self._decoder, self._kv, self._taps, self.takes_unread = decoder, kv, taps or {}, takes_unread
         self.launched = self.unread = 0
 
-    def run(self, rows: LapRows) -> Outputs | None:
+    def run(self, rows: StepRows) -> Outputs | None:
         return self.launch(self.fill(rows), rows.entry)
 
-    def fill(self, rows: LapRows) -> FilledLap:
-        return FilledLap(rows, (), ())
+    def fill(self, rows: StepRows) -> FilledStep:
+        return FilledStep(rows, (), ())
 
-    def launch(self, filled: FilledLap, entry: Any) -> Outputs:
+    def launch(self, filled: FilledStep, entry: Any) -> Outputs:
         self.launched += 1
         decoder, rows = self._decoder, filled.rows
         self._kv.move(rows.moves)
@@ -40,7 +40,7 @@ class EagerLaps:
         )
         return decoder.forward(decoder.embed(entry), at, slots, plan, self._kv, self._taps)
 
-    def launch_unread(self, filled: FilledLap, roots: Sequence[int], trees: UnreadTrees) -> Outputs:
+    def launch_unread(self, filled: FilledStep, roots: Sequence[int], trees: UnreadTrees) -> Outputs:
         self.unread += 1
         assert not any(span.sight for span in filled.rows.spans), "whose tables no device writes"
         rows, device, nodes = filled.rows, self._decoder.device, trees.nodes

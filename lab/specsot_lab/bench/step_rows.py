@@ -1,4 +1,4 @@
-"""`specsot bench laps --rows`: what a lap takes by the rows of its tree: layers, norm and lm_head alone."""
+"""`specsot bench steps --rows`: what a step takes by the rows of its tree: layers, norm and lm_head alone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PAGE_ROWS = 64
 
 
 @torch.inference_mode()
-def measure(models: ModelSet, sizes: Sequence[int], laps: int, output: Path | None) -> int:
+def measure(models: ModelSet, sizes: Sequence[int], steps: int, output: Path | None) -> int:
     """A table; JSON beside it where asked to. Sizes take turns, so that a busy moment falls on all."""
     decoder = load_whole(models)
     stage = DecoderStage(decoder, -(-(TEXT + max(sizes)) // PAGE_ROWS), PAGE_ROWS)
@@ -32,15 +32,15 @@ def measure(models: ModelSet, sizes: Sequence[int], laps: int, output: Path | No
     prompt = PromptChunk(1, 0, tuple(number % decoder.config.vocab for number in range(TEXT)), final=True)
     stage.run(Frame(1, 1, (Opening(1, TEXT, limit=max(sizes) + 1),), (prompt,)))
     found: dict[int, list[float]] = {size: [] for size in sizes}
-    with counting_bar(sys.stderr, "laps", laps) as count:
-        for lap in range(laps + 1):
+    with counting_bar(sys.stderr, "steps", steps) as count:
+        for step in range(steps + 1):
             for size, seconds in found.items():
                 watch = Stopwatch()
                 tree = TreeSegment(1, 1, TEXT, (), tree_of(size))
                 passed = stage.run(Frame(1, 2, segments=(tree,)))
                 assert passed.hidden is not None
                 decoder.logits(passed.hidden)
-                seconds += [watch.seconds] if lap else []  # the first warms up
+                seconds += [watch.seconds] if step else []  # the first warms up
             count()
     first = min(found[sizes[0]])
     rows: list[Row] = [
@@ -49,8 +49,8 @@ def measure(models: ModelSet, sizes: Sequence[int], laps: int, output: Path | No
         for size, each in found.items()
     ]  # fmt: skip
     held = {name: getattr(models, name) for name in ("dtype", "quantization")}
-    settings = {"model": str(models.base), "laps": laps, "threads": torch.get_num_threads(), **held}
-    publish("lap-rows", settings, rows, f"{markdown(COLUMNS, rows)}\n\n{settings['threads']} threads", output)
+    settings = {"model": str(models.base), "steps": steps, "threads": torch.get_num_threads(), **held}
+    publish("step-rows", settings, rows, f"{markdown(COLUMNS, rows)}\n\n{settings['threads']} threads", output)
     return 0
 
 

@@ -18,7 +18,7 @@ from specsot.core.frames import Opening
 from specsot.core.tree import ancestry, depths
 from specsot.members import Range
 from specsot_model.attention import RowSpan
-from specsot_model.cuda_graphs import Captured, CapturedLaps, GraphCapture, LapRows, Work
+from specsot_model.cuda_graphs import Captured, CapturedSteps, GraphCapture, StepRows, Work
 from specsot_model.decoder import Decoder
 from specsot_worker.stage import DecoderStage
 from tests.model.test_tensor_parallel import TWO_GPUS
@@ -90,7 +90,7 @@ class Threads:
 
 
 @pytest.mark.parametrize("device", [TWO_GPUS if torch.cuda.is_available() else "cpu"])
-def test_laps_of_all_parts_are_what_whole_layers_do(device: str, tmp_path: Path) -> None:
+def test_steps_of_all_parts_are_what_whole_layers_do(device: str, tmp_path: Path) -> None:
     """A tree, then one row behind those of it that are kept; features of the first part."""
     write_model(tmp_path, "qwen3", num_attention_heads=2)
     given, kind = (tmp_path, Range(0, 1), torch.float16, device), torch.float16
@@ -100,7 +100,7 @@ def test_laps_of_all_parts_are_what_whole_layers_do(device: str, tmp_path: Path)
     assert parts.capturable
     kvs = [each.make_kv(4, PAGE_ROWS) for each in (whole, parts)]
     taps = {0: torch.eye(whole.config.hidden, dtype=kind, device=device)}
-    laps = CapturedLaps(parts, kvs[1], taps, capture, (1, 4))
+    steps = CapturedSteps(parts, kvs[1], taps, capture, (1, 4))
     for base, parents, moves in ((0, (0, 0, 0, 2), ()), (2, (0,), ((50, 49),))):
         rows = range(base, base + len(parents))
         slots, at = [48 + row for row in rows], [base + depth for depth in depths(parents)]
@@ -110,7 +110,7 @@ def test_laps_of_all_parts_are_what_whole_layers_do(device: str, tmp_path: Path)
         plan = whole.plan(spans, PAGE_ROWS, "packed")
         entry, turns, places = (torch.tensor(each, device=device) for each in (tokens, at, slots))
         wanted = whole.forward(whole.embed(entry), turns, places, plan, kvs[0], taps)
-        found = laps.run(LapRows(tokens, at, slots, spans, moves))
+        found = steps.run(StepRows(tokens, at, slots, spans, moves))
         assert found is not None
         torch.testing.assert_close(found, wanted, atol=2e-2, rtol=2e-2)
 

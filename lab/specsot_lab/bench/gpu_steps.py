@@ -1,4 +1,4 @@
-"""A lap on one device: its forward alone, the least time that it can take, and the kernels it is made of.
+"""A step on one device: its forward alone, the least time that it can take, and the kernels it is made of.
 
 Floors: bytes copied, products multiplied. Attention's products, rows of KV that are written and what the host
 does are left out, so that nothing is below a floor.
@@ -33,8 +33,8 @@ MOST = 10  # kernels that are told by name
 LETTERS = 48  # of a name: what templates add is left out
 
 
-def lap_of(decoder: Decoder, text: int, rows: int) -> Call:
-    """A whole lap on the device: embedding, layers, logits and argmax of a tree behind `text` rows."""
+def step_of(decoder: Decoder, text: int, rows: int) -> Call:
+    """A whole step on the device: embedding, layers, logits and argmax of a tree behind `text` rows."""
     pages = -(-(text + rows) // PAGE)
     kv = filled(decoder, pages)
     parents = parents_of(rows)
@@ -44,11 +44,11 @@ def lap_of(decoder: Decoder, text: int, rows: int) -> Call:
     plan = decoder.plan([span], PAGE, "batched")
     tokens = torch.randint(decoder.config.vocab, (rows,), device="cuda")
 
-    def lap() -> Tensor:
+    def step() -> Tensor:
         hidden, _ = decoder.forward(decoder.embed(tokens), positions, slots, plan, kv)
         return decoder.logits(hidden).max(-1).indices
 
-    return lap
+    return step
 
 
 def parents_of(rows: int) -> tuple[int, ...]:
@@ -83,7 +83,7 @@ def measure_speeds() -> Speeds:
     return Speeds(copied, 2 * side**3 / seconds_of(lambda: left @ right, 20))
 
 
-def floor_of_lap(config: ModelConfig, speeds: Speeds, rows: int, seen: int) -> float:
+def floor_of_step(config: ModelConfig, speeds: Speeds, rows: int, seen: int) -> float:
     """Seconds: all weights read once, and the KV of `seen` rows; each row multiplied by all weights."""
     weights = bytes_of_a_token(config, BYTES)
     read = (weights + bytes_of_kv(config, seen, BYTES)) / speeds.copied

@@ -23,9 +23,9 @@ from specsot_model.cuda_graphs import (
     MIN_ROWS_WITH_MOVES,
     PROMPT_BUCKETS,
     Captured,
-    CapturedLaps,
+    CapturedSteps,
     GraphCapture,
-    LapRows,
+    StepRows,
     Work,
     bucket_of,
     measure_rows,
@@ -168,7 +168,7 @@ KINDS: dict[str, dict[str, Any]] = {
         *range(2, 1 + len(KINDS)),
     ),
 )
-def test_laps_are_what_layers_do_one_by_one(tmp_path: Path, kind: str, kept: KvDtype) -> None:
+def test_steps_are_what_layers_do_one_by_one(tmp_path: Path, kind: str, kept: KvDtype) -> None:
     """Three rows in a graph of four, one in none; and two on the next page, where there is a window."""
     shape = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 2, **KINDS[kind]}
     write_model(tmp_path, kind, "1GB", **shape)
@@ -177,7 +177,7 @@ def test_laps_are_what_layers_do_one_by_one(tmp_path: Path, kind: str, kept: KvD
     g = plain.config.heads // plain.config.kv_heads
     taps = {layers.last: torch.eye(plain.config.hidden, dtype=KIND, device=DEVICE)}
     kvs = [each.make_kv(4, PAGE) for each in (plain, fused)]
-    laps = CapturedLaps(fused, kvs[1], taps, GraphCapture() if DEVICE == "cuda" else again, (4,))
+    steps = CapturedSteps(fused, kvs[1], taps, GraphCapture() if DEVICE == "cuda" else again, (4,))
     window, pages = plain.config.window, (3, 1)
     for base, parents in ((0, (0, 0, 1)), (3, (0,)), *([(12, (0, 0))] if window else [])):
         rows = range(base, base + len(parents))
@@ -189,7 +189,7 @@ def test_laps_are_what_layers_do_one_by_one(tmp_path: Path, kind: str, kept: KvD
         plan = plain.plan(spans, PAGE, "packed")
         wanted = plain.forward(entry.clone(), at, places, plan, kvs[0], taps)
         if len(rows) > 1:
-            found = laps.run(LapRows(entry, rows, slots, spans))
+            found = steps.run(StepRows(entry, rows, slots, spans))
         else:
             whole, near = (
                 plan_with_kernel(plan_attention(spans, PAGE, g, DEVICE, window=seen))
@@ -210,7 +210,7 @@ def test_kept_rows_are_moved_before_the_next_tree(kind: type[Decoder], tmp_path:
     write_model(tmp_path, "llama", num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1)
     plain, fused = (each.load(tmp_path, Range(0, 2), KIND, DEVICE) for each in (Plain, kind))
     kvs = [each.make_kv(4, PAGE) for each in (plain, fused)]
-    laps = CapturedLaps(
+    steps = CapturedSteps(
         fused, kvs[1], {}, GraphCapture() if DEVICE == "cuda" else again, (MIN_ROWS_WITH_MOVES,)
     )
     pages, many = (3, 1), MAX_GRAPH_MOVES + 1
@@ -231,7 +231,7 @@ def test_kept_rows_are_moved_before_the_next_tree(kind: type[Decoder], tmp_path:
         tokens = [7 + column for column in columns]
         entry, turns = plain.embed(torch.tensor(tokens, device=DEVICE)), torch.tensor(at, device=DEVICE)
         wanted, _ = plain.forward(entry, turns, places, plan, kvs[0])
-        found = there(laps.run(LapRows(tokens, at, slots, spans, moves)))
+        found = there(steps.run(StepRows(tokens, at, slots, spans, moves)))
         torch.testing.assert_close(found[0], wanted, atol=2e-2, rtol=2e-2)
     for one, other in zip(kvs[1].layers, kvs[0].layers):
         torch.testing.assert_close(one, other, atol=2e-2, rtol=2e-2)
@@ -246,7 +246,7 @@ def test_prompts_alone_have_graphs_of_their_own(tmp_path: Path) -> None:
     kvs = [each.make_kv(5, 16) for each in (plain, fused)]
     assert prompt_buckets(fused, kvs[1]) == PROMPT_BUCKETS
     capture = GraphCapture() if DEVICE == "cuda" else again
-    laps = CapturedLaps(fused, kvs[1], {}, capture, (1,), prompts=(24,))
+    steps = CapturedSteps(fused, kvs[1], {}, capture, (1,), prompts=(24,))
     first, other = (3, 1), (2,)
     for spans in ([RowSpan(20, 0, 20, first)], [RowSpan(7, 20, 7, first), RowSpan(12, 0, 12, other)]):
         at = [row for span in spans for row in range(span.base, span.base + span.rows)]
@@ -256,11 +256,11 @@ def test_prompts_alone_have_graphs_of_their_own(tmp_path: Path) -> None:
         entry, turns, places = (torch.tensor(each, device=DEVICE) for each in (tokens, at, slots))
         plan = plan_readings(spans, 16, 2, "packed", KIND, DEVICE)
         wanted, _ = plain.forward(plain.embed(entry), turns, places, plan, kvs[0])
-        found = there(laps.run(LapRows(tokens, at, slots, spans)))
+        found = there(steps.run(StepRows(tokens, at, slots, spans)))
         assert (found[0] - wanted).norm() < 1e-2 * wanted.norm()
-    assert laps.run(LapRows(tokens[:17], at[:17], slots[:17], [RowSpan(17, 0, 17, first)])) is None
+    assert steps.run(StepRows(tokens[:17], at[:17], slots[:17], [RowSpan(17, 0, 17, first)])) is None
     tree = RowSpan(20, 0, 20, first, ancestry((0,) * 20))
-    assert laps.run(LapRows([7] * 20, [0] * 20, range(20), [tree])) is None
+    assert steps.run(StepRows([7] * 20, [0] * 20, range(20), [tree])) is None
 
 
 @pytest.mark.parametrize(
@@ -284,19 +284,19 @@ def test_texts_of_a_few_rows_each_have_graphs_of_their_own(
     plain, fused = (each.load(tmp_path, Range(0, 1), KIND, DEVICE, kv_dtype=kept) for each in (Plain, Fused))
     kvs = [each.make_kv(24, 16) for each in (plain, fused)]
     capture = GraphCapture() if DEVICE == "cuda" else later
-    laps = CapturedLaps(fused, kvs[1], {}, capture, (8, 56, 80), short=(48, 72))
+    steps = CapturedSteps(fused, kvs[1], {}, capture, (8, 56, 80), short=(48, 72))
     pages = [tuple(range(3 * number, 3 * number + 3)) for number in range(len(sizes))]
     spans = [RowSpan(each, 0, each, own) for each, own in zip(sizes, pages)]
     at = [row for span in spans for row in range(span.rows)]
     slots = [span.pages[row // 16] * 16 + row % 16 for span in spans for row in range(span.rows)]
     tokens = [7 + number for number in range(len(at))]
-    lap = LapRows(tokens, at, slots, spans)
-    filled = there(laps.fill(lap))
+    step = StepRows(tokens, at, slots, spans)
+    filled = there(steps.fill(step))
     assert len(filled.numbers[0]) == rows
     entry, turns, places = (torch.tensor(each, device=DEVICE) for each in (tokens, at, slots))
     plan = plan_readings(spans, 16, 2, "packed", KIND, DEVICE)
     wanted, _ = plain.forward(plain.embed(entry), turns, places, plan, kvs[0])
-    assert (laps.launch(filled, tokens)[0] - wanted).norm() < 1e-2 * wanted.norm()
+    assert (steps.launch(filled, tokens)[0] - wanted).norm() < 1e-2 * wanted.norm()
 
 
 class ToldTrees:
@@ -330,26 +330,26 @@ def test_trees_that_a_device_chooses_run_as_if_the_host_had_read_them(
     write_model(tmp_path, kind, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, **windows)
     decoder = made.load(tmp_path, Range(0, 1), KIND, DEVICE)
     kv = decoder.make_kv(6, PAGE)
-    laps = CapturedLaps(decoder, kv, {}, GraphCapture() if DEVICE == "cuda" else again, (8,))
-    assert laps.takes_unread == (kind == "llama")
-    if not laps.takes_unread:
+    steps = CapturedSteps(decoder, kv, {}, GraphCapture() if DEVICE == "cuda" else again, (8,))
+    assert steps.takes_unread == (kind == "llama")
+    if not steps.takes_unread:
         return
     bases, tokens, pages = (2, 5), [7, 8, 9, 17, 18, 19], ((3, 1, 4), (5, 0, 2))
     shapes = (0, 0, 1), (0, 0, 0)
     slots = [own[(base + row) // PAGE] * PAGE + (base + row) % PAGE
              for base, own in zip(bases, pages) for row in range(3)]  # fmt: skip
 
-    def lap(parents: Sequence[tuple[int, ...]], at: Sequence[int]) -> LapRows:
+    def step(parents: Sequence[tuple[int, ...]], at: Sequence[int]) -> StepRows:
         spans = [RowSpan(3, base, 3, own, ancestry(each)) for base, own, each in zip(bases, pages, parents)]
-        return LapRows(tokens, at, slots, spans)
+        return StepRows(tokens, at, slots, spans)
 
     trees = ToldTrees(shapes, tokens, bases)
-    wanted = laps.run(lap(shapes, trees.positions))
-    unknown = laps.fill(lap(((0, 0, 0),) * 2, [base for base in bases for _ in range(3)]))
+    wanted = steps.run(step(shapes, trees.positions))
+    unknown = steps.fill(step(((0, 0, 0),) * 2, [base for base in bases for _ in range(3)]))
     assert wanted
     assert unknown
-    assert torch.equal(laps.launch_unread(unknown, tokens[::3], trees)[0], wanted[0])
-    assert not torch.equal(laps.launch(unknown, tokens)[0], wanted[0]), "shapes tell"
+    assert torch.equal(steps.launch_unread(unknown, tokens[::3], trees)[0], wanted[0])
+    assert not torch.equal(steps.launch(unknown, tokens)[0], wanted[0]), "shapes tell"
 
 
 @pytest.mark.gpu

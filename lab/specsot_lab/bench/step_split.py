@@ -1,7 +1,7 @@
-"""`specsot bench laps`: where the time of a lap goes, on a CPU, for a model of one's own.
+"""`specsot bench steps`: where the time of a step goes, on a CPU, for a model of one's own.
 
 Sequencer, stage, verifier and drafter are called one after the other in this thread, each timed by the wall.
-Then as many laps run under torch's profiler, which says what kind of work the time inside torch was.
+Then as many steps run under torch's profiler, which says what kind of work the time inside torch was.
 
 compose: the sequencer. layers: embedding and layers. lm_head: logits, target tokens, acceptance. learn: the
 drafter reads accepted features. draft: it grows trees.
@@ -23,7 +23,7 @@ from specsot.members import Range, TreeShape
 from specsot.params import Message
 from specsot_app.terminal.show import counting_bar
 from specsot_bench.core.tables import Column, figure, markdown, text
-from specsot_bench.eagle.generation import LapLoop, open_loop
+from specsot_bench.eagle.generation import StepLoop, open_loop
 from specsot_bench.eagle.models import TargetAndDraft
 from specsot_bench.plots import picture
 from specsot_bench.reference_model import load_whole
@@ -31,7 +31,7 @@ from specsot_bench.results import Row, publish
 from specsot_bench.runners import ModelSet
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.loading import load_head
-from specsot_lab.bench.clock import LapClock
+from specsot_lab.bench.clock import StepClock
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 from specsot_model.decoder import Decoder
@@ -39,32 +39,32 @@ from specsot_model.device_speed import copy_speed
 from specsot_model.memory_fit import WeightForm, weights_of
 from specsot_model.published import open_weights
 
-WARM = 3  # laps that do not count
+WARM = 3  # steps that do not count
 PHASES = ("compose", "layers", "lm_head", "learn", "draft")
 KINDS = ("products", "attention", "copies", "other ops", "outside torch")
 
 
 @dataclass(frozen=True, slots=True)
 class SplitOptions:
-    """laps: that count, of each way. branches: how many texts side by side, behind the same prompt, a way for
+    """steps: that count, of each way. branches: how many texts side by side, behind the same prompt, a way for
     each number. shape: of trees.
     """
 
     model: Path
     prompt: tuple[int, ...]
-    laps: int = 30
+    steps: int = 30
     branches: Sequence[int] = (6,)
     shape: TreeShape = field(default_factory=lambda: TreeShape(fixed=True))
 
 
-def loop_of(decoder: Decoder, head: DraftHead | None, options: SplitOptions, sequences: int) -> LapLoop:
+def loop_of(decoder: Decoder, head: DraftHead | None, options: SplitOptions, sequences: int) -> StepLoop:
     """One text; or several that fork a prefix and begin with another token each. Prompts are fed, and some
-    laps more have passed.
+    steps more have passed.
     """
     prompt = options.prompt
     shape = options.shape
     drafted = head is not None
-    limit = (options.laps * 2 + 2 * WARM + 4) * (shape.depth + 1)
+    limit = (options.steps * 2 + 2 * WARM + 4) * (shape.depth + 1)
     lease = len(prompt) + limit
     if sequences == 1:
         orders = [Open(Opening(1, len(prompt), limit=limit, drafted=drafted), prompt, lease)]
@@ -88,7 +88,7 @@ def _is_decoding(frame: Frame) -> bool:
 
 
 def measure_models(
-    models: ModelSet, question: str, laps: int, branches: Sequence[int], output: Path | None
+    models: ModelSet, question: str, steps: int, branches: Sequence[int], output: Path | None
 ) -> int:
     """Of model directories, behind a question as the model is asked it. Raises ModelError, HeadMismatch."""
     decoder = load_whole(models)
@@ -96,7 +96,7 @@ def measure_models(
     rounded = models.drafter_quantization
     head = load_head(models.head, *given, quantization=rounded) if models.head else None
     prompt = Prompts(models.base, Text(models.base)).chat((Message("user", question),))
-    return measure(decoder, head, SplitOptions(models.base, tuple(prompt), laps, branches), output)
+    return measure(decoder, head, SplitOptions(models.base, tuple(prompt), steps, branches), output)
 
 
 @torch.inference_mode()
@@ -111,10 +111,10 @@ def measure(decoder: Decoder, head: DraftHead | None, options: SplitOptions, out
         for name, used, sequences in ways:
             rows.append({"name": name, **split(decoder, used, options, sequences, floor)})
             count()
-    settings = {"model": str(options.model), "laps": options.laps, "branches": options.branches}
+    settings = {"model": str(options.model), "steps": options.steps, "branches": options.branches}
     settings |= {"prompt_tokens": len(options.prompt), "threads": torch.get_num_threads()}
     publish(
-        "laps", {**settings, "dtype": str(decoder.dtype)}, rows, page_of(rows), output, partial(_draw, rows)
+        "steps", {**settings, "dtype": str(decoder.dtype)}, rows, page_of(rows), output, partial(_draw, rows)
     )
     return 0
 
@@ -122,41 +122,41 @@ def measure(decoder: Decoder, head: DraftHead | None, options: SplitOptions, out
 def _draw(rows: Sequence[Row], stem: Path) -> None:
     for what in ("phases", "kinds"):
         parts = {str(row["name"]): row[what] for row in rows}
-        shares(parts, f"A lap by {what}, % of its time", stem.with_name(f"{stem.name}-{what}.png"))
+        shares(parts, f"A step by {what}, % of its time", stem.with_name(f"{stem.name}-{what}.png"))
 
 
 def split(
     decoder: Decoder, head: DraftHead | None, options: SplitOptions, sequences: int, floor: float
 ) -> Row:
-    """Of one way: laps as they are, then as many under the profiler."""
+    """Of one way: steps as they are, then as many under the profiler."""
     loop = loop_of(decoder, head, options, sequences)
-    clock = LapClock()
-    for _ in range(options.laps):
+    clock = StepClock()
+    for _ in range(options.steps):
         clock.turn(loop)
     return {
-        "lap_ms": round(1e3 * clock.whole / clock.laps, 3),
-        "rows_per_lap": round(sum(clock.rows) / clock.laps, 1),
-        "tokens_per_lap": round(clock.tokens / clock.laps, 2),
+        "step_ms": round(1e3 * clock.whole / clock.steps, 3),
+        "rows_per_step": round(sum(clock.rows) / clock.steps, 1),
+        "tokens_per_step": round(clock.tokens / clock.steps, 2),
         "tokens_per_second": round(clock.tokens / clock.whole, 1),
         "weights_floor_ms": round(1e3 * floor, 3),
-        "phases": {phase: round(1e3 * clock.seconds.get(phase, 0.0) / clock.laps, 4) for phase in PHASES},
-        "kinds": kinds_of(loop, options.laps),
+        "phases": {phase: round(1e3 * clock.seconds.get(phase, 0.0) / clock.steps, 4) for phase in PHASES},
+        "kinds": kinds_of(loop, options.steps),
     }
 
 
-def kinds_of(loop: LapLoop, laps: int) -> dict[str, float]:
-    """Milliseconds of a lap by kind of work. The profiler adds to every operation: shares tell more."""
+def kinds_of(loop: StepLoop, steps: int) -> dict[str, float]:
+    """Milliseconds of a step by kind of work. The profiler adds to every operation: shares tell more."""
     with profile(activities=[ProfilerActivity.CPU]):
         loop.turn()  # the profiler's own beginning takes seconds
-    clock = LapClock()
+    clock = StepClock()
     with profile(activities=[ProfilerActivity.CPU]) as seen:
-        for _ in range(laps):
+        for _ in range(steps):
             clock.turn(loop)
     spent: dict[str, float] = dict.fromkeys(KINDS, 0.0)
     for one in seen.key_averages():
         spent[kind_of(one.key)] += one.self_cpu_time_total / 1e6
     spent["outside torch"] = max(clock.whole - sum(spent.values()), 0.0)
-    return {kind: round(1e3 * spent[kind] / laps, 4) for kind in KINDS}
+    return {kind: round(1e3 * spent[kind] / steps, 4) for kind in KINDS}
 
 
 def kind_of(operation: str) -> str:
@@ -172,14 +172,14 @@ def kind_of(operation: str) -> str:
 
 
 def floor_of(model: Path, decoder: Decoder) -> float:
-    """Seconds in which a lap's weights are read once, at the speed at which this machine copies memory."""
+    """Seconds in which a step's weights are read once, at the speed at which this machine copies memory."""
     whole = Range(0, decoder.config.layers)
     size = weights_of(open_weights(model), decoder.config, whole, WeightForm(decoder.dtype.itemsize))
     return size / copy_speed("cpu")
 
 
 def page_of(rows: Sequence[Row]) -> str:
-    """Whole laps, then phases and kinds of work in %."""
+    """Whole steps, then phases and kinds of work in %."""
     parts = _percents("phases", PHASES), _percents("kinds", KINDS)
     return "\n\n".join(markdown(columns, rows) for columns in (COLUMNS, *parts))
 
@@ -188,14 +188,14 @@ def _percents(what: str, parts: Sequence[str]) -> list[Column]:
     def share(part: str) -> Column:
         return Column(part, lambda row: f"{100 * row[what][part] / (sum(row[what].values()) or 1):.1f}")
 
-    return [text(f"% of a lap by {what}", "name"), *map(share, parts)]
+    return [text(f"% of a step by {what}", "name"), *map(share, parts)]
 
 
 COLUMNS = (
     text("way", "name"),
-    figure("ms a lap", "lap_ms", 3),
-    figure("rows", "rows_per_lap", 1),
-    figure("tokens", "tokens_per_lap"),
+    figure("ms a step", "step_ms", 3),
+    figure("rows", "rows_per_step", 1),
+    figure("tokens", "tokens_per_step"),
     figure("tok/s", "tokens_per_second", 1),
     figure("weights read, ms", "weights_floor_ms", 3),
 )

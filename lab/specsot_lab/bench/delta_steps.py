@@ -1,6 +1,6 @@
-"""Milliseconds of a lap behind texts of several lengths, with gated delta layers and made-up weights.
+"""Milliseconds of a step behind texts of several lengths, with gated delta layers and made-up weights.
 
-`python -m specsot_lab.bench.delta_laps` on a CPU; `--device cuda --shape qwen3_next` in Qwen3-Next's shape.
+`python -m specsot_lab.bench.delta_steps` on a CPU; `--device cuda --shape qwen3_next` in Qwen3-Next's shape.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import torch
 from specsot.checkpoint.config import make_config
 from specsot.core.tree import ancestry, depths
 from specsot.members import Range
-from specsot_lab.bench.gpu_laps import kernels_of, parents_of
+from specsot_lab.bench.gpu_steps import kernels_of, parents_of
 from specsot_model.attention import RowSpan
-from specsot_model.cuda_graphs import BUCKETS, CapturedLaps, GraphCapture, LapRows, bucket_of
+from specsot_model.cuda_graphs import BUCKETS, CapturedSteps, GraphCapture, StepRows, bucket_of
 from specsot_model.decoder import Decoder
 from specsot_model.kv import KVPages
 from specsot_model.loaded_parts import AbsentWeights
@@ -71,16 +71,16 @@ class TimedText:
     """One text in pages of its own; in graphs, where its layers have any."""
 
     def __init__(self, decoder: Decoder, rows: int, page_rows: int, sizes: Sequence[int], wide: int) -> None:
-        """sizes: rows of laps. wide: of a prompt, at once."""
+        """sizes: rows of steps. wide: of a prompt, at once."""
         self._decoder = decoder
         self._size = page_rows
         self._wide = wide
         self._pages = tuple(range(-(-rows // page_rows)))
         self._kv: KVPages = decoder.make_kv(len(self._pages), page_rows)
         buckets = {bucket_of(size, BUCKETS) or max(BUCKETS) for size in (wide, *sizes)}
-        self._laps: CapturedLaps | None = None
+        self._steps: CapturedSteps | None = None
         if decoder.capturable:
-            self._laps = CapturedLaps(decoder, self._kv, {}, GraphCapture(), tuple(buckets))
+            self._steps = CapturedSteps(decoder, self._kv, {}, GraphCapture(), tuple(buckets))
 
     @torch.inference_mode()
     def run(self, base: int, rows: int, parents: Sequence[int] | None = None) -> None:
@@ -90,7 +90,7 @@ class TimedText:
         visible = None if parents is None else ancestry(parents)
         span = RowSpan(rows, base, rows, self._pages, visible)
         tokens = [row % self._decoder.config.vocab for row in slots]
-        if self._laps is None or self._laps.run(LapRows(tokens, positions, slots, [span])) is None:
+        if self._steps is None or self._steps.run(StepRows(tokens, positions, slots, [span])) is None:
             self._run_eager(tokens, positions, slots, span)
 
     def _run_eager(
@@ -113,12 +113,12 @@ class TimedText:
         return self._spent(run)
 
     def milliseconds(self, behind: int, rows: int) -> float:
-        """Of a tree's lap, the median; each stands behind what stays of the one before."""
+        """Of a tree's step, the median; each stands behind what stays of the one before."""
         parents = parents_of(rows)
         kept = min(rows, KEPT)
         bases = range(behind, behind + kept * (TURNS + 2), kept)
-        laps = [self._spent(lambda base=base: self.run(base, rows, parents)) for base in bases]
-        return statistics.median(laps[2:])
+        steps = [self._spent(lambda base=base: self.run(base, rows, parents)) for base in bases]
+        return statistics.median(steps[2:])
 
     def _spent(self, work: Callable[[], object]) -> float:
         """Milliseconds; on a CPU the processor's, whatever else runs there."""
@@ -138,7 +138,7 @@ def main() -> None:
     reading.add_argument("--behind", type=int, nargs="+", default=[64, 512, 2048])
     reading.add_argument("--rows", type=int, nargs="+", default=[1, 24])
     reading.add_argument("--wide", type=int, default=512, help="rows of a prompt at once")
-    reading.add_argument("--kernels", action="store_true", help="the kernels of one lap of a row, too")
+    reading.add_argument("--kernels", action="store_true", help="the kernels of one step of a row, too")
     given = reading.parse_args()
     config = make_config(SHAPES[given.shape], {}, Path("made up"))
     files = AbsentWeights((f"{config.names.embedding}.weight",), config)
@@ -159,11 +159,11 @@ def main() -> None:
         for behind in given.behind:
             text.fill(filled, behind)
             filled = behind
-            laps = [f"{text.milliseconds(behind, rows):8.2f} ms of {rows} rows" for rows in given.rows]
-            print(f"{given.shape}: behind {behind:6}: {', '.join(laps)}", flush=True)
+            steps = [f"{text.milliseconds(behind, rows):8.2f} ms of {rows} rows" for rows in given.rows]
+            print(f"{given.shape}: behind {behind:6}: {', '.join(steps)}", flush=True)
         if given.kernels:
             told = kernels_of(lambda: text.run(filled + KEPT, 1, (0,)))
-            print(f"{given.shape}: microseconds of a lap of one row: {json.dumps(told)}", flush=True)
+            print(f"{given.shape}: microseconds of a step of one row: {json.dumps(told)}", flush=True)
 
 
 if __name__ == "__main__":
