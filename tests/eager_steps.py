@@ -9,19 +9,28 @@ from typing import Any
 
 import torch
 
-from specsot.core.verdict import UnreadTrees
+from specsot.core.device_verification import DeviceTrees
 from specsot_model.decoder import Decoder
 from specsot_model.kv import KVPages
-from specsot_model.step_rows import FilledStep, StepRows, Outputs, unread_entry
+from specsot_model.step_rows import FilledStep, Outputs, StepRows, device_tree_entry
 
 
 class EagerSteps:
     """See `specsot_worker.next_step.Steps`. launched: steps; unread: of those with trees no host had read."""
 
     def __init__(
-        self, decoder: Decoder, kv: KVPages, taps: Mapping[int, Any] | None = None, takes_unread: bool = False
+        self,
+        decoder: Decoder,
+        kv: KVPages,
+        taps: Mapping[int, Any] | None = None,
+        accepts_device_trees: bool = False,
     ) -> None:
-        self._decoder, self._kv, self._taps, self.takes_unread = decoder, kv, taps or {}, takes_unread
+        self._decoder, self._kv, self._taps, self.accepts_device_trees = (
+            decoder,
+            kv,
+            taps or {},
+            accepts_device_trees,
+        )
         self.launched = self.unread = 0
 
     def run(self, rows: StepRows) -> Outputs | None:
@@ -40,13 +49,13 @@ class EagerSteps:
         )
         return decoder.forward(decoder.embed(entry), at, slots, plan, self._kv, self._taps)
 
-    def launch_unread(self, filled: FilledStep, roots: Sequence[int], trees: UnreadTrees) -> Outputs:
+    def launch_device_trees(self, filled: FilledStep, roots: Sequence[int], trees: DeviceTrees) -> Outputs:
         self.unread += 1
         assert not any(span.sight for span in filled.rows.spans), "whose tables no device writes"
         rows, device, nodes = filled.rows, self._decoder.device, trees.nodes
         tokens, at = (torch.zeros(len(rows.positions), dtype=torch.int32, device=device) for _ in range(2))
         bits = tokens.new_ones((len(tokens), 1))
-        tokens[:] = torch.from_numpy(unread_entry(len(tokens), roots, nodes))
+        tokens[:] = torch.from_numpy(device_tree_entry(len(tokens), roots, nodes))
         at[:] = torch.tensor(rows.positions)
         trees.choose(tokens, at, bits, self._decoder.config.vocab)
         seen = bits[:, 0].tolist()

@@ -17,7 +17,7 @@ DIALECT: Mapping[str, str] = {
     "resting": "resting|rested|waking",
     "lesson": "lesson|lessons",
     "verdict": "verdict|verdicts|judged|judge|judges",
-    "foresee": "foresee|foreseen|foresees|unread|astray|went_on|took_early",
+    "foresee": "foresee|foreseen|foresees|unread|astray|launched_next|used_async",
     "purse": "purse|purses|stake|stakes",
     "handed": "handed|parcel|parcels|crossing|crossings",
     "begun": "begun",

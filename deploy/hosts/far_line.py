@@ -15,7 +15,7 @@ from functools import partial
 
 from hosts import FAR_HOSTS, ip, remove
 
-ATTACH, PLAIN_TUN = 0x400454CA, 0x1001  # TUNSETIFF; IFF_TUN | IFF_NO_PI
+ATTACH, TUN_FLAGS = 0x400454CA, 0x1001  # TUNSETIFF; IFF_TUN | IFF_NO_PI
 MTU = 1500
 
 
@@ -41,7 +41,7 @@ def far_hosts() -> Generator[tuple[int, int]]:
 def _plug_in(space: str, address: str) -> int:
     """A device that stays ours when it moves to the namespace, where it has the same name."""
     end = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
-    fcntl.ioctl(end, ATTACH, struct.pack("16sH", space.encode(), PLAIN_TUN))
+    fcntl.ioctl(end, ATTACH, struct.pack("16sH", space.encode(), TUN_FLAGS))
     ip("link", "set", space, "netns", space)
     ip("-n", space, "address", "add", f"{address}/24", "dev", space)
     ip("-n", space, "link", "set", space, "mtu", str(MTU), "up")

@@ -144,13 +144,13 @@ def asked_for(line: str) -> tuple[str, str, list[str]] | None:
     return words[words.index("--name") + 1], host, words
 
 
-async def serve(hosts: Hosts, master: str, stages: Iterable[str], *papers: str) -> None:
+async def serve(hosts: Hosts, master: str, stages: Iterable[str], *tls_files: str) -> None:
     """A fleet, started as a person would: what `specsot serve` prints is typed on the other hosts.
 
     master: its host. stages: the host of each.
     """
     devices = ",".join(f"{ADDRESSES[host]}#cpu" for host in stages)
-    words = ("--devices", devices, "--fleet-listen", f"{ADDRESSES[master]}:50060", *papers)
+    words = ("--devices", devices, "--fleet-listen", f"{ADDRESSES[master]}:50060", *tls_files)
     await hosts.start("serve", master, "specsot", "serve", *words)
     await hosts.voices.until("^waiting for|^specsot: ", 0)
     for line in list(hosts.voices.lines):
@@ -203,16 +203,16 @@ def stalled(hosts: Hosts, name: str) -> tuple[Step, ...]:
     return Step(f"SIGSTOP to {name}", stop), Step("SIGCONT a second later", later)
 
 
-async def main(papers: list[str]) -> int:
+async def main(tls_files: list[str]) -> int:
     hosts, self = Hosts(), asyncio.current_task()
     assert self is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.cancel)
     try:
-        await serve(hosts, "a", "bcd", *(("--certificates", *papers) if papers else ("--insecure",)))
+        await serve(hosts, "a", "bcd", *(("--certificates", *tls_files) if tls_files else ("--insecure",)))
         print("\n".join(hosts.voices.lines), flush=True)
-        client = [*on("a"), *(shown(*papers) if papers else ()), "specsot"]
+        client = [*on("a"), *(shown(*tls_files) if tls_files else ()), "specsot"]
         well = await run(trials(hosts), client, hosts.voices, MEMBERS, STAGES)
-        await stand_by(hosts, *(certified(*papers) if papers else ("--insecure",)))
+        await stand_by(hosts, *(certified(*tls_files) if tls_files else ("--insecure",)))
         replaced = [
             Trial("a worker's cable is pulled, and another one stands by", cut("b", WRITTEN)),
             Trial("a worker is killed, and another one stands by", killed(hosts, "worker-1")[:1]),
@@ -222,10 +222,10 @@ async def main(papers: list[str]) -> int:
         await hosts.end()
 
 
-async def stand_by(hosts: Hosts, *papers: str) -> None:
+async def stand_by(hosts: Hosts, *tls_files: str) -> None:
     """A worker more than the ring needs, on the last host, without layers of its own."""
     place = ("--name", "spare", "--listen", f"{HOSTS['d']}:50053", "--master", f"{HOSTS['a']}:50060")
-    await hosts.start("spare", "d", "specsot-worker", "--model", "models/demo/base", *place, *papers)
+    await hosts.start("spare", "d", "specsot-worker", "--model", "models/demo/base", *place, *tls_files)
 
 
 def certified(folder: str) -> list[str]:

@@ -21,11 +21,11 @@ from specsot_bench.results import Stopwatch
 
 Ids = tuple[int, ...]
 # Characters of an error message.
-MOST_SAID = 200
+MAX_ERROR_CHARACTERS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class HfText:
+class HfOutput:
     """What was written.
 
     tokens: the token ids.
@@ -50,7 +50,9 @@ class HfBaseline:
         spawn = multiprocessing.get_context("spawn")
         self._process = ProcessPoolExecutor(1, spawn, _load, (model, dtype, device, small))
 
-    def write(self, prompt: Ids, count: int, assisted: bool = False, seconds: float | None = None) -> HfText:
+    def write(
+        self, prompt: Ids, count: int, assisted: bool = False, seconds: float | None = None
+    ) -> HfOutput:
         """Write exactly `count` tokens after a prompt; an end-of-sequence token counts as any other.
 
         Raises Unavailable if Transformers cannot load or write with these models, or its process died;
@@ -103,7 +105,9 @@ class HfModel:
         self._small = small
 
     @torch.inference_mode()
-    def write(self, prompt: Ids, count: int, assisted: bool = False, seconds: float | None = None) -> HfText:
+    def write(
+        self, prompt: Ids, count: int, assisted: bool = False, seconds: float | None = None
+    ) -> HfOutput:
         """Write greedily; return fewer tokens if the time runs out."""
         ids = torch.tensor([prompt], device=self._model.device)
         steps = TokenTimes()
@@ -118,7 +122,7 @@ class HfModel:
             streamer=steps,
             **more,
         )
-        return HfText(tuple(out[0, len(prompt) :].tolist()), tuple(steps.heard))
+        return HfOutput(tuple(out[0, len(prompt) :].tolist()), tuple(steps.heard))
 
 
 def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
@@ -140,10 +144,10 @@ def _load(model: Path, dtype: torch.dtype, device: str, small: Path | None) -> N
     try:
         _held.append(HfModel(_open(model, dtype, device), small and _open(small, dtype, device)))
     except Exception as error:
-        _held.append(_said(error))
+        _held.append(_error_text(error))
 
 
-def _write(prompt: Ids, count: int, assisted: bool, seconds: float | None) -> HfText | str:
+def _write(prompt: Ids, count: int, assisted: bool, seconds: float | None) -> HfOutput | str:
     """Write in the child process. An error is returned as a string, since not every exception can
     be pickled.
     """
@@ -153,9 +157,9 @@ def _write(prompt: Ids, count: int, assisted: bool, seconds: float | None) -> Hf
     try:
         return held.write(prompt, count, assisted, seconds)
     except Exception as error:
-        return _said(error)
+        return _error_text(error)
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """Return an error in one line."""
-    return f"Transformers: {type(error).__name__}: {' '.join(str(error).split())[:MOST_SAID]}"
+    return f"Transformers: {type(error).__name__}: {' '.join(str(error).split())[:MAX_ERROR_CHARACTERS]}"

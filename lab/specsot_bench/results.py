@@ -73,11 +73,12 @@ def publish(
 def named(rows: Sequence[Row], *keys: str) -> list[Row]:
     """Return the rows with names made of these keys: strings as they are, numbers after their key."""
     return [
-        {"name": ", ".join(_said(key, row[key]) for key in keys if key in row)} | dict(row) for row in rows
+        {"name": ", ".join(_error_text(key, row[key]) for key in keys if key in row)} | dict(row)
+        for row in rows
     ]
 
 
-def _said(key: str, value: object) -> str:
+def _error_text(key: str, value: object) -> str:
     """Return one part of a row's name."""
     return value if isinstance(value, str) else f"{key} {value}"
 

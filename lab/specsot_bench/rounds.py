@@ -26,7 +26,7 @@ from specsot_app.fleet.options import FleetOptions
 from specsot_app.runtime import quiet_logs, run_until_signal
 from specsot_app.terminal.show import counting_bar
 from specsot_bench import results
-from specsot_bench.core.aggregate import Recording, name_of, plain_of, row_of, runs_of, skipped, unwritten
+from specsot_bench.core.aggregate import Recording, baseline_of, name_of, row_of, runs_of, skipped, unwritten
 from specsot_bench.core.method_page import latex_of, page_of, recommend
 from specsot_bench.core.methods import PLAIN, Method, MethodTable
 from specsot_bench.core.pairing import order
@@ -244,7 +244,7 @@ def _rows(task: TableRun, answers: Answers, scores: Scores) -> list[Row]:
     with counting_bar(sys.stderr, "perplexity", len(runs)) as count:
         found: list[Row] = []
         for one in runs:
-            found.append(row_of(one, plain_of(runs, one.tokens), scores.quality(one)))
+            found.append(row_of(one, baseline_of(runs, one.tokens), scores.quality(one)))
             count()
     return found
 
@@ -275,14 +275,14 @@ def publish(task: TableRun, name: str, output: Path | None = None) -> int:
     """Measure, show and save. output: the JSON file; Markdown, LaTeX and plots are written beside it."""
     settings, rows = measure(task)
     title = f"specsot bench {name}, {settings['model']}"
-    page = page_of(title, _said(name, settings), rows, recommend(rows))
+    page = page_of(title, _error_text(name, settings), rows, recommend(rows))
     results.publish(name, settings, rows, page, output, lambda stem: draw(rows, title, stem))
     if output is not None:
         output.with_suffix(".tex").write_text(latex_of(title, rows), encoding="utf-8")
     return 0
 
 
-def _said(name: str, settings: Row) -> str:
+def _error_text(name: str, settings: Row) -> str:
     """Return the paragraph that says what was measured on which machine."""
     machine = results.describe_machine()
     return (

@@ -25,7 +25,7 @@ from specsot.service.options import DraftModelOptions
 from specsot.transport.links import Dialer
 from specsot_app.fleet.embedded import EmbeddedFleet, EmbeddedOptions, MemberMaker, Threads
 from specsot_app.fleet.opening import finish
-from specsot_bench.core.aggregate import StepSample, Recording, committed_by, evicted_by
+from specsot_bench.core.aggregate import Recording, StepSample, committed_by, evicted_by
 from specsot_bench.core.methods import Method
 from specsot_bench.hf_baseline import HfBaseline
 from specsot_bench.results import Clock, Stopwatch, now

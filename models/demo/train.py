@@ -73,7 +73,7 @@ STEP = re.compile(r"^\d+\. +((?:[^\s,.;:(]+ ?){1,4})(.*)$", re.M)
 Points = Sequence[tuple[str, str]]
 
 
-class Lessons:
+class TrainingBatches:
     """Rows in the prompts in which the product will ask."""
 
     def __init__(self, folder: Path, data: Path) -> None:
@@ -219,8 +219,8 @@ def main() -> None:
     given = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)  # matrices this thin are slower on two
-    lessons = Lessons(given.words, given.data)
-    rows = lessons.rows()
+    feature_batches = TrainingBatches(given.words, given.data)
+    rows = feature_batches.rows()
     print(f"{len(rows)} rows, {sum(len(row.tokens) for row in rows)} tokens", flush=True)
     known = LlamaForCausalLM.from_pretrained(
         given.output if given.go_on else given.start, dtype=torch.float32
@@ -235,7 +235,7 @@ def main() -> None:
     model.bfloat16().save_pretrained(given.output, max_shard_size="3MB")
     for name in ("tokenizer.json", "tokenizer_config.json", "specsot.json", "generation_config.json"):
         shutil.copy(given.words / name, given.output / name)
-    (given.output / "topics.txt").write_text("\n".join([*lessons.questions(), ""]), encoding="utf-8")
+    (given.output / "topics.txt").write_text("\n".join([*feature_batches.questions(), ""]), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -32,18 +32,18 @@ class Forecast:
 
     direct: for a direct answer.
     planned: for a planned answer.
-    direct_least: lower bound for a direct answer.
-    direct_most: upper bound for a direct answer.
-    planned_least: lower bound for a planned answer.
-    planned_most: upper bound for a planned answer.
+    direct_min: lower bound for a direct answer.
+    direct_max: upper bound for a direct answer.
+    planned_min: lower bound for a planned answer.
+    planned_max: upper bound for a planned answer.
     """
 
     direct: float | None = None
     planned: float | None = None
-    direct_least: float | None = None
-    direct_most: float | None = None
-    planned_least: float | None = None
-    planned_most: float | None = None
+    direct_min: float | None = None
+    direct_max: float | None = None
+    planned_min: float | None = None
+    planned_max: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +217,8 @@ class Statistics:
     plan_tokens: tokens of the plan, or of the markers around a direct answer.
     heading_tokens: tokens of the answer's headings, which the model does not generate.
     polish_tokens: tokens of the turn that joined the branches. Its text is then the answer.
-    rested: fraction of the trees for which nothing was drafted, because drafting was paused as unprofitable.
+    draft_paused: fraction of the trees for which nothing was drafted, because drafting was paused as
+    unprofitable.
     phases: seconds by phase: queue, decision, and skeleton, branches, polish, or direct. A name with
         `_prefill`, such as `skeleton_prefill`, has the seconds from the beginning of that phase to its first
         result.
@@ -239,7 +240,7 @@ class Statistics:
     plan_tokens: int = 0
     heading_tokens: int = 0
     polish_tokens: int = 0
-    rested: float = 0.0
+    draft_paused: float = 0.0
     phases: dict[str, float] = field(default_factory=dict)
     decision: str = ""
     in_time: bool = False

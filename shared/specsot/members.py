@@ -384,7 +384,7 @@ class Progress:
     total: int
     fetched: int = 0
     layers: Range | None = None
-    handed: int = 0
+    migrated: int = 0
     over: tuple[int, ...] = ()
 
 

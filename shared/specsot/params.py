@@ -320,16 +320,16 @@ class HeadPruning(Pruning):
 
     importance: tuple[tuple[float, ...], ...] = ()
 
-    def kept_by_head(self, kept: HeadCounts | None, fresh: int) -> HeadCounts:
+    def rows_kept_by_head(self, kept: HeadCounts | None, fresh: int) -> HeadCounts:
         """Return how many rows every head keeps at a pruning.
 
         kept: by layer and head, how many rows the preceding pruning left. None if there was none.
         fresh: number of rows since the preceding pruning.
 
-        >>> HeadPruning(1.0, 16, 0, ((0.0, 1.0),)).kept_by_head(((8, 16),), 16)
+        >>> HeadPruning(1.0, 16, 0, ((0.0, 1.0),)).rows_kept_by_head(((8, 16),), 16)
         ((12, 32),)
         """
-        before = kept or self.none_kept
+        before = kept or self.no_rows_kept
         return tuple(
             tuple(
                 math.ceil(self.keep_ratio * (0.5 + 0.5 * importance) * (rows + fresh))
@@ -339,7 +339,7 @@ class HeadPruning(Pruning):
         )
 
     @property
-    def none_kept(self) -> HeadCounts:
+    def no_rows_kept(self) -> HeadCounts:
         """The value of `kept` before the first pruning: 0 for every head."""
         return tuple((0,) * len(heads) for heads in self.importance)
 

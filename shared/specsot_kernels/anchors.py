@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specsot_kernels.attention_tables import Numbers, PageStretch, numbers, sinces_of
+from specsot_kernels.attention_tables import Numbers, PageRun, numbers, sinces_of
 from specsot_kernels.segments import RowSpan, VisibleColumns
 
 
@@ -44,7 +44,7 @@ def policy_sights(spans: Sequence[RowSpan], window: int | None) -> PolicySights:
     )
 
 
-def anchored_of(spans: Sequence[RowSpan], page_rows: int) -> Iterator[PageStretch]:
+def anchored_of(spans: Sequence[RowSpan], page_rows: int) -> Iterator[PageRun]:
     """Yield the stretches of anchor columns; neighbouring spans with the same anchor pages form one
     stretch.
     """
@@ -52,7 +52,7 @@ def anchored_of(spans: Sequence[RowSpan], page_rows: int) -> Iterator[PageStretc
     for (columns, pages), group in groupby(spans, lambda span: _anchoring(span, page_rows)):
         rows = sum(span.rows for span in group)
         if columns:
-            yield PageStretch(first, rows, 0, columns, pages)
+            yield PageRun(first, rows, 0, columns, pages)
         first += rows
 
 

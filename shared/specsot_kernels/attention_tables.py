@@ -118,7 +118,7 @@ class SeenRows(NamedTuple):
     lead: int
 
 
-class PageStretch(NamedTuple):
+class PageRun(NamedTuple):
     """Rows first .. first + rows - 1 read the columns at .. at + columns - 1, which lie on `pages`
     in order.
     """
@@ -130,8 +130,8 @@ class PageStretch(NamedTuple):
     pages: tuple[int, ...]
 
 
-class Stretches(NamedTuple):
-    """Many `PageStretch` values as arrays, [stretches] each.
+class PageRuns(NamedTuple):
+    """Many `PageRun` values as arrays, [stretches] each.
 
     held: number of pages of each stretch.
     pages: pages of all stretches, concatenated.
@@ -312,7 +312,7 @@ def tabulate(
     tile_rows: int,
     window: int | None = None,
     sinces: Numbers | None = None,
-    anchored: Sequence[PageStretch] = (),
+    anchored: Sequence[PageRun] = (),
     places: int = PROGRAMS // KV_HEADS,
 ) -> AttentionTables:
     """Return the attention work of one frame whose spans come in row order.
@@ -326,7 +326,7 @@ def tabulate(
     places: see `places_of`.
     """
     sights = sights_of(spans, window)
-    stretches = stretches_of(spans, page_rows, sinces)
+    stretches = page_runs_of(spans, page_rows, sinces)
     pieces, starts, slots, pages = cut_pieces(
         stretches, sights.leads, page_rows, tile_rows, anchored=anchored, places=places
     )
@@ -334,17 +334,17 @@ def tabulate(
 
 
 def cut_pieces(
-    stretches: Sequence[PageStretch] | Stretches,
+    stretches: Sequence[PageRun] | PageRuns,
     leads: Numbers,
     page_rows: int,
     tile_rows: int,
     times: int = 1,
-    anchored: Sequence[PageStretch] = (),
+    anchored: Sequence[PageRun] = (),
     places: int = PROGRAMS // KV_HEADS,
 ) -> PieceTables:
     """Cut stretches into pieces, tile by tile and column range by column range.
 
-    stretches: in row order. If they are given as `Stretches`, `anchored` must already be their last entries.
+    stretches: in row order. If they are given as `PageRuns`, `anchored` must already be their last entries.
     leads: [rows] as in `AttentionTables`.
     times: each stretch row stands for so many rows of the frame.
     anchored: see `anchors.anchored_of`.
@@ -353,7 +353,7 @@ def cut_pieces(
     A stretch of 6 rows and 1024 columns, cut with tile_rows = 4 and 512 columns a piece, becomes four pieces:
     rows 0..3 with columns 0..511, rows 4..5 with 0..511, rows 0..3 with 512..1023, rows 4..5 with 512..1023.
     """
-    if not isinstance(stretches, Stretches):
+    if not isinstance(stretches, PageRuns):
         stretches = as_arrays((*stretches, *anchored))
     first, rows, at, columns, held, pages = stretches
     seen = len(first) - len(anchored)
@@ -383,17 +383,17 @@ def cut_pieces(
     return PieceTables(pieces, *_merges(top, high, len(leads)), pages)
 
 
-def as_arrays(stretches: Sequence[PageStretch]) -> Stretches:
+def as_arrays(stretches: Sequence[PageRun]) -> PageRuns:
     """Return the stretches as arrays."""
     told = [(first, rows, at, columns, len(run)) for first, rows, at, columns, run in stretches]
     pages = numbers([page for stretch in stretches for page in stretch.pages])
     first, rows, at, columns, held = np.array(told).T
-    return Stretches(first, rows, at, columns, held, pages)
+    return PageRuns(first, rows, at, columns, held, pages)
 
 
-def stretches_alone(
+def page_runs_unshared(
     rows: Sequence[int], pages: Sequence[tuple[int, ...]], page_rows: int
-) -> Stretches | None:
+) -> PageRuns | None:
     """Return one stretch for each sequence, which reads all of its pages, or None if sequences may share
     pages.
 
@@ -404,7 +404,7 @@ def stretches_alone(
     held = np.array([len(own) for own in pages])
     many = np.array(rows)
     every = np.fromiter(chain.from_iterable(pages), np.int32, int(held.sum()))
-    return Stretches(many.cumsum() - many, many, np.zeros_like(many), held * page_rows, held, every)
+    return PageRuns(many.cumsum() - many, many, np.zeros_like(many), held * page_rows, held, every)
 
 
 def _merges(firsts: Ints, counts: Ints, rows: int) -> tuple[Numbers, Numbers]:
@@ -468,9 +468,9 @@ def _piece_columns(columns: Ints, down: Ints, page_rows: int, tile_rows: int, pl
     return int(steps[fitting][times[fitting].argmin()])
 
 
-def stretches_of(
+def page_runs_of(
     spans: Sequence[TableSpan], page_rows: int, sinces: Numbers | None = None
-) -> tuple[PageStretch, ...]:
+) -> tuple[PageRun, ...]:
     """Return the stretches that the spans read. The spans come in row order. sinces: see `tabulate`.
 
     Shared prefixes are searched only if two spans have the same first page; see the module's example.
@@ -481,13 +481,13 @@ def stretches_of(
     else:
         ends = [span.base + span.tail for span in spans]
         found = tuple(
-            PageStretch(at, span.rows, 0, end, span.pages[: -(-end // page_rows)])
+            PageRun(at, span.rows, 0, end, span.pages[: -(-end // page_rows)])
             for at, span, end in zip(starts, spans, ends)
         )
     return found if sinces is None else tuple(_from(found, sinces, page_rows))
 
 
-def _cut(blocks: Sequence[SeenRows], level: int, page_rows: int) -> Iterator[PageStretch]:
+def _cut(blocks: Sequence[SeenRows], level: int, page_rows: int) -> Iterator[PageRun]:
     """Yield the stretches of neighbouring spans from the level-th page on; shared pages come before each
     span's own.
     """
@@ -500,7 +500,7 @@ def _cut(blocks: Sequence[SeenRows], level: int, page_rows: int) -> Iterator[Pag
             end = _shared_until(run, level + 1, page_rows)
             columns = end * page_rows - at
         if columns > 0:
-            yield PageStretch(first, sum(each.span.rows for each in run), at, columns, span.pages[level:end])
+            yield PageRun(first, sum(each.span.rows for each in run), at, columns, span.pages[level:end])
         if len(run) > 1:
             yield from _cut(run, end, page_rows)
 
@@ -530,13 +530,13 @@ def _shared_until(run: Sequence[SeenRows], level: int, page_rows: int) -> int:
     return next((at for at in range(level, most) if len({each[at] for each in pages}) > 1), max(level, most))
 
 
-def _from(stretches: Sequence[PageStretch], sinces: Numbers, page_rows: int) -> Iterator[PageStretch]:
+def _from(stretches: Sequence[PageRun], sinces: Numbers, page_rows: int) -> Iterator[PageRun]:
     """Yield each stretch without the leading whole pages that none of its rows sees."""
     for first, rows, at, columns, pages in stretches:
         gone = max(int(sinces[first : first + rows].min()) - at, 0) // page_rows
         if gone * page_rows < columns:
             left = gone * page_rows
-            yield PageStretch(first, rows, at + left, columns - left, pages[gone:])
+            yield PageRun(first, rows, at + left, columns - left, pages[gone:])
 
 
 def sinces_of(spans: Sequence[TableSpan], window: int) -> Numbers:

@@ -35,7 +35,7 @@ from specsot_kernels.segments import (
     read_sinks,
 )
 from specsot_model.kv import as_numbers
-from specsot_model.masks import Bools, as_mask, blind_rows, hidden_behind, hidden_columns
+from specsot_model.masks import Bools, as_mask, blind_rows, hidden_columns, hidden_columns_of
 from specsot_model.rotary import turn_back
 
 if TYPE_CHECKING:
@@ -360,7 +360,7 @@ def _see(group: ReadGroup, page_rows: int, make: _Maker) -> tuple[list[_Pass], l
 
 def _see_all(group: ReadGroup, make: _Maker) -> tuple[list[_Pass], list[_Pass]]:
     """Return the passes of a group from which no policy hides columns."""
-    hidden = hidden_behind(group)
+    hidden = hidden_columns_of(group)
     passes = [make(reading, hidden_columns(hidden, group.lead, reading)) for reading in group.readings]
     return [each for each in passes if each.reading.at == 0], [each for each in passes if each.reading.at]
 

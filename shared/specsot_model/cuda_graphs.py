@@ -1,7 +1,8 @@
 """Captures a layer range's forward as CUDA graphs, one per bucket of batch sizes, and times steps.
 
 A frame runs in the graph of the next larger bucket. The surplus rows have a negative slot, so they write no
-KV and read none. Names in this file say `step` for a step, `rows` for the tokens of a batch, and `texts` for
+KV and read none. Names in this file say `step` for a step, `rows` for the tokens of a batch, and `sequences`
+for
 sequences.
 
     # 20 rows -> bucket 32; rows 20..31 have slot -1, and their outputs are cut off
@@ -26,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specsot.core.verdict import UnreadTrees
+from specsot.core.device_verification import DeviceTrees
 from specsot.members import Curve
 from specsot_kernels.attention_tables import BITS, SHORTEST, SHORTEST_ROWS, Numbers
 from specsot_kernels.growing import TreeRows
@@ -36,7 +37,7 @@ from specsot_model.decoder import Decoder
 from specsot_model.delta_pages import WalkedPages
 from specsot_model.graph_tables import FrameTables, PromptTables, frame_tables
 from specsot_model.kv import KVPages, Moves, Staging, size_of, views
-from specsot_model.step_rows import FilledStep, StepRows, Outputs, unread_entry
+from specsot_model.step_rows import FilledStep, Outputs, StepRows, device_tree_entry
 
 # Rows. Sizes of graphs for any frame. Untuned.
 BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 200, 256, 384, 512)
@@ -254,24 +255,27 @@ class CapturedSteps:
         return steps[0].outputs(len(filled.rows.positions))
 
     @property
-    def takes_unread(self) -> bool:
-        """Tell whether `launch_unread` is possible: on a single device, without sliding-window layers."""
-        return len(self._stagings) == 1 and all(step.trees for steps in self._steps.values() for step in steps)
+    def accepts_device_trees(self) -> bool:
+        """Tell whether `launch_device_trees` is possible: on a single device, without sliding-window
+        layers."""
+        return len(self._stagings) == 1 and all(
+            step.trees for steps in self._steps.values() for step in steps
+        )
 
     @torch.inference_mode()
-    def launch_unread(self, filled: FilledStep, roots: Sequence[int], trees: UnreadTrees) -> Outputs:
+    def launch_device_trees(self, filled: FilledStep, roots: Sequence[int], trees: DeviceTrees) -> Outputs:
         """Launch a frame whose draft trees are still on the GPU: the host has not read them.
 
         A kernel writes the tokens, positions and masks of the trees into the graph's tables.
 
         filled: A prepared frame with trees of the right number of nodes, of any shape, and single rows after
             those.
-        roots: Root tokens of the trees, then the tokens of the single rows; see `unread_entry`.
+        roots: Root tokens of the trees, then the tokens of the single rows; see `device_tree_entry`.
         trees: The trees on the device.
         """
         (step,) = filled.steps
         rows = len(filled.rows.positions)
-        entry = unread_entry(rows, roots, trees.nodes)
+        entry = device_tree_entry(rows, roots, trees.nodes)
         step.send(filled, self._stagings[0], entry.tolist())
         assert step.trees is not None
         trees.choose(step.trees.tokens, step.trees.positions, step.trees.bits, step.vocabulary)

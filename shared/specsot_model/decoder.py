@@ -82,7 +82,7 @@ class Decoder:
         self.device = device
         sizes = config.heads, config.kv_heads, config.head_dim, device, config.query_scalar
         self._rotary = Rotary(config.rope, *sizes)
-        self._near_rotary = Rotary(config.near_rope, *sizes) if config.near_rope else self._rotary
+        self._sliding_rotary = Rotary(config.sliding_rope, *sizes) if config.sliding_rope else self._rotary
         self._blocks: list[Block] = []
         for index in range(layers.first, layers.last):
             self._blocks.append(parts.fetch(fetch, config, index, split.block_maker(devices)))
@@ -348,8 +348,8 @@ class Decoder:
         ready = None
         table, places = (None, None) if fused else (self._rotary.table(positions), kv.locate(slots))
         tables = [table] * len(self.layers)
-        if self._near_rotary is not self._rotary:
-            near = self._near_rotary.table(positions)
+        if self._sliding_rotary is not self._rotary:
+            near = self._sliding_rotary.table(positions)
             layers = range(self.layers.first, self.layers.last)
             tables = [near if layer in self.config.windowed else table for layer in layers]
 

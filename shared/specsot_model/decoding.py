@@ -169,7 +169,11 @@ def _gptq(part: Part, has: Has, numbers: Numbers, published: Published) -> Store
     group = numbers.group or codes.shape[1]
     order = part(".g_idx").long() if has(".g_idx") else None
     return StoredMatrix(
-        codes, part(".scales").t(), group, zero & (2**numbers.bits - 1), order=_unless_plain(order, group)
+        codes,
+        part(".scales").t(),
+        group,
+        zero & (2**numbers.bits - 1),
+        order=_unless_sequential(order, group),
     )
 
 
@@ -199,7 +203,7 @@ def _compressed(part: Part, has: Has, numbers: Numbers, published: Published) ->
     if isinstance(zero, Tensor):
         zero, _ = _by_rows(zero, codes, numbers)
     order = part(".weight_g_idx").long() if has(".weight_g_idx") else None
-    return StoredMatrix(codes, scale, group, zero, order=_unless_plain(order, group))
+    return StoredMatrix(codes, scale, group, zero, order=_unless_sequential(order, group))
 
 
 def _powers(exponents: Tensor) -> Tensor:
@@ -278,7 +282,7 @@ def _by_rows(scale: Tensor, codes: Tensor, numbers: Numbers) -> tuple[Tensor, in
     return scale.repeat_interleave(tall, 0)[:outputs], wide
 
 
-def _unless_plain(order: Tensor | None, group: int) -> Tensor | None:
+def _unless_sequential(order: Tensor | None, group: int) -> Tensor | None:
     """Return the group of each input, or None if input i is in group i // group anyway."""
     if order is None or torch.equal(order, torch.arange(len(order), device=order.device) // group):
         return None

@@ -14,8 +14,16 @@ from specsot.checkpoint.config import ModelConfig
 from specsot.checkpoint.families import Delta
 from specsot.members import KvDtype, Range
 from specsot_kernels.segments import RowSpan
-from specsot_model.core.replays import CHUNK, KeptStates, PathReplay, SpanReplay, states_for
-from specsot_model.core.walks import TextRows, Walk, WalkRoom, in_blocks, keep, texts_of, walk_of
+from specsot_model.core.replays import CHUNK, CachedStates, PathReplay, SpanReplay, states_for
+from specsot_model.core.walks import (
+    SequenceRows,
+    Walk,
+    WalkRoom,
+    in_blocks,
+    keep,
+    sequences_of_frame,
+    walk_of,
+)
 from specsot_model.kv import KVPages, Moves, Numbers, Places, aligned, indices, untouched_zeros, views
 
 if TYPE_CHECKING:
@@ -96,7 +104,7 @@ class DeltaPages(KVPages):
         self.layers = tuple(both[one][index] for one, index in self._places)
         many = states_for(pages * page_rows)
         self.history = shape.kernel - 1
-        self._kept = KeptStates(many - 1, page_rows, self.step, lambda page: self.shared(page))
+        self._kept = CachedStates(many - 1, page_rows, self.step, lambda page: self.shared(page))
         self.batches: tuple[ReplayBatch, ...] = ()
         sizes = many, shape.value_heads, shape.key_dim, shape.value_dim
         self._states = untouched_zeros((delta.count(True), *sizes), torch.float32, device)
@@ -180,7 +188,9 @@ class WalkedPages(DeltaPages):
         """Plan the walks of a frame. In a CUDA graph there are no spans; `read` has set the walks already."""
         if spans and len(self._states):
             found = self._kept.find(spans)
-            self.walks = [self._sent(block) for block in in_blocks(self._kept_too(self._texts(found), found))]
+            self.walks = [
+                self._sent(block) for block in in_blocks(self._kept_too(self._sequences(found), found))
+            ]
 
     def room(self, rows: int) -> WalkRoom:
         """Return the table sizes for frames of at most `rows` rows."""
@@ -195,8 +205,8 @@ class WalkedPages(DeltaPages):
         """
         self._forget_rows([target for _, target in moves])
         found = self._kept.find(spans)
-        texts = self._texts(found)
-        return room.fill(walk_of(self._kept_too(texts, found))) if room.holds(texts) else None
+        sequences = self._sequences(found)
+        return room.fill(walk_of(self._kept_too(sequences, found))) if room.holds(sequences) else None
 
     def read(self, tables: Sequence[Tensor], room: WalkRoom) -> None:
         """Let the layers read their walk from these int32 tables, with the shapes `room.shapes`."""
@@ -213,14 +223,14 @@ class WalkedPages(DeltaPages):
         super().move_on_device(moves)
         self._inputs.move_on_device(moves)
 
-    def _texts(self, found: Sequence[SpanReplay]) -> list[TextRows]:
+    def _sequences(self, found: Sequence[SpanReplay]) -> list[SequenceRows]:
         """Return the table rows of each sequence."""
-        return texts_of(found, self.history, self.page_rows, self._kept.count)
+        return sequences_of_frame(found, self.history, self.page_rows, self._kept.count)
 
-    def _kept_too(self, texts: list[TextRows], found: Sequence[SpanReplay]) -> list[TextRows]:
+    def _kept_too(self, sequences: list[SequenceRows], found: Sequence[SpanReplay]) -> list[SequenceRows]:
         """Reserve states and mark them in the table rows."""
-        keep(texts, self._kept.reserve(found))
-        return texts
+        keep(sequences, self._kept.reserve(found))
+        return sequences
 
     def _sent(self, walk: Walk) -> WalkTables:
         """Copy the tables of a walk to the device in one transfer."""

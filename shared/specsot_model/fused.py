@@ -27,7 +27,7 @@ from specsot_model.fused_delta import FusedDelta
 from specsot_model.kv import KVPages
 from specsot_model.layers import AnyNorm, Block, Norm
 from specsot_model.linear import CapturedProduct, Linear, RowProduct, captured_product
-from specsot_model.mlp import Experts, GatedMlp, GroupedExperts, PlainMlp, can_group
+from specsot_model.mlp import Experts, GatedMlp, GroupedExperts, UngatedMlp, can_group
 from specsot_model.rotary import frequencies, growth
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class CapturedBlock:
         self._block.qkv = _by_kernels(block.qkv)
         self._block.out = _by_kernels(block.out)
         self._block.mlp = mlp = copy(block.mlp)
-        if isinstance(mlp, PlainMlp):
+        if isinstance(mlp, UngatedMlp):
             mlp.up, mlp.down = _by_kernels(mlp.up), _by_kernels(mlp.down)
         elif isinstance(mlp, GatedMlp):
             mlp.gate_up, mlp.down = _by_kernels(mlp.gate_up), _by_kernels(mlp.down)
@@ -330,7 +330,7 @@ def _has_kernels(block: Block, invariant: bool = False, plain: bool = False) -> 
     mlp = block.mlp
     if isinstance(mlp, GatedMlp):
         linears += mlp.gate_up, mlp.down
-    elif isinstance(mlp, PlainMlp):
+    elif isinstance(mlp, UngatedMlp):
         linears += mlp.up, mlp.down
     else:
         run = mlp.run if isinstance(mlp, Experts) else None

@@ -17,17 +17,17 @@ from specsot_kernels.anchors import anchored_of, anchors_in, first_of, policy_si
 from specsot_kernels.attention_tables import (
     PROMPT_QUERIES,
     Numbers,
-    PageStretch,
+    PageRun,
     PieceTables,
     RowSights,
     TableRoom,
     cut_pieces,
     numbers,
+    page_runs_of,
+    page_runs_unshared,
     room_for,
     sights_of,
     sinces_of,
-    stretches_alone,
-    stretches_of,
     tabulate_prompts,
     whole_pages,
 )
@@ -157,14 +157,14 @@ class FrameTables:
         """
         size = self._page_rows
         rows = [span.rows for span in spans]
-        anchored = list[PageStretch]()
+        anchored = list[PageRun]()
         bases = [span.base // size * size for span in spans]
         plain = self._rates is None and not any(firsts)
-        stretches = stretches_alone(rows, pages, size) if plain else None
+        stretches = page_runs_unshared(rows, pages, size) if plain else None
         if stretches is None:
             whole = [whole_pages(*each, size) for each in zip(rows, bases, pages)]
             sinces = np.repeat(numbers(firsts) * size, rows) if any(firsts) else None
-            stretches = stretches_of(whole, size, sinces)
+            stretches = page_runs_of(whole, size, sinces)
         if self._rates is not None:
             anchored = list(anchored_of(spans, size))
         leads = numbers(bases).repeat(rows)

@@ -39,7 +39,7 @@ def blind_rows(cut: Bools, device: torch.device | str) -> Tensor | None:
 def hidden_columns(hidden: Bools | None, lead: int, reading: PageRead) -> Bools | None:
     """Cut the mask of one read, [rows, columns], out of a group's mask.
 
-    hidden: The group's mask from column `lead` on, as `hidden_behind` returns it.
+    hidden: The group's mask from column `lead` on, as `hidden_columns_of` returns it.
     lead: All rows of the group see columns 0 .. lead - 1.
 
     Return None if the read lies before `lead`, so that nothing is hidden.
@@ -56,7 +56,7 @@ def hidden_columns(hidden: Bools | None, lead: int, reading: PageRead) -> Bools 
     return whole
 
 
-def hidden_behind(group: ReadGroup) -> Bools | None:
+def hidden_columns_of(group: ReadGroup) -> Bools | None:
     """Return the mask of a group from column `lead` on, [rows, width - lead]; None if nothing is hidden.
 
     # two prompt rows after 3 columns: lead 4, width 5 -> [[True], [False]]

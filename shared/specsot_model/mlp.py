@@ -37,7 +37,7 @@ def fetch_mlp(fetch: Fetch, layer: str, config: ModelConfig, index: int) -> Mlp:
     """Load the MLP of layer `index`, whose tensor names begin with `layer`."""
     if config.routing is not None and config.sparse(index):
         return fetch_experts(fetch, layer, config, config.routing)
-    return (_fetch_plain if config.mlp == "plain" else _fetch_gated)(fetch, layer, config)
+    return (_fetch_ungated if config.mlp == "plain" else _fetch_gated)(fetch, layer, config)
 
 
 def gate(gate_up: Tensor, act: Act = F.silu) -> Tensor:
@@ -79,7 +79,7 @@ class GatedMlp:
         return self.down(self._gate(self.gate_up(x)))
 
 
-class PlainMlp:
+class UngatedMlp:
     """down(act(up(x)))."""
 
     __slots__ = ("_act", "down", "up")
@@ -400,11 +400,11 @@ def _fetch_three(
     return GatedMlp(gate_up, down, gate_of(config))
 
 
-def _fetch_plain(fetch: Fetch, layer: str, config: ModelConfig) -> PlainMlp:
+def _fetch_ungated(fetch: Fetch, layer: str, config: ModelConfig) -> UngatedMlp:
     """Load an MLP without a gate."""
     names = config.names
     inner = config.intermediate
     hidden = config.hidden
     up = fuse(fetch, [f"{layer}.{names.up}"], (inner, hidden), config.mlp_bias)
     down = fuse(fetch, [f"{layer}.{names.down}"], (hidden, inner), config.mlp_bias)
-    return PlainMlp(up, down, ACTS[config.activation])
+    return UngatedMlp(up, down, ACTS[config.activation])

@@ -51,7 +51,7 @@ class FilledStep:
     numbers: Sequence[Numbers]
 
 
-def unread_entry(rows: int, roots: Sequence[int], nodes: int) -> Numbers:
+def device_tree_entry(rows: int, roots: Sequence[int], nodes: int) -> Numbers:
     """Return the token ids of a frame whose trees are still on the device: only root tokens are filled in.
 
     rows: Number of rows: all trees, each of `nodes` nodes, followed by single rows.

@@ -13,15 +13,15 @@ from specsot.params import Window
 from specsot_app.fleet.options import FleetOptions
 from specsot_bench.commands.bench import OutputOptions
 from specsot_bench.core.aggregate import (
-    StepSample,
     Perplexities,
     Recording,
     Runs,
+    StepSample,
+    baseline_of,
     committed_by,
     evicted_by,
     name_of,
     perplexity,
-    plain_of,
     row_of,
     runs_of,
     skipped,
@@ -126,7 +126,7 @@ def test_runs_come_by_length_and_plans_are_asked_for_each() -> None:
     assert [one.name for one in found] == [
         "plain, 2 tokens", "linear K=4, 2 tokens", "SoT, 2 tokens", "plain, 4 tokens", "SoT, 4 tokens"
     ]  # fmt: skip
-    assert plain_of(found, 2).readings[0].tokens == 2
+    assert baseline_of(found, 2).readings[0].tokens == 2
 
 
 def test_the_tables_have_what_the_seeds_had() -> None:

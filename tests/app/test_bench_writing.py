@@ -13,7 +13,7 @@ import pytest
 from specsot.errors import Unavailable
 from specsot_app.fleet.demo import small_pair
 from specsot_app.fleet.options import FleetOptions
-from specsot_bench.core.aggregate import StepSample, Recording
+from specsot_bench.core.aggregate import Recording, StepSample
 from specsot_bench.core.methods import HEAD, PLAINLY, Method, MethodTable, linear, windowed
 from specsot_bench.runners import ModelSet
 

@@ -23,10 +23,10 @@ from specsot_app.fleet.joining import (
     DOOR,
     Authority,
     JoinCode,
-    JoinDoor,
     JoinedFleet,
+    JoinServer,
     join_fleet,
-    open_door,
+    open_join_server,
     parse_code,
     pin,
     request_of,
@@ -51,9 +51,9 @@ def second(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def shared(first: Path, master: str = "a:50060") -> AsyncGenerator[tuple[JoinDoor, list[str]]]:
+async def shared(first: Path, master: str = "a:50060") -> AsyncGenerator[tuple[JoinServer, list[str]]]:
     told: list[str] = []
-    async with open_door(first, (), f"127.0.0.1:{free_port()}", master, FLAGS, told.append) as door:
+    async with open_join_server(first, (), f"127.0.0.1:{free_port()}", master, FLAGS, told.append) as door:
         yield door, told
 
 
@@ -222,7 +222,7 @@ async def test_a_second_door_at_the_same_place_is_refused_in_words(tmp_path: Pat
     with socket.create_server(("127.0.0.1", 0)) as taken:
         place = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(Unavailable, match=f"cannot listen at {place}: address already in use"):
-            async with open_door(tmp_path, (), place, "a:50060", FLAGS, print):
+            async with open_join_server(tmp_path, (), place, "a:50060", FLAGS, print):
                 pass
 
 

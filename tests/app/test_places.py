@@ -12,7 +12,7 @@ from specsot.members import Range
 from specsot_app.core.device_map import HostDevice, check_stages, parse_devices, ports_of, split_ranges
 from specsot_app.fleet.demo import small_pair
 from specsot_app.fleet.opening import open_embedded
-from specsot_app.fleet.options import FleetOptions, Models, hosts_here, models_of
+from specsot_app.fleet.options import FleetOptions, Models, local_hosts, models_of
 from specsot_app.fleet.service_specs import PRIVATE, Service, Serving, command_of, services_of, spread
 from specsot_master.config import read_config as read_master
 from specsot_worker.config import read_config as read_worker
@@ -73,9 +73,9 @@ def test_members_of_one_host_have_ports_of_their_own() -> None:
 
 
 def test_this_machine_is_told_from_others() -> None:
-    assert hosts_here(["127.0.0.1", "localhost", "192.0.2.1"]) == {"127.0.0.1", "localhost"}
+    assert local_hosts(["127.0.0.1", "localhost", "192.0.2.1"]) == {"127.0.0.1", "localhost"}
     with pytest.raises(InvalidRequest, match=r"nobody here knows the host nowhere\.invalid"):
-        hosts_here(["nowhere.invalid"])
+        local_hosts(["nowhere.invalid"])
 
 
 @pytest.mark.parametrize(
@@ -133,8 +133,8 @@ def test_certificates_reach_every_service_by_its_role(tmp_path: Path) -> None:
     serving = spread(replace(PRIVATE, places=TWO, here=HERE, certificates=tmp_path), None, False)
     for service in lineup(serving):
         role = service.module.removeprefix("specsot_")
-        papers = [given(service, flag) for flag in ("--tls-ca", "--tls-cert", "--tls-key")]
-        assert papers == [str(tmp_path / role / name) for name in ("ca.pem", "own.pem", "own.key")]
+        tls_files = [given(service, flag) for flag in ("--tls-ca", "--tls-cert", "--tls-key")]
+        assert tls_files == [str(tmp_path / role / name) for name in ("ca.pem", "own.pem", "own.key")]
     assert given(lineup(serving)[0], "--token-file") == str(tmp_path / "master" / "tokens")
 
 

@@ -39,7 +39,7 @@ LABS = (("eval",), ("eval", "--help"), ("train", "--output", "x"), ("bench", "lo
 WITH_LAB = (("eval", "--help"), ("train", "--help"), ("bench", "load", "--help"))
 
 Words = tuple[str, ...]
-Said = tuple[int, str, str]  # status, what it printed, what it complained of
+AnswerMessage = tuple[int, str, str]  # status, what it printed, what it complained of
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Install:
     wheel: Path
     others: Path
 
-    def run(self, *lines: Words) -> Mapping[Words, Said]:
+    def run(self, *lines: Words) -> Mapping[Words, AnswerMessage]:
         """One command line after the other, in one process."""
         paths = json.dumps([str(self.wheel), str(self.others)])
         command = [sys.executable, "-I", "-S", "-c", RUN, paths, *map(json.dumps, lines)]
@@ -82,7 +82,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Install:
 
 
 @pytest.fixture(scope="module")
-def said(plain: Install) -> Mapping[Words, Said]:
+def said(plain: Install) -> Mapping[Words, AnswerMessage]:
     return plain.run(("--help",), *OWN, *LABS, QUESTION)
 
 
@@ -91,7 +91,9 @@ def test_the_wheel_holds_the_product_and_its_reference_text(plain: Install) -> N
     assert (plain.wheel / "specsot_bench/data/multi-doc-qa.jsonl").exists()
 
 
-def test_it_answers_without_a_model_by_the_pair_it_brings(plain: Install, said: Mapping[Words, Said]) -> None:
+def test_it_answers_without_a_model_by_the_pair_it_brings(
+    plain: Install, said: Mapping[Words, AnswerMessage]
+) -> None:
     """And has the head for the model that it would fetch."""
     assert (plain.wheel / "specsot_app/models/smollm2/eagle3/model.safetensors").exists()
     status, answer, complaint = said[QUESTION]
@@ -99,20 +101,22 @@ def test_it_answers_without_a_model_by_the_pair_it_brings(plain: Install, said: 
 
 
 @pytest.mark.parametrize("words", OWN, ids=" ".join)
-def test_these_come_with_the_product(said: Mapping[Words, Said], words: Words) -> None:
+def test_these_come_with_the_product(said: Mapping[Words, AnswerMessage], words: Words) -> None:
     status, shown, complaint = said[words]
     assert (status, complaint) == (0, "")
     assert shown.startswith("Usage: ")
 
 
 @pytest.mark.parametrize("words", LABS, ids=" ".join)
-def test_a_word_of_the_lab_says_in_one_line_what_to_install(said: Mapping[Words, Said], words: Words) -> None:
+def test_a_word_of_the_lab_says_in_one_line_what_to_install(
+    said: Mapping[Words, AnswerMessage], words: Words
+) -> None:
     status, shown, complaint = said[words]
     assert (status, shown, complaint.count("\n")) == (2, "", 1)
     assert "needs the lab: pip install ./lab" in complaint
 
 
-def test_help_lists_the_same_words_with_and_without_the_lab(said: Mapping[Words, Said]) -> None:
+def test_help_lists_the_same_words_with_and_without_the_lab(said: Mapping[Words, AnswerMessage]) -> None:
     status, shown, _ = said["--help",]
     assert status == 0
     assert {"verify", "train", "eval", "bench"} <= set(shown.split())

@@ -29,8 +29,8 @@ from specsot_app.fleet.processes import (
     end_all,
     free_port,
     keep_quiet,
-    miss_nobody,
     ready_client,
+    require_members,
     start,
     unless_one_ends,
 )
@@ -209,7 +209,7 @@ async def test_a_drafter_may_be_a_part_of_its_workers_process(
         for service in processes_of(services):
             children.append(await start(service, keep_quiet))
         assert len(children) == 1 + stages
-        whole = ready_client(services, ClientOptions(), None, miss_nobody)
+        whole = ready_client(services, ClientOptions(), None, require_members)
         client = await unless_one_ends(children, whole)
         plain, drafted = [[one.event async for one in client.generate(ask)][-1] for ask in asks]
         assert {one.kind for one in (await client.info()).members} == {"worker", "drafter"}

@@ -14,7 +14,7 @@ import pytest
 
 from specsot_app.cli import main
 from tests.conftest import REPOSITORY, some
-from tests.doors.front import front
+from tests.endpoints.front import front
 
 pytestmark = [pytest.mark.torch, pytest.mark.processes]
 

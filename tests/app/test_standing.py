@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from specsot.core.info import Info, StepsInfo, MemberInfo, ModelInfo, PagesInfo, ReplicaInfo, RequestsInfo
+from specsot.core.info import Info, MemberInfo, ModelInfo, PagesInfo, ReplicaInfo, RequestsInfo, StepsInfo
 from specsot.errors import Unavailable
 from specsot.members import Range
 from specsot_app.commands.status import settled
@@ -30,7 +30,7 @@ INFO = Info(
     models=(ModelInfo("demo", "abc", 8, 2048),),
     members=(
         MemberInfo("worker", "late", "b:2", "abc", Range(4, 8)),
-        MemberInfo("worker", "early", "a:1", "abc", Range(0, 4), least_seconds=0.00065),
+        MemberInfo("worker", "early", "a:1", "abc", Range(0, 4), min_seconds=0.00065),
         MemberInfo("drafter", "head", "c:3", "abc"),
     ),
     epoch=2,

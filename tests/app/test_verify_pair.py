@@ -234,7 +234,7 @@ def test_a_gguf_file_writes_what_transformers_reads_in_it(
     assert 0 < told["tokens"] <= 32
 
 
-@pytest.mark.full  # fleets of processes answer in tests/laws and tests/doors, and are asked as any other
+@pytest.mark.full  # fleets of processes answer in tests/laws and tests/endpoints, and are asked as any other
 @pytest.mark.torch
 @pytest.mark.processes
 def test_a_fleet_of_processes_is_verified_the_same_way(tmp_path: Path, capsys: Any) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import REPOSITORY
 from tests.contracts.grpcurl import Line, parse, replay
-from tests.doors.front import front
+from tests.endpoints.front import front
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -62,7 +62,7 @@ class Recorder(BudgetPolicy):
 
     def plan_levels(self, live: int, most: int, due: int = 0, beside: int = 0) -> int:
         self._size = next(self._sizes)
-        self.rest = 0 if self._size else live
+        self.paused_trees = 0 if self._size else live
         return min(self._size[0], most) if self._size else 0
 
     def select(self, values: Floats, levels: int, most: int) -> Flags:

@@ -1,6 +1,7 @@
 """Replays steps of the real model for a drafting policy: recorded drafts and verdicts, and what steps took.
 
-`smollm2_steps.json` is of SmolLM2-135M-Instruct with its head on two cores. `texts` holds greedy answers (6 of
+`smollm2_steps.json` is of SmolLM2-135M-Instruct with its head on two cores. `texts` holds greedy answers (6
+of
 MT-bench, 4 of instructions, 4 of GSM8K, 4 of HumanEval), for every token the best candidates of a tree of
 width 4: per candidate a letter for its parent and whether it was right, and one for its log-probability.
 `calm`, `noisy` and `loaded` hold what steps really took, in times of the curve, one after another.
@@ -48,9 +49,11 @@ class Offer:
 @dataclass(frozen=True, slots=True)
 class Machine:
     """What steps take on it. step, level: seconds per rows; told: of the same as measured before, where that
-    differs. growth: seconds that drafting takes besides its levels. hop: of a plain step beside its computing;
+    differs. growth: seconds that drafting takes besides its levels. hop: of a plain step beside its
+    computing;
     handover: what a drafted one takes more. cold: what the first of them takes more than that.
-    waking: for how long the end of a rest holds up whoever computes with the drafter. prompt: rows of each
+    catching_up: for how long the end of a rest holds up whoever computes with the drafter. prompt: rows of
+    each
     text that are not caught up with when it begins; row: seconds of one. graphs: all levels grow at once.
     switch: what the first plain step behind drafts takes more, and the first with drafts behind plain ones.
     waits: plain steps behind a rest until there are drafts. deciding: what choosing anew takes.
@@ -63,7 +66,7 @@ class Machine:
     hop: float = 0.0
     handover: float = 0.5e-3
     cold: float = 0.0
-    waking: float = 0.0
+    catching_up: float = 0.0
     prompt: int = 0
     row: float = 0.0
     graphs: bool = False
@@ -152,7 +155,8 @@ H100_LEVEL: Curve = ((1, 0.3e-3), (32, 0.35e-3), (256, 0.65e-3))
 H100 = Machine(
     H100_STEP, H100_LEVEL, (H100_TOLD, H100_LEVEL), 0.45e-3, 0.2e-3, 0.7e-3, 0.0, 0.0, 256, 0.7e-6, True
 )
-# The recorded model itself on an H100, after `specsot bench tuner --device cuda`, 2026-11-27: steps of 1.29 ms
+# The recorded model itself on an H100, after `specsot bench tuner --device cuda`, 2026-11-27: steps of 1.29
+# ms
 # without drafts, 3.5 with one and 4.2 with 24. The host takes most of it; how much where is a guess.
 SMALL_STEP: Curve = ((1, 0.85e-3), (8, 0.95e-3), (32, 1.0e-3), (64, 1.1e-3))
 SMALL_LEVEL: Curve = ((1, 0.1e-3), (64, 0.1e-3))
@@ -204,7 +208,8 @@ def _offer(line: str) -> Offer:
     return Offer(np.where(there, letters[:, 0] // 2, 0), scores, there & (letters[:, 0] % 2 == 1))
 
 
-# How often each of a node's guesses is right, best first: a head that brings 6.13 tokens a step with 60 nodes.
+# How often each of a node's guesses is right, best first: a head that brings 6.13 tokens a step with 60
+# nodes.
 RANKS = np.array((0.859, 0.041, 0.009, 0.005))
 
 
@@ -250,7 +255,7 @@ class Fixed(BudgetPolicy):
     def plan_levels(self, live: int, most: int, due: int = 0, beside: int = 0) -> int:
         return min(self.levels, most)
 
-    def foreseen_nodes(self, live: int, levels: int, most: int) -> int:
+    def predict_nodes(self, live: int, levels: int, most: int) -> int:
         return self.nodes
 
     def select(self, values: Floats, levels: int, most: int) -> np.ndarray:
@@ -287,7 +292,7 @@ class Replay:
     steps: int = 0
     drafted: int = 0
     due: list[int] = field(init=False)
-    resting: int = 0
+    paused: int = 0
     missed: int = 0
     at: list[int] = field(init=False)
     _hopes: bool = field(init=False)
@@ -298,20 +303,20 @@ class Replay:
         self.at = [23 * (text // len(trace().texts)) % len(one) for text, one in enumerate(self.texts)]
         self.due = [self.machine.prompt] * len(self.texts)
         self.step, self.level = CostCurve(self.machine.step), CostCurve(self.machine.level)
-        self._hopes = self.policy is not None and self.policy.begin_texts()
+        self._hopes = self.policy is not None and self.policy.start_sequences()
         self._drafts = self.policy is not None and not self.policy.adaptive
 
     def follow(self, before: Replay) -> None:
         """Texts that come behind others: a rest of those goes on, unless these have credit of their own."""
-        self.resting, self.missed, self.drafted = before.resting, before.missed, before.drafted
+        self.paused, self.missed, self.drafted = before.paused, before.missed, before.drafted
         self._drafts = before._drafts
-        if self.policy and self.resting and before._took:  # the next step without drafts is told as those
+        if self.policy and self.paused and before._took:  # the next step without drafts is told as those
             took, live = median(before._took), len(self.texts)
             wall = took + self.machine.hop + self.row_hop * live
             self.policy.record_step([ROOT_ONLY] * live, StepSeconds(took, wall))
-        if self.policy and self._hopes and self.resting:
-            self.policy.record_rest(self.missed, len(self.texts))
-            self.resting = self.missed = 0
+        if self.policy and self._hopes and self.paused:
+            self.policy.record_pause(self.missed, len(self.texts))
+            self.paused = self.missed = 0
 
     def run(self, tokens: int) -> float:
         """Until each text has so many more; returns the seconds that took."""
@@ -324,10 +329,10 @@ class Replay:
         live, factor = len(self.texts), self.noise[self.steps % len(self.noise)]
         self.steps += 1
         levels = few = 0
-        if self.policy and not self.resting:
-            few = self.policy.limit_texts(live)
+        if self.policy and not self.paused:
+            few = self.policy.limit_sequences(live)
             levels = self.policy.plan_levels(few, len(LAYOUT), sum(self.due[:few]), live - few)
-            self.resting = 0 if levels else (self.policy.rest or live) + self.machine.waits * live
+            self.paused = 0 if levels else (self.policy.paused_trees or live) + self.machine.waits * live
         if levels:
             self._draft(few, levels, factor)
         else:
@@ -346,10 +351,10 @@ class Replay:
         if not self.policy:
             return
         self.missed += live
-        self.resting = max(self.resting - live, 0)
-        if not self.resting:
-            self.seconds += self.machine.waking if self.missed > live else 0.0
-            self.policy.record_rest(self.missed, live)
+        self.paused = max(self.paused - live, 0)
+        if not self.paused:
+            self.seconds += self.machine.catching_up if self.missed > live else 0.0
+            self.policy.record_pause(self.missed, live)
             self.missed = 0
             if self.machine.graphs and not self.machine.prompt:  # caught up with meanwhile
                 self.due = [2] * live
@@ -369,7 +374,7 @@ class Replay:
         policy.record_growth(few, grown, due, growing)
         values, foreseen = policy.score(candidates), 0
         if self.machine.graphs and few == live:  # a device chooses them
-            foreseen = policy.foreseen_nodes(few, grown, 512 - live)
+            foreseen = policy.predict_nodes(few, grown, 512 - live)
         chosen = best_each(values, foreseen) if foreseen else policy.select(values, grown, 512 - live)
         policy.record_worth(values, candidates.depths)
         masses = depth_masses(candidates, chosen).tolist()

@@ -151,7 +151,7 @@ class Ring:
 
     def _run(self, frame: Frame) -> None:
         self.step += 1
-        frame = replace(frame, resting=self._rest > 0)
+        frame = replace(frame, paused=self._rest > 0)
         self._rest = max(self._rest - sum(isinstance(one, TreeSegment) for one in frame.segments), 0)
         verdict = self._last.verify(self._stage.run(frame))
         for outcome in verdict.result.outcomes:
@@ -162,7 +162,7 @@ class Ring:
             for features in messages:
                 self.engine.observe(features)
             self._drafts |= {draft.sequence: draft for draft in drafts_of(self.engine)}
-            self._rest = self.engine.rest
+            self._rest = self.engine.paused_trees
 
 
 def opening(

@@ -92,9 +92,9 @@ def follow(
 def hear(
     texts: DraftSequences, drafter: LanguageModelProposer, sequence: int, start: int, tokens: list[int]
 ) -> None:
-    lesson = FeatureBatch(sequence, start, tuple(tokens[:-1]), tokens[-1], 1)
-    texts.observe([lesson])
-    drafter.observe(Features(1, 0, lessons=(lesson,)))
+    feature_batch = FeatureBatch(sequence, start, tuple(tokens[:-1]), tokens[-1], 1)
+    texts.observe([feature_batch])
+    drafter.observe(Features(1, 0, feature_batches=(feature_batch,)))
 
 
 def check(offer: Candidates | None, decoder: Decoder, texts: list[DraftSequence], beam: BeamShape) -> None:

@@ -42,10 +42,12 @@ def drafts(head: BlockHead, graphs: bool) -> list[Candidates]:
     for more in (0, 3):
         for number, length in enumerate(LENGTHS):
             start, stop = length * (more > 0), length + more
-            lesson = FeatureBatch(number, start, tuple(written[number][start:stop]), written[number][stop], 1)
-            texts.observe([lesson])
+            feature_batch = FeatureBatch(
+                number, start, tuple(written[number][start:stop]), written[number][stop], 1
+            )
+            texts.observe([feature_batch])
             rows = torch.randn(stop - start, head.width, generator=seeded)
-            proposer.observe(Features(1, 0, lessons=(lesson,), rows=rows))
+            proposer.observe(Features(1, 0, feature_batches=(feature_batch,), rows=rows))
         offer = proposer.propose([text for n in range(3) if (text := texts.find(n))], SHAPE.depth + 1)
         assert offer is not None
         found.append(offer)

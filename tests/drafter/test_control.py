@@ -36,8 +36,8 @@ def policy(step: Curve = LARGE, level: Curve = QUICK_HEAD, stepwise: bool = True
 def looked(one: DraftPolicy, sequences: int = 1, seconds: float = 7e-3) -> DraftPolicy:
     """The first steps had no drafts, and took so long."""
     assert one.plan_levels(sequences, 8) == 0
-    assert one.rest == LOOK_STEPS * sequences
-    one.record_rest(one.rest, sequences)
+    assert one.paused_trees == LOOK_STEPS * sequences
+    one.record_pause(one.paused_trees, sequences)
     one.record_step([ROOT_ONLY] * sequences, StepSeconds(seconds, seconds))
     return one
 
@@ -46,7 +46,7 @@ def write(one: DraftPolicy, tokens: int, accepted: Sequence[int], seconds: float
     """One sequence of so many tokens, whose steps with drafts accept so many in turns and take so many
     seconds. Returns the baseline steps that it lost.
     """
-    one.begin_texts()
+    one.start_sequences()
     written = drafted = 0
     lost = 0.0
     while written < tokens:
@@ -57,8 +57,8 @@ def write(one: DraftPolicy, tokens: int, accepted: Sequence[int], seconds: float
             lost += seconds / baseline - 1 - right
             written, drafted = written + 1 + right, drafted + 1
         else:
-            steps = min(one.rest, tokens - written)
-            one.record_rest(steps, 1)
+            steps = min(one.paused_trees, tokens - written)
+            one.record_pause(steps, 1)
             one.record_step([ROOT_ONLY], StepSeconds(baseline, baseline))
             written += max(steps, 1)
     return lost
@@ -97,8 +97,8 @@ def test_what_would_lose_even_if_all_of_it_were_accepted_is_never_tried() -> Non
     one = looked(policy(STEEP, SLOW_HEAD), seconds=1e-3)
     for _ in range(20):
         assert one.plan_levels(1, 8) == 0
-        assert one.rest >= 1 / REGRET_SHARE
-        one.record_rest(one.rest, 1)
+        assert one.paused_trees >= 1 / REGRET_SHARE
+        one.record_pause(one.paused_trees, 1)
 
 
 def test_a_pause_lasts_until_the_next_step_with_drafts_is_paid_for() -> None:
@@ -124,7 +124,7 @@ def test_catching_up_with_prompts_is_paid_for() -> None:
     """A drafter of its own size, and a prompt of 20,000 tokens: the pause is as long as that is worth."""
     one = looked(policy(LARGE, ((1, 1e-3), (64, 8e-3))))
     assert one.plan_levels(1, 8, due=20_000) == 0
-    assert one.rest > 1000
+    assert one.paused_trees > 1000
 
 
 @pytest.mark.parametrize("stepwise", [True, False])
@@ -132,7 +132,7 @@ def test_trees_begin_small_where_growth_can_stop_and_whole_where_it_cannot(stepw
     """A host-bound step takes as long whatever is drafted, so that one node would show that nothing pays."""
     one = looked(policy(FLAT, FLAT_LEVEL, stepwise), seconds=1e-3)
     assert one.plan_levels(1, 8) == 8
-    assert one.foreseen_nodes(1, 8, 100) == (0 if stepwise else max(one.foreseen_nodes(1, 8, 100), 6))
+    assert one.predict_nodes(1, 8, 100) == (0 if stepwise else max(one.predict_nodes(1, 8, 100), 6))
     worth = np.linspace(0.99, 0.5, 16)[None]
     assert one.select(worth, 2, 100).sum() == (2 if stepwise else 16)
 
@@ -151,7 +151,7 @@ def test_a_choice_is_held_as_long_as_nothing_changes() -> None:
 def test_of_many_sequences_a_few_are_drafted_for_first() -> None:
     one = looked(policy(), 64, 9e-3)
     for few in (RAMP, RAMP**2, 64):
-        assert one.limit_texts(64) == few
+        assert one.limit_sequences(64) == few
         assert one.plan_levels(few, 6, 0, 64 - few) > 0
         one.record_step(
             [TreeOutcome(1, 2, (0.9,), 1)] * few + [ROOT_ONLY] * (64 - few), StepSeconds(9e-3, 9e-3)
@@ -166,15 +166,15 @@ def test_steps_beside_prompts_are_not_looked_at() -> None:
 
 def test_nothing_is_planned_for_no_sequence_and_no_level() -> None:
     one = policy()
-    assert (one.plan_levels(0, 6), one.plan_levels(3, 0), one.rest) == (0, 0, 0)
+    assert (one.plan_levels(0, 6), one.plan_levels(3, 0), one.paused_trees) == (0, 0, 0)
 
 
 def test_a_frontier_is_fed_where_its_children_bring_more_than_they_take() -> None:
     likely, unlikely = np.log(np.array([[0.99, 0.01]])), np.log(np.array([[0.02, 0.01]]))
     one = looked(policy(DEMO, QUICK_HEAD), seconds=3.2e-3)
     one.plan_levels(1, 8)
-    assert one.pays_deeper(likely, 1) == 1
-    assert one.pays_deeper(unlikely, 1) == 0
+    assert one.is_deeper_profitable(likely, 1) == 1
+    assert one.is_deeper_profitable(unlikely, 1) == 0
 
 
 # --- costs ---

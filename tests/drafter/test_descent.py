@@ -14,8 +14,8 @@ from specsot.core.frames import TreeSegment
 from specsot.core.tree import Tree
 from specsot.members import TreeShape
 from specsot_drafter import graph_growth
+from specsot_drafter.async_growth import VerifiedTree
 from specsot_drafter.eagle_kv import DraftPages, DueRows, compute_rows
-from specsot_drafter.early_growth import VerifiedTree
 from specsot_drafter.graph_growth import GraphInput, TreeGraphs
 from specsot_drafter.growth import TreeGrowth
 from specsot_drafter.heads import DraftHead
@@ -188,9 +188,9 @@ def test_a_device_grows_behind_a_verdict_that_its_host_has_not_seen(folder: Path
     fresh = fresh.to(DEVICE, KIND)
     accepted = {1: [0, 2], 2: [4]}
     segments = [TreeSegment(at, 2, TEXTS[at][0], (0,), tree) for at, tree in zip(TEXTS, trees)]
-    pages = [memory.cover_tree(one.sequence, one.committed, graphs[0].early_rows) for one in segments]
+    pages = [memory.cover_tree(one.sequence, one.committed, graphs[0].async_rows) for one in segments]
     told = [VerifiedTree(*each) for each in zip(segments, pages)]  # type: ignore[arg-type]
-    early = there(graphs[0].begin_early(told, targets, fresh, 90, LEVELS))
+    early = there(graphs[0].begin_async(told, targets, fresh, 90, LEVELS))
     inputs = list[GraphInput]()
     for sequence, tokens in after.items():
         first = TEXTS[sequence][0]

@@ -78,9 +78,9 @@ def drafted(
     drafter = propose_with(head, shape, pages=4, page_rows=8)
     drafter.open(texts.open(opening(1, told[0], limit=40)))
     for stop in told:
-        lesson = FeatureBatch(1, start, tuple(tokens[start:stop]), tokens[stop], 1)
-        texts.observe([lesson])
-        drafter.observe(Features(1, 0, lessons=(lesson,), rows=fused[start:stop]))
+        feature_batch = FeatureBatch(1, start, tuple(tokens[start:stop]), tokens[stop], 1)
+        texts.observe([feature_batch])
+        drafter.observe(Features(1, 0, feature_batches=(feature_batch,), rows=fused[start:stop]))
         text = texts.find(1)
         assert text is not None
         offer = drafter.propose([text], shape.depth + 1)

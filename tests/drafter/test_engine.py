@@ -40,13 +40,13 @@ class Text:
     tokens: tuple[int, ...]
     rows: torch.Tensor
 
-    def lesson(
+    def feature_batch(
         self, sequence: int, start: int, stop: int, draft_round: int | None = None, final: bool = False
     ) -> Features:
         """Positions start .. stop - 1 as one batch; the token behind them is told when `final`."""
         bonus = self.tokens[stop] if final else None
-        lesson = FeatureBatch(sequence, start, self.tokens[start:stop], bonus, draft_round)
-        return Features(1, 0, (), (lesson,), (), self.rows[start:stop], stop - start, 0.0)
+        feature_batch = FeatureBatch(sequence, start, self.tokens[start:stop], bonus, draft_round)
+        return Features(1, 0, (), (feature_batch,), (), self.rows[start:stop], stop - start, 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def test_the_same_tree_whatever_the_chunks(
     open_with(engine, opening(1, 40))
     for start in range(0, 40, chunk):
         stop = min(start + chunk, 40)
-        engine.observe(text.lesson(1, start, stop, 1 if stop == 40 else None, final=stop == 40))
+        engine.observe(text.feature_batch(1, start, stop, 1 if stop == 40 else None, final=stop == 40))
         if stop < 40:
             assert drafts_of(engine) == ()
     assert drafts_of(engine) == (Draft(1, 1, expected(head, text, 40)),)
@@ -117,23 +117,23 @@ def test_the_same_tree_whatever_the_fork(
     other = Text((*text.tokens[:length], *reversed(text.tokens[length:])), text.rows.clone())
     other.rows[length:] = text.rows[length:].flip(0)
     open_with(engine, opening(1, 50, decodes=False))
-    engine.observe(other.lesson(1, 0, 50))
+    engine.observe(other.feature_batch(1, 0, 50))
     if computed:
         drafts_of(engine)
     open_with(engine, opening(2, 40, fork=(1, length)), opening(3, 40, fork=(1, length)))
     for sequence in (2, 3):
-        engine.observe(text.lesson(sequence, length, 40, 1, final=True))
+        engine.observe(text.feature_batch(sequence, length, 40, 1, final=True))
     assert [draft.tree for draft in drafts_of(engine)] == [expected(head, text, 40)] * 2
 
 
 def test_a_fork_leaves_its_source_as_it_was(head: DraftHead, text: Text, engine: DraftEngine) -> None:
     open_with(engine, opening(1, 40))
-    engine.observe(text.lesson(1, 0, 30))
+    engine.observe(text.feature_batch(1, 0, 30))
     open_with(engine, opening(2, 40, fork=(1, 20)))
     backwards = Text(text.tokens[::-1], text.rows.flip(0))
-    engine.observe(backwards.lesson(2, 20, 40, 1, final=True))
+    engine.observe(backwards.feature_batch(2, 20, 40, 1, final=True))
     drafts_of(engine)
-    engine.observe(text.lesson(1, 30, 40, 1, final=True))
+    engine.observe(text.feature_batch(1, 30, 40, 1, final=True))
     assert drafts_of(engine) == (Draft(1, 1, expected(head, text, 40)),)
 
 
@@ -142,20 +142,20 @@ def test_after_every_round_the_tree_is_that_of_the_whole_text(
 ) -> None:
     """What was grown leaves no trace."""
     open_with(engine, opening(1, 10))
-    engine.observe(text.lesson(1, 0, 10, 1, final=True))
+    engine.observe(text.feature_batch(1, 0, 10, 1, final=True))
     committed, draft_round = 10, 1
     for accepted in (0, 3, 1, 0, 2, 4):
         assert drafts_of(engine) == (Draft(1, draft_round, expected(head, text, committed)),)
         draft_round += 1
-        engine.observe(text.lesson(1, committed, committed + 1 + accepted, draft_round, final=True))
+        engine.observe(text.feature_batch(1, committed, committed + 1 + accepted, draft_round, final=True))
         committed += 1 + accepted
 
 
 def test_only_the_newest_state_is_drafted(head: DraftHead, text: Text, engine: DraftEngine) -> None:
     open_with(engine, opening(1, 10))
-    engine.observe(text.lesson(1, 0, 10, 1, final=True))
-    engine.observe(text.lesson(1, 10, 12, 2, final=True))
-    engine.observe(text.lesson(1, 12, 13, 3, final=True))
+    engine.observe(text.feature_batch(1, 0, 10, 1, final=True))
+    engine.observe(text.feature_batch(1, 10, 12, 2, final=True))
+    engine.observe(text.feature_batch(1, 12, 13, 3, final=True))
     assert drafts_of(engine) == (Draft(1, 3, expected(head, text, 13)),)
     assert drafts_of(engine) == ()
 
@@ -166,7 +166,7 @@ def test_eight_sequences_at_once_get_the_trees_they_get_alone(
     sizes = range(9, 49, 5)
     for sequence, n in enumerate(sizes):
         open_with(engine, opening(sequence, n))
-        engine.observe(text.lesson(sequence, 0, n, 1, final=True))
+        engine.observe(text.feature_batch(sequence, 0, n, 1, final=True))
     drafts = {draft.sequence: draft.tree for draft in drafts_of(engine)}
     assert drafts == {sequence: expected(head, text, n) for sequence, n in enumerate(sizes)}
 
@@ -177,14 +177,14 @@ def test_texts_that_are_not_asked_for_are_caught_up_with_once_they_are(head: Dra
     proposer, rule = engine.speculators["eagle"].proposer, engine.speculators["eagle"].budget
     open_with(engine, opening(1, 20), opening(2, 30), opening(3, 40))
     for sequence, stop in ((1, 20), (2, 30)):
-        engine.observe(text.lesson(sequence, 0, stop, 1, final=True))
-    engine.observe(text.lesson(3, 0, 8))
+        engine.observe(text.feature_batch(sequence, 0, stop, 1, final=True))
+    engine.observe(text.feature_batch(3, 0, 8))
     first, second, third = (engine._sequences.find(sequence) for sequence in (1, 2, 3))
     assert first
     assert second
     assert third
     assert proposer.due_rows([first]) == 27
-    rule.limit_texts = lambda live: 1  # type: ignore[method-assign]
+    rule.limit_sequences = lambda live: 1  # type: ignore[method-assign]
     assert len(drafts_of(engine)[0].tree) > 1
     assert (proposer.due_rows([second]), proposer.due_rows([third])) == (30, 0)
     offer = proposer.propose([second], SHAPE.depth + 1)
@@ -194,7 +194,7 @@ def test_texts_that_are_not_asked_for_are_caught_up_with_once_they_are(head: Dra
 
 
 def test_sequences_it_never_saw_open_get_their_root_back(text: Text, engine: DraftEngine) -> None:
-    engine.observe(text.lesson(9, 10, 12, 4, final=True))
+    engine.observe(text.feature_batch(9, 10, 12, 4, final=True))
     assert drafts_of(engine) == (Draft(9, 4, single(text.tokens[12])),)
     open_with(engine, opening(10, 30, fork=(9, 5)))
     engine.observe(Features(1, 0, closings=(9, 10, 11)))
@@ -202,18 +202,18 @@ def test_sequences_it_never_saw_open_get_their_root_back(text: Text, engine: Dra
 
 def test_a_missed_lesson_ends_the_following_without_an_error(text: Text, engine: DraftEngine) -> None:
     open_with(engine, opening(1, 10))
-    engine.observe(text.lesson(1, 0, 10, 1, final=True))
-    engine.observe(text.lesson(1, 11, 13, 3, final=True))
+    engine.observe(text.feature_batch(1, 0, 10, 1, final=True))
+    engine.observe(text.feature_batch(1, 11, 13, 3, final=True))
     assert drafts_of(engine) == (Draft(1, 3, single(text.tokens[13])),)
     assert engine.free_pages == 40
 
 
 def test_every_page_comes_back(text: Text, engine: DraftEngine) -> None:
     open_with(engine, opening(1, 50, decodes=False))
-    engine.observe(text.lesson(1, 0, 50))
+    engine.observe(text.feature_batch(1, 0, 50))
     open_with(engine, *(opening(sequence, 55, fork=(1, 40)) for sequence in (2, 3, 4)))
     for sequence in (2, 3, 4):
-        engine.observe(text.lesson(sequence, 40, 55, 1, final=True))
+        engine.observe(text.feature_batch(sequence, 40, 55, 1, final=True))
     drafts_of(engine)
     assert engine.free_pages < 40
     engine.observe(Features(1, 0, closings=(2, 1, 4, 3)))
@@ -224,8 +224,8 @@ def test_without_room_a_sequence_goes_undrafted(head: DraftHead, text: Text) -> 
     """Two pages hold the rows of one sequence, not its growth; the next one finds nothing."""
     engine = make(head, pages=2)
     open_with(engine, opening(1, 32), opening(2, 32))
-    engine.observe(text.lesson(1, 0, 30, 1, final=True))
-    engine.observe(text.lesson(2, 0, 30, 1, final=True))
+    engine.observe(text.feature_batch(1, 0, 30, 1, final=True))
+    engine.observe(text.feature_batch(2, 0, 30, 1, final=True))
     assert [draft.tree for draft in drafts_of(engine)] == [single(text.tokens[30])] * 2
     engine.observe(Features(1, 0, closings=(1, 2)))
     assert engine.free_pages == 2
@@ -233,7 +233,7 @@ def test_without_room_a_sequence_goes_undrafted(head: DraftHead, text: Text) -> 
 
 def test_sequences_that_want_no_drafts_get_none(text: Text, engine: DraftEngine) -> None:
     open_with(engine, opening(1, 10, drafted=False))
-    engine.observe(text.lesson(1, 0, 10, 1, final=True))
+    engine.observe(text.feature_batch(1, 0, 10, 1, final=True))
     assert drafts_of(engine) == ()
 
 
@@ -241,7 +241,7 @@ def test_sequences_that_want_no_drafts_get_none(text: Text, engine: DraftEngine)
 def test_no_node_lies_beyond_what_may_be_written(text: Text, engine: DraftEngine, room: int) -> None:
     """A limit of `room` tokens, the root among them; a tree of depth d writes up to d + 1 more."""
     open_with(engine, opening(1, 10, limit=room))
-    engine.observe(text.lesson(1, 0, 10, 1, final=True))
+    engine.observe(text.feature_batch(1, 0, 10, 1, final=True))
     (draft,) = drafts_of(engine)
     assert max(depths(draft.tree.parents)) == min(max(room - 2, 0), SHAPE.depth + 1)
 
@@ -254,8 +254,8 @@ def test_no_node_lies_beyond_the_context(
     base = write_base(folder / "base", Shape(layers=7, positions=41 + short))
     engine = make(load_head(write_head(folder / "head"), base, torch.float32, "cpu"))
     open_with(engine, opening(1, 40, limit=99), opening(2, 20, limit=99))
-    engine.observe(text.lesson(1, 0, 40, 1, final=True))
-    engine.observe(text.lesson(2, 0, 20, 1, final=True))
+    engine.observe(text.feature_batch(1, 0, 40, 1, final=True))
+    engine.observe(text.feature_batch(2, 0, 20, 1, final=True))
     deepest = [max(depths(draft.tree.parents)) for draft in drafts_of(engine)]
     assert deepest[0] == min(short, SHAPE.depth + 1)
     assert deepest[1] > 0
@@ -263,8 +263,8 @@ def test_no_node_lies_beyond_the_context(
 
 def test_features_that_do_not_match_their_lessons_are_refused(text: Text, engine: DraftEngine) -> None:
     open_with(engine, opening(1, 10))
-    batch = text.lesson(1, 0, 10)
-    wrong = Features(1, 0, (), batch.lessons, (), text.rows[:9], 10, 0.0)
+    batch = text.feature_batch(1, 0, 10)
+    wrong = Features(1, 0, (), batch.feature_batches, (), text.rows[:9], 10, 0.0)
     with pytest.raises(WireError, match=r"\(9, 64\).*\(10, 64\)"):
         engine.observe(wrong)
 
@@ -273,40 +273,44 @@ def test_a_drafter_that_does_not_pay_says_so_and_draws_nothing(head: DraftHead, 
     engine = make(head, shape=TreeShape(3, 3, 12), curve=STEEP)
     open_with(engine, opening(1, 10), opening(2, 10))
     for sequence in (1, 2):
-        engine.observe(text.lesson(sequence, 0, 10, 1, final=True))
+        engine.observe(text.feature_batch(sequence, 0, 10, 1, final=True))
     assert drafts_of(engine) == ()
-    assert engine.rest == 2 * LOOK_STEPS, "it looks at a plain step first"
-    engine.observe(replace(text.lesson(1, 10, 11, 2, final=True), fed=2, seconds=1.0, wall=1.0, rested=2))
-    engine.observe(text.lesson(2, 10, 11, 2, final=True))
+    assert engine.paused_trees == 2 * LOOK_STEPS, "it looks at a plain step first"
+    engine.observe(
+        replace(text.feature_batch(1, 10, 11, 2, final=True), fed=2, seconds=1.0, wall=1.0, draft_paused=2)
+    )
+    engine.observe(text.feature_batch(2, 10, 11, 2, final=True))
     assert drafts_of(engine) == ()
-    assert engine.rest > 1
-    engine.observe(text.lesson(1, 11, 12, 3, final=True))
+    assert engine.paused_trees > 1
+    engine.observe(text.feature_batch(1, 11, 12, 3, final=True))
     assert drafts_of(engine) == ()
-    assert engine.rest > 0, "who is told something nevertheless says it again"
+    assert engine.paused_trees > 0, "who is told something nevertheless says it again"
     assert drafts_of(engine) == ()
-    assert engine.rest == 0, "nobody asked"
+    assert engine.paused_trees == 0, "nobody asked"
 
 
 def test_beside_other_drafters_it_answers_with_roots_instead_of_a_rest(head: DraftHead, text: Text) -> None:
     """A rest stops the whole ring's drafts, those of the others included."""
     engine = make(head, shape=TreeShape(3, 3, 12), curve=STEEP)
     open_with(engine, opening(1, 10))
-    engine.observe(replace(text.lesson(1, 0, 10, 1, final=True), must_answer=True))
+    engine.observe(replace(text.feature_batch(1, 0, 10, 1, final=True), must_answer=True))
     (draft,) = drafts_of(engine)
-    assert (draft.sequence, len(draft.tree), engine.rest) == (1, 1, 0)
-    engine.observe(text.lesson(1, 10, 11, 2, final=True))
+    assert (draft.sequence, len(draft.tree), engine.paused_trees) == (1, 1, 0)
+    engine.observe(text.feature_batch(1, 10, 11, 2, final=True))
     assert drafts_of(engine) == ()
-    assert engine.rest > 0, "it is the only one again"
+    assert engine.paused_trees > 0, "it is the only one again"
 
 
 def test_what_comes_behind_a_rest_is_learned_in_one(head: DraftHead, text: Text) -> None:
     """Thirty steps as one lesson: nothing of it counts as accepted, and the text is followed on."""
     engine = eager(head)
     open_with(engine, opening(1, 10))
-    engine.observe(text.lesson(1, 0, 10, 1, final=True))
+    engine.observe(text.feature_batch(1, 0, 10, 1, final=True))
     drafts_of(engine)
     before = tuner_of(engine).acceptance.by_depth()
-    engine.observe(replace(text.lesson(1, 10, 40, 31, final=True), fed=1, seconds=1.0, rested=29))
+    engine.observe(
+        replace(text.feature_batch(1, 10, 40, 31, final=True), fed=1, seconds=1.0, draft_paused=29)
+    )
     assert tuner_of(engine).acceptance.by_depth() == before
     (draft,) = drafts_of(engine)
     assert (draft.draft_round, draft.tree.tokens[0]) == (31, text.tokens[40])
@@ -318,13 +322,13 @@ def test_behind_a_rest_it_says_when_it_has_caught_up_and_draws_once_it_is_asked(
 ) -> None:
     engine = eager(head)
     open_with(engine, opening(1, 10))
-    engine.observe(text.lesson(1, 0, 10, 1, final=True))
+    engine.observe(text.feature_batch(1, 0, 10, 1, final=True))
     drafts_of(engine)
     assert not engine.awake
-    engine.observe(replace(text.lesson(1, 10, 40), fed=1, rested=30))
+    engine.observe(replace(text.feature_batch(1, 10, 40), fed=1, draft_paused=30))
     assert drafts_of(engine) == ()
-    assert (engine.awake, engine.rest) == (True, 0)
-    engine.observe(replace(text.lesson(1, 40, 41, 32, final=True), fed=1))
+    assert (engine.awake, engine.paused_trees) == (True, 0)
+    engine.observe(replace(text.feature_batch(1, 40, 41, 32, final=True), fed=1))
     (draft,) = drafts_of(engine)
     assert (draft.draft_round, engine.awake) == (32, False)
     assert draft.tree.tokens[0] == text.tokens[41]
@@ -333,21 +337,23 @@ def test_behind_a_rest_it_says_when_it_has_caught_up_and_draws_once_it_is_asked(
 def test_a_rest_that_its_ring_ends_too_early_goes_on(head: DraftHead, text: Text) -> None:
     engine = make(head, shape=TreeShape(3, 3, 12), curve=STEEP)
     open_with(engine, opening(1, 10))
-    engine.observe(text.lesson(1, 0, 10, 1, final=True))
+    engine.observe(text.feature_batch(1, 0, 10, 1, final=True))
     drafts_of(engine)
-    engine.observe(replace(text.lesson(1, 10, 11, 2, final=True), fed=1, seconds=1.0, wall=1.0, rested=1))
+    engine.observe(
+        replace(text.feature_batch(1, 10, 11, 2, final=True), fed=1, seconds=1.0, wall=1.0, draft_paused=1)
+    )
     drafts_of(engine)
-    rest = engine.rest
-    engine.observe(replace(text.lesson(1, 11, 14), fed=1, rested=3))
+    paused_trees = engine.paused_trees
+    engine.observe(replace(text.feature_batch(1, 11, 14), fed=1, draft_paused=3))
     assert drafts_of(engine) == ()
-    assert engine.rest == rest - 3
+    assert engine.paused_trees == paused_trees - 3
 
 
 def test_sequences_it_never_saw_open_let_it_rest(head: DraftHead, text: Text) -> None:
     engine = make(head, shape=TreeShape(3, 3, 12), curve=STEEP)
-    engine.observe(text.lesson(9, 10, 12, 4, final=True))
+    engine.observe(text.feature_batch(9, 10, 12, 4, final=True))
     assert drafts_of(engine) == ()
-    assert engine.rest > 0
+    assert engine.paused_trees > 0
 
 
 def test_the_row_budget_of_a_frame_bounds_all_trees(head: DraftHead, text: Text) -> None:
@@ -360,7 +366,7 @@ def test_the_row_budget_of_a_frame_bounds_all_trees(head: DraftHead, text: Text)
     )
     for sequence in range(4):
         open_with(engine, opening(sequence, 10 + sequence))
-        engine.observe(text.lesson(sequence, 0, 10 + sequence, 1, final=True))
+        engine.observe(text.feature_batch(sequence, 0, 10 + sequence, 1, final=True))
     sizes = [len(draft.tree) for draft in drafts_of(engine)]
     assert sum(sizes) == 10
 
@@ -385,18 +391,19 @@ def looked(engine: DraftEngine) -> DraftEngine:
 
 @pytest.mark.parametrize("sent", [True, False])
 def test_trees_that_came_too_late_teach_nothing(head: DraftHead, text: Text, sent: bool) -> None:
-    """A frame with fewer rows than the trees have was composed without them, or with parts: how long that step
+    """A frame with fewer rows than the trees have was composed without them, or with parts: how long that
+    step
     took says nothing of plain ones. 63 trees beside a prompt were cut, and 64 texts believed to take 31 ms.
     """
     engine = eager(head)
     costs = tuner_of(engine).costs
     open_with(engine, opening(1, 10))
-    engine.observe(text.lesson(1, 0, 10, 1, final=True))
+    engine.observe(text.feature_batch(1, 0, 10, 1, final=True))
     (draft,) = drafts_of(engine)
     assert len(draft.tree) > 2
-    lesson = text.lesson(1, 10, 11, 2, final=True)
+    feature_batch = text.feature_batch(1, 10, 11, 2, final=True)
     before = costs.baseline(1)
-    engine.observe(replace(lesson, fed=len(draft.tree) if sent else 1, seconds=1.0, wall=9.0))
+    engine.observe(replace(feature_batch, fed=len(draft.tree) if sent else 1, seconds=1.0, wall=9.0))
     assert sent or costs.baseline(1) == before
     assert (tuner_of(engine).acceptance.by_depth()[0] < PRIOR_ACCEPTANCE) is sent
 
@@ -404,9 +411,9 @@ def test_trees_that_came_too_late_teach_nothing(head: DraftHead, text: Text, sen
 def test_what_was_accepted_is_learned(head: DraftHead, text: Text) -> None:
     engine = eager(head)
     open_with(engine, opening(1, 10))
-    engine.observe(text.lesson(1, 0, 10, 1, final=True))
+    engine.observe(text.feature_batch(1, 0, 10, 1, final=True))
     (draft,) = drafts_of(engine)
-    engine.observe(replace(text.lesson(1, 10, 13, 2, final=True), fed=len(draft.tree), seconds=1.0))
+    engine.observe(replace(text.feature_batch(1, 10, 13, 2, final=True), fed=len(draft.tree), seconds=1.0))
     assert tuner_of(engine).acceptance.by_depth()[0] > PRIOR_ACCEPTANCE
 
 
@@ -421,7 +428,7 @@ def test_ids_that_what_drafts_lacks_end_the_drafting_of_their_sequence_alone(
     )
     open_with(engine, opening(1, 40), opening(2, 40))
     spoilt = Text((*text.tokens[:20], wrong, *text.tokens[21:]), text.rows)
-    engine.observe(spoilt.lesson(1, 0, 40, 1, final=True))
-    engine.observe(text.lesson(2, 0, 40, 1, final=True))
+    engine.observe(spoilt.feature_batch(1, 0, 40, 1, final=True))
+    engine.observe(text.feature_batch(2, 0, 40, 1, final=True))
     drafts = {draft.sequence: draft.tree for draft in drafts_of(engine)}
     assert drafts == {1: single(text.tokens[40]), 2: expected(head, text, 40)}

@@ -97,8 +97,8 @@ def engine_with(
 
 def teach(engine: DraftEngine, sequence: int, tokens: Sequence[int], **more: object) -> None:
     opened = opening(sequence, len(tokens) - 1, limit=999, **more)  # type: ignore[arg-type]
-    lesson = FeatureBatch(sequence, 0, tuple(tokens[:-1]), tokens[-1], 1)
-    engine.observe(Features(1, 0, (opened,), (lesson,)))
+    feature_batch = FeatureBatch(sequence, 0, tuple(tokens[:-1]), tokens[-1], 1)
+    engine.observe(Features(1, 0, (opened,), (feature_batch,)))
 
 
 def trees(engine: DraftEngine) -> dict[int, Tree]:
@@ -125,12 +125,15 @@ def test_while_one_rests_the_others_draft_and_it_is_left_alone() -> None:
     committed = 2
     for step in range(20):
         grown = trees(engine)
-        assert engine.rest == 0
+        assert engine.paused_trees == 0
         assert len(grown[1]) > 1
         assert len(grown[2]) == 1
         fed = grown[1].tokens
-        lessons = (FeatureBatch(1, committed, fed, 7, step + 2), FeatureBatch(2, 2 + step, (3,), 3, step + 2))
-        engine.observe(Features(1, 0, lessons=lessons, fed=len(fed) + 1, seconds=3e-3))
+        feature_batches = (
+            FeatureBatch(1, committed, fed, 7, step + 2),
+            FeatureBatch(2, 2 + step, (3,), 3, step + 2),
+        )
+        engine.observe(Features(1, 0, feature_batches=feature_batches, fed=len(fed) + 1, seconds=3e-3))
         committed += len(fed)
     assert idle.asked == []
 
@@ -141,16 +144,20 @@ def test_when_all_rest_the_ring_is_told_for_how_long() -> None:
     teach(engine, 1, [1, 2, 3])
     teach(engine, 2, [1, 2, 3], drafter="model")
     assert drafts_of(engine) == ()
-    assert engine.rest == LOOK_STEPS, "each looks at the baseline first"
-    lessons = tuple(FeatureBatch(sequence, 2, (3,), 4, 2) for sequence in (1, 2))
-    engine.observe(Features(1, 0, lessons=lessons, fed=2, seconds=1e-3, wall=1e-3, rested=2 * LOOK_STEPS))
+    assert engine.paused_trees == LOOK_STEPS, "each looks at the baseline first"
+    feature_batches = tuple(FeatureBatch(sequence, 2, (3,), 4, 2) for sequence in (1, 2))
+    engine.observe(
+        Features(
+            1, 0, feature_batches=feature_batches, fed=2, seconds=1e-3, wall=1e-3, draft_paused=2 * LOOK_STEPS
+        )
+    )
     assert drafts_of(engine) == ()
-    before = engine.rest
+    before = engine.paused_trees
     assert before >= 32
-    lessons = tuple(FeatureBatch(sequence, 3, (4, 5, 7), 6, 5) for sequence in (1, 2))
-    engine.observe(Features(1, 0, lessons=lessons, fed=2, seconds=1e-3, rested=10))
+    feature_batches = tuple(FeatureBatch(sequence, 3, (4, 5, 7), 6, 5) for sequence in (1, 2))
+    engine.observe(Features(1, 0, feature_batches=feature_batches, fed=2, seconds=1e-3, draft_paused=10))
     assert drafts_of(engine) == ()
-    assert engine.rest == before - 11, "what is left of it, this step's trees taken off"
+    assert engine.paused_trees == before - 11, "what is left of it, this step's trees taken off"
 
 
 class Hopes(FixedBudget):
@@ -160,17 +167,17 @@ class Hopes(FixedBudget):
 
     def __init__(self, *hopes: bool) -> None:
         super().__init__(SHAPE)
-        self.hopes, self.rested = list(hopes), list[int]()
+        self.hopes, self.draft_paused = list(hopes), list[int]()
 
-    def begin_texts(self) -> bool:
+    def start_sequences(self) -> bool:
         return self.hopes.pop(0)
 
-    def record_rest(self, trees: int, live: int) -> None:
-        self.rested.append(trees)
+    def record_pause(self, trees: int, live: int) -> None:
+        self.draft_paused.append(trees)
 
     def plan_levels(self, live: int, most: int, due: int = 0, beside: int = 0) -> int:
-        self.rest = 0 if self.rested else 50
-        return 1 if self.rested else 0
+        self.paused_trees = 0 if self.draft_paused else 50
+        return 1 if self.draft_paused else 0
 
 
 @pytest.mark.parametrize("hope", [True, False])
@@ -178,15 +185,15 @@ def test_a_rest_ends_for_new_texts_but_not_for_one_beside_others(hope: bool) -> 
     budget = Hopes(False, hope)
     engine = engine_with({"eagle": (Parrot(7), budget)})
     teach(engine, 1, [1, 2, 3])
-    assert (trees(engine), engine.rest) == ({}, 50)
+    assert (trees(engine), engine.paused_trees) == ({}, 50)
     teach(engine, 2, [1, 2, 3])
-    engine.observe(Features(1, 0, lessons=(FeatureBatch(1, 2, (3,), 4, 2),), fed=1, rested=3))
-    assert (trees(engine), engine.rest) == ({}, 45)
+    engine.observe(Features(1, 0, feature_batches=(FeatureBatch(1, 2, (3,), 4, 2),), fed=1, draft_paused=3))
+    assert (trees(engine), engine.paused_trees) == ({}, 45)
     assert len(budget.hopes) == 1, "one of those it rests for is there"
-    engine.observe(Features(1, 0, closings=(1, 2), fed=1, rested=4))
+    engine.observe(Features(1, 0, closings=(1, 2), fed=1, draft_paused=4))
     teach(engine, 3, [1, 2, 3])
     assert [*trees(engine)] == ([3] if hope else [])
-    assert (engine.rest, budget.rested) == ((0, [9]) if hope else (40, []))
+    assert (engine.paused_trees, budget.draft_paused) == ((0, [9]) if hope else (40, []))
 
 
 @pytest.mark.parametrize("rule", [cheap, lambda: FixedBudget(SHAPE)], ids=["tuned", "always"])
@@ -208,12 +215,12 @@ def test_where_trees_grow_early_what_the_text_suggests_joins_if_it_brings_much(
     engine = engine_with({"eagle": (parrot, cheap())}, blend=ngrams(8))
     begin = parrot.begin
 
-    def begin_early(*given: object) -> object:
+    def begin_async(*given: object) -> object:
         offer = begin(*given)  # type: ignore[arg-type]
-        parrot.took_early = True
+        parrot.used_async = True
         return offer
 
-    parrot.begin = begin_early  # type: ignore[method-assign]
+    parrot.begin = begin_async  # type: ignore[method-assign]
     teach(engine, 1, [5, 6] * 6)
     (tree,) = trees(engine).values()
     assert (5 in tree.tokens[1:]) is joins
@@ -231,8 +238,8 @@ def test_a_drafter_is_blamed_and_praised_for_its_own_nodes_alone() -> None:
         right = [token for token, parent in zip(tree.tokens[1:], tree.parents[1:]) if token != 7]
         fed = (tree.tokens[0], *right)
         bonus = 5 if fed[-1] == 6 else 6
-        lesson = FeatureBatch(1, committed, fed, bonus, step + 2)
-        engine.observe(Features(1, 0, lessons=(lesson,), fed=len(tree), seconds=3e-3))
+        feature_batch = FeatureBatch(1, committed, fed, bonus, step + 2)
+        engine.observe(Features(1, 0, feature_batches=(feature_batch,), fed=len(tree), seconds=3e-3))
         committed += len(fed)
     assert rule.acceptance.by_depth()[0] < 0.5
 
@@ -244,23 +251,23 @@ def test_of_many_texts_some_get_a_tree_and_the_others_their_root() -> None:
         teach(engine, sequence, [1, 2, 3])
     grown = trees(engine)
     assert [len(grown[sequence]) > 1 for sequence in range(8)] == [True] * 4 + [False] * 4
-    lessons = [FeatureBatch(n, 2, tree.tokens[:1], 7, 2) for n, tree in grown.items()]
+    feature_batches = [FeatureBatch(n, 2, tree.tokens[:1], 7, 2) for n, tree in grown.items()]
     rows = sum(map(len, grown.values()))
-    engine.observe(Features(1, 0, lessons=tuple(lessons), fed=rows, seconds=3e-3))
+    engine.observe(Features(1, 0, feature_batches=tuple(feature_batches), fed=rows, seconds=3e-3))
     assert one.asked == [0, 1, 2, 3]
 
 
 def test_what_is_forced_hangs_below_every_root() -> None:
     engine = engine_with({"eagle": (Parrot(7), FixedBudget(SHAPE))})
     teach(engine, 1, [1, 2, 3])
-    lesson = FeatureBatch(1, 2, (3,), 4, 2, forced=(7, 9, 9))
-    engine.observe(Features(1, 0, lessons=(lesson,)))
+    feature_batch = FeatureBatch(1, 2, (3,), 4, 2, forced=(7, 9, 9))
+    engine.observe(Features(1, 0, feature_batches=(feature_batch,)))
     (tree,) = trees(engine).values()
     assert tree.tokens[0] == 4
     assert len(tree) <= SHAPE.slots
     assert 9 in tree.tokens
-    unseen = replace(lesson, sequence=5)
-    engine.observe(Features(1, 0, lessons=(unseen,)))
+    unseen = replace(feature_batch, sequence=5)
+    engine.observe(Features(1, 0, feature_batches=(unseen,)))
     assert trees(engine)[5].tokens == (4, 7, 9, 9)
 
 
@@ -283,7 +290,7 @@ class Tired(FixedBudget):
 
     def plan_levels(self, live: int, most: int, due: int = 0, beside: int = 0) -> int:
         self.told.append((live, beside))
-        self.rest = 3 * (live + beside)
+        self.paused_trees = 3 * (live + beside)
         return 0
 
 
@@ -296,5 +303,5 @@ def test_behind_a_rest_all_texts_count_though_some_are_told_of_with_later_steps(
         proposer.open(text)
     for told, drafted, counted in ((8, 8, 8), (2, 8, 8), (5, 9, 8), (3, 4, 4), (4, 4, 4), (3, 8, 4)):
         lane.plan_levels(texts[:told], drafted)
-        assert (tuner.told[-1], lane.rest) == ((told, counted - told), 3 * counted)
-        lane.record_rest(lane.rest, counted)
+        assert (tuner.told[-1], lane.paused_trees) == ((told, counted - told), 3 * counted)
+        lane.record_pause(lane.paused_trees, counted)

@@ -71,7 +71,7 @@ def test_who_decides(name: str, fixed: bool, kind: type) -> None:
 
 def test_who_always_sends_all_foresees_it() -> None:
     rule = FixedBudget(TreeShape(1, 2, 3))
-    assert [rule.foreseen_nodes(2, 2, most) for most in (100, 3, 1)] == [2, 1, 0]
+    assert [rule.predict_nodes(2, 2, most) for most in (100, 3, 1)] == [2, 1, 0]
     assert rule.log_trust().tolist() == [0.0, 0.0]
 
 
@@ -80,10 +80,10 @@ def test_a_tuner_foresees_as_many_nodes_of_each_tree_as_bring_most() -> None:
     rule, few = DraftPolicy(TreeShape(3, 2, 12), STEP, ((1, 1e-6), (64, 1e-6)), (2, 2, 2), stepwise=False), 4
     worth = np.array([[0.9, 0.5, 0.8, 0.02, 0.2, 0.01, -np.inf]] * few)
     depths = np.array([1, 1, 2, 2, 3, 3, 4])
-    assert (rule.plan_levels(few, 4), rule.rest > 0) == (0, True), "a look at plain steps"
+    assert (rule.plan_levels(few, 4), rule.paused_trees > 0) == (0, True), "a look at plain steps"
     rule.record_worth(worth, depths)
     levels = rule.plan_levels(few, 3)
     assert levels == 3
-    foreseen = rule.foreseen_nodes(few, levels, 100)
+    foreseen = rule.predict_nodes(few, levels, 100)
     assert foreseen == rule.select(worth, levels, 100).sum(1).max() > 2
-    assert rule.foreseen_nodes(few, levels, 9) == 2, "a frame's rows are shared"
+    assert rule.predict_nodes(few, levels, 9) == 2, "a frame's rows are shared"

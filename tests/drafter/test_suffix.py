@@ -31,9 +31,9 @@ def taught(
 def tell(
     texts: DraftSequences, drafter: SuffixProposer, sequence: int, start: int, tokens: tuple[int, ...]
 ) -> None:
-    lesson = FeatureBatch(sequence, start, tokens[:-1], tokens[-1], 1)
-    texts.observe([lesson])
-    drafter.observe(Features(1, 0, lessons=(lesson,)))
+    feature_batch = FeatureBatch(sequence, start, tokens[:-1], tokens[-1], 1)
+    texts.observe([feature_batch])
+    drafter.observe(Features(1, 0, feature_batches=(feature_batch,)))
 
 
 def chain(texts: DraftSequences, drafter: SuffixProposer, sequence: int, levels: int = 8) -> list[int]:

@@ -19,7 +19,7 @@ from specsot_worker.worker import Worker
 from tests.drafter.ring import opening
 from tests.drafter.test_lanes import SHAPE, Parrot, engine_with
 from tests.faults.virtual import run
-from tests.worker.one_thread import Heads, Here, Said
+from tests.worker.one_thread import AnswerMessage, Heads, Here
 from tests.worker.test_postponed import CONFIGURATION, Provider
 
 LONG = 51_200  # rows that a text lacks
@@ -48,15 +48,15 @@ class Until(Executor):
 
 async def beside(proposer: Parrot) -> Worker:
     """A worker that takes a second for 512 rows, with a drafter in its process that knows short texts."""
-    engine, said = engine_with({"model": (proposer, FixedBudget(SHAPE))}), Said()
+    engine, said = engine_with({"model": (proposer, FixedBudget(SHAPE))}), AnswerMessage()
     drafter = Drafter(Heads(engine), said, Here())  # type: ignore[arg-type]
     said.drafter = LocalLink("w", Inbox(), drafter=drafter)  # type: ignore[assignment]
     worker = Worker(Provider(None), said, Until(proposer), clock=lambda: 0.0)  # type: ignore[arg-type]
     told = replace(CONFIGURATION, curve=((512, 1.0),), draft_timeout=0.0)
     await drafter.configure(replace(told, you="d"), said)
     await worker.configure(told, said)
-    lesson = FeatureBatch(9, 0, (1,) * 4, 1, 1)
-    drafter.draft((Features(1, 0, (opening(9, 4, limit=9),), (lesson,)),), lambda: None)
+    feature_batch = FeatureBatch(9, 0, (1,) * 4, 1, 1)
+    drafter.draft((Features(1, 0, (opening(9, 4, limit=9),), (feature_batch,)),), lambda: None)
     return worker
 
 

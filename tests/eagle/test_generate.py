@@ -121,8 +121,8 @@ def test_a_drafter_that_says_nothing_is_not_heard() -> None:
     verifier, heard = SimpleNamespace(near=SimpleNamespace()), list[int]()
     loop = StepLoop(None, verifier, None, engine)  # type: ignore[arg-type]
     for rest, awake in ((0, False), (3, False), (0, False), (0, True)):
-        engine.rest, engine.awake = rest, awake
-        heard += [one.rest for one in loop.draft((), lambda: None)]
+        engine.paused_trees, engine.awake = rest, awake
+        heard += [one.paused_trees for one in loop.draft((), lambda: None)]
     assert heard == [3, 0]
 
 

@@ -47,7 +47,7 @@ STEP = 3  # the step of an epoch that AT_STEP kills
 class Guesser:
     """What a DraftEngine is to its part: right with probability `skill`, unless it lies."""
 
-    rest, free_pages, awake = 0, 0, False
+    paused_trees, free_pages, awake = 0, 0, False
 
     def __init__(self, mock: Simulator, rng: random.Random, skill: float, nodes: int, lie: Lie) -> None:
         self._voice, self._vocabulary = mock.voice, read_config(mock.model).vocab
@@ -60,12 +60,12 @@ class Guesser:
             source = self.texts.get(opening.fork.sequence) if opening.fork else []
             if source is not None:
                 self.texts[opening.sequence] = source[: opening.fork.length if opening.fork else 0]
-        for lesson in features.lessons:
-            text = self.texts.get(lesson.sequence)
-            if text is not None and len(text) >= lesson.start:
-                text[lesson.start :] = lesson.tokens
-                if lesson.bonus is not None and lesson.draft_round is not None:
-                    self._wanted[lesson.sequence] = lesson
+        for feature_batch in features.feature_batches:
+            text = self.texts.get(feature_batch.sequence)
+            if text is not None and len(text) >= feature_batch.start:
+                text[feature_batch.start :] = feature_batch.tokens
+                if feature_batch.bonus is not None and feature_batch.draft_round is not None:
+                    self._wanted[feature_batch.sequence] = feature_batch
         for sequence in features.closings:
             self.texts.pop(sequence, None)
             self._wanted.pop(sequence, None)
@@ -79,10 +79,10 @@ class Guesser:
         drafts = [Draft(one.sequence, one.draft_round or 0, self._tree(one)) for one in wanted.values()]
         return tuple(self._spoil(one) for one in drafts)
 
-    def _tree(self, lesson: FeatureBatch) -> Tree:
-        assert lesson.bonus is not None
-        tokens, parents = [lesson.bonus], [0]
-        states = [state_of([*self.texts[lesson.sequence], lesson.bonus])]
+    def _tree(self, feature_batch: FeatureBatch) -> Tree:
+        assert feature_batch.bonus is not None
+        tokens, parents = [feature_batch.bonus], [0]
+        states = [state_of([*self.texts[feature_batch.sequence], feature_batch.bonus])]
         for node in range(1, self._rng.randrange(1, 7) if self._nodes < 7 else self._nodes):
             parent = self._rng.randrange(max(node - 2, 0), node)
             right = self._rng.random() < self._skill

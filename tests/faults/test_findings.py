@@ -20,7 +20,7 @@ from specsot_worker.worker import Worker
 from tests.conftest import some
 from tests.faults.campaign import ASKS, LONG, Campaign, Fault, judge
 from tests.faults.clients import Habit
-from tests.faults.parts import AT_GRAMMAR, AT_STEP, AT_PROMPT
+from tests.faults.parts import AT_GRAMMAR, AT_PROMPT, AT_STEP
 from tests.faults.world import Shape
 
 pytestmark = pytest.mark.slow
@@ -104,7 +104,7 @@ def plant_forgetting(patch: pytest.MonkeyPatch) -> None:
 
     async def forget(self: Worker) -> None:
         await disband(self)
-        self._early_arrivals = type(self._early_arrivals)()
+        self._future_epoch_messages = type(self._future_epoch_messages)()
 
     patch.setattr(Worker, "disband", forget)
 

@@ -345,4 +345,4 @@ def _left_in(member: Member, conductor: Engine) -> int:
         texts = member.part.guesser.texts if member.part.guesser and member.part.epoch else {}
         return len(texts.keys() - set(conductor.kept))
     free = member.part.free_pages
-    return 0 if free is None else max(member.eyes.pages - free - conductor.kept_pages, 0)
+    return 0 if free is None else max(member.eyes.pages - free - conductor.prefix_pages, 0)

@@ -261,7 +261,7 @@ async def test_one_more_stands_by_and_takes_the_place_of_a_lost_one_at_once():
     stand = await stand_with(worker("a"), worker("b"), worker("c"))
     stand.all_ready(1, "a", "b")
     assert stand.told("c") == [StandBy(1)]
-    assert {one.name: one.stands_by for one in stand.fleet.members()} == {"a": False, "b": False, "c": True}
+    assert {one.name: one.is_standby for one in stand.fleet.members()} == {"a": False, "b": False, "c": True}
     stand.fleet.on_disconnect("a", "killed")
     await stand.calm()
     configured = stand.told("c")[0]
@@ -430,7 +430,7 @@ async def test_one_who_comes_late_and_has_no_room_at_all_stands_by():
     stand.all_ready(2, "b")
     await stand.join(worker("c", memory=MIB + 10, kv_bytes=MIB, weights=WeightBytes(MIB, 0, 0)))
     stand.fleet.reform()
-    assert [one.name for one in stand.fleet.members() if one.stands_by] == ["c"]
+    assert [one.name for one in stand.fleet.members() if one.is_standby] == ["c"]
 
 
 async def test_slices_of_a_head_travel_again_only_to_stages_that_lack_them():

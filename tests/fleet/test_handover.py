@@ -40,9 +40,9 @@ async def amid(
     return stand
 
 
-def handed(stand: Stand, *names: str, number: int = 1, over: tuple[int, ...] = ()) -> None:
+def migrated(stand: Stand, *names: str, number: int = 1, over: tuple[int, ...] = ()) -> None:
     for name in names:
-        stand.fleet.on_message(name, Progress(1, 1, 1, handed=number, over=over))
+        stand.fleet.on_message(name, Progress(1, 1, 1, migrated=number, over=over))
 
 
 def change(stand: Stand) -> None:
@@ -61,10 +61,10 @@ async def test_the_next_epoch_begins_when_every_taker_has_the_rows() -> None:
     assert told.rows == (RowsOf(5, 0, 100), RowsOf(6, 0, 40))
     assert [(one.name, str(one.layers)) for one in told.givers] == [("a", "0:8")]
     assert [(one.name, str(one.layers)) for one in told.takers] == [("a", "0:4"), ("c", "4:8")]
-    handed(stand, "c")
+    migrated(stand, "c")
     assert not stand.ends
     stand.final = {5: 110, 6: 50}  # that few are read
-    handed(stand, "a")
+    migrated(stand, "a")
     await stand.calm()
     assert stand.ends == ["a worker joined"]
     change(stand)
@@ -82,11 +82,11 @@ async def test_what_was_written_meanwhile_comes_in_further_rounds_but_not_for_ev
         count += 100
         stand.final = {5: count}
         stand.told("c")
-        handed(stand, "a", "c", number=number)
+        migrated(stand, "a", "c", number=number)
         await stand.calm()
         assert [one.rows for one in stand.told("c")] == [(RowsOf(5, count - 100, count),)]
     stand.final = {5: count + 100}
-    handed(stand, "a", "c", number=handover.MAX_ROUNDS)
+    migrated(stand, "a", "c", number=handover.MAX_ROUNDS)
     await stand.calm()
     change(stand)
     assert there(stand.fleet.state()).kept == {5: count}
@@ -141,15 +141,15 @@ async def test_of_a_drafter_that_is_lost_meanwhile_no_features_are_asked_for_any
 
 async def test_what_is_said_of_an_order_before_does_not_count() -> None:
     stand = await amid({5: 100})
-    handed(stand, "a", "c", number=2)
+    migrated(stand, "a", "c", number=2)
     assert stand.fleet._handover._lacking == {"a", "c"}
 
 
 async def test_a_sequence_that_has_ended_where_nobody_has_heard_of_it_is_read() -> None:
     """Its end is on the way while rows are asked for, and is lost with the epoch."""
     stand = await amid({5: 100, 6: 100})
-    handed(stand, "a")
-    handed(stand, "c", over=(6,))
+    migrated(stand, "a")
+    migrated(stand, "c", over=(6,))
     await stand.calm()
     assert stand.ends == ["a worker joined"], "6 is not asked for again"
     change(stand)
@@ -161,7 +161,7 @@ async def test_what_is_under_way_goes_on_though_something_else_would_be_better_b
     stand.told("c")
     await stand.join(worker("e", host="e", **ABLE | {"curve": ((1, 1e-6), (8, 1e-6))}))
     assert not stand.told("c")
-    handed(stand, "a", "c")
+    migrated(stand, "a", "c")
     await stand.calm()
     assert stand.ends == ["a worker joined"]
 
@@ -189,7 +189,7 @@ async def test_a_rebalance_hands_rows_over_too_and_returns_when_the_next_epoch_h
     (told,) = stand.told("c")
     assert told.rows == (RowsOf(5, 0, 100),)
     assert not task.done()
-    handed(stand, "a", "c")
+    migrated(stand, "a", "c")
     await stand.calm()
     assert stand.ends == ["the ring is rebalanced"]
     found = await task
@@ -224,7 +224,7 @@ async def test_a_rebalance_ends_with_whoever_was_to_take_part(lost: str) -> None
 
 async def test_a_giver_that_dies_ends_the_epoch_and_the_taker_reads_everything() -> None:
     stand = await amid({5: 100})
-    handed(stand, "a")
+    migrated(stand, "a")
     stand.fleet.on_disconnect("a", "killed")
     await stand.calm()
     assert stand.ends == ["a is gone: killed"]
@@ -234,7 +234,7 @@ async def test_a_giver_that_dies_ends_the_epoch_and_the_taker_reads_everything()
 
 async def test_a_drafter_that_reads_features_and_joins_meanwhile_makes_everything_be_read() -> None:
     stand = await amid({5: 100})
-    handed(stand, "a")
+    migrated(stand, "a")
     await stand.join(drafter())
     assert stand.ends == ["a worker joined"]
     stand.told("a")
@@ -245,12 +245,12 @@ async def test_a_drafter_that_reads_features_and_joins_meanwhile_makes_everythin
 
 async def test_a_taker_that_is_another_process_by_now_is_given_all_rows_again() -> None:
     stand = await amid({5: 100})
-    handed(stand, "c")
+    migrated(stand, "c")
     stand.fleet.on_disconnect("c", "killed")
     await stand.join(worker("c", host="c", began=2, **ABLE))
     stand.fleet.on_message("c", Progress(1, 4, 4, layers=Range(4, 8)))
     stand.told("c")
-    handed(stand, "a")
+    migrated(stand, "a")
     await stand.calm()
     assert [one.rows for one in stand.told("c")] == [(RowsOf(5, 0, 100),)]
     assert not stand.ends
@@ -259,7 +259,7 @@ async def test_a_taker_that_is_another_process_by_now_is_given_all_rows_again() 
 def test_who_never_has_its_rows_holds_nobody_up_for_ever() -> None:
     async def wait() -> None:
         stand = await amid({5: 100})
-        handed(stand, "a")
+        migrated(stand, "a")
         while not stand.ends:  # noqa: ASYNC110
             await asyncio.sleep(handover.ROUND_SECONDS)  # of virtual time
         change(stand)

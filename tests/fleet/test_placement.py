@@ -65,13 +65,13 @@ def test_the_slowest_stage_is_as_fast_as_can_be(workers, expected):
 def test_a_step_takes_at_least_as_long_as_its_weights_are_read():
     one, other = site("a", copy_speed=10 * GIB), site("b")
     first, last = member_infos([one, other], {"a": Range(0, 8), "b": Range(8, 32)}, ())
-    assert (first.weights, first.least_seconds) == (4 * GIB, 0.4), (
+    assert (first.weights, first.min_seconds) == (4 * GIB, 0.4), (
         "the embedding is not read, but for a few rows"
     )
-    assert (last.weights, last.least_seconds) == (13 * GIB, 0.0), "nobody measured"
+    assert (last.weights, last.min_seconds) == (13 * GIB, 0.0), "nobody measured"
     disturbed = site("b", host="a", copy_speed=GIB)
     shared = member_infos([one, disturbed], {"b": Range(8, 32)}, ())
-    assert shared[1].least_seconds == 1.3, "as fast as the same memory was elsewhere"
+    assert shared[1].min_seconds == 1.3, "as fast as the same memory was elsewhere"
 
 
 def test_the_head_of_the_model_counts_as_layers_where_all_have_measured():

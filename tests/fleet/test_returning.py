@@ -146,7 +146,7 @@ async def test_another_drafter_waits_until_nobody_is_disturbed() -> None:
     stand.fleet.on_disconnect("d", "killed")
     await stand.join(replace(drafter(), kv_bytes=1 << 17))
     assert stand.told("d") == []
-    assert [one.stands_by for one in stand.fleet.members() if one.name == "d"] == [True], "users see that"
+    assert [one.is_standby for one in stand.fleet.members() if one.name == "d"] == [True], "users see that"
     stand.at_work = 0
     stand.fleet.reform()
     await stand.calm()

@@ -65,7 +65,7 @@ async def test_specsot_rebalance_gives_it_a_range_in_the_middle_of_an_answer(dem
             done.append(await form_anew(RebalanceOptions(f"127.0.0.1:{door.port}", wait=30.0)))
 
         undisturbed = await written(fleet)
-        assert {one.name for one in master.info().members if one.stands_by} == {"three"}
+        assert {one.name for one in master.info().members if one.is_standby} == {"three"}
         assert await written(fleet, rebalance) == undisturbed
         await rebalance()
         assert [(one.changed, one.epoch) for one in done] == [(True, 2), (False, 2)]

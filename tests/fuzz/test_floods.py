@@ -56,7 +56,9 @@ MOST_PARTS = [
     ring_pb2.CarryRequest(frame=ring_pb2.Frame(openings=[ring_pb2.Opening()] * (MAX_PARTS + 1))),
     ring_pb2.CarryRequest(frame=ring_pb2.Frame(segments=[ring_pb2.Segment()] * (MAX_PARTS + 1))),
     ring_pb2.CarryRequest(features=ring_pb2.Features(openings=[ring_pb2.Opening()] * (MAX_PARTS + 1))),
-    ring_pb2.CarryRequest(features=ring_pb2.Features(lessons=[ring_pb2.Lesson()] * (MAX_PARTS + 1))),
+    ring_pb2.CarryRequest(
+        features=ring_pb2.Features(feature_batches=[ring_pb2.FeatureBatch()] * (MAX_PARTS + 1))
+    ),
     ring_pb2.CarryRequest(result=ring_pb2.Result(outcomes=[ring_pb2.Outcome()] * (MAX_PARTS + 1))),
     ring_pb2.CarryRequest(result=ring_pb2.Result(outcomes=[ring_pb2.Outcome(tokens=[1] * (MAX_PARTS + 1))])),
     ring_pb2.CarryRequest(drafts=ring_pb2.Drafts(drafts=[ring_pb2.Draft()] * (MAX_PARTS + 1))),

@@ -1,6 +1,7 @@
 """What the demo model answers through whole fleets in this process: token ids, texts, plans, ends.
 
-fp32, one thread: the same on every CPU but where two tokens are equally likely. How many steps it took, and in
+fp32, one thread: the same on every CPU but where two tokens are equally likely. How many steps it took, and
+in
 which company, is not recorded; that may differ from run to run.
 """
 

@@ -119,12 +119,12 @@ def signature(one: Any) -> str:
 def made(name: str) -> str:
     """What one option makes of a question, beyond the usual."""
     usual, asked = (dataclasses.asdict(ask_of(given)) for given in (OF_ALL, OF_ALL | {name: ASKED[name]}))
-    return str({field: plain_of(value) for field, value in asked.items() if value != usual[field]})
+    return str({field: baseline_of(value) for field, value in asked.items() if value != usual[field]})
 
 
-def plain_of(value: Any) -> Any:
+def baseline_of(value: Any) -> Any:
     if isinstance(value, dict):
-        return {str(key): plain_of(one) for key, one in value.items() if one is not None}
+        return {str(key): baseline_of(one) for key, one in value.items() if one is not None}
     return plain(value)
 
 

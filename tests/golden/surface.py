@@ -210,7 +210,7 @@ def services_started(words: Sequence[str], folder: Path) -> Any:
         environment({"OMP_NUM_THREADS": "1", "SPECSOT_DEMO": "small"}),
         patch.object(ProcessFleet, "start", stop),
         patch("specsot_app.commands.serve.http_port_of", lambda asked: asked or 8000),
-        patch("specsot_app.fleet.options.hosts_here", lambda hosts: frozenset(hosts) & HERE),
+        patch("specsot_app.fleet.options.local_hosts", lambda hosts: frozenset(hosts) & HERE),
         redirect_stderr(said),
     ):
         try:

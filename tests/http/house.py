@@ -17,14 +17,14 @@ from openai import AsyncOpenAI
 from starlette.types import ASGIApp
 
 from specsot.core.frames import Open, Opening
-from specsot.core.info import Info, StepsInfo, MemberInfo, ModelInfo, PagesInfo
+from specsot.core.info import Info, MemberInfo, ModelInfo, PagesInfo, StepsInfo
 from specsot.members import Head, Range
 from specsot.params import Mode
 from specsot.transport.security import PLAIN, Tls, Tokens
 from specsot_master.engine import EngineConfig
 from specsot_master.http.app import build_app
 from specsot_master.http.calls import PING_SECONDS, HttpContext
-from specsot_master.http.server import HttpDoor, open_http_door
+from specsot_master.http.server import HttpServer, open_http_server
 from specsot_master.master import RequestCounter
 from specsot_master.telemetry import Metrics, RequestMetrics
 from tests.master.letters import SAYS
@@ -73,7 +73,7 @@ class Standing:
 class Served(PlayedStage):
     stage: Stage
     desk: RequestCounter
-    door: HttpDoor
+    door: HttpServer
     standing: Standing
     metrics: Metrics
     app: ASGIApp
@@ -121,7 +121,7 @@ class Served(PlayedStage):
 
     async def reopen(self) -> None:
         """The door again, where it was before it was closed."""
-        self.door = await open_http_door(f"127.0.0.1:{self.door.port}", self.app)
+        self.door = await open_http_server(f"127.0.0.1:{self.door.port}", self.app)
 
 
 @asynccontextmanager
@@ -154,7 +154,7 @@ async def served(
         ping_every=ping_every,
     )
     app = build_app(house, tokens)
-    one = Served(stage, desk, await open_http_door("127.0.0.1:0", app, tls), standing, metrics, app, house)
+    one = Served(stage, desk, await open_http_server("127.0.0.1:0", app, tls), standing, metrics, app, house)
     one.going.set()
     playing = asyncio.create_task(one.play())
     try:

@@ -82,8 +82,8 @@ async def test_a_question_is_planned_written_side_by_side_and_folded_into_the_an
 async def test_the_ring_is_a_drawer_with_its_times(house: Served) -> None:
     w0, w1, d0 = INFO.members
     known = {"device": "AMD EPYC, 2 cores", "memory": 8 << 30, "dtype": "float32", "host": "vm"}
-    w0 = replace(w0, **known, weights=100 << 20, least_seconds=0.01)
-    w1 = replace(w1, **known, weights=125 << 20, least_seconds=0.0125)
+    w0 = replace(w0, **known, weights=100 << 20, min_seconds=0.01)
+    w1 = replace(w1, **known, weights=125 << 20, min_seconds=0.0125)
     running = replace(INFO, members=(w0, w1, d0), requests=RequestsInfo(running=1))
     house.standing.info = running
     async with opened(house) as page:

@@ -14,7 +14,7 @@ from specsot.core.frames import Frame, Opening
 from specsot.core.pages import PageTable
 from specsot.params import Pruning, Window
 from specsot_kernels.anchors import anchored_of
-from specsot_kernels.attention_tables import PageStretch, room_for
+from specsot_kernels.attention_tables import PageRun, room_for
 from specsot_kernels.segments import RowSpan, VisibleColumns
 from specsot_model import attention as plain
 from specsot_model.core.kv_plan import plan_frame
@@ -128,9 +128,9 @@ def test_neighbours_on_the_same_pages_read_their_sinks_at_once() -> None:
     spans = [behind(20, (1, 2, 3)), behind(20, (1, 2, 5)), RowSpan(3, 9, 3, (7,)), behind(20, (1, 8, 9)),
              behind(0, (1, 8, 9)), behind(3, (1, 8, 9))]  # fmt: skip
     assert list(anchored_of(spans, PAGE)) == [
-        PageStretch(0, 4, 0, 20, (1, 2)),
-        PageStretch(7, 2, 0, 20, (1, 8)),
-        PageStretch(11, 2, 0, 3, (1,)),
+        PageRun(0, 4, 0, 20, (1, 2)),
+        PageRun(7, 2, 0, 20, (1, 8)),
+        PageRun(11, 2, 0, 3, (1,)),
     ]
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from specsot.core.tree import ancestry
 from specsot_kernels.segments import RowSpan
 from specsot_model.core import replays, walks
-from specsot_model.core.replays import KeptStates
-from specsot_model.core.walks import BLOCK_ROWS, TextRows, in_blocks, keep, texts_of
+from specsot_model.core.replays import CachedStates
+from specsot_model.core.walks import BLOCK_ROWS, SequenceRows, in_blocks, keep, sequences_of_frame
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
@@ -89,7 +89,7 @@ def test_chunks_and_rows_are_those_of_the_rule_wherever_a_run_began(
     if alike:
         given[:, 1:] = given[:, :1]
         given[..., mixed : mixed + value_heads] = 6
-    kept, owned, found = KeptStates(STATES, PAGE, 1), ((3, 1, 7, 2), (4, 0, 6, 5)), list[Tensor]()
+    kept, owned, found = CachedStates(STATES, PAGE, 1), ((3, 1, 7, 2), (4, 0, 6, 5)), list[Tensor]()
     if DEVICE == "cpu":  # where kernels are interpreted
         given, owned = given[:1], owned[:1]
     total = 2 * chunk + 6
@@ -110,8 +110,8 @@ def test_chunks_and_rows_are_those_of_the_rule_wherever_a_run_began(
         plans, anew = kept.find(spans), deepcopy(kept)
         for page in range(12):
             anew._give(page)
-        before = run(walks=on_device(texts_of(anew.find(spans), TAPS - 1, PAGE, STATES), chunk))
-        texts = texts_of(plans, TAPS - 1, PAGE, STATES)
+        before = run(walks=on_device(sequences_of_frame(anew.find(spans), TAPS - 1, PAGE, STATES), chunk))
+        texts = sequences_of_frame(plans, TAPS - 1, PAGE, STATES)
         keep(texts, kept.reserve(plans))
         blocks = on_device(texts, BLOCK_ROWS)
         assert any(walk.many_chunks for walk in blocks) is (rows > tree)
@@ -123,7 +123,7 @@ def test_chunks_and_rows_are_those_of_the_rule_wherever_a_run_began(
         assert (text.double() - right).norm() <= NEAR[kind] * right.norm()
 
 
-def on_device(texts: list[TextRows], most: int) -> list[WalkTables]:
+def on_device(texts: list[SequenceRows], most: int) -> list[WalkTables]:
     blocks = in_blocks(texts, most)
     parts = [(walk.counts, walk.starts, walk.chunks, walk.rows) for walk in blocks]
     sent = [[torch.from_numpy(part).to(DEVICE) for part in each] for each in parts]

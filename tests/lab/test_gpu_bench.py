@@ -22,6 +22,10 @@ from specsot_lab.bench.acceptance import chance_of, even_ranks, even_runs
 from specsot_lab.bench.clock import RowLog
 from specsot_lab.bench.gpu import NAMED, ROWS, GpuRun, measure
 from specsot_lab.bench.gpu_drafts import head_shape, made_up_head
+from specsot_lab.bench.gpu_loop import Drafting, GpuLoop, RequestPart
+from specsot_lab.bench.gpu_product import RULES, list_pieces, plan_pieces, spelling
+from specsot_lab.bench.gpu_replay import CHANCES, RECORDED, Ranks, Replay, grown, scaled_ranks, tau_of
+from specsot_lab.bench.gpu_speculation import PLANS, SKELETON, scaled
 from specsot_lab.bench.gpu_steps import (
     MOST,
     Speeds,
@@ -32,10 +36,6 @@ from specsot_lab.bench.gpu_steps import (
     parents_of,
     shares,
 )
-from specsot_lab.bench.gpu_loop import Drafting, GpuLoop, RequestPart
-from specsot_lab.bench.gpu_product import RULES, list_pieces, plan_pieces, spelling
-from specsot_lab.bench.gpu_replay import CHANCES, RECORDED, Ranks, Replay, grown, scaled_ranks, tau_of
-from specsot_lab.bench.gpu_speculation import PLANS, SKELETON, scaled
 from specsot_lab.bench.synthetic_models import (
     SHAPES,
     MadeUp,

@@ -22,7 +22,7 @@ from specsot_bench.results import write_results
 from specsot_lab.bench.clients import LoadLevel, RequestTimes, ask_at_once, spread
 from specsot_lab.bench.load import LoadTest, grown, memory_page, page_of, resident_of
 from specsot_master.engine import EngineConfig
-from tests.doors.front import front
+from tests.endpoints.front import front
 from tests.master.letters import DIRECT, SOT
 
 pytestmark = pytest.mark.timeout(60)

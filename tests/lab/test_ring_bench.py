@@ -33,7 +33,7 @@ from specsot_lab.bench.ring import (
     wanted,
 )
 from specsot_lab.bench.ring_answers import ask_all, table_of_answers
-from specsot_lab.bench.ring_fleet import StepProbe, StepTimes, Line, RingFleet, Written, answers_of, ring_of
+from specsot_lab.bench.ring_fleet import Line, RingFleet, StepProbe, StepTimes, Written, answers_of, ring_of
 from specsot_lab.bench.ring_sites import RingTask, question, set_up, small_weights
 
 

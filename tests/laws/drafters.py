@@ -146,15 +146,23 @@ class KnowingDrafter:
         for opening in features.openings:
             origin = self._texts[opening.fork.sequence][: opening.fork.length] if opening.fork else []
             self._texts[opening.sequence] = list(origin)
-        count = sum(len(lesson.tokens) for lesson in features.lessons)
+        count = sum(len(feature_batch.tokens) for feature_batch in features.feature_batches)
         assert (0 if features.rows is None else features.rows.shape[0]) == count
         drafts = []
-        for lesson in features.lessons:
-            text = self._texts[lesson.sequence]
-            assert len(text) == lesson.start, "features and tokens must follow each other without a gap"
-            text += lesson.tokens
-            if lesson.bonus is not None and lesson.draft_round is not None:
-                drafts.append(Draft(lesson.sequence, lesson.draft_round, self._tree([*text, lesson.bonus])))
+        for feature_batch in features.feature_batches:
+            text = self._texts[feature_batch.sequence]
+            assert len(text) == feature_batch.start, (
+                "features and tokens must follow each other without a gap"
+            )
+            text += feature_batch.tokens
+            if feature_batch.bonus is not None and feature_batch.draft_round is not None:
+                drafts.append(
+                    Draft(
+                        feature_batch.sequence,
+                        feature_batch.draft_round,
+                        self._tree([*text, feature_batch.bonus]),
+                    )
+                )
         for sequence in features.closings:
             self._texts.pop(sequence, None)
         if self._vary:

@@ -47,7 +47,7 @@ class Gate(WorkerObserver):
         self._loop = asyncio.get_running_loop()
         self.read: dict[int, int] = {}
 
-    def before_frame(self) -> None:
+    def prepare_frame(self) -> None:
         self.left -= 1
         if self.left < 0 and not self.open.is_set():
             self._loop.call_soon_threadsafe(self.reached.set)
@@ -85,7 +85,7 @@ class Told(DrafterObserver):
         """Features by position, of a text that is alone."""
         found = dict[int, torch.Tensor]()
         for told in self.features[epoch]:
-            positions = [one.start + n for one in told.lessons for n in range(len(one.tokens))]
+            positions = [one.start + n for one in told.feature_batches for n in range(len(one.tokens))]
             found |= dict(zip(positions, told.rows if positions else ()))
         return found
 
@@ -129,7 +129,7 @@ class House:
         """layer: seconds it says that one takes. Returns what makes it leave."""
         gate = self.gates[name] = Gate(frames)
         options = ModelOptions(self.base, dtype="fp32", kv_memory=1 << 26, quantization=self.bits)
-        loader = Loader(options, name, before_frame=gate.before_frame)
+        loader = Loader(options, name, prepare_frame=gate.prepare_frame)
         loader.told = {"curve": tuple((rows, layer) for rows in (1, 8, 512)), **told}
         thread = ThreadPoolExecutor(1)
         self.workers[name] = Worker(loader, LocalDialer(name, self.exchange), thread, observer=gate)
@@ -305,13 +305,13 @@ async def test_a_head_is_told_all_features_that_were_handed_over_and_nobody_wait
         await house.handing()
         house.gates["slow"].open.set()
         joined = await answer
-        (handed,) = house.fleet._handover.kept(house.fleet.epoch).values()
+        (migrated,) = house.fleet._handover.kept(house.fleet.epoch).values()
         before, after = (house.told.rows(epoch) for epoch in sorted(house.told.features)[-2:])
         trees = house.told.trees[house.fleet.epoch]
         await check_alone(house, [ask_of("direct", 0)], [joined])
-    assert handed > 2 * AGAIN
-    assert sum(not torch.equal(before[row], after[row]) for row in range(handed)) <= 1
-    assert all(torch.allclose(before[row], after[row], atol=1e-4) for row in range(handed))
+    assert migrated > 2 * AGAIN
+    assert sum(not torch.equal(before[row], after[row]) for row in range(migrated)) <= 1
+    assert all(torch.allclose(before[row], after[row], atol=1e-4) for row in range(migrated))
     assert trees
 
 

@@ -233,5 +233,5 @@ async def one_more(fleet, tell=keep_quiet):
     like = next(child.service for child in fleet.children if child.service.name == "worker-1")
     flags = tuple(word.replace("worker-1", "worker-2") for word in like.arguments)
     fleet.children.append(await start(replace(like, name="worker-2", arguments=flags), tell))
-    while not any(member.stands_by for member in (await fleet.info()).members):  # noqa: ASYNC110 - a process
+    while not any(member.is_standby for member in (await fleet.info()).members):  # noqa: ASYNC110 - a process
         await asyncio.sleep(0.1)

@@ -108,7 +108,9 @@ async def test_law_1_every_processor_in_deep_trees(models, stages):
 
 def check_deep(texts):
     for text in texts:
-        assert sum(text.draft_rounds) / len(text.draft_rounds) > 1.5, "deep paths must really have been accepted"
+        assert sum(text.draft_rounds) / len(text.draft_rounds) > 1.5, (
+            "deep paths must really have been accepted"
+        )
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,9 @@ async def check(ring: Ring, base: Path, opened: dict[int, int]) -> float:
     for number, sequence in opened.items():
         assert await ring.written(sequence) == plain(base, number)
     assert not ring.broken
-    draft_rounds = [draft_round for sequence in opened.values() for draft_round in ring.texts[sequence].draft_rounds[1:]]
+    draft_rounds = [
+        draft_round for sequence in opened.values() for draft_round in ring.texts[sequence].draft_rounds[1:]
+    ]
     return sum(draft_rounds) / len(draft_rounds)
 
 

@@ -27,7 +27,7 @@ PLAN = "[PLAN]\n1.<60><None>[-]Light\n2.<30><None>[-]Deep\n3.<10><None>[1,2]Drea
 HEADINGS = "\n\n## 1. Light\n\n\n## 2. Deep\n\n\n## 3. Dreams\n"
 
 
-def told_of(character: str) -> TokenLogprobs:
+def figures_of(character: str) -> TokenLogprobs:
     return TokenLogprobs(Candidate(ord(character), character.encode(), -1.0))
 
 
@@ -63,7 +63,7 @@ class Play:
         """Text in steps of `step` characters."""
         for start in range(0, len(text), step):
             stretch = text[start : start + step]
-            pieces = [TextPiece(ord(one), one, told_of(one)) for one in stretch]
+            pieces = [TextPiece(ord(one), one, figures_of(one)) for one in stretch]
             self.said += self.plan.on_text(ordinal, pieces, now=2.0)
 
     def end(self, ordinal: int, end: End = End.STOP) -> None:

@@ -176,7 +176,7 @@ class Stage:
         assert not self.time.alarms
         assert set(self.ring.live) == set(self.engine.kept)
         assert self.engine.free_pages == self.state.pages
-        kept = self.state.pages - self.engine.kept_pages
+        kept = self.state.pages - self.engine.prefix_pages
         assert self.ring.free_pages == kept or (self.state.has_drafter and self.ring.free_pages > kept)
 
 

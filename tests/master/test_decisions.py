@@ -15,8 +15,8 @@ from specsot_master.core.commands import (
     CloseSequence,
     Command,
     CutReader,
+    DropRequest,
     FailRequest,
-    ForgetRequest,
     KeepRequest,
     OpenAnswer,
     ReleaseRequest,
@@ -54,13 +54,13 @@ KEPT = replace(ASK, resumable=True)
 READ = request_of(reads=True, events=2)
 TABLE: list[tuple[inputs.RequestEvent, list[Command]]] = [
     (inputs.EventsRead(request_of()), [RenewLeases()]),
-    (inputs.ReaderLeft(request_of()), [ForgetRequest()]),
+    (inputs.ReaderLeft(request_of()), [DropRequest()]),
     (inputs.ReaderLeft(request_of(KEPT)), [KeepRequest()]),
-    (inputs.KeepingOver(request_of(KEPT)), [ForgetRequest(), ReleaseRequest()]),
+    (inputs.KeepingOver(request_of(KEPT)), [DropRequest(), ReleaseRequest()]),
     (inputs.ReadingOverdue(request_of(events=1), 0), []),  # nobody reads
     (inputs.ReadingOverdue(request_of(reads=True), 0), []),  # nothing is unread
     (inputs.ReadingOverdue(READ, 1), [WatchReader()]),  # another event than then comes next
-    (inputs.ReadingOverdue(READ, 0), [CutReader(), ForgetRequest()]),
+    (inputs.ReadingOverdue(READ, 0), [CutReader(), DropRequest()]),
     (inputs.ReadingOverdue(request_of(KEPT, 1, True), 0), [CutReader(), KeepRequest()]),
     (inputs.PromptMade(request_of(), None), []),
 ]

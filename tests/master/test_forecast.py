@@ -10,7 +10,7 @@ from specsot.core.frames import End, Outcome, Result
 from specsot.core.skeleton import Point
 from specsot.events import BranchFinished, Event, Finished, Forecast, Planned, Reason, Started, Statistics
 from specsot.params import Limits
-from specsot_master.core.plans.forecast import Forecaster, StepCosts, Outlook, Workload, likeliest, student
+from specsot_master.core.plans.forecast import Forecaster, Outlook, StepCosts, Workload, likeliest, student
 from specsot_master.core.plans.router import SEVERAL_POINTS
 from specsot_master.engine.forecast_memory import PAUSE, ForecastMemory
 from tests.master.letters import DIRECT, SAYS, SOT
@@ -164,7 +164,7 @@ def test_a_direct_answer_where_plans_are_usual_is_foreseen_by_its_like_alone() -
     assert costs.forecast(several).direct == pytest.approx(9.0)
 
 
-def told_of(costs: Forecaster) -> Forecast:
+def figures_of(costs: Forecaster) -> Forecast:
     told = Outlook(costs, Workload(0, Limits())).of_both(0.0)
     assert told is not None
     return told
@@ -172,21 +172,21 @@ def told_of(costs: Forecaster) -> Forecast:
 
 def test_one_answer_gives_a_wide_range_and_more_of_them_that_of_what_was_missed() -> None:
     costs = model(ended(Reason.STOP, 50, decision=""))
-    first = told_of(costs)
+    first = figures_of(costs)
     assert first.direct == pytest.approx(5.0)
-    assert (first.direct_least, first.direct_most) == pytest.approx((0.60, 41.6), abs=0.1)
+    assert (first.direct_min, first.direct_max) == pytest.approx((0.60, 41.6), abs=0.1)
     for took in (5.5, 6.0, 5.0, 4.0) * 8:
         outlook = Outlook(costs, Workload(0, Limits()))
         outlook.of_both(0.0)
         outlook.on_end(False, took, 50, 100, False)
-    later = told_of(costs)
-    assert (later.direct_least, later.direct_most) == pytest.approx((3.4, 7.5), abs=0.5)
+    later = figures_of(costs)
+    assert (later.direct_min, later.direct_max) == pytest.approx((3.4, 7.5), abs=0.5)
 
 
 def test_nothing_is_told_to_last_longer_than_its_limit() -> None:
     told = Outlook(model(*DIRECTLY), Workload(0, Limits(max_new_tokens=200))).of_both(0.0)
     assert told is not None
-    assert told.direct_most == pytest.approx(10.0)
+    assert told.direct_max == pytest.approx(10.0)
 
 
 @pytest.mark.parametrize(("freedom", "quantile"), [(4, 1.533), (8, 1.397), (68, 1.294)])

@@ -28,9 +28,9 @@ from specsot_master.journal import (
     Journal,
     JournaledRequest,
     JournalFile,
-    StepRecord,
     Record,
     ReopenedRecord,
+    StepRecord,
     open_journal,
 )
 

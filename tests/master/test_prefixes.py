@@ -240,7 +240,7 @@ class Table:
 
 def _room(tree: PrefixTree, ledger: PageLedger, pages: int, keep: PrefixNode | None) -> list[PrefixNode]:
     gone = tree.evict(pages - ledger.free, keep)
-    ledger.give_kept(sum(node.pages for node in gone))
+    ledger.free_prefix_pages(sum(node.pages for node in gone))
     return gone
 
 

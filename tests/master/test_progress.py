@@ -12,7 +12,7 @@ from specsot.service.options import ServiceOptions
 from specsot.tasks import start
 from specsot_master.config import MasterConfig
 from specsot_master.core.stats import StallDetector
-from specsot_master.service import running_beside, serve
+from specsot_master.service import running_alongside, serve
 from tests.master.stage import BASE
 
 Look = tuple[float, int, bool, bool]  # (time, steps so far, owed, moves)
@@ -34,7 +34,9 @@ Look = tuple[float, int, bool, bool]  # (time, steps so far, owed, moves)
 )  # fmt: skip
 def test_progress(looks: list[Look]) -> None:
     progress = StallDetector(10)
-    assert [progress.is_moving(steps, owed, now) for now, steps, owed, _ in looks] == [one[3] for one in looks]
+    assert [progress.is_moving(steps, owed, now) for now, steps, owed, _ in looks] == [
+        one[3] for one in looks
+    ]
 
 
 async def test_a_master_ends_with_the_tasks_that_tell_how_it_stands() -> None:
@@ -44,7 +46,7 @@ async def test_a_master_ends_with_the_tasks_that_tell_how_it_stands() -> None:
         raise KeyError("stage")
 
     with pytest.raises(KeyError, match="stage"):
-        async with running_beside(asyncio.Event().wait(), report()):
+        async with running_alongside(asyncio.Event().wait(), report()):
             await asyncio.Event().wait()
 
 
@@ -68,11 +70,11 @@ async def test_tasks_beside_end_with_what_they_are_beside() -> None:
         finally:
             ended.set()
 
-    async with running_beside(tend()):
+    async with running_alongside(tend()):
         await asyncio.sleep(0)
     assert ended.is_set()
     with pytest.raises(ValueError, match="mine"):
-        async with running_beside(tend()):
+        async with running_alongside(tend()):
             raise ValueError("mine")
 
 

@@ -109,8 +109,8 @@ async def test_branches_that_do_not_fit_together_follow_each_other() -> None:
     while sum(player.opening.decodes for player in stage.ring.live.values()) < 2:
         await stage.step()
     stage.ring.most_live = 0
-    grant = next(iter(stage.engine._tables.ledger._accounts.values())).grant
-    await break_and_form(stage, 2, pages=stage.engine.kept_pages + grant + 2)
+    grant = next(iter(stage.engine._tables.ledger._pages_of_requests.values())).grant
+    await break_and_form(stage, 2, pages=stage.engine.prefix_pages + grant + 2)
     (events,) = await stage.play(client)
     assert finished(events).text == ANSWER
     stage.assert_clean()

@@ -270,7 +270,7 @@ async def test_one_client_does_not_evict_anothers_answers() -> None:
 
 async def test_what_is_kept_of_a_running_request_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its oldest events go when they were read; while its client is away it pauses, and then goes on."""
-    monkeypatch.setattr("specsot_master.core.request.MAX_KEPT_EVENTS", 20)
+    monkeypatch.setattr("specsot_master.core.request.MAX_BUFFERED_EVENTS", 20)
     stage = Stage(SAYS, config=replace(CONFIG, lease=8), burst=1)
     ask = replace(COUNT, resumable=True)
     (first,) = await stage.play(reading(stage.requests.generate(ask, Caller("mine")), 30))

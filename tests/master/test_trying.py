@@ -14,7 +14,7 @@ from specsot.errors import InvalidRequest, Overloaded, TimedOut, Unavailable
 from specsot.params import MAX_FORM_BYTES, Form
 from specsot_master.engine import EngineConfig
 from specsot_master.engine.grammar_sandbox import (
-    MAX_VERDICTS,
+    MAX_CACHED_CHECKS,
     MAX_WAITING_FORMS,
     GrammarSandbox,
     compile_in_subprocess,
@@ -69,12 +69,12 @@ async def test_every_form_is_tried_once() -> None:
 async def test_old_verdicts_are_forgotten() -> None:
     tried: list[Form] = []
     forms = GrammarSandbox(lambda form: tried.append(form) or "")
-    for number in range(MAX_VERDICTS + 1):
+    for number in range(MAX_CACHED_CHECKS + 1):
         await forms.check(Form("regex", (str(number),)))
-    await forms.check(Form("regex", (str(MAX_VERDICTS),)))
-    assert len(tried) == MAX_VERDICTS + 1
+    await forms.check(Form("regex", (str(MAX_CACHED_CHECKS),)))
+    assert len(tried) == MAX_CACHED_CHECKS + 1
     await forms.check(Form("regex", ("0",)))
-    assert len(tried) == MAX_VERDICTS + 2
+    assert len(tried) == MAX_CACHED_CHECKS + 2
 
 
 class Held(Gate):

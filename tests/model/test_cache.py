@@ -7,20 +7,20 @@ import os
 import time
 from pathlib import Path
 
-from specsot.checkpoint.cache import KEPT_SECONDS, USED, forget_unused, use
+from specsot.checkpoint.cache import UNUSED_SECONDS, USED, remove_unused, use
 
 
 def test_a_folder_is_forgotten_when_nobody_has_used_it_for_a_month(tmp_path: Path) -> None:
-    for name, age in (("used", KEPT_SECONDS + 60), ("old", KEPT_SECONDS + 60), ("new", 60)):
+    for name, age in (("used", UNUSED_SECONDS + 60), ("old", UNUSED_SECONDS + 60), ("new", 60)):
         (tmp_path / name / "blocks").mkdir(parents=True)
         use(tmp_path / name).close()
         os.utime(tmp_path / name / USED, (0, time.time() - age))
     held = (tmp_path / "used" / USED).open()
     fcntl.flock(held, fcntl.LOCK_SH)
-    forget_unused(tmp_path, time.time())
+    remove_unused(tmp_path, time.time())
     assert sorted(one.name for one in tmp_path.iterdir()) == ["new", "used"]
     held.close()
-    forget_unused(tmp_path, time.time())
+    remove_unused(tmp_path, time.time())
     assert [one.name for one in tmp_path.iterdir()] == ["new"]
 
 
@@ -29,5 +29,5 @@ def test_using_a_folder_makes_it_new(tmp_path: Path) -> None:
     use(tmp_path / "model").close()
     os.utime(tmp_path / "model" / USED, (0, 0))
     use(tmp_path / "model").close()
-    forget_unused(tmp_path, time.time())
+    remove_unused(tmp_path, time.time())
     assert (tmp_path / "model").is_dir()

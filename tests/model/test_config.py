@@ -147,8 +147,8 @@ def test_defaults_are_those_of_transformers(tmp_path: Path, kind: str) -> None:
     turns = theirs.rope_parameters.get("full_attention", theirs.rope_parameters)
     assert ours.rope.theta == turns["rope_theta"]
     assert ours.rope.share == turns.get("partial_rotary_factor", 1.0)
-    if ours.near_rope:
-        assert ours.near_rope.theta == theirs.rope_parameters["sliding_attention"]["rope_theta"]
+    if ours.sliding_rope:
+        assert ours.sliding_rope.theta == theirs.rope_parameters["sliding_attention"]["rope_theta"]
     assert ours.attention_softcap == getattr(theirs, "attn_logit_softcapping", None)
     assert ours.logit_softcap == getattr(theirs, "final_logit_softcapping", None)
     assert ours.query_scalar == getattr(theirs, "query_pre_attn_scalar", None)

@@ -138,8 +138,8 @@ def test_layers_hand_rounded_rows_on(tmp_path: Path) -> None:
     found, _ = decoder.forward(decoder.embed(at), at, at, plan, kv)
     alone = decoder.embed(at)
     for layer, block in enumerate(decoder._fused or ()):
-        handed = block.forward(alone, at, at, plan, kv, layer)
-        assert (handed is None) == (layer == 1)
+        migrated = block.forward(alone, at, at, plan, kv, layer)
+        assert (migrated is None) == (layer == 1)
     assert torch.equal(found, alone)
 
 

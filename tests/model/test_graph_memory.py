@@ -26,7 +26,7 @@ from specsot_model.cuda_graphs import PROMPT_ROWS, CapturedSteps, GraphCapture, 
 from specsot_model.decoder import Decoder
 from specsot_model.fused import can_capture, runs_kernels
 from specsot_model.loaded_parts import AbsentWeights
-from specsot_model.memory_fit import Need, check_fit, steps_of, pages_of
+from specsot_model.memory_fit import Need, check_fit, pages_of, steps_of
 from specsot_model.weights import HeldWeights
 from specsot_worker.memory import LayerMemory
 
@@ -114,7 +114,9 @@ def test_no_more_is_taken_than_is_counted() -> None:
     whole, device = Range(0, CONFIG.layers), torch.device("cuda", 0)
     decoder = Decoder(CONFIG, MadeUp(), whole, torch.bfloat16, device)
     kv, taps = decoder.make_kv(8, PAGE), {1: torch.eye(WIDTH, dtype=torch.bfloat16, device=device)}
-    steps = taken(lambda: CapturedSteps(decoder, kv, taps, GraphCapture(), prompts=prompt_buckets(decoder, kv)))
+    steps = taken(
+        lambda: CapturedSteps(decoder, kv, taps, GraphCapture(), prompts=prompt_buckets(decoder, kv))
+    )
     assert 0 < steps <= steps_of(CONFIG, 2, WIDTH)
     head = FusedHead(made_up_head(decoder, head_shape(CONFIG)))
     memory = DraftPages(made_up_head(decoder, head_shape(CONFIG)), 8, PAGE)

@@ -331,8 +331,8 @@ def test_trees_that_a_device_chooses_run_as_if_the_host_had_read_them(
     decoder = made.load(tmp_path, Range(0, 1), KIND, DEVICE)
     kv = decoder.make_kv(6, PAGE)
     steps = CapturedSteps(decoder, kv, {}, GraphCapture() if DEVICE == "cuda" else again, (8,))
-    assert steps.takes_unread == (kind == "llama")
-    if not steps.takes_unread:
+    assert steps.accepts_device_trees == (kind == "llama")
+    if not steps.accepts_device_trees:
         return
     bases, tokens, pages = (2, 5), [7, 8, 9, 17, 18, 19], ((3, 1, 4), (5, 0, 2))
     shapes = (0, 0, 1), (0, 0, 0)
@@ -348,7 +348,7 @@ def test_trees_that_a_device_chooses_run_as_if_the_host_had_read_them(
     unknown = steps.fill(step(((0, 0, 0),) * 2, [base for base in bases for _ in range(3)]))
     assert wanted
     assert unknown
-    assert torch.equal(steps.launch_unread(unknown, tokens[::3], trees)[0], wanted[0])
+    assert torch.equal(steps.launch_device_trees(unknown, tokens[::3], trees)[0], wanted[0])
     assert not torch.equal(steps.launch(unknown, tokens)[0], wanted[0]), "shapes tell"
 
 

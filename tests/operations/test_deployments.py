@@ -337,8 +337,8 @@ def test_with_certificates_prometheus_looks_at_the_same() -> None:
     assert [job["tls_config"]["server_name"] for job in secure] == everywhere["names"]
     override = read(REPOSITORY / "compose.tls.yaml")[0]["services"]["prometheus"]
     assert "--config.file=/etc/prometheus/prometheus.tls.yaml" in override["command"]
-    (papers,) = override["volumes"]
-    folder = papers.split(":")[-2]
+    (tls_files,) = override["volumes"]
+    folder = tls_files.split(":")[-2]
     for job in secure:
         (found,) = job["dns_sd_configs"]
         assert found == everywhere | {"names": [job["tls_config"]["server_name"]]}

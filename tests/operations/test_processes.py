@@ -25,7 +25,7 @@ from specsot.transport.grpc_client import MasterClient
 from specsot_app.fleet.options import FleetOptions, models_of
 from specsot_app.fleet.processes import ProcessFleet
 from tests.conftest import REPOSITORY
-from tests.doors.front import stub
+from tests.endpoints.front import stub
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 

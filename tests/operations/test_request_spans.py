@@ -23,7 +23,7 @@ from specsot.tracing.collecting import collect
 from specsot.transport.grpc_client import outgoing
 from specsot_master.master import RequestCounter
 from specsot_master.telemetry import RequestSpans
-from tests.doors.front import front, question, stub
+from tests.endpoints.front import front, question, stub
 from tests.http.house import Served, served
 from tests.master.letters import DIRECT, SAYS, SOT
 from tests.master.stage import Stage

@@ -34,7 +34,7 @@ def main():
     config = read_config()
 
     def make(seen, options, name, address, dialer, compute):
-        source = SlowLoader(options, name, address, before_frame=lambda: time.sleep(FRAME))
+        source = SlowLoader(options, name, address, prepare_frame=lambda: time.sleep(FRAME))
         return Worker(source, dialer, compute)
 
     return run_members(MemberProgram("worker", config.member, config.service, config.model, make))

@@ -12,7 +12,7 @@ from specsot.core.pages import PageTable
 from specsot.core.tree import ancestry
 from specsot.errors import Overloaded
 from specsot_kernels.segments import RowSpan
-from specsot_model.core.replays import CHUNK, KEPT_ROWS, KeptStates, PathReplay, SpanReplay, states_for
+from specsot_model.core.replays import CHUNK, KEPT_ROWS, CachedStates, PathReplay, SpanReplay, states_for
 from specsot_model.core.walks import (
     ASIDE,
     FIELDS,
@@ -20,12 +20,12 @@ from specsot_model.core.walks import (
     LANES,
     OUTPUT,
     TAKEN,
-    TextRows,
+    SequenceRows,
     WalkRoom,
-    aside_of,
     in_blocks,
     keep,
-    texts_of,
+    sequences_of_frame,
+    set_aside_of,
     walk_of,
 )
 from tests.conftest import seeds
@@ -43,7 +43,7 @@ class Texts:
         pages = 4096 // page_rows
         self.table = PageTable(pages, page_rows)
         many, self.walking = states or states_for(pages * page_rows), walking
-        self.kept = KeptStates(many, page_rows, 1 if walking else CHUNK, self.table.shared)
+        self.kept = CachedStates(many, page_rows, 1 if walking else CHUNK, self.table.shared)
         self.rows: dict[int, int] = {}
         self.states: dict[int, list[int]] = {}
         self.links: list[Link] = [(0, -1, False)]  # where rows are walked, states by number
@@ -166,10 +166,10 @@ class Texts:
             rows.append(row)
         return rows[::-1]
 
-    def texts(self, found: Sequence[SpanReplay]) -> list[TextRows]:
-        return texts_of(found, HISTORY, self.table.page_rows, self.kept.count)
+    def texts(self, found: Sequence[SpanReplay]) -> list[SequenceRows]:
+        return sequences_of_frame(found, HISTORY, self.table.page_rows, self.kept.count)
 
-    def run(self, texts: list[TextRows], fed: list[int], states: dict[int, int]) -> dict[int, int]:
+    def run(self, texts: list[SequenceRows], fed: list[int], states: dict[int, int]) -> dict[int, int]:
         """As kernels do: chunks of a block, then its rows; texts in any order: one must not keep a state
         where another one begins."""
         told, aside, most = dict[int, int](), dict[int, int](), self.rng.choice((CHUNK, 100, 4096))
@@ -227,7 +227,7 @@ def test_a_kept_state_follows_from_the_rows_of_its_text(seed: int, page_rows: in
             world.close()
 
 
-def run(kept: KeptStates, *spans: RowSpan) -> list[int]:
+def run(kept: CachedStates, *spans: RowSpan) -> list[int]:
     """Where the walks of a frame's texts begin."""
     found = kept.find(spans)
     kept.reserve(found)
@@ -240,7 +240,7 @@ def run(kept: KeptStates, *spans: RowSpan) -> list[int]:
 )
 def test_a_text_that_moves_on_gives_up_its_own_former_state(rows: int, shared: bool, stays: bool) -> None:
     """Unless it is one of those at every so many rows, or others hold its page."""
-    kept, pages = KeptStates(8, 64, 1, lambda page: shared), tuple(range(8))
+    kept, pages = CachedStates(8, 64, 1, lambda page: shared), tuple(range(8))
     run(kept, RowSpan(rows, 0, rows, pages))
     assert run(kept, RowSpan(1, rows + 64, 1, pages, (1,))) == [rows]
     (again,) = kept.find([RowSpan(1, rows, 1, pages, (1,))])
@@ -248,7 +248,7 @@ def test_a_text_that_moves_on_gives_up_its_own_former_state(rows: int, shared: b
 
 
 def test_texts_of_one_frame_that_begin_at_one_state_leave_it() -> None:
-    kept = KeptStates(8, 64, 1)
+    kept = CachedStates(8, 64, 1)
     run(kept, RowSpan(64, 0, 64, (0,)))
     assert run(kept, *(RowSpan(2, 64, 2, (0, own)) for own in (1, 2))) == [64, 64]
     assert run(kept, RowSpan(2, 64, 2, (0, 3))) == [64]
@@ -257,7 +257,7 @@ def test_texts_of_one_frame_that_begin_at_one_state_leave_it() -> None:
 def test_texts_that_are_written_push_out_no_state_of_an_idle_prefix() -> None:
     """As many states are counted for their rows as they keep."""
     rows, written = 30_016, 4_400
-    kept = KeptStates(states_for(rows + 4 * (written + 64)) - 1, 64, 1)
+    kept = CachedStates(states_for(rows + 4 * (written + 64)) - 1, 64, 1)
     prefix = tuple(range(rows // 64))
     for base in range(0, rows, 2048):
         many = min(2048, rows - base)
@@ -270,7 +270,7 @@ def test_texts_that_are_written_push_out_no_state_of_an_idle_prefix() -> None:
 
 @pytest.mark.parametrize("page_rows", [64, 256])
 def test_a_step_runs_no_more_rows_however_long_the_text(page_rows: int) -> None:
-    kept, pages = KeptStates(states_for(2048), page_rows), tuple(range(2048 // page_rows))
+    kept, pages = CachedStates(states_for(2048), page_rows), tuple(range(2048 // page_rows))
     most = 0
     for base in range(0, 2000):
         (replay,) = kept.plan([RowSpan(1, base, 1, pages[: base // page_rows + 1], (1,))], HISTORY)
@@ -281,7 +281,7 @@ def test_a_step_runs_no_more_rows_however_long_the_text(page_rows: int) -> None:
 
 def test_branches_begin_where_their_prefix_ended() -> None:
     """The state of the last page is copied with its rows; of pages that are shared, shared."""
-    kept = KeptStates(8, 256)
+    kept = CachedStates(8, 256)
     kept.plan([RowSpan(200, 0, 200, (5,), None)], HISTORY)
     kept.commit()
     assert kept.copy(5, 7, 200)
@@ -297,7 +297,7 @@ def test_a_tree_sets_few_states_aside() -> None:
         for wide in (1, 2, 8, rows):
             parents = [rng.randrange(max(0, node - wide), max(node, 1)) for node in range(rows)]
             span = RowSpan(rows, 300, rows, tuple(range(8)), ancestry(parents))
-            texts = texts_of(KeptStates(8, 64, 1).find([span]), HISTORY, 64, 8)
+            texts = sequences_of_frame(CachedStates(8, 64, 1).find([span]), HISTORY, 64, 8)
             room = WalkRoom(rows, HISTORY)
             assert texts[0].held <= min(rows.bit_length() - 1, room.aside)
             assert len(texts[0].rows) == 300 + rows
@@ -311,9 +311,9 @@ def test_a_tree_sets_few_states_aside() -> None:
 def test_small_trees_of_many_texts_have_room_in_graphs(texts: int, nodes: int) -> None:
     """A root with two children and more sets one state aside, behind a row that was accepted."""
     seen = ancestry([0, 0, 0, 1, 2, 1, 3, 2][:nodes])
-    kept, spans = KeptStates(8, 64, 1), list[RowSpan]()
+    kept, spans = CachedStates(8, 64, 1), list[RowSpan]()
     for text in range(texts):
         spans.append(RowSpan(nodes, 3, nodes, (text,), seen))
-    aside = aside_of([text.held for text in texts_of(kept.find(spans), HISTORY, 64, 8)])
+    aside = set_aside_of([text.held for text in sequences_of_frame(kept.find(spans), HISTORY, 64, 8)])
     assert aside <= 3 * min(texts, LANES)
     assert WalkRoom(texts * nodes, HISTORY).aside >= aside

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from specsot.core.info import Info, StepsInfo, PagesInfo, ReplicaInfo, RequestsInfo
+from specsot.core.info import Info, PagesInfo, ReplicaInfo, RequestsInfo, StepsInfo
 from specsot.errors import Cancelled, InvalidRequest, Refused, TooLarge
 from specsot.events import Finished
 from specsot.members import Range, Ready

@@ -31,7 +31,7 @@ from tests.model.published import HERE as QUANTIZED
 from tests.model.test_hub import configuration
 from tests.model.tiny import write_model
 from tests.models import Shape, write_base, write_head
-from tests.security.papers import Authority
+from tests.security.tls_files import Authority
 
 WIDE = Shape(layers=4, hidden=128, heads=8, inner=512)  # 5 MB: several blocks in each half
 HALF = Range(2, 4)

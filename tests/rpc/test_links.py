@@ -44,7 +44,7 @@ async def test_messages_arrive_whole_once_and_in_order() -> None:
     sent = [
         Tap(3, 1, hidden),
         Frame(3, 0, segments=(PromptChunk(1, 0, (5, 6), True),), hidden=hidden),
-        *(Drafts(3, (), rest=n) for n in range(200)),
+        *(Drafts(3, (), paused_trees=n) for n in range(200)),
     ]
     async with listening(inbox) as (_, address):
         link = await GrpcDialer("here").dial(address, 3)

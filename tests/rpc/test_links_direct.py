@@ -36,7 +36,7 @@ from specsot.transport.nccl_links import (
 )
 from specsot.transport.pending_rows import PendingRows
 from specsot.transport.wire.carry import CarryReader, encode_carry
-from specsot.transport.wire.tensors import Beside
+from specsot.transport.wire.tensors import SeparateTensor
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -143,10 +143,10 @@ async def test_the_event_loop_never_waits_for_the_other_end() -> None:
 
 
 def test_a_header_carries_no_rows() -> None:
-    requests = [*encode_carry(frame(1, Beside.of(HIDDEN)))]
+    requests = [*encode_carry(frame(1, SeparateTensor.of(HIDDEN)))]
     assert len(requests) == 1
     assert requests[0].ByteSize() < 100
-    assert CarryReader().read(requests[0]) == frame(1, Beside((3, 2000), torch.float32))
+    assert CarryReader().read(requests[0]) == frame(1, SeparateTensor((3, 2000), torch.float32))
     requests[0].frame.hidden.data = b"1234"
     with pytest.raises(WireError, match="a tensor beside its message brought 4 bytes"):
         CarryReader().read(requests[0])
@@ -159,7 +159,7 @@ async def test_a_peer_that_goes_leaves_nobody_waiting_for_its_rows() -> None:
         sending = asyncio.create_task(link.send(frame(1)))
         await opened((await come(there)).hidden)
         await sending
-        await link._link.send(frame(2, Beside.of(HIDDEN)))
+        await link._link.send(frame(2, SeparateTensor.of(HIDDEN)))
         waiting = asyncio.create_task(opened((await come(there)).hidden))
         await link._link._wire.hang_up()
         link._channel.close()
@@ -173,7 +173,7 @@ async def test_a_stage_passes_on_the_stamp_that_came_and_the_last_one_believes_n
     async with meeting() as there:
         link: Any = await there.dialer.dial(there.address, 7)
         for number, stamp in ((1, stamp_of(1, CPU)), (2, torch.zeros(16, dtype=torch.uint8))):
-            await link._link.send(frame(number, Beside.of(HIDDEN)))
+            await link._link.send(frame(number, SeparateTensor.of(HIDDEN)))
             sending = asyncio.create_task(asyncio.to_thread(link._channel.deliver, pack(stamp, [HIDDEN])))
             came = await come(there)
             assert torch.equal(await opened(came.hidden), HIDDEN)
@@ -191,7 +191,7 @@ async def test_who_has_no_channel_takes_no_such_frames() -> None:
         with pytest.raises(Refused, match="takes links over gRPC alone"):
             await there.dialer.dial(there.address, 7)
         link = await GrpcDialer("here").dial(there.address, 7)
-        await link.send(frame(1, Beside.of(HIDDEN)))
+        await link.send(frame(1, SeparateTensor.of(HIDDEN)))
         lost = (await there.inbox.get()).message
         assert lost.reason.endswith("frame 1 has its rows beside it, where no channel is")
         await link.close()
@@ -201,7 +201,7 @@ async def test_frames_of_another_epoch_find_no_channel() -> None:
     async with meeting() as there:
         await negotiate(there.address, "here", 6, b"", "worker", rows=True)
         link = await GrpcDialer("here").dial(there.address, 7)
-        await link.send(frame(1, Beside.of(HIDDEN)))
+        await link.send(frame(1, SeparateTensor.of(HIDDEN)))
         assert "where no channel is" in (await there.inbox.get()).message.reason
         await link.close()
 

@@ -29,7 +29,7 @@ from specsot.transport.links import Inbox, Lost
 from specsot.transport.security import PLAIN, Tls
 from specsot.transport.zmq_links import Keys, SocketEvents, Sockets, ZmqDialer, ZmqHost, ZmqWire, endpoint_of
 from specsot.v1 import ring_pb2, ring_pb2_grpc
-from tests.security.papers import Authority
+from tests.security.tls_files import Authority
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -76,7 +76,11 @@ async def there(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 async def test_messages_arrive_whole_once_and_in_order_and_goodbye_is_no_loss(there: There) -> None:
     hidden = torch.arange(5 << 18, dtype=torch.float32).reshape(-1, 1024)
-    sent = [Tap(3, 1, hidden), Frame(3, 0, hidden=hidden), *(Drafts(3, (), rest=n) for n in range(200))]
+    sent = [
+        Tap(3, 1, hidden),
+        Frame(3, 0, hidden=hidden),
+        *(Drafts(3, (), paused_trees=n) for n in range(200)),
+    ]
     link = await there.dialer.dial(there.address, 3)
     for message in sent:
         await link.send(message)

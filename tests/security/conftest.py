@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.security.papers import Authority
+from tests.security.tls_files import Authority
 
 
 @pytest.fixture

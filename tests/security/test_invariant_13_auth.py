@@ -25,9 +25,9 @@ from specsot.transport.security import PLAIN
 from specsot.transport.uplink import join
 from specsot.v1 import master_pb2, master_pb2_grpc
 from tests.rpc.test_uplink import WORKER
-from tests.security.doors import SHOWN, TOKEN, Doors, guarded
+from tests.security.endpoints import SHOWN, TOKEN, Doors, guarded
 from tests.security.members import listening
-from tests.security.papers import Authority, shown
+from tests.security.tls_files import Authority, shown
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -156,13 +156,13 @@ async def test_invariant_13_a_member_with_its_certificate(doors: Doors, authorit
 async def test_invariant_13_no_certificate_no_connection(doors: Doors, authority: Authority) -> None:
     """None, one that another CA gave, one that is too old, none of this in the clear: not even health."""
     other = Authority.at(authority.folder / "other").issue("worker")
-    papers = {
+    tls_files = {
         "none": authority.known,
         "of another CA": replace(other, ca=authority.file),
         "expired": authority.issue("worker", into="old", expired=True),
         "in the clear": PLAIN,
     }
-    for what, tls in papers.items():
+    for what, tls in tls_files.items():
         with pytest.raises(Unavailable, match="nobody answers"):
             await join(doors.fleet_address, WORKER, Inbox(), tls=tls)
         assert "nobody answers" in await asyncio.to_thread(probe, doors.fleet_address, "", 5.0, tls), what

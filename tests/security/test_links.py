@@ -21,7 +21,7 @@ from specsot.transport.links import Inbox, Lost
 from specsot.transport.security import PLAIN, Tls, context_of, read_pems
 from specsot_worker.ring_links import may_send
 from tests.security.members import listening
-from tests.security.papers import Authority
+from tests.security.tls_files import Authority
 
 pytestmark = pytest.mark.timeout(60)
 

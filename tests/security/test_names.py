@@ -14,7 +14,7 @@ from specsot.transport.security import Tokens
 from specsot_master.config import read_config
 from specsot_master.core.ring.ring_state import RingOptions
 from specsot_master.http.app import open_http
-from specsot_master.http.server import HttpDoor
+from specsot_master.http.server import HttpServer
 from specsot_master.master import assemble
 from specsot_master.telemetry import observe_master
 
@@ -32,7 +32,7 @@ async def url(demo_model: Path) -> AsyncIterator[str]:
 
 async def gateway(
     demo_model: Path, terms: Terms, listen: str = "127.0.0.1:0", names: Iterable[str] = ()
-) -> tuple[HttpDoor, str]:
+) -> tuple[HttpServer, str]:
     master = assemble(demo_model / "base", RingOptions())
     door = await open_http(listen, master, terms, observe_master(master), names=names)
     return door, f"http://127.0.0.1:{door.port}"

@@ -16,7 +16,7 @@ from specsot.transport.security import Tls
 from specsot_app.fleet.demo import small_pair
 from specsot_app.fleet.options import ClientOptions, FleetOptions, Models
 from specsot_app.fleet.service_specs import services_of
-from tests.security.papers import Authority
+from tests.security.tls_files import Authority
 
 
 @pytest.mark.parametrize("address", ["10.0.0.7:1", "fleet.example:1", "fleet.example", "0.0.0.0:1"])
@@ -63,8 +63,8 @@ def test_a_fleet_within_the_machine_is_not_given_what_the_client_has(tmp_path: P
     wanted = FleetOptions(kind="processes", drafter="ngram")
     for service in services_of(wanted, Models(small_pair() / "base", None, drafter="ngram"), 50050, tmp_path):
         given = dict(service.environment)
-        papers = ("TOKEN", "TOKEN_FILE", "TLS_CA", "TLS_CERT", "TLS_KEY")
-        assert [given[f"SPECSOT_{name}"] for name in papers] == [""] * len(papers), service.name
+        tls_files = ("TOKEN", "TOKEN_FILE", "TLS_CA", "TLS_CERT", "TLS_KEY")
+        assert [given[f"SPECSOT_{name}"] for name in tls_files] == [""] * len(tls_files), service.name
 
 
 async def test_bad_certificates_are_one_line(authority: Authority) -> None:

@@ -107,10 +107,10 @@ class Fleet:
     def environment(self, role: str) -> Mapping[str, str]:
         given: dict[str, str] = self._override["services"][role]["environment"]
         moved = {"SPECSOT_MASTER": self._fleet, "SPECSOT_FLEET_LISTEN": self._fleet}
-        papers = {
+        tls_files = {
             name: value.replace("/certificates", str(self._folder / role)) for name, value in given.items()
         }
-        return papers | {name: value for name, value in moved.items() if name in given}
+        return tls_files | {name: value for name, value in moved.items() if name in given}
 
     def start(self, role: str, *arguments: str) -> Service:
         with pytest.MonkeyPatch.context() as here:
@@ -186,11 +186,11 @@ def test_the_command_line_reaches_it(
     fleet: tuple[Fleet, dict[str, str]], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     to = ("--master", fleet[0].address)
-    papers = ("--tls-ca", str(folder / "ca.pem"), "--token-file", str(folder / "token"))
+    tls_files = ("--tls-ca", str(folder / "ca.pem"), "--token-file", str(folder / "token"))
     asked = ("infer", "--mode", "direct", "--max-new-tokens", "8", "--json", "Explain Photosynthesis.")
-    assert main([*asked, *to, *papers]) == 0
+    assert main([*asked, *to, *tls_files]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["event"] == "finished"
-    assert main(["info", "--json", *to, *papers]) == 0
+    assert main(["info", "--json", *to, *tls_files]) == 0
     assert json.loads(capsys.readouterr().out)["ready"]
 
 
@@ -208,12 +208,12 @@ def test_the_command_line_says_what_is_missing(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    papers: tuple[str, ...],
+    tls_files: tuple[str, ...],
     line: str,
 ) -> None:
     monkeypatch.chdir(folder)
     (folder / "wrong").write_text("guess\n")
-    assert main(["info", "--master", fleet[0].address, *papers]) in (1, 2)
+    assert main(["info", "--master", fleet[0].address, *tls_files]) in (1, 2)
     said = capsys.readouterr().err
     assert line in said
     assert said.count("\n") == 1

@@ -12,9 +12,9 @@ from specsot.core.tree import Tree, children, depths
 from specsot_drafter.heads.eagle import EagleHead
 from specsot_model.decoder import Decoder
 from tests.trees import path
-from tests.vectors.steps import Accepted, DrivenSteps, begin, take_step
 from tests.vectors.record import ReferenceCase, RoundRecord, RunRecord, SamplingRecord, TreeRecord
 from tests.vectors.residual_walk import Floats, leaf_rows, residual_walk, trial_rows, warp
+from tests.vectors.steps import Accepted, DrivenSteps, begin, take_step
 
 STATE_TOLERANCE = 1e-4  # absolute, states and logits in fp32; not measured
 CHANCE_TOLERANCE = 1e-5  # absolute, probabilities; not measured

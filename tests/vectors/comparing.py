@@ -21,8 +21,8 @@ from specsot_drafter.heads.loading import load_head
 from specsot_model.decoder import Decoder
 from specsot_model.kv import KVPages
 from tests.vectors.checks import Check, check_close, check_replays, check_runs, check_same
-from tests.vectors.steps import Accepted, DrivenSteps, likeliest
 from tests.vectors.record import PromptRecord, ReferenceCase, read_case
+from tests.vectors.steps import Accepted, DrivenSteps, likeliest
 
 PLAIN = TreeShape(depth=0, top_k=1, nodes=1, fixed=True)
 

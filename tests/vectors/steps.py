@@ -93,15 +93,15 @@ class DrivenSteps:
 
     def accept(self, verdicts: Mapping[int, Accepted]) -> None:
         """Commit what was fed last, as far as it is accepted; the drafter learns it and drafts anew."""
-        lessons: list[FeatureBatch] = []
+        feature_batches: list[FeatureBatch] = []
         fused: list[Tensor] = []
         for sequence, verdict in verdicts.items():
             segment, rows = self._fed[sequence]
-            lessons.append(self._commit(segment, verdict))
+            feature_batches.append(self._commit(segment, verdict))
             if rows is not None:
                 fused.append(rows[list(verdict.nodes)] if isinstance(segment, TreeSegment) else rows)
         if self._engine is not None:
-            self._teach(self._engine, lessons, fused)
+            self._teach(self._engine, feature_batches, fused)
 
     def _growth(self, sequence: int, tree: Tree) -> TreeSegment:
         text = self._texts[sequence]
@@ -126,13 +126,28 @@ class DrivenSteps:
         start, tokens = text.committed, segment.tokens if isinstance(segment, PromptChunk) else ()
         if isinstance(segment, TreeSegment):
             tokens, text.keep = tuple(segment.tree.tokens[node] for node in verdict.nodes), verdict.nodes
-        text.committed, text.draft_round, text.tree = start + len(tokens), text.draft_round + 1, single(verdict.bonus)
+        text.committed, text.draft_round, text.tree = (
+            start + len(tokens),
+            text.draft_round + 1,
+            single(verdict.bonus),
+        )
         return FeatureBatch(segment.sequence, start, tokens, verdict.bonus, text.draft_round)
 
-    def _teach(self, engine: DraftEngine, lessons: Sequence[FeatureBatch], fused: Sequence[Tensor]) -> None:
+    def _teach(
+        self, engine: DraftEngine, feature_batches: Sequence[FeatureBatch], fused: Sequence[Tensor]
+    ) -> None:
         rows = torch.cat(tuple(fused))
         engine.observe(
-            Features(EPOCH, self._step, self._openings, tuple(lessons), (), rows, fed=len(rows), seconds=0.0)
+            Features(
+                EPOCH,
+                self._step,
+                self._openings,
+                tuple(feature_batches),
+                (),
+                rows,
+                fed=len(rows),
+                seconds=0.0,
+            )
         )
         for draft in drafts_of(engine):
             self._texts[draft.sequence].tree = draft.tree

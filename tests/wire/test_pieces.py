@@ -58,7 +58,9 @@ def test_a_frame_is_cut_and_put_together(hidden: int | None, fused: int | None, 
 
 def test_features_too_and_the_next_message_behind_them() -> None:
     rows = tensor(2500, 3)
-    features = Features(1, 0, lessons=(FeatureBatch(1, 0, tuple([5] * len(rows)), None, None),), rows=rows)
+    features = Features(
+        1, 0, feature_batches=(FeatureBatch(1, 0, tuple([5] * len(rows)), None, None),), rows=rows
+    )
     reader = CarryReader()
     *_, whole = [reader.read(one) for one in cut(features)]
     assert isinstance(whole, Features)

@@ -113,7 +113,9 @@ def carry(**fields: Any) -> ring_pb2.CarryRequest:
         ),
         (
             carry(
-                frame=ring_pb2.Frame(openings=[ring_pb2.Opening(prompt=2, kept=ring_pb2.Kept(tokens=[1, 2]))])
+                frame=ring_pb2.Frame(
+                    openings=[ring_pb2.Opening(prompt=2, reused=ring_pb2.ReusedKV(tokens=[1, 2]))]
+                )
             ),
             "2 rows are kept of a prompt of 2 tokens",
         ),
@@ -124,7 +126,8 @@ def carry(**fields: Any) -> ring_pb2.CarryRequest:
         (
             carry(
                 features=ring_pb2.Features(
-                    lessons=[ring_pb2.Lesson(tokens=[1, 2])], rows=values_pb2.Tensor(dtype=F32, shape=[0, 4])
+                    feature_batches=[ring_pb2.FeatureBatch(tokens=[1, 2])],
+                    rows=values_pb2.Tensor(dtype=F32, shape=[0, 4]),
                 )
             ),
             "lessons of 2 tokens came with 0 rows",

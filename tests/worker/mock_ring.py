@@ -140,7 +140,9 @@ class MockRing:
             self.written.pop(outcome.sequence)
 
     def _draft(self, outcomes: list[Outcome]) -> None:
-        drafts = [Draft(o.sequence, o.draft_round + 1, self._tree(self.context[o.sequence])) for o in outcomes]
+        drafts = [
+            Draft(o.sequence, o.draft_round + 1, self._tree(self.context[o.sequence])) for o in outcomes
+        ]
         message = Drafts(1, tuple(drafts))
         if self.rng.random() < 0.2:
             self.late.append(message)

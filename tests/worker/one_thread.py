@@ -20,7 +20,7 @@ class Here(Executor):
         return done
 
 
-class Said(list[Any]):
+class AnswerMessage(list[Any]):
     """A link, and a dialer of such. drafter: what leads to a drafter, if that is another one."""
 
     drafter: LocalLink | None = None

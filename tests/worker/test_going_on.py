@@ -23,7 +23,7 @@ from specsot_worker.verifier import Verifier
 from specsot_worker.worker import Worker
 from tests.eager_steps import EagerSteps
 from tests.models import Shape, write_base
-from tests.worker.one_thread import Heads, Here, Said
+from tests.worker.one_thread import AnswerMessage, Heads, Here
 from tests.worker.test_next_step import (
     LEASE,
     PAGE,
@@ -52,13 +52,13 @@ class Provider:
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
 
-    takes_unread = False
+    accepts_device_trees = False
 
     def make_stage(self, configuration: Configuration, layers: Range) -> DecoderStage:
         self.stage = DecoderStage(self._decoder, configuration.pages, configuration.page_rows)
-        if self.takes_unread:
+        if self.accepts_device_trees:
             self.stage.tap(2, torch.ones(4, self._decoder.config.hidden))
-        self.steps = EagerSteps(self._decoder, self.stage._kv, self.stage._taps, self.takes_unread)
+        self.steps = EagerSteps(self._decoder, self.stage._kv, self.stage._taps, self.accepts_device_trees)
         self.stage.run_by(self.steps)
         return self.stage
 
@@ -71,7 +71,7 @@ async def test_a_worker_goes_on_by_itself_while_nobody_wants_anything(
     decoder: Decoder, arrived: bool, turns: int
 ) -> None:
     """Step for step it takes what has arrived, else, and nothing is begun that this might change."""
-    provider, said = Provider(decoder), Said()
+    provider, said = Provider(decoder), AnswerMessage()
     part: Any = Worker(provider, said, Here(), clock=lambda: 0.0)  # type: ignore[arg-type]
     part.watch(lambda: arrived)
     stages = (Stage("w", "w", Range(0, decoder.config.layers)),)
@@ -95,7 +95,7 @@ async def test_a_step_that_waits_for_its_lease_has_not_computed_meanwhile(
     """It is begun, and its frame follows when its reader goes on."""
     now = [0.0]
     monkeypatch.setattr(stage_timers, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    provider, said = Provider(decoder), Said()
+    provider, said = Provider(decoder), AnswerMessage()
     part: Any = Worker(provider, said, Here(), clock=lambda: 0.0)  # type: ignore[arg-type]
     part.watch(lambda: False)
     stages = (Stage("w", "w", Range(0, decoder.config.layers)),)
@@ -113,11 +113,11 @@ async def test_a_step_that_waits_for_its_lease_has_not_computed_meanwhile(
 
 
 async def pair_of(
-    decoder: Decoder, proposer: Proposer, takes_unread: bool = False
-) -> tuple[Any, Drafter, Provider, Said, Inbox]:
+    decoder: Decoder, proposer: Proposer, accepts_device_trees: bool = False
+) -> tuple[Any, Drafter, Provider, AnswerMessage, Inbox]:
     """A worker and a drafter on one thread; what the first one says, and what comes to the other's inbox."""
-    provider, said, inbox = Provider(decoder), Said(), Inbox()
-    provider.takes_unread = takes_unread
+    provider, said, inbox = Provider(decoder), AnswerMessage(), Inbox()
+    provider.accepts_device_trees = accepts_device_trees
     drafter = Drafter(Heads(engine_of(proposer)), said, Here())  # type: ignore[arg-type]
     said.drafter = LocalLink("w", inbox, drafter=drafter)
     part: Any = Worker(provider, said, Here(), clock=lambda: 0.0)  # type: ignore[arg-type]
@@ -187,7 +187,7 @@ async def test_a_choice_that_fails_on_a_device_is_the_drafters_affair(
     monkeypatch.setattr(verifier, "find_targets", partial(sampling.find_targets, at_once=True))
     proposer = Choosing(wanted, 0)
     proposer.intact = 2
-    part, drafter, provider, said, inbox = await pair_of(decoder, proposer, takes_unread=True)
+    part, drafter, provider, said, inbox = await pair_of(decoder, proposer, accepts_device_trees=True)
     await part.handle(Arrival("master", opened(1, drafted=True)))
     for _ in range(40):
         await part.settle()

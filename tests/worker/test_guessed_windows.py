@@ -36,7 +36,7 @@ class Unknown:
 def writing(decoder: Decoder, count: int) -> tuple[DecoderStage, list[TreeSegment]]:
     """A stage on which a text behind a window writes token after token, and what comes behind so many."""
     stage = DecoderStage(decoder, PAGES, PAGE, "packed")
-    stage.run_by(EagerSteps(decoder, stage._kv, takes_unread=True))
+    stage.run_by(EagerSteps(decoder, stage._kv, accepts_device_trees=True))
     opening, prompt = Opening(1, 5, window=WINDOW), PromptChunk(1, 0, (1, 2, 3, 4, 5), True)
     stage.run(Frame(1, 1, (opening,), (prompt,)))
     trees = [TreeSegment(1, 1 + row - 5, row, (0,) * (row > 5), single(7)) for row in range(5, count + 1)]
@@ -54,7 +54,7 @@ def test_trees_that_a_window_may_hide_something_from_are_not_launched_unread(
     """The third of three nodes may be two positions behind the first."""
     stage, following = writing(decoder, rows)
     trees: Any = Unknown()
-    assert stage.go_unread(following, trees) == launched
+    assert stage.launch_with_device_trees(following, trees) == launched
 
 
 def test_pages_that_a_window_leaves_are_given_back_wiped_before_its_next_frame_is_there(

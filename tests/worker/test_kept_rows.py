@@ -2,12 +2,12 @@
 
 import pytest
 
-from specsot.core.frames import Close, Drafts, Kept, Result
+from specsot.core.frames import Close, Drafts, Result, ReusedKV
 from specsot.core.pages import PageTable
 from specsot_worker.core import pipeline
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget
 from specsot_worker.core.sequencer import Sequencer
-from tests.worker.test_sequencer import PAGES, ROWS, first_answer, step, order_of
+from tests.worker.test_sequencer import PAGES, ROWS, first_answer, order_of, step
 
 
 def test_behind_rows_that_were_kept_trees_are_asked_for_once_the_drafter_was_told_of_all(
@@ -16,7 +16,7 @@ def test_behind_rows_that_were_kept_trees_are_asked_for_once_the_drafter_was_tol
     """Some with every step, whatever it says meanwhile."""
     monkeypatch.setattr(pipeline, "MAX_ROWS_PER_STEP", 16)
     sequencer = Sequencer(1, FrameBudget(64, 1, 9), PageTable(PAGES, ROWS), DraftTimeout(0.5))
-    kept = Kept(9, tuple(range(40)))
+    kept = ReusedKV(9, tuple(range(40)))
     sequencer.apply_order(order_of(1, [*kept.tokens, 7], 300, kept=kept))
     first_answer(sequencer)
     sequencer.add_drafts(Drafts(1))
@@ -42,7 +42,7 @@ def test_rows_that_nobody_begins_with_are_given_up_in_order() -> None:
 def test_rows_of_a_text_that_is_over_stay_for_whoever_waits_to_begin_with_them(ordered: bool) -> None:
     """A beginning for others, which waits for pages. ordered: the text itself was to be opened, too."""
     sequencer = Sequencer(1, FrameBudget(64, 1, 0), PageTable(5, ROWS), DraftTimeout(0.0))
-    kept = Kept(9, (5,) * 4 * ROWS)
+    kept = ReusedKV(9, (5,) * 4 * ROWS)
     first = order_of(1, [1] * 2 * ROWS, 9, decodes=False)
     beginning = order_of(2, [*kept.tokens, 7], 1, decodes=False, kept=kept)
     text = [order_of(3, [*kept.tokens, 7], 9, kept=kept)] if ordered else []

@@ -14,7 +14,8 @@ from specsot.core.pages import PageTable
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget, PipelineDepth
 from specsot_worker.core.sequencer import Sequencer
 
-# Seconds of a step: its own, per row of a text and of a prompt. Some of SmolLM2-135M's in 8 bits on two cores.
+# Seconds of a step: its own, per row of a text and of a prompt. Some of SmolLM2-135M's in 8 bits on two
+# cores.
 STEP, TEXT_ROW, PROMPT_ROW = 0.008, 0.00055, 0.00045
 WAVER = 0.1  # of a step's seconds, as the standard deviation of their logarithm
 MASTER = 0.003  # seconds until an order of the master is there

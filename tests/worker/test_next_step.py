@@ -233,8 +233,8 @@ class Dozing(FixedBudget):
         self._odds = random.Random(seed)
 
     def plan_levels(self, live: int, most: int, due: int = 0, beside: int = 0) -> int:
-        self.rest = live * self._odds.randint(1, 3) if self._odds.random() < 0.3 else 0
-        return 0 if self.rest else most
+        self.paused_trees = live * self._odds.randint(1, 3) if self._odds.random() < 0.3 else 0
+        return 0 if self.paused_trees else most
 
 
 def engine_of(proposer: Proposer, budget: FixedBudget | None = None) -> DraftEngine:
@@ -353,7 +353,7 @@ class Choosing(Erring):
         super().open(sequence)
         self._prompts[sequence.id] = sequence.opening.prompt
 
-    def begin_early(self, verdict: Any, ids: int, levels: int) -> bool:
+    def begin_async(self, verdict: Any, ids: int, levels: int) -> bool:
         targets, self._written, self._chosen = verdict.targets.tolist(), {}, None
         for one in verdict.trees:
             own, targets = targets[: len(one.tree)], targets[len(one.tree) :]
@@ -361,7 +361,7 @@ class Choosing(Erring):
             self._written[one.sequence] = one.committed + more
         return self._odds.random() < 0.95
 
-    def choose_early(self, texts: Sequence[int], nodes: int, room: int, trust: Any) -> Any:
+    def choose_async(self, texts: Sequence[int], nodes: int, room: int, trust: Any) -> Any:
         levels, odds = len(self.widths) + 1, self._odds
         if room < levels or not self._written.keys() >= set(texts) or odds.random() < 0.05:
             return None
@@ -376,11 +376,11 @@ class Choosing(Erring):
         if chosen is None or chosen.sequences != tuple(text.id for text in sequences) or odd < 0.05:
             return super().begin(sequences, levels, keep_growing)
         assert chosen.written == [len(text.tokens) - text.opening.prompt for text in sequences]
-        self.took_early = True
+        self.used_async = True
 
         def offer() -> Candidates | None:
-            self.took_early = odd > 0.1
-            return chosen.candidates if self.took_early else self.propose(sequences, levels)
+            self.used_async = odd > 0.1
+            return chosen.candidates if self.used_async else self.propose(sequences, levels)
 
         return offer
 
@@ -424,7 +424,7 @@ def test_only_the_first_step_of_a_rest_begins_late(decoder: Decoder, monkeypatch
     engine = engine_of(Erring(wanted), Dozing(1))
     found, *_ = write(decoder, True, {0: [opened(2, drafted=True)]}, engine)
     assert found == wanted
-    unasked = [one for one in frames[1:] if one.resting or one.waking]
+    unasked = [one for one in frames[1:] if one.paused or one.catching_up]
     assert len(unasked) > 5
     assert begun == [True] * len(unasked)
 
@@ -436,7 +436,9 @@ def test_what_no_graph_has_room_for_is_arranged_once() -> None:
     plan_frame(table, Frame(1, 1, (Opening(1, 2, limit=9),), (PromptChunk(1, 0, (5, 6), True),)))
     tree = chain((7, 8))
     for draft_round in (1, 2):
-        ahead.guess(Frame(1, 1 + draft_round, segments=(TreeSegment(1, draft_round, 1 + draft_round, (0,), tree),)))
-    assert ahead.foresee([TreeSegment(1, 3, 3, (0,), tree)])
+        ahead.guess(
+            Frame(1, 1 + draft_round, segments=(TreeSegment(1, draft_round, 1 + draft_round, (0,), tree),))
+        )
+    assert ahead.apply_forecast([TreeSegment(1, 3, 3, (0,), tree)])
     assert not ahead.grow([tree])
     assert len(filled) == 1

@@ -19,7 +19,7 @@ from specsot_model.core.kv_plan import plan_frame
 from specsot_worker.feature_store import FeatureStore
 from specsot_worker.verifier import Verifier
 from specsot_worker.worker import Worker
-from tests.worker.one_thread import Here, Said
+from tests.worker.one_thread import AnswerMessage, Here
 
 SIZE = 16  # tokens of the vocabulary
 HELD, FREE = 1, 2
@@ -100,17 +100,17 @@ class Provider:
 
 
 class Near:
-    """See `NearDrafter`: it says what it was told, and nothing else."""
+    """See `ColocatedDrafter`: it says what it was told, and nothing else."""
 
-    def __init__(self, said: Said) -> None:
-        self._said = said
+    def __init__(self, said: AnswerMessage) -> None:
+        self._error_text = said
 
-    def begin_early(self, verdict): ...
+    def begin_async(self, verdict): ...
 
-    def choose_early(self, verified): ...
+    def choose_async(self, verified): ...
 
     def draft(self, features, meanwhile):
-        self._said += features
+        self._error_text += features
         meanwhile()
         return ()
 
@@ -119,7 +119,7 @@ class Lone:
     """One worker that is the whole ring, with a drafter that listens."""
 
     def __init__(self, grammar: object) -> None:
-        self.said = Said()
+        self.said = AnswerMessage()
         self.part = Worker(Provider(grammar), self.said, Here(), clock=lambda: 0.0)
 
     async def open(self, sequence: int, **more) -> None:

@@ -17,7 +17,7 @@ from specsot.errors import Unavailable
 from specsot.members import Configuration, Head, MemberLeaving, Range, Ready, Registration, Stage, Tap
 from specsot.service.membership import run_membership
 from specsot.transport.links import Arrival, Exchange, Inbox, LocalDialer, Lost
-from specsot_worker.ring_links import EarlyArrivals, RingLinks, may_send
+from specsot_worker.ring_links import FutureEpochMessages, RingLinks, may_send
 from specsot_worker.worker import Worker, _WorkerEpoch
 
 STAGES = tuple(Stage(f"w{n}", f"w{n}:1", Range(2 * n, 2 * n + 2)) for n in range(3))
@@ -52,7 +52,7 @@ def last_stage() -> tuple[Worker, Recorder]:
 
 async def test_drafts_and_taps_of_others_go_on_to_the_neighbour() -> None:
     part, first = last_stage()
-    sent = [Drafts(1, (), rest=3), Tap(1, 1, "w"), Tap(1, 2, "w")]
+    sent = [Drafts(1, (), paused_trees=3), Tap(1, 1, "w"), Tap(1, 2, "w")]
     for message in [*sent, Tap(1, 4, "mine"), Tap(1, 6, "mine"), Drafts(0)]:
         await part.handle(Arrival("d", message))
     assert first.sent == sent
@@ -135,7 +135,7 @@ async def test_a_tap_that_overtakes_its_configuration_is_kept(first: int) -> Non
 
 
 def test_what_comes_too_early_is_bounded_by_count_and_bytes() -> None:
-    few, small = EarlyArrivals(max_arrivals=2), EarlyArrivals(max_bytes=100)
+    few, small = FutureEpochMessages(max_arrivals=2), FutureEpochMessages(max_bytes=100)
     for epoch in (1, 2, 2):
         few.hold(epoch, Arrival("d", Drafts(epoch)))
     assert [one.message for one in few.release(2)] == [Drafts(2)]

@@ -11,12 +11,12 @@ from specsot.core.frames import (
     End,
     Fork,
     Frame,
-    Kept,
     Lease,
     Open,
     Opening,
     Outcome,
     Result,
+    ReusedKV,
     TreeSegment,
     rows_of,
 )
@@ -271,14 +271,14 @@ def step(sequencer: Sequencer, now: float = 0.0, forced: tuple[int, ...] = ()) -
     growth = only_tree(frame)
     outcome = Outcome(1, growth.draft_round, (0,), (3,), forced=forced)
     sequencer.apply_result(Result(1, frame.number, (outcome,)), now)
-    return "resting" * frame.resting + "waking" * frame.waking, len(growth.tree)
+    return "resting" * frame.paused + "waking" * frame.catching_up, len(growth.tree)
 
 
 def test_what_is_forced_is_fed_when_no_tree_comes_and_never_beyond_the_slots():
     sequencer = Sequencer(1, FrameBudget(64, 1, 4), PageTable(PAGES, ROWS), DraftTimeout(0.5))
     sequencer.apply_order(order_of(1, [1, 2], 30))
     first_answer(sequencer, forced=(4, 5))
-    sequencer.add_drafts(Drafts(1, (), rest=2))
+    sequencer.add_drafts(Drafts(1, (), paused_trees=2))
     assert step(sequencer, forced=(4, 5, 6, 4, 5, 6)) == ("resting", 3)
     assert step(sequencer, forced=(4, 5)) == ("resting", 4)
     assert step(sequencer, forced=(4, 5)) == ("waking", 3)
@@ -328,7 +328,7 @@ def test_nobody_forks_kept_rows_that_are_not_in_pages_yet():
     stage = PageTable(PAGES, ROWS)
     sequencer = Sequencer(1, FrameBudget(8, 1, 9), PageTable(PAGES, ROWS), DraftTimeout(0.0))
     sequencer.apply_order(order_of(1, [1] * 20, 9))
-    kept = Kept(9, tuple(range(30)))
+    kept = ReusedKV(9, tuple(range(30)))
     sequencer.apply_order(order_of(2, [*kept.tokens, 7, 7], 1, decodes=False, kept=kept))
     sequencer.apply_order(order_of(3, [4], 9, Fork(2, 12)))
     frames = list[Frame]()

@@ -41,12 +41,12 @@ class SeveralDrafters(Script):
             source = known[opening.fork.sequence] if opening.fork else []
             known[opening.sequence] = source[: opening.forked]
         rows = iter(told.rows.tolist() if told.rows is not None else ())
-        for lesson in told.lessons:
-            assert lesson.start == len(known[lesson.sequence])
-            for place, number in enumerate(lesson.tokens):
-                own, at = int(next(rows)[0]), lesson.start + place
+        for feature_batch in told.feature_batches:
+            assert feature_batch.start == len(known[feature_batch.sequence])
+            for place, number in enumerate(feature_batch.tokens):
+                own, at = int(next(rows)[0]), feature_batch.start + place
                 assert number == token(own, at)
-                known[lesson.sequence].append(number)
+                known[feature_batch.sequence].append(number)
         for sequence in told.closings:
             del known[sequence]
 
@@ -145,7 +145,8 @@ class StageZero:
         assert frame is not None
         sizes = [len(one.tree) for one in frame.segments if hasattr(one, "tree")]
         outcomes = tuple(
-            Outcome(one.sequence, self.draft_round, (0,) if self.draft_round else (), (7,)) for one in frame.segments
+            Outcome(one.sequence, self.draft_round, (0,) if self.draft_round else (), (7,))
+            for one in frame.segments
         )
         self.stage.apply_result(Result(1, frame.number, outcomes), now)
         self.draft_round += 1

@@ -43,7 +43,7 @@ class Script:
         return self.advance(*segments, **more).get(SOLE_DRAFTER, ())
 
     def advance(
-        self, *segments, openings=(), closings=(), ends=(), resting=False, accepted=(0,), waking=False
+        self, *segments, openings=(), closings=(), ends=(), paused=False, accepted=(0,), catching_up=False
     ):
         self.step += 1
         for opening in openings:
@@ -72,7 +72,7 @@ class Script:
                 self.texts[sequence] += written
         frame = Frame(
             1, self.step, tuple(openings), segments, tuple(closings), None,
-            torch.tensor(rows) if rows else None, (0.5,), resting, waking=waking,
+            torch.tensor(rows) if rows else None, (0.5,), paused, catching_up=catching_up,
         )  # fmt: skip
         return self.teaching.advance(frame, outcomes, float(self.step))
 
@@ -99,12 +99,12 @@ def feature(sequence, position):
 def check(told, sequence, start, stop, draft_round):
     """One lesson of these positions, with the true features."""
     rows = iter(told.rows.tolist())
-    for lesson in told.lessons:
-        mine = [next(rows) for _ in lesson.tokens]
-        if lesson.sequence == sequence:
-            assert (lesson.start, lesson.draft_round) == (start, draft_round)
-            assert lesson.tokens == tuple(token(sequence, at) for at in range(start, stop))
-            assert lesson.bonus == token(sequence, stop)
+    for feature_batch in told.feature_batches:
+        mine = [next(rows) for _ in feature_batch.tokens]
+        if feature_batch.sequence == sequence:
+            assert (feature_batch.start, feature_batch.draft_round) == (start, draft_round)
+            assert feature_batch.tokens == tuple(token(sequence, at) for at in range(start, stop))
+            assert feature_batch.bonus == token(sequence, stop)
             assert mine == [feature(sequence, at) for at in range(start, stop)]
             return
     raise AssertionError(f"{sequence} is not told")
@@ -117,13 +117,13 @@ def test_every_frame_is_told_as_it_comes():
     check(told, 1, 0, 4, 1)
     (told,) = script.tell(script.grow(1, others=2))
     check(told, 1, 4, 5, 2)
-    assert (told.fed, told.seconds, told.rested) == (3, 0.5, 0)
+    assert (told.fed, told.seconds, told.draft_paused) == (3, 0.5, 0)
 
 
 def test_a_step_is_told_in_the_order_of_its_frame_in_which_it_is_stored():
     script = Script()
     (told,) = script.tell(script.chunk(2, 9), script.chunk(1, 4), openings=[Opening(1, 4), Opening(2, 9)])
-    assert [one.sequence for one in told.lessons] == [2, 1], "though the other lacks less"
+    assert [one.sequence for one in told.feature_batches] == [2, 1], "though the other lacks less"
     check(told, 1, 0, 4, 1)
     check(told, 2, 0, 9, 1)
 
@@ -132,55 +132,60 @@ def test_nothing_is_told_during_a_rest_and_all_of_it_behind():
     script = Script()
     script.tell(script.chunk(1, 4), openings=[Opening(1, 4)])
     for _ in range(9):
-        assert script.tell(script.grow(1, others=1), resting=True) == ()
+        assert script.tell(script.grow(1, others=1), paused=True) == ()
     (told,) = script.tell(script.grow(1))
     check(told, 1, 4, 14, 11)
-    assert (told.fed, told.rested) == (1, 9)
+    assert (told.fed, told.draft_paused) == (1, 9)
 
 
 def test_behind_a_rest_a_drafter_catches_up_before_it_is_asked_for_trees():
     script = Script()
     script.tell(script.chunk(1, 4), openings=[Opening(1, 4)])
-    script.tell(script.grow(1), resting=True)
-    (told,) = script.tell(script.grow(1), waking=True)
-    ((lesson,), root) = told.lessons, script.texts[1][-1]  # with that nothing is due any more
-    assert (lesson.start, len(lesson.tokens), lesson.bonus, lesson.draft_round) == (4, 2, root, None)
-    assert told.rested == 2
+    script.tell(script.grow(1), paused=True)
+    (told,) = script.tell(script.grow(1), catching_up=True)
+    ((feature_batch,), root) = told.feature_batches, script.texts[1][-1]  # with that nothing is due any more
+    assert (
+        feature_batch.start,
+        len(feature_batch.tokens),
+        feature_batch.bonus,
+        feature_batch.draft_round,
+    ) == (4, 2, root, None)
+    assert told.draft_paused == 2
     (told,) = script.tell(script.grow(1))
     check(told, 1, 6, 7, 4)
-    assert told.rested == 0
+    assert told.draft_paused == 0
 
 
 def test_who_came_and_went_during_a_rest_is_never_told():
     script = Script()
     script.tell(script.chunk(1, 4), openings=[Opening(1, 4)])
-    script.tell(script.grow(1), script.chunk(2, 3), openings=[Opening(2, 3)], resting=True)
-    script.tell(script.grow(1), script.grow(2), resting=True, ends=[2])
+    script.tell(script.grow(1), script.chunk(2, 3), openings=[Opening(2, 3)], paused=True)
+    script.tell(script.grow(1), script.grow(2), paused=True, ends=[2])
     (told,) = script.tell(script.grow(1), closings=[2])
-    assert [one.sequence for one in told.lessons] == [1]
+    assert [one.sequence for one in told.feature_batches] == [1]
     assert (told.openings, told.closings) == ((), ())
-    assert told.rested == 3
+    assert told.draft_paused == 3
 
 
 def test_a_known_sequence_that_closed_during_a_rest_is_told_closed_before_others_are_opened():
     """The drafter needs its pages for them."""
     script = Script()
     script.tell(script.chunk(1, 4), openings=[Opening(1, 4)])
-    script.tell(script.grow(1), resting=True, ends=[1])
-    assert script.tell(closings=[1], resting=True) == ()
+    script.tell(script.grow(1), paused=True, ends=[1])
+    assert script.tell(closings=[1], paused=True) == ()
     first, told = script.tell(script.chunk(2, 3), openings=[Opening(2, 3)])
-    assert (first.openings, first.lessons, first.closings) == ((), (), (1,))
-    assert ([one.sequence for one in told.lessons], told.closings) == ([2], ())
+    assert (first.openings, first.feature_batches, first.closings) == ((), (), (1,))
+    assert ([one.sequence for one in told.feature_batches], told.closings) == ([2], ())
 
 
 def test_forks_of_what_is_told_only_now_come_behind_it():
     """Even where the prefix is closed by then."""
     script = Script()
     prefix, branches = Opening(1, 6, decodes=False), [Opening(n, 9, Fork(1, 6)) for n in (2, 3)]
-    script.tell(script.chunk(1, 6, final=False), openings=[prefix], resting=True)
+    script.tell(script.chunk(1, 6, final=False), openings=[prefix], paused=True)
     for branch in branches:
         script.committed[branch.sequence] = 6
-    script.tell(script.chunk(2, 3), script.chunk(3, 3), openings=branches, resting=True)
+    script.tell(script.chunk(2, 3), script.chunk(3, 3), openings=branches, paused=True)
     first, second = script.tell(script.grow(2), script.grow(3), closings=[1])
     assert [one.sequence for one in first.openings] == [1]
     assert [one.sequence for one in second.openings] == [2, 3]
@@ -198,11 +203,11 @@ def hear(messages, heard):
             assert fork is None or len(heard[fork.sequence]) >= fork.length
             heard[opening.sequence] = list(heard[fork.sequence][: fork.length]) if fork else []
         rows = iter([] if told.rows is None else told.rows.tolist())
-        for lesson in told.lessons:
-            mine = heard[lesson.sequence]
-            assert lesson.start == len(mine)
-            mine += [(token, tuple(next(rows))) for token in lesson.tokens]
-            assert lesson.draft_round is None or lesson.bonus is not None
+        for feature_batch in told.feature_batches:
+            mine = heard[feature_batch.sequence]
+            assert feature_batch.start == len(mine)
+            mine += [(token, tuple(next(rows))) for token in feature_batch.tokens]
+            assert feature_batch.draft_round is None or feature_batch.bonus is not None
         for sequence in told.closings:
             del heard[sequence]
     return heard
@@ -221,11 +226,14 @@ def test_a_drafter_that_is_back_hears_everything_anew_and_shared_prefixes_once()
     script.tell(script.chunk(4, 3), openings=[Opening(4, 3)])
     script.teaching.set_drafters((SOLE_DRAFTER,))
     messages = script.tell(script.grow(2), script.grow(3), script.grow(4))
-    assert sum(len(lesson.tokens) for told in messages for lesson in told.lessons) == 6 + 2 * (3 + 5) + 3 + 1
+    assert (
+        sum(len(feature_batch.tokens) for told in messages for feature_batch in told.feature_batches)
+        == 6 + 2 * (3 + 5) + 3 + 1
+    )
     again = hear(messages, {})
     assert {one: len(text) for one, text in again.items()} == {1: 6, 2: 14, 3: 14, 4: 4}
     assert all(again[one][: len(text)] == text for one, text in known.items())
-    assert [one.draft_round for one in messages[-1].lessons] == [6, 6]
+    assert [one.draft_round for one in messages[-1].feature_batches] == [6, 6]
     assert messages[-1].fed == 3
 
 
@@ -240,7 +248,10 @@ def test_what_is_told_at_once_is_bounded_and_those_who_lack_least_come_first():
         messages = script.tell(script.grow(1), script.grow(2))
         hear(messages, heard)
         counts.append([len(heard[1]), len(heard[2])])
-        assert sum(len(lesson.tokens) for told in messages for lesson in told.lessons) <= MAX_ROWS_PER_STEP
+        assert (
+            sum(len(feature_batch.tokens) for told in messages for feature_batch in told.feature_batches)
+            <= MAX_ROWS_PER_STEP
+        )
     assert counts == [[507, 5], [1018, 6], [1529, 7], [2040, 8]]
 
 
@@ -263,7 +274,7 @@ def test_forks_of_what_is_closed_and_was_never_told_are_told_whole():
     script.teaching.set_drafters((SOLE_DRAFTER,))
     (told,) = script.tell(script.grow(2))
     assert [(one.sequence, one.fork) for one in told.openings] == [(2, None)]
-    assert told.lessons[0].start == 0
+    assert told.feature_batches[0].start == 0
     assert len(hear([told], {})[2]) == 10
 
 
@@ -274,7 +285,7 @@ def test_who_left_its_features_behind_a_window_is_not_drafted_any_more():
     for _ in range(30):
         script.tell(script.grow(1))
     script.teaching.set_drafters((SOLE_DRAFTER,))
-    assert [told.lessons for told in script.tell(script.grow(1))] == [()]
+    assert [told.feature_batches for told in script.tell(script.grow(1))] == [()]
     assert script.store.free_pages == 400
 
 
@@ -283,7 +294,7 @@ def test_pages_of_features_go_back_with_their_sequences():
     for sequence in (1, 2):
         script.tell(script.chunk(sequence, 20), openings=[Opening(sequence, 20)])
     script.tell(script.grow(1), ends=[1])
-    script.tell(closings=[1, 2], resting=True)
+    script.tell(closings=[1, 2], paused=True)
     assert script.store.free_pages < 400, "nobody was told: that is noted while the next frame is computed"
     script.teaching.catch_up()
     assert script.store.free_pages == 400
@@ -309,34 +320,40 @@ def test_whatever_the_rests_everything_committed_is_told_once_in_order(seed):
         over, ended = ended, [one for one in live if rng.random() < 0.1]
         live = [*(one for one in live if one not in ended), *(one.sequence for one in openings)]
         if segments:
-            resting = rng.random() < 0.7
-            messages += script.tell(*segments, openings=openings, ends=ended, closings=over, resting=resting)
+            paused = rng.random() < 0.7
+            messages += script.tell(*segments, openings=openings, ends=ended, closings=over, paused=paused)
     messages += script.tell(*(script.grow(one) for one in live))
     for told in messages:
         for opening in told.openings:
             heard[opening.sequence] = []
-        for lesson in told.lessons:
-            check(told, lesson.sequence, lesson.start, lesson.start + len(lesson.tokens), lesson.draft_round)
-            assert lesson.start == len(heard[lesson.sequence])
-            heard[lesson.sequence] += lesson.tokens
+        for feature_batch in told.feature_batches:
+            check(
+                told,
+                feature_batch.sequence,
+                feature_batch.start,
+                feature_batch.start + len(feature_batch.tokens),
+                feature_batch.draft_round,
+            )
+            assert feature_batch.start == len(heard[feature_batch.sequence])
+            heard[feature_batch.sequence] += feature_batch.tokens
     for one in live:
         assert len(heard[one]) == script.committed[one]
 
 
-def step(*sizes, resting=False, computed=0.0):
+def step(*sizes, paused=False, computed=0.0):
     """A frame with one tree of so many nodes each; 0: a prompt's."""
     segments = tuple(
         TreeSegment(n, 1, 9, (), chain([5] * size)) if size else PromptChunk(n, 0, (1, 2), True)
         for n, size in enumerate(sizes)
     )
-    return Frame(1, 1, segments=segments, resting=resting, seconds=(computed,))
+    return Frame(1, 1, segments=segments, paused=paused, seconds=(computed,))
 
 
 def test_a_plain_step_is_the_median_of_those_nobody_waited_in():
     pace, now = StepTimer(), 0.0
     for seconds in (3.0, 2.0, 2.0, 90.0, 2.0):
         now += seconds
-        assert pace.step_seconds(step(1, 1, resting=True, computed=seconds / 2), now) == (seconds / 2, 0.0)
+        assert pace.step_seconds(step(1, 1, paused=True, computed=seconds / 2), now) == (seconds / 2, 0.0)
     assert pace.step_seconds(step(1, 1, computed=1.5), now + 2.0) == (1.0, 2.0)
     assert pace.step_seconds(step(1, 1), now + 9.0)[1] == 2.0, "the ring waited before this one"
     assert pace.step_seconds(step(1), now + 12.0)[1] == 0.0, "nothing is known of such steps"

@@ -17,7 +17,7 @@ from specsot_worker.core.pipeline import (
 from specsot_worker.core.sequencer import Sequencer
 from tests.there import there
 from tests.worker.mock_ring import MockRing, MockStage, write_plainly
-from tests.worker.test_sequencer import PAGES, ROWS, first_answer, step, order_of, run
+from tests.worker.test_sequencer import PAGES, ROWS, first_answer, order_of, run, step
 
 
 def test_a_silent_drafter_costs_one_timeout_not_one_per_step():
@@ -81,13 +81,13 @@ def test_behind_a_rest_nobody_waits_for_a_tree_that_the_drafter_was_not_told_to_
     sequencer.apply_result(Result(1, first.number, tuple(Outcome(one, 0, (), (3,)) for one in (1, 2))), 0.1)
     sequencer.add_drafts(Drafts(1, (Draft(1, 1, chain([3, 4])),)), 0.2)
     assert sequencer.compose(0.2) is None, "the other tree may come yet"
-    sequencer.add_drafts(Drafts(1, (), rest=2))
+    sequencer.add_drafts(Drafts(1, (), paused_trees=2))
     sequencer.apply_order(
         order_of(3, [1] * (MAX_ROWS_PER_STEP + 9), 9, drafted=False)
     )  # more than a step tells
     for draft_round in (1, 2, 3):
         frame = there(sequencer.compose(0.3))
-        assert (frame.resting, frame.waking) == (draft_round == 1, draft_round == 2)
+        assert (frame.paused, frame.catching_up) == (draft_round == 1, draft_round == 2)
         outcomes = tuple(Outcome(one, draft_round, (0,), (3,)) for one in (1, 2))
         sequencer.apply_result(Result(1, frame.number, outcomes), 0.4)
         if draft_round == 2:
@@ -104,7 +104,7 @@ def test_a_resting_drafter_hears_nothing_and_behind_its_rest_it_is_waited_for_on
     sequencer.apply_order(order_of(1, [1, 2], 30))
     first_answer(sequencer)
     assert sequencer.compose(0.1) is None
-    sequencer.add_drafts(Drafts(1, (), rest=3))
+    sequencer.add_drafts(Drafts(1, (), paused_trees=3))
     assert [step(sequencer) for _ in range(5)] == [*[("resting", 1)] * 3, *[("waking", 1)] * 2]
     sequencer.add_drafts(Drafts(1))
     assert step(sequencer) == ("", 1), "its tree is asked for with this one"
@@ -116,7 +116,7 @@ def test_a_drafter_that_never_says_that_it_is_awake_is_asked_all_the_same():
     sequencer = Sequencer(1, FrameBudget(64, 1, 9), PageTable(PAGES, ROWS), DraftTimeout(0.5))
     sequencer.apply_order(order_of(1, [1, 2], 300))
     first_answer(sequencer)
-    sequencer.add_drafts(Drafts(1, (), rest=1))
+    sequencer.add_drafts(Drafts(1, (), paused_trees=1))
     steps = [step(sequencer) for _ in range(MAX_CATCH_UP_STEPS + 2)]
     assert steps == [("resting", 1), *[("waking", 1)] * MAX_CATCH_UP_STEPS, ("", 1)]
     assert step(sequencer) is None
@@ -124,41 +124,41 @@ def test_a_drafter_that_never_says_that_it_is_awake_is_asked_all_the_same():
 
 def test_a_rest_that_began_with_many_writers_is_as_many_steps_of_few():
     patience = DraftTimeout(0.5)
-    patience.start_rest(80, live=8)
+    patience.start_pause(80, live=8)
     for _ in range(4):
         patience.record_launch(8, 8, live=8)
     for _ in range(6):
-        assert patience.resting
+        assert patience.paused
         patience.record_launch(1, 1, live=1)
-    assert patience.waking
-    assert not patience.resting
+    assert patience.catching_up
+    assert not patience.paused
 
 
 def test_a_rest_counts_drafted_trees_alone_and_its_backlog_is_bounded():
     patience = DraftTimeout(0.5)
-    patience.start_rest(5)
+    patience.start_pause(5)
     patience.record_launch(0, 40)
-    assert patience.resting
+    assert patience.paused
     patience.record_launch(4, 4)
-    assert patience.resting
+    assert patience.paused
     patience.record_launch(1, 1)
-    assert not patience.resting
-    patience.start_rest(10**6)
+    assert not patience.paused
+    patience.start_pause(10**6)
     patience.record_launch(1, MAX_UNSENT_ROWS)
-    assert not patience.resting
+    assert not patience.paused
 
 
 def test_a_rest_ends_with_the_last_of_those_that_it_began_with():
     patience = DraftTimeout(0.5)
-    patience.start_rest(80, live=2)
+    patience.start_pause(80, live=2)
     patience.record_launch(0, 9, live=1)
-    assert patience.resting, "a prompt beside one that writes"
+    assert patience.paused, "a prompt beside one that writes"
     patience.record_launch(0, 9, live=0)
-    assert (patience.resting, patience.waking) == (False, True)
+    assert (patience.paused, patience.catching_up) == (False, True)
 
 
 def test_nobody_rests_for_a_drafter_that_is_gone():
     patience = DraftTimeout(0.5)
-    patience.start_rest(9)
+    patience.start_pause(9)
     patience.drafter_left()
-    assert not patience.resting
+    assert not patience.paused

@@ -50,10 +50,10 @@ def join(given: JoinOptions) -> int:
 
     Certificates come with the code, layers from the other machine; no files have to be copied.
     """
-    from specsot_app.fleet.devices import device_here
+    from specsot_app.fleet.devices import local_device
 
     require_torch()
-    given = replace(given, device=device_here(given.device, sys.stderr))
+    given = replace(given, device=local_device(given.device, sys.stderr))
     # Ctrl-C is the normal end of a member.
     with suppress(KeyboardInterrupt):
         run_until_signal(take_part(given))

@@ -143,7 +143,7 @@ def serve(given: ServeOptions) -> int:
     from specsot.transport.grpc_server import check_free
     from specsot.transport.security import first_token
     from specsot_app.core.device_map import address_of
-    from specsot_app.fleet.options import hosts_here
+    from specsot_app.fleet.options import local_hosts
     from specsot_app.fleet.processes import free_port
     from specsot_app.fleet.service_specs import Serving, flags_of, inviting, spread
 
@@ -157,7 +157,7 @@ def serve(given: ServeOptions) -> int:
     conduct = arguments_of(master, CONDUCT) + flags_of(served_model_name=ring.name or None)
     common = ("--insecure", "on") if master.service.insecure else ()
     common += flags_of(log_level=given.log_level)
-    here = hosts_here(place.host for place in places)
+    here = local_hosts(place.host for place in places)
     serving = Serving(
         given.host,
         conduct + common,
@@ -243,7 +243,7 @@ async def keep(
 def open_to_machines(wanted: FleetOptions, serving: Serving) -> AbstractAsyncContextManager[object]:
     """Return the context in which the join server runs."""
     from specsot_app.core.device_map import address_of
-    from specsot_app.fleet.joining import PORT, SHARED, open_door
+    from specsot_app.fleet.joining import PORT, SHARED, open_join_server
 
     assert serving.certificates is not None
     assert serving.fleet is not None
@@ -251,12 +251,14 @@ def open_to_machines(wanted: FleetOptions, serving: Serving) -> AbstractAsyncCon
     flags = tuple(word for pair in zip(words[::2], words[1::2]) if pair[0] in SHARED for word in pair)
     address = address_of(serving.fleet.rpartition(":")[0], PORT)
     roles = ("master", "worker", "drafter") if serving.private else ()
-    return open_door(serving.certificates, roles, address, serving.fleet, flags, partial(print, flush=True))
+    return open_join_server(
+        serving.certificates, roles, address, serving.fleet, flags, partial(print, flush=True)
+    )
 
 
 def page_of(serving: Serving, http_port: int) -> str:
     """Return the address of the web page."""
-    return f"{'https' if serving.papers_of_clients else 'http'}://{serving.reached(http_port)}/"
+    return f"{'https' if serving.tls_files_of_clients else 'http'}://{serving.reached(http_port)}/"
 
 
 QUESTION = "How can I sleep better?"

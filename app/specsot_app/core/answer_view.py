@@ -74,7 +74,7 @@ def merges(view: View) -> bool:
 
 def heading(view: View) -> Text:
     """Return the line above: forecast, model, mode, seed."""
-    parts = [foresee(view.forecast)] if view.forecast else []
+    parts = [apply_forecast(view.forecast)] if view.forecast else []
     parts += [introduce(view.started)] if view.started else ["waiting"]
     return Text(" · ".join(filter(None, parts)), style="dim", no_wrap=True, overflow="ellipsis")
 
@@ -83,10 +83,10 @@ def heading(view: View) -> Text:
 WIDE = 1.5
 
 
-def foresee(forecast: Forecast) -> str:
+def apply_forecast(forecast: Forecast) -> str:
     """Return a forecast such as "direct 6-25 s, planned ~8 s"; a range is shown if it is known and wide."""
-    direct = _span(forecast.direct, forecast.direct_least, forecast.direct_most)
-    planned = _span(forecast.planned, forecast.planned_least, forecast.planned_most)
+    direct = _span(forecast.direct, forecast.direct_min, forecast.direct_max)
+    planned = _span(forecast.planned, forecast.planned_min, forecast.planned_max)
     return ", ".join(f"{way} {span}" for way, span in (("direct", direct), ("planned", planned)) if span)
 
 
@@ -354,7 +354,7 @@ def work(told: Statistics, drafter: bool) -> list[str]:
     if told.decision.endswith(NO_PLAN):
         tokens = f"{tokens} and a dropped plan of {told.plan_tokens:,}"
     line = f"{branches if told.branches else tokens} in {counted(told.steps, 'step')}"
-    if drafter and told.rested >= MOSTLY:
+    if drafter and told.draft_paused >= MOSTLY:
         return [line, "drafting rests: it does not pay here"]
     brought = told.mean_accepted >= WORTHWHILE or (drafter and told.steps)
     return [f"{line}, drafts brought {told.mean_accepted:.1f} tokens a step" if brought else line]

@@ -74,7 +74,7 @@ def announce(choice: ChosenDevice, out: TextIO) -> None:
     print(f"specsot: {choice.reason}", file=out, flush=True)
 
 
-def device_here(device: str, out: TextIO) -> str:
+def local_device(device: str, out: TextIO) -> str:
     """Return the device of a machine that joins another one's fleet, whose model's size it does not
     know yet.
     """

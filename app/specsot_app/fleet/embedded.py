@@ -115,7 +115,7 @@ class EmbeddedFleet:
             dialer = LocalDialer(name, exchange, compute, _crossing(options))
             make = partial(_make, make, name, dialer, compute, exchange)
             life = asyncio.create_task(_live(make, compute, inbox, _connect(master.members, inbox), leaving))
-            life.add_done_callback(partial(fleet._bury, name))
+            life.add_done_callback(partial(fleet._on_exit, name))
             fleet._members.append(life)
         try:
             await fleet._complete(options.drafts)
@@ -149,7 +149,7 @@ class EmbeddedFleet:
         self._leaving.set()
         await asyncio.gather(*self._members, return_exceptions=True)
 
-    def _bury(self, name: str, member: asyncio.Task[None]) -> None:
+    def _on_exit(self, name: str, member: asyncio.Task[None]) -> None:
         """Handle the end of a member; an embedded member is never started again.
 
         If no ring can form any more (no worker is left), every current and later request fails with the
@@ -231,9 +231,9 @@ def _crossing(options: EmbeddedOptions) -> Prepare | None:
     """Return what prepares a message before it is sent, or None if tensors never change their GPU."""
     if not options.crosses:
         return None
-    from specsot.transport.pending_rows import let_rows_cross
+    from specsot.transport.pending_rows import let_rows_transfer
 
-    return let_rows_cross
+    return let_rows_transfer
 
 
 def _thread(options: EmbeddedOptions, threads: Threads, name: str) -> Executor:

@@ -23,7 +23,7 @@ from specsot.errors import InvalidRequest, Refused
 from specsot.members import QUANTIZATIONS, Configuration, Quantization, Range, Registration, Stage
 from specsot.params import MODELLESS
 from specsot_app.core.device_map import HostDevice, PlannedPlace, check_stages, parse_planned
-from specsot_app.fleet.options import FleetOptions, hosts_here, layers_of, models_of
+from specsot_app.fleet.options import FleetOptions, layers_of, local_hosts, models_of
 from specsot_drafter.heads.checkpoint import Checkpoint
 from specsot_drafter.memory import DraftMemory, eagle_memory, model_memory
 from specsot_drafter.proposers.lm import beam_shape, read_small
@@ -208,7 +208,7 @@ def _completed(planned: PlannedPlace) -> PlannedPlace:
     place = planned.place
     if planned.memory is not None:
         return planned
-    if not hosts_here([place.host]):
+    if not local_hosts([place.host]):
         said = f"devices: {place} is another machine; say what is free there: {place}=24G"
         raise InvalidRequest(said, field="devices")
     return PlannedPlace(place, room_on(place.device), planned.bandwidth or copy_speed(place.device))

@@ -229,7 +229,7 @@ class JoinedFleet:
     flags: tuple[str, ...]
 
 
-class JoinDoor:
+class JoinServer:
     """The join server: admits a machine that presents the current code, then draws another code.
 
     tell: called with a line for each machine, and with each new invitation.
@@ -293,9 +293,9 @@ def invitation(code: JoinCode) -> str:
 
 
 @asynccontextmanager
-async def open_door(
+async def open_join_server(
     folder: Path, roles: tuple[str, ...], address: str, master: str, flags: tuple[str, ...], tell: Tell
-) -> AsyncGenerator[JoinDoor]:
+) -> AsyncGenerator[JoinServer]:
     """Run the join server within the context. Raises InvalidRequest, Unavailable.
 
     roles: roles of this machine, whose certificates are made anew.
@@ -303,7 +303,7 @@ async def open_door(
     authority = Authority(folder)
     for role in (DOOR, *roles):
         authority.write(role)
-    door = JoinDoor(authority, address, master, flags, tell)
+    door = JoinServer(authority, address, master, flags, tell)
     context = context_of(Tls(cert=folder / DOOR / "own.pem", key=folder / DOOR / "own.key"))
     host, _, port = address.rpartition(":")
     try:

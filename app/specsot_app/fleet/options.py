@@ -285,7 +285,7 @@ def models_of(options: FleetOptions) -> Models:
     layers = layers_of(options, base)
     draft = draft_of(options, base)
     check_head(options, draft)
-    places = places_here(options, len(layers))
+    places = local_devices(options, len(layers))
     if not places:
         require_quantizer(options.quantization, options.device)
     return Models(base, draft, layers, options.drafter, places)
@@ -376,20 +376,20 @@ def places_of(options: FleetOptions) -> tuple[HostDevice, ...]:
 
 def needs_missing_gpu(places: Sequence[HostDevice]) -> bool:
     """Whether the only place is a GPU of this machine, which has none."""
-    if len(places) != 1 or places[0].device == "cpu" or not hosts_here([places[0].host]):
+    if len(places) != 1 or places[0].device == "cpu" or not local_hosts([places[0].host]):
         return False
     import torch
 
     return not torch.cuda.is_available()
 
 
-def places_here(options: FleetOptions, ranges: int) -> tuple[HostDevice, ...]:
+def local_devices(options: FleetOptions, ranges: int) -> tuple[HostDevice, ...]:
     """Return the place of each stage, all on this machine. Raises InvalidRequest for a place on another
     machine.
     """
     places = places_of(options)
     check_stages(ranges or options.stages, places)
-    elsewhere = {place.host for place in places} - hosts_here(place.host for place in places)
+    elsewhere = {place.host for place in places} - local_hosts(place.host for place in places)
     if elsewhere:
         told = f"devices name {', '.join(sorted(elsewhere))}, another machine"
         raise InvalidRequest(
@@ -403,12 +403,12 @@ def public_name(options: FleetOptions) -> str:
     return "" if options.model else "demo"
 
 
-def hosts_here(hosts: Iterable[str]) -> frozenset[str]:
+def local_hosts(hosts: Iterable[str]) -> frozenset[str]:
     """Return the hosts that are this machine. Raises InvalidRequest for a host that cannot be resolved."""
-    return frozenset(host for host in set(hosts) if _is_here(host))
+    return frozenset(host for host in set(hosts) if _is_local_host(host))
 
 
-def _is_here(host: str) -> bool:
+def _is_local_host(host: str) -> bool:
     """Return whether the host is this machine: only an address of this machine can be bound."""
     try:
         found = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_DGRAM)

@@ -134,7 +134,7 @@ def keep_quiet(service: str, line: str) -> None:
     """Ignore a line of output; `ChildProcess` keeps the last lines anyway."""
 
 
-def miss_nobody(absent: Sequence[Service]) -> None:
+def require_members(absent: Sequence[Service]) -> None:
     """Ignore which services have not joined."""
 
 
@@ -162,7 +162,7 @@ class ProcessFleet:
         http_port: int | None = None,
         serving: Serving = PRIVATE,
         watch: Watch | None = None,
-        absent: Absent = miss_nobody,
+        absent: Absent = require_members,
     ) -> ProcessFleet:
         """Start every service that runs on this machine, and wait until the ring is complete.
 

@@ -104,11 +104,11 @@ class Serving:
     @property
     def client(self) -> ClientOptions:
         """Return what a client of this fleet trusts and sends."""
-        folder = self.papers_of_clients
+        folder = self.tls_files_of_clients
         return ClientOptions(folder and folder / "ca.pem", self.token_file or (folder and folder / "token"))
 
     @property
-    def papers_of_clients(self) -> Path | None:
+    def tls_files_of_clients(self) -> Path | None:
         """Return the folder with the clients' TLS files and tokens, or None if clients need none."""
         return None if self.private else self.certificates
 
@@ -117,7 +117,7 @@ class Serving:
         """Return the flags with which a client reaches the master."""
         return arguments_of(self.client)
 
-    def papers(self, role: str) -> tuple[str, ...]:
+    def tls_files(self, role: str) -> tuple[str, ...]:
         """Return the TLS flags of a service. On another machine the folder has the same name."""
         if self.certificates is None:
             return ()
@@ -175,7 +175,7 @@ def services_of(
         words = (
             *loaded,
             *serving.members,
-            *serving.papers(role.kind),
+            *serving.tls_files(role.kind),
             *arguments_of(joins),
             "--listen",
             address,
@@ -234,9 +234,9 @@ def master_of(
     steer += flags_of(http=None if http_port is None else serving.listens(http_port))
     steer += flags_of(transport=options.transport, comm_mode=options.comm_mode, hop_dtype=options.hop_dtype)
     steer += flags_of(plan_style=options.plan_style, max_in_flight=1 if turns else None)
-    steer += flags_of(fleet_listen=serving.fleet) + serving.papers("master") + serving.master
-    papers = serving.papers_of_clients
-    steer += flags_of(token_file=serving.token_file or (papers and papers / "master" / "tokens"))
+    steer += flags_of(fleet_listen=serving.fleet) + serving.tls_files("master") + serving.master
+    tls_files = serving.tls_files_of_clients
+    steer += flags_of(token_file=serving.token_file or (tls_files and tls_files / "master" / "tokens"))
     steer += ("--client-tls", "off") if serving.private else ()
     steer += flags_of(grace=serving.grace)
     grace = EXIT_GRACE + (serving.grace or 0)
@@ -339,7 +339,7 @@ def inviting(serving: Serving, stages: int | None, device: str, fleet: str | Non
     )
 
 
-_PAPERS = (
+_TLS_FILES = (
     "give --certificates FOLDER (docker/certificates.sh makes one), or --insecure in a network that nobody "
     "else is in"
 )
@@ -351,7 +351,7 @@ def spread(serving: Serving, fleet: str | None, insecure: bool) -> Serving:
     Raises InvalidRequest, naming what is missing, if other machines could connect without certificates.
     """
     if exposed(address_of(serving.host, 0)) and serving.certificates is None and not insecure:
-        raise InvalidRequest(f"--host {serving.host} is open to other machines: {_PAPERS}", "certificates")
+        raise InvalidRequest(f"--host {serving.host} is open to other machines: {_TLS_FILES}", "certificates")
     if not serving.spread:
         apart = address_of(LOOPBACK, FLEET_PORT) if serving.certificates else None
         return replace(serving, fleet=fleet or apart)
@@ -364,7 +364,7 @@ def spread(serving: Serving, fleet: str | None, insecure: bool) -> Serving:
                 field="devices",
             )
     if serving.certificates is None and not insecure:
-        raise InvalidRequest(f"{elsewhere} is another machine: {_PAPERS}", "certificates")
+        raise InvalidRequest(f"{elsewhere} is another machine: {_TLS_FILES}", "certificates")
     return replace(serving, fleet=fleet or _door(hosts, serving.here, elsewhere))
 
 

@@ -42,7 +42,7 @@ Enter sends; Alt-Enter begins another line, and what is pasted keeps its lines""
 
 
 # Column of HELP in which a command's explanation begins.
-TOLD_FROM = 23
+COUNT_TOKENS_FROM = 23
 # Temperature of another answer if temperature 0 would repeat the first. Precedent: the web page uses the
 # same.
 FRESH = 0.7
@@ -50,7 +50,7 @@ FRESH = 0.7
 
 def fitting(text: str, columns: int) -> str:
     """Return HELP wrapped between words to so many columns."""
-    indent = " " * min(TOLD_FROM, columns // 2)
+    indent = " " * min(COUNT_TOKENS_FROM, columns // 2)
     lines = ((line, indent if line.startswith("/") else "") for line in text.splitlines())
     return "\n".join(textwrap.fill(line, columns, subsequent_indent=more) for line, more in lines)
 

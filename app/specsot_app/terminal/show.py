@@ -17,7 +17,7 @@ from specsot.core.event_json import line_of
 from specsot.core.info import memory_in_words
 from specsot.core.view import View, advance
 from specsot.events import MergedText, Numbered, Started
-from specsot_app.core.answer_view import Size, conclude, draw, foresee, summary, unfinished
+from specsot_app.core.answer_view import Size, apply_forecast, conclude, draw, summary, unfinished
 from specsot_app.fleet.demo import small_pair
 from specsot_app.fleet.opening import FleetClient, Opener, open_fleet
 from specsot_app.fleet.options import FleetOptions
@@ -59,7 +59,7 @@ async def show(
         case "json":
             return await show_json(events, streams)
         case "plain":
-            return await show_plain(events, streams, line)
+            return await show_text(events, streams, line)
         case "live":
             return await show_live(events, Console(file=streams.out), line)
 
@@ -73,13 +73,13 @@ async def show_json(events: AsyncIterator[Numbered], streams: Streams) -> View:
     return view
 
 
-async def show_plain(events: AsyncIterator[Numbered], streams: Streams, line: Summary = summary) -> View:
+async def show_text(events: AsyncIterator[Numbered], streams: Streams, line: Summary = summary) -> View:
     """Print the merged answer as it grows; a forecast and the summary go to the error stream."""
     view = View()
     written = 0
     async for numbered in events:
         view = advance(view, numbered.event)
-        if isinstance(numbered.event, Started) and view.forecast and (told := foresee(view.forecast)):
+        if isinstance(numbered.event, Started) and view.forecast and (told := apply_forecast(view.forecast)):
             print(told, file=streams.err, flush=True)
         if isinstance(numbered.event, MergedText) or view.finished:
             print(view.merged[written:], end="", file=streams.out, flush=True)

@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from specsot.core.info import Info, StepsInfo, MemberInfo, PagesInfo, ReplicaInfo, RequestsInfo
+from specsot.core.info import Info, MemberInfo, PagesInfo, ReplicaInfo, RequestsInfo, StepsInfo
 from specsot.errors import SpecsotError, Unavailable
 
 CURVE_SIGNS = "▁▂▃▄▅▆▇█"
@@ -62,11 +62,11 @@ def describe_member(member: MemberInfo, found: Info) -> str:
     """Return a member's address, its layers, and the duration of a step there."""
     layers = f" · layers {member.layers}" if member.layers else ""
     seconds = stage_seconds(member, found)
-    least = f", at least {member.least_seconds * 1e3:.1f}" if member.least_seconds else ""
+    least = f", at least {member.min_seconds * 1e3:.1f}" if member.min_seconds else ""
     pace = f" · {seconds * 1e3:.1f} ms a step{least}" if seconds else ""
     ring = "" if member.replica is None else f" · replica {member.replica}"
     return (
-        f"{member.name} at {member.address}{layers}{pace}{ring}{' · stands by' if member.stands_by else ''}"
+        f"{member.name} at {member.address}{layers}{pace}{ring}{' · stands by' if member.is_standby else ''}"
     )
 
 
@@ -112,9 +112,7 @@ def describe_requests(requests: RequestsInfo) -> str:
 def describe_steps(steps: StepsInfo) -> str:
     """Return the steps of the last seconds, and the totals."""
     tokens = steps.per_second * steps.tokens_per_step
-    pace = (
-        f"{steps.per_second:.1f}/s with {steps.tokens_per_step:.1f} tokens and {steps.rows_per_step:.1f} rows each"
-    )
+    pace = f"{steps.per_second:.1f}/s with {steps.tokens_per_step:.1f} tokens and {steps.rows_per_step:.1f} rows each"
     return f"{pace} · {tokens:.0f} tokens/s · {steps.steps} steps, {steps.tokens} tokens in all"
 
 

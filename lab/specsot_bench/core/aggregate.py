@@ -228,7 +228,7 @@ def runs_of(answers: Mapping[tuple[str, int], Sequence[Recording]], course: Meth
     return found
 
 
-def plain_of(runs: Sequence[Runs], tokens: int) -> Runs:
+def baseline_of(runs: Sequence[Runs], tokens: int) -> Runs:
     """Return the baseline at this length."""
     return next(one for one in runs if one.method.name == PLAIN and one.tokens == tokens)
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
+from specsot.core.device_verification import DeviceTrees, DeviceVerification
 from specsot.core.frames import Drafts, End, Features, Frame, Open, Opening, Outcome, Result, TreeSegment
 from specsot.core.pages import PageTable
 from specsot.core.tree import Tree
-from specsot.core.verdict import UnreadTrees, UnreadVerdict
 from specsot.errors import ModelError
 from specsot.members import Configuration, TreeShape
 from specsot_bench.core.eagle_inputs import EagleConfig
@@ -158,20 +158,20 @@ class StepLoop:
                 self.sequencer.add_drafts(drafts)
         return Step(frame, verified.result)
 
-    def begin_early(self, verdict: UnreadVerdict) -> None:
-        """Start drafting from a verification result on the device; see `NearDrafter`."""
+    def begin_async(self, verdict: DeviceVerification) -> None:
+        """Start drafting from a verification result on the device; see `ColocatedDrafter`."""
         assert self._engine is not None
         with self._at("draft"):
-            self._engine.begin_early(verdict)
+            self._engine.begin_async(verdict)
 
-    def choose_early(self, verified: Sequence[TreeSegment]) -> UnreadTrees | None:
-        """Select tree nodes on the device; see `NearDrafter`."""
+    def choose_async(self, verified: Sequence[TreeSegment]) -> DeviceTrees | None:
+        """Select tree nodes on the device; see `ColocatedDrafter`."""
         assert self._engine is not None
         with self._at("arrange"):
-            return self._engine.choose_early(verified)
+            return self._engine.choose_async(verified)
 
     def draft(self, features: Sequence[Features], meanwhile: Callable[[], None]) -> tuple[Drafts, ...]:
-        """Take in features and draft; see `NearDrafter`."""
+        """Take in features and draft; see `ColocatedDrafter`."""
         engine = self._engine
         at = self._at
         assert engine is not None
@@ -185,8 +185,8 @@ class StepLoop:
         with at("draft"):
             drafts = engine.finish()
         self.trees = {draft.sequence: draft.tree for draft in drafts}
-        said = drafts or engine.rest or engine.awake
-        return (Drafts(EPOCH, drafts, engine.rest),) if said else ()
+        said = drafts or engine.paused_trees or engine.awake
+        return (Drafts(EPOCH, drafts, engine.paused_trees),) if said else ()
 
 
 # Makes a stage of a decoder, a number of pages, and the rows of a page.
@@ -318,7 +318,9 @@ class Generation:
     def _apply(self, step: Step) -> Iterator[Piece]:
         """Record a step, and yield its pieces."""
         self._steps += 1
-        self._proposed += sum(len(one.tree) - 1 for one in step.frame.segments if isinstance(one, TreeSegment))
+        self._proposed += sum(
+            len(one.tree) - 1 for one in step.frame.segments if isinstance(one, TreeSegment)
+        )
         for outcome in step.result.outcomes:
             self._texts[outcome.sequence].append(outcome)
         for outcome in step.result.outcomes:

@@ -139,7 +139,7 @@ async def ask_one(master: MasterClient, ask: Ask) -> RequestTimes:
     try:
         async for numbered in master.generate(ask):
             last = numbered.event
-            if brings_text(last):
+            if has_text_event(last):
                 texts.append(now())
     except SpecsotError as failure:
         error = type(failure).__name__
@@ -152,5 +152,5 @@ async def ask_one(master: MasterClient, ask: Ask) -> RequestTimes:
     return RequestTimes(begun, ended, tuple(texts), written, error)
 
 
-def brings_text(event: Event) -> bool:
+def has_text_event(event: Event) -> bool:
     return isinstance(event, SkeletonText | BranchText | MergedText) and bool(event.text)

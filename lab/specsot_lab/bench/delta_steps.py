@@ -67,7 +67,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-class TimedText:
+class TimedSequence:
     """One text in pages of its own; in graphs, where its layers have any."""
 
     def __init__(self, decoder: Decoder, rows: int, page_rows: int, sizes: Sequence[int], wide: int) -> None:
@@ -147,7 +147,7 @@ def main() -> None:
         device = torch.device(given.device)
         decoder = Decoder(config, files, Range(0, config.layers), dtype, device)
         most = max(PROMPT, *given.behind) + (TURNS + 2) * KEPT + max(given.rows)
-        text = TimedText(decoder, most, 64 if device.type == "cuda" else 256, given.rows, given.wide)
+        text = TimedSequence(decoder, most, 64 if device.type == "cuda" else 256, given.rows, given.wide)
         if device.type == "cuda":
             text.fill(0, PROMPT)  # compiles
             spent = sorted(text.fill(0, PROMPT) for _ in range(3))

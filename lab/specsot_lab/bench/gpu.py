@@ -23,10 +23,10 @@ from specsot_bench.results import Stopwatch
 from specsot_lab.bench.clock import RowLog, captured, typical
 from specsot_lab.bench.gpu_drafts import measure_drafts
 from specsot_lab.bench.gpu_fp8 import measure_fp8
-from specsot_lab.bench.gpu_steps import PAGE, Speeds, floor_of_step, kernels_of, step_of, measure_speeds
 from specsot_lab.bench.gpu_product import measure_product
 from specsot_lab.bench.gpu_served import measure_served
 from specsot_lab.bench.gpu_speculation import measure_speculation
+from specsot_lab.bench.gpu_steps import PAGE, Speeds, floor_of_step, kernels_of, measure_speeds, step_of
 from specsot_lab.bench.synthetic_models import Telling, config_of
 from specsot_model.decoder import Decoder
 from specsot_worker.stage import DecoderStage
@@ -119,12 +119,12 @@ def _measured_after(
 def measure_ours(decoder: Decoder, text: int, speeds: Speeds) -> Iterator[Row]:
     device = typical(captured(step_of(decoder, text, 1)))
     step = statistics.median(steps_of(decoder, text))
-    yield from told_plain(decoder, text, speeds, {"plain, device": device, "plain, step": step})
+    yield from baseline_rows(decoder, text, speeds, {"plain, device": device, "plain, step": step})
     yield from measure_drafts(decoder, text, device, speeds)
     yield from measure_verify(decoder, text, device, speeds)
 
 
-def told_plain(decoder: Decoder, text: int, speeds: Speeds, steps: Mapping[str, float]) -> Iterator[Row]:
+def baseline_rows(decoder: Decoder, text: int, speeds: Speeds, steps: Mapping[str, float]) -> Iterator[Row]:
     """One token a step: against the bytes that must be read at the speed at which they can be copied."""
     floor = floor_of_step(decoder.config, speeds, 1, text)
     for what, seconds in steps.items():

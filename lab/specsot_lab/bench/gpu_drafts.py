@@ -50,7 +50,7 @@ def _measure_head(
     decoder: Decoder, text: int, plain: float, speeds: Speeds, kind: Quantization | None
 ) -> Iterator[dict[str, object]]:
     shape = head_shape(decoder.config)
-    graphs, seed = descents_behind(made_up_head(decoder, shape, kind), text)
+    graphs, seed = descents_after(made_up_head(decoder, shape, kind), text)
     said = kind or "bf16"
     for depth in DEPTHS:
         seconds = statistics.median(each_of(partial(graphs.run, [seed], depth + 1), TURNS))
@@ -65,7 +65,7 @@ def _measure_head(
     yield {"what": f"profile of a draft, head in {said}", "depth": max(DEPTHS), "us": kernels}
 
 
-def descents_behind(head: Eagle3Head, text: int) -> tuple[TreeGraphs, GraphInput]:
+def descents_after(head: Eagle3Head, text: int) -> tuple[TreeGraphs, GraphInput]:
     """Graphs over a memory that holds one text, of which DUE rows are not computed yet."""
     from specsot_kernels.gpu.growing import grow
 

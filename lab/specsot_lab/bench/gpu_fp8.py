@@ -14,23 +14,23 @@ from specsot.checkpoint.config import ModelConfig
 from specsot.members import Quantization, Range, TreeShape
 from specsot_lab.bench.clock import captured, typical
 from specsot_lab.bench.gpu_drafts import head_shape, made_up_head
-from specsot_lab.bench.gpu_steps import Speeds, kernels_of, step_of
 from specsot_lab.bench.gpu_loop import Drafting, GpuLoop, free_loops
 from specsot_lab.bench.gpu_speculation import (
     BUDGET,
     CHANCE,
     DEPTH,
-    STEPS,
     NODES,
     PAGES,
     REQUEST_TEXT,
     ROWS,
+    STEPS,
     TOP_K,
     Row,
     Yardstick,
+    figures_of,
     speed_of,
-    told_of,
 )
+from specsot_lab.bench.gpu_steps import Speeds, kernels_of, step_of
 from specsot_lab.bench.synthetic_models import Telling
 from specsot_model.decoder import Decoder
 
@@ -84,7 +84,7 @@ def _measured(
         behind = text if texts == 1 else REQUEST_TEXT
         clock = ring.run(behind, texts, STEPS)
         held = Yardstick(decoder, speeds, behind * texts, plain.setdefault(texts, speed_of(clock)))
-        yield told_of("plain", clock, held, texts) | {"requests": texts}
+        yield figures_of("plain", clock, held, texts) | {"requests": texts}
     del ring
     held = Yardstick(decoder, speeds, text, plain[1])
     for short in (None, kind) if kind else (None,):
@@ -92,7 +92,7 @@ def _measured(
         shape = TreeShape(DEPTH, TOP_K, NODES, fixed=True)
         tree = GpuLoop(decoder, PAGES, ROWS, Drafting(head, shape, CHANCE, BUDGET))
         said = f"eagle, tau told, head in {short or 'bf16'}"
-        yield told_of(said, tree.run(text, 1, STEPS), held)
+        yield figures_of(said, tree.run(text, 1, STEPS), held)
         beside = replace(held, text=REQUEST_TEXT * 8, plain=plain[8])
-        yield told_of(said, tree.run(REQUEST_TEXT, 8, STEPS), beside, 8) | {"requests": 8}
+        yield figures_of(said, tree.run(REQUEST_TEXT, 8, STEPS), beside, 8) | {"requests": 8}
         del tree

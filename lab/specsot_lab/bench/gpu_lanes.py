@@ -21,7 +21,7 @@ from specsot.members import Stage as Place
 from specsot.service.compute import ComputeThread
 from specsot.service.membership import Connect, run_membership
 from specsot.transport.links import Arrival, Exchange, Link, LocalDialer, LocalLink
-from specsot.transport.pending_rows import let_rows_cross, use_device
+from specsot.transport.pending_rows import let_rows_transfer, use_device
 from specsot_bench.results import now
 from specsot_lab.bench.gpu_steps import PAGE, parents_of
 from specsot_model.decoder import Decoder
@@ -213,7 +213,7 @@ async def lanes_over(decoders: Sequence[Decoder], pages: int) -> AsyncGenerator[
     lives: list[asyncio.Task[None]] = []
     for name, decoder, thread, inbox in zip(names, decoders, threads, inboxes):
         part = LaneWorker(
-            LoadedRange(name, decoder), LocalDialer(name, exchange, prepare=let_rows_cross), thread
+            LoadedRange(name, decoder), LocalDialer(name, exchange, prepare=let_rows_transfer), thread
         )
         lives.append(asyncio.create_task(run_membership(part, inbox, joining(heard), leaving)))
         configuration = Configuration(EPOCH, name, stages, pages, PAGE, slots=1)

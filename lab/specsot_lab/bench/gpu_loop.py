@@ -57,7 +57,7 @@ class Drafting:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldText:
+class HeldSequence:
     """What the first `many` texts of a run, or of the first part of a request, are held to."""
 
     vocabulary: Vocabulary
@@ -79,7 +79,7 @@ class WritingOptions:
 
     page: int = PAGE
     sampling: Sampling = GREEDY
-    held: HeldText | None = None
+    held: HeldSequence | None = None
 
 
 PLAINLY = WritingOptions()
@@ -176,7 +176,7 @@ class GpuLoop:
         for number in range(sequences):
             yield self._order(1 if fork else text, number, fork, PLENTY, self._held(number))
 
-    def _held(self, number: int) -> HeldText | None:
+    def _held(self, number: int) -> HeldSequence | None:
         """What the text of that number is held to."""
         held = self.asked.held
         return held if held and number < held.many else None
@@ -186,7 +186,7 @@ class GpuLoop:
         opening = Opening(next(self._ids), text, decodes=False, drafted=drafted)
         return Open(opening, tuple(range(text)), PLENTY)
 
-    def _order(self, own: int, number: int, fork: Fork | None, limit: int, held: HeldText | None) -> Open:
+    def _order(self, own: int, number: int, fork: Fork | None, limit: int, held: HeldSequence | None) -> Open:
         """A text of its own, by its number, behind `own` rows and those it forks."""
         start = 1 + 100 * number
         prompt = own + (fork.length if fork else 0)

@@ -22,13 +22,12 @@ from specsot_drafter.heads import DraftHead
 from specsot_drafter.loader import measure_levels
 from specsot_lab.bench.clock import StepClock
 from specsot_lab.bench.gpu_drafts import head_shape, made_up_head
-from specsot_lab.bench.gpu_steps import Speeds
 from specsot_lab.bench.gpu_loop import (
     PAGE,
     PLAINLY,
     Drafting,
     GpuLoop,
-    HeldText,
+    HeldSequence,
     RequestPart,
     WritingOptions,
 )
@@ -40,7 +39,6 @@ from specsot_lab.bench.gpu_speculation import (
     CHANCE,
     DEPTH,
     FEW,
-    STEPS,
     NODES,
     PAGES,
     PLAN_PROMPT,
@@ -49,14 +47,16 @@ from specsot_lab.bench.gpu_speculation import (
     REQUEST_TEXT,
     ROWS,
     SKELETON,
+    STEPS,
     TAU,
     TIMES,
     TOP_K,
     Row,
     Yardstick,
+    figures_of,
     speed_of,
-    told_of,
 )
+from specsot_lab.bench.gpu_steps import Speeds
 from specsot_model.cuda_graphs import measure_rows
 from specsot_model.decoder import Decoder
 from specsot_worker.stage import DecoderStage
@@ -126,10 +126,10 @@ def measure_pages(decoder: Decoder, head: DraftHead, text: int, held: Yardstick)
     for page in PAGE_ROWS:
         for way, drafting in (("plain", None), ("eagle, tau told", tree)):
             ring = GpuLoop(decoder, PAGES, ROWS, drafting, WritingOptions(page))
-            yield told_of(f"{way}, page rows", ring.run(text, 1, STEPS), held) | {"rows": page}
+            yield figures_of(f"{way}, page rows", ring.run(text, 1, STEPS), held) | {"rows": page}
             if drafting is None:
                 clock = ring.run(REQUEST_TEXT, COMPANY, STEPS // 2)
-                yield told_of("8 plain, page rows", clock, held, COMPANY) | {"rows": page}
+                yield figures_of("8 plain, page rows", clock, held, COMPANY) | {"rows": page}
 
 
 def measure_trees(decoder: Decoder, head: DraftHead, ranks: Ranks, held: Yardstick) -> Iterator[Row]:
@@ -146,9 +146,9 @@ def measure_trees(decoder: Decoder, head: DraftHead, ranks: Ranks, held: Yardsti
         right = scaled_ranks(TAU, TOP_K, DEPTH + 1, NODES)[: shape.top_k]
         drafting = Drafting(head, shape, right, ROWS if not shape.fixed else BUDGET, curve, levels)
         ring = GpuLoop(decoder, PAGES, ROWS, drafting)
-        yield told_of(f"{name}", ring.run(held.text, 1, STEPS), held)
+        yield figures_of(f"{name}", ring.run(held.text, 1, STEPS), held)
         clock = ring.run(held.text, BRANCHES, STEPS, forked=True)
-        yield told_of(f"{name}, six branches", clock, held, BRANCHES)
+        yield figures_of(f"{name}, six branches", clock, held, BRANCHES)
 
 
 def measure_chance(decoder: Decoder, head: DraftHead, ranks: Ranks, held: Yardstick) -> Iterator[Row]:
@@ -160,7 +160,7 @@ def measure_chance(decoder: Decoder, head: DraftHead, ranks: Ranks, held: Yardst
         for asked in (PLAINLY, warm, warm, PLAINLY):
             ring.asked = asked
             said = f"{name}, T = {asked.sampling.temperature:g}"
-            yield told_of(said, ring.run(held.text, 1, STEPS), held)
+            yield figures_of(said, ring.run(held.text, 1, STEPS), held)
 
 
 def measure_grammar(decoder: Decoder, head: DraftHead, ranks: Ranks, held: Yardstick) -> Iterator[Row]:
@@ -168,9 +168,9 @@ def measure_grammar(decoder: Decoder, head: DraftHead, ranks: Ranks, held: Yards
     tree = Drafting(head, TreeShape(DEPTH, TOP_K, NODES, fixed=True), ranks, BUDGET)
     ring = GpuLoop(decoder, PAGES, ROWS, tree)
     size = decoder.config.vocab
-    plan = WritingOptions(held=HeldText(spelling(size, PLAN_PROMPT + 1, plan_pieces()), plan=RULES))
+    plan = WritingOptions(held=HeldSequence(spelling(size, PLAN_PROMPT + 1, plan_pieces()), plan=RULES))
     pieces = islice(list_pieces(), 4000)
-    form = WritingOptions(held=HeldText(spelling(size, REQUEST_TEXT + 1, pieces), form=FORM))
+    form = WritingOptions(held=HeldSequence(spelling(size, REQUEST_TEXT + 1, pieces), form=FORM))
     turns = (("free", PLAINLY), ("held", plan), ("held", plan), ("free", PLAINLY))
     for phase in (_skeleton, _request):
         for name, ring.asked in turns:
@@ -178,7 +178,7 @@ def measure_grammar(decoder: Decoder, head: DraftHead, ranks: Ranks, held: Yards
     for name, ring.asked in (("none", PLAINLY), ("one", form), ("one", form), ("none", PLAINLY)):
         clock = ring.run(REQUEST_TEXT, COMPANY, REQUEST_STEPS)
         beside = replace(held, text=REQUEST_TEXT * COMPANY)
-        yield told_of(f"8 texts, {name} held to a form", clock, beside, COMPANY)
+        yield figures_of(f"8 texts, {name} held to a form", clock, beside, COMPANY)
 
 
 def _skeleton(ring: GpuLoop, name: str, held: Yardstick) -> Row:
@@ -199,7 +199,7 @@ def _request(ring: GpuLoop, name: str, held: Yardstick) -> Row:
 def _summed(what: str, clocks: Sequence[StepClock], held: Yardstick) -> Row:
     whole = sorted(clock.whole for clock in clocks)
     clock = min(clocks, key=lambda each: abs(each.whole - whole[len(whole) // 2]))
-    return told_of(what, clock, held) | {
+    return figures_of(what, clock, held) | {
         "ms": round(1e3 * clock.whole, 1),
         "ms, least": round(1e3 * whole[0], 1),
         "ms, most": round(1e3 * whole[-1], 1),

@@ -41,8 +41,8 @@ from specsot_bench.core.tables import Column, markdown
 from specsot_bench.results import Row, Stopwatch
 from specsot_lab.bench.clock import RowLog, seconds_of
 from specsot_lab.bench.gpu_lanes import EPOCH, LaneRun, Lanes, LaneWorker, LoadedRange, joining, lanes_over
-from specsot_lab.bench.gpu_steps import PAGE
 from specsot_lab.bench.gpu_loop import free_loops
+from specsot_lab.bench.gpu_steps import PAGE
 from specsot_lab.bench.synthetic_models import SPREAD, MadeUp, bytes_of_a_token, config_of
 from specsot_model.decoder import Decoder
 
@@ -90,13 +90,13 @@ async def lanes_apart(spread: Spread) -> AsyncGenerator[Lanes]:
         heard = asyncio.Queue[Any]()  # results that come back to stage 0, and all that it tells the master
         inbox = await stack.enter_async_context(_member(spread, 0, Overheard(heard), heard))
         for way in ways:
-            await _said(way, "open")
+            await _error_text(way, "open")
         for way in ways:
             way.send("go")
         await LocalLink("master", inbox).send(spread.configuration(0))
         assert isinstance(ready := await heard.get(), Ready), ready
         for way in ways:
-            await _said(way, "ready")
+            await _error_text(way, "ready")
         try:
             yield Lanes(LocalLink("lanes", inbox), heard)
         finally:
@@ -119,7 +119,7 @@ def _end(process: BaseProcess) -> None:
     process.kill()
 
 
-async def _said(way: Connection, what: str) -> None:
+async def _error_text(way: Connection, what: str) -> None:
     said = await asyncio.to_thread(way.recv)
     assert said == what, said
 
@@ -133,11 +133,11 @@ async def _live(spread: Spread, number: int, way: Connection) -> None:
     heard = asyncio.Queue[Any]()
     async with _member(spread, number, Inbox(), heard) as inbox:
         way.send("open")
-        await _said(way, "go")
+        await _error_text(way, "go")
         await LocalLink("master", inbox).send(spread.configuration(number))
         ready = await heard.get()
         way.send("ready" if isinstance(ready, Ready) else str(ready))
-        await _said(way, "leave")
+        await _error_text(way, "leave")
 
 
 @asynccontextmanager
@@ -333,12 +333,12 @@ def measure_hop() -> Row:
     here, there = (torch.zeros(1, 4096, dtype=torch.bfloat16, device=f"cuda:{number}") for number in (0, 1))
     peers = torch.cuda.can_device_access_peer(0, 1)
 
-    def there_and_back() -> None:
+    def round_trip() -> None:
         there.copy_(here)
         here.copy_(there)
 
-    there_and_back()
-    seconds = seconds_of(there_and_back, HOPS) / 2
+    round_trip()
+    seconds = seconds_of(round_trip, HOPS) / 2
     return {"what": "a row from GPU to GPU", "us": round(seconds * 1e6, 1), "peers": peers}
 
 

@@ -21,11 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specsot.core.device_verification import DeviceVerification
 from specsot.core.frames import Features
-from specsot.core.verdict import UnreadVerdict
+from specsot_drafter.async_growth import DeviceChoice
 from specsot_drafter.core.selection import Candidates, Flags, Floats, Ints, KeepGrowing
 from specsot_drafter.core.sequences import DraftSequence
-from specsot_drafter.early_growth import DeviceChoice
 from specsot_drafter.grammar import filter_candidates
 from specsot_drafter.proposers import ChosenTrees, Offer, Proposer
 from specsot_drafter.proposers.eagle import EagleProposer
@@ -99,7 +99,7 @@ class Replay(Proposer):
     ) -> Offer:
         """The head's own offer, for its time; what takes its place is found while a device is at that."""
         offer = self._inner.begin(sequences, levels, keep_growing)
-        self.took_early = self._inner.took_early
+        self.used_async = self._inner.used_async
         drawn = self._draw([text.id for text in sequences], self._tree)
         self._drawn = None
         roots = [text.tokens[-1] for text in sequences]
@@ -108,7 +108,7 @@ class Replay(Proposer):
         def replay() -> Candidates | None:
             if (real := offer()) is None:
                 return None
-            self.took_early = self._inner.took_early
+            self.used_async = self._inner.used_async
             self._tree = tree = self._grown(real.levels, real.tokens.shape[1])
             tokens = told if tree is before else self._tokens(roots, _offsets(tree, drawn.draws))
             scores, parents = repeated(tree, len(sequences))
@@ -116,9 +116,9 @@ class Replay(Proposer):
 
         return replay
 
-    def begin_early(self, verdict: UnreadVerdict, ids: int, levels: int) -> bool:
+    def begin_async(self, verdict: DeviceVerification, ids: int, levels: int) -> bool:
         """What takes the candidates' places is found, and sent, while a device is at the step before."""
-        begun = self._inner.begin_early(verdict, ids, levels)
+        begun = self._inner.begin_async(verdict, ids, levels)
         self._drawn = None
         if begun:
             drawn = self._draw([tree.sequence for tree in verdict.trees], self._tree)
@@ -126,9 +126,9 @@ class Replay(Proposer):
             self._drawn = drawn._replace(sent=sent)
         return begun
 
-    def choose_early(self, texts: Sequence[int], nodes: int, room: int, trust: Floats) -> ChosenTrees | None:
+    def choose_async(self, texts: Sequence[int], nodes: int, room: int, trust: Floats) -> ChosenTrees | None:
         """The head's own trees, whose candidates the known ones replace before that."""
-        chosen = self._inner.choose_early(texts, nodes, room, trust)
+        chosen = self._inner.choose_async(texts, nodes, room, trust)
         if not isinstance(chosen, DeviceChoice):
             return None
         tree = self._tree = self._grown(chosen.grown.levels, len(chosen.grown.depths))

@@ -30,8 +30,8 @@ from specsot_app.fleet.processes import (
     end_all,
     free_port,
     keep_quiet,
-    miss_nobody,
     ready_client,
+    require_members,
     start,
     unless_one_ends,
 )
@@ -226,7 +226,7 @@ async def fleet_of(
         services = [_replaying(one) for one in services] if drafts.right else services
         for service in processes_of(services):
             children.append(await start(service, keep_quiet))
-        whole = ready_client(services, ClientOptions(), None, miss_nobody)
+        whole = ready_client(services, ClientOptions(), None, require_members)
         client = await unless_one_ends(children, whole)
         stack.push_async_callback(client.close)
         yield children[0].service.address, f"127.0.0.1:{http}"

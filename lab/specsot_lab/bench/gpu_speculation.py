@@ -16,9 +16,9 @@ from specsot_drafter.loader import measure_levels
 from specsot_lab.bench.acceptance import chance_of
 from specsot_lab.bench.clock import StepClock, captured, typical
 from specsot_lab.bench.gpu_drafts import head_shape, made_up_head
-from specsot_lab.bench.gpu_steps import BYTES, Speeds, floor_of_draft, floor_of_step, step_of
 from specsot_lab.bench.gpu_loop import PAGE, Drafting, GpuLoop, RequestPart
 from specsot_lab.bench.gpu_replay import scaled_ranks
+from specsot_lab.bench.gpu_steps import BYTES, Speeds, floor_of_draft, floor_of_step, step_of
 from specsot_lab.bench.synthetic_models import bytes_of_kv
 from specsot_model.cuda_graphs import measure_rows
 from specsot_model.decoder import Decoder
@@ -94,8 +94,8 @@ def measure_speculation(decoder: Decoder, text: int, speeds: Speeds) -> Iterator
     plain = GpuLoop(decoder, PAGES, ROWS, None)
     one = plain.run(text, 1, STEPS)
     held = Yardstick(decoder, speeds, text, speed_of(one))
-    yield told_of("plain", one, held)
-    yield told_of("sot", plain.run(text, BRANCHES, STEPS, forked=True), held, BRANCHES)
+    yield figures_of("plain", one, held)
+    yield figures_of("sot", plain.run(text, BRANCHES, STEPS, forked=True), held, BRANCHES)
     yield from _whole("sot", plain, held)
     yield from _drafted(decoder, head, shape, held)
     short = made_up_head(decoder, head_shape(decoder.config), "fp8")
@@ -120,8 +120,8 @@ def _drafted(
     ring = GpuLoop(decoder, PAGES, ROWS, Drafting(head, shape, CHANCE, BUDGET))
     drafts = floor_of_draft(head_shape(decoder.config), held.speeds, DEPTH + 1, bytes_each)
     held = replace(held, drafts=drafts)
-    yield told_of(f"eagle{said}", ring.run(held.text, 1, STEPS), held)
-    yield told_of(f"both{said}", ring.run(held.text, BRANCHES, STEPS, forked=True), held, BRANCHES)
+    yield figures_of(f"eagle{said}", ring.run(held.text, 1, STEPS), held)
+    yield figures_of(f"both{said}", ring.run(held.text, BRANCHES, STEPS, forked=True), held, BRANCHES)
     yield from _whole(f"both{said}", ring, held)
 
 
@@ -160,7 +160,7 @@ def _requests(plain: GpuLoop, tuned: GpuLoop, held: Yardstick) -> Iterator[Row]:
         one = plain.run(REQUEST_TEXT, requests, REQUEST_STEPS)
         beside = replace(held, text=REQUEST_TEXT * requests, plain=speed_of(one))
         clock = tuned.run(REQUEST_TEXT, requests, REQUEST_STEPS)
-        yield told_of("requests at once", clock, beside, requests) | {"requests": requests}
+        yield figures_of("requests at once", clock, beside, requests) | {"requests": requests}
 
 
 def _memory(decoder: Decoder, text: int, speeds: Speeds) -> Iterator[Row]:
@@ -191,7 +191,7 @@ def _memory(decoder: Decoder, text: int, speeds: Speeds) -> Iterator[Row]:
     }
 
 
-def told_of(way: str, clock: StepClock, held: Yardstick, texts: int = 1) -> Row:
+def figures_of(way: str, clock: StepClock, held: Yardstick, texts: int = 1) -> Row:
     least, most = clock.spread
     return {
         "what": f"replayed, {way}",

@@ -135,7 +135,7 @@ def _waits(heading: str, key: str) -> Column:
     return Column(heading, cell)
 
 
-def told_errors(row: Row) -> str:
+def error_summary(row: Row) -> str:
     return ", ".join(f"{count} {why}" for why, count in row["errors"].items()) or "0"
 
 
@@ -147,7 +147,7 @@ COLUMNS = (
     _waits("first", "first_text_seconds"),
     _waits("between", "between_texts_seconds"),
     _waits("per token", "per_token_seconds"),
-    Column("errors", told_errors),
+    Column("errors", error_summary),
 )
 
 

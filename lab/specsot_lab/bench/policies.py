@@ -296,9 +296,9 @@ def _rows_seen_by_head(config: ModelConfig, length: int, policy: HeadPruning) ->
     """The same where every head keeps a share of its own."""
     every = policy.prune_every
     skip = min(policy.skip_layers, config.layers)
-    kept: HeadCounts = policy.none_kept
+    kept: HeadCounts = policy.no_rows_kept
     for _ in range(0, length - every, every):
-        kept = policy.kept_by_head(kept, every)
+        kept = policy.rows_kept_by_head(kept, every)
     fresh = (length - 1) % every + 1
     seen = [rows + fresh for heads in kept[skip:] for rows in heads] + [length] * (skip * config.kv_heads)
     return sum(seen) / len(seen)

@@ -76,7 +76,9 @@ class ShapeSteps:
     def __init__(self, shapes: Sequence[int]) -> None:
         self._taken: dict[int, list[int]] = {shape: [] for shape in shapes}  # behind each token of one text
         self._sums: dict[int, list[tuple[int, int]]] = {shape: [] for shape in shapes}  # tokens, steps a text
-        self._depths: dict[int, list[int]] = {shape: [0] * (LEVELS + 1) for shape in shapes}  # steps by drafts
+        self._depths: dict[int, list[int]] = {
+            shape: [0] * (LEVELS + 1) for shape in shapes
+        }  # steps by drafts
 
     def note(self, offer: Candidates, true: Sequence[int]) -> None:
         for shape, taken in self._taken.items():
@@ -186,9 +188,9 @@ def _follow(
     done = 0
     drafter.open(text)
     for stop in range(written.index(True), min(len(tokens), len(written)) - LEVELS, step):
-        lesson = FeatureBatch(1, done, tuple(tokens[done:stop]), tokens[stop], 1)
-        text.observe(lesson)
-        drafter.observe(Features(1, 1, (), (lesson,), (), features[done:stop]))
+        feature_batch = FeatureBatch(1, done, tuple(tokens[done:stop]), tokens[stop], 1)
+        text.observe(feature_batch)
+        drafter.observe(Features(1, 1, (), (feature_batch,), (), features[done:stop]))
         offer = drafter.propose([text], LEVELS)
         done = stop
         if offer is not None and all(written[stop : stop + 1 + LEVELS]):

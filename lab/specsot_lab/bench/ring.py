@@ -26,7 +26,7 @@ from specsot_bench.core.tables import Column, markdown
 from specsot_bench.results import Row, describe_machine, named, publish
 from specsot_lab.bench.delay_proxy import exact_loop
 from specsot_lab.bench.ring_answers import ask_all, table_of_answers
-from specsot_lab.bench.ring_fleet import StepTimes, Line, RingFleet, Written, answers_of, ring_of
+from specsot_lab.bench.ring_fleet import Line, RingFleet, StepTimes, Written, answers_of, ring_of
 from specsot_lab.bench.ring_sites import MOCK, SKILL, RingTask, question, set_up, small_weights
 
 METHODS = ("plain", "eagle", "sot", "both")

@@ -140,7 +140,7 @@ class Written:
 
 
 @dataclass(slots=True)
-class _BranchText:
+class _BranchProgress:
     tokens: list[int] = field(default_factory=list[int])
     draft_rounds: int = 0
 
@@ -173,7 +173,7 @@ class RingFleet:
         self.hosts = Hosts(self.fleet, line, self.wake, self.over)
         self._clock = clock
         self._numbers = itertools.count(1)
-        self._texts: dict[int, _BranchText] = {}
+        self._texts: dict[int, _BranchProgress] = {}
         self._news = asyncio.Event()
         self._broken: str | None = None
         self._now = 0.0
@@ -218,7 +218,7 @@ class RingFleet:
     async def _open(self, tokens: Sequence[int], fork: Fork | None, **more: Any) -> int:
         number = next(self._numbers)
         length = len(tokens) + (fork.length if fork else 0)
-        self._texts[number] = _BranchText()
+        self._texts[number] = _BranchProgress()
         opening = Opening(number, length, fork=fork, limit=FAR, **more)
         await self.fleet.order(Open(opening, tuple(tokens), lease=length + FAR))
         return number
@@ -259,7 +259,9 @@ class RingFleet:
             texts=tuple(tuple(self._texts[one].tokens) for one in ids),
             tokens=until.tokens - since.tokens,
             seconds=seconds,
-            draft_rounds=tuple(after - before for before, after in zip(since.draft_rounds, until.draft_rounds)),
+            draft_rounds=tuple(
+                after - before for before, after in zip(since.draft_rounds, until.draft_rounds)
+            ),
             steps=tuple(self.stages[0].steps[since.steps :]),
             queued=tuple(after - before for before, after in zip(since.queued, until.queued)),
             carried=until.carried - since.carried,
@@ -359,7 +361,7 @@ async def _settle(
     make = site.drafter
     address = f"127.0.0.1:{door.port}"
     if name != "drafter":
-        address = await _move_away(hosts, door.port, stack)
+        address = await _move_to_namespace(hosts, door.port, stack)
         make = partial(_with_watch, site.worker, hosts.probes[-1])
     assert make is not None
     dialer = GrpcDialer(name, inbox)
@@ -375,7 +377,7 @@ async def _settle(
     return member
 
 
-async def _move_away(hosts: Hosts, port: int, stack: AsyncExitStack) -> str:
+async def _move_to_namespace(hosts: Hosts, port: int, stack: AsyncExitStack) -> str:
     """Whoever speaks to the worker at this port finds it behind a proxy, at the address returned."""
     proxy = DelayProxy(port, hosts.line.delay, hosts.line.rate)
     await proxy.open()

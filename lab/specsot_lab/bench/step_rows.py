@@ -50,7 +50,9 @@ def measure(models: ModelSet, sizes: Sequence[int], steps: int, output: Path | N
     ]  # fmt: skip
     held = {name: getattr(models, name) for name in ("dtype", "quantization")}
     settings = {"model": str(models.base), "steps": steps, "threads": torch.get_num_threads(), **held}
-    publish("step-rows", settings, rows, f"{markdown(COLUMNS, rows)}\n\n{settings['threads']} threads", output)
+    publish(
+        "step-rows", settings, rows, f"{markdown(COLUMNS, rows)}\n\n{settings['threads']} threads", output
+    )
     return 0
 
 

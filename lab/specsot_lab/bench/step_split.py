@@ -46,7 +46,8 @@ KINDS = ("products", "attention", "copies", "other ops", "outside torch")
 
 @dataclass(frozen=True, slots=True)
 class SplitOptions:
-    """steps: that count, of each way. branches: how many texts side by side, behind the same prompt, a way for
+    """steps: that count, of each way. branches: how many texts side by side, behind the same prompt, a way
+    for
     each number. shape: of trees.
     """
 

@@ -132,7 +132,9 @@ class GpuOptions:
     output: OutputOptions = field(default_factory=OutputOptions)
 
 
-@command(GpuOptions, table="bench-gpu", examples=[Example("specsot bench gpu --only steps", "Decoding alone")])
+@command(
+    GpuOptions, table="bench-gpu", examples=[Example("specsot bench gpu --only steps", "Decoding alone")]
+)
 def gpu(given: GpuOptions) -> int:
     """Measure decoding, verification and drafting of real shapes on one GPU, against its bandwidth."""
     place = given.output.place

@@ -164,22 +164,24 @@ class BlockLearning:
         """Cross-entropy to the base's distribution at every place of blocks behind random anchors; each
         further place of a block counts `decay` times as much.
         """
-        lesson = self._teacher.read(batch.tokens)
+        training_batch = self._teacher.read(batch.tokens)
         anchors, valid = self._anchors(batch)
         places = anchors[..., None] + torch.arange(1, self._depth + 1, device=anchors.device)
         learned = valid[..., None] & self._learned(batch, places)
         weights = decay ** torch.arange(self._depth, device=anchors.device).expand(places.shape)[learned]
         rows = torch.arange(len(anchors), device=anchors.device)[:, None, None].expand(places.shape)[learned]
-        wanted = self._teacher.logits(lesson.hidden[rows, places[learned] - 1]).clone().float().softmax(-1)
+        wanted = (
+            self._teacher.logits(training_batch.hidden[rows, places[learned] - 1]).clone().float().softmax(-1)
+        )
         with self._numbers():
-            outputs = self._draft(batch, lesson.states, anchors)[..., 1:, :][learned]
+            outputs = self._draft(batch, training_batch.states, anchors)[..., 1:, :][learned]
             losses = F.cross_entropy(self._logits(outputs).float(), wanted, reduction="none")
         return (losses * weights).sum() / weights.sum().clamp(min=1)
 
     @torch.no_grad()
     def hits(self, batch: UnrolledBatch) -> Tensor:
         """See `Unrolling.hits`: a block behind every token."""
-        lesson = self._teacher.read(batch.tokens)
+        training_batch = self._teacher.read(batch.tokens)
         (count, length) = batch.tokens.shape
         device = batch.tokens.device
         found = torch.zeros(count, length, self._depth, dtype=torch.bool, device=device)
@@ -189,7 +191,7 @@ class BlockLearning:
             places = anchors[..., None] + torch.arange(1, self._depth + 1, device=device)
             rows = self._learned(batch, places)
             with self._numbers():
-                outputs = self._draft(batch, lesson.states, anchors)[..., 1:, :][rows]
+                outputs = self._draft(batch, training_batch.states, anchors)[..., 1:, :][rows]
                 guessed = torch.zeros_like(places)
                 guessed[rows] = torch.cat([self._logits(part).argmax(-1) for part in outputs.split(8192)])
             right = guessed == self._at(batch.tokens, places)

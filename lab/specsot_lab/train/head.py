@@ -96,7 +96,7 @@ class LearningHead(nn.Module):
         self.sizes = sizes
         self.fc = nn.Linear(sizes.states, sizes.hidden, bias=False)
         self.midlayer = _Layer(sizes)
-        self.layers = nn.ModuleDict({str(index): _PlainLayer(sizes) for index in range(1, layers)})
+        self.layers = nn.ModuleDict({str(index): _UncompiledLayer(sizes) for index in range(1, layers)})
         self.norm = RmsNorm(sizes.hidden, sizes.eps)
         self.embed_proj = self.lm_proj = self.lm_head = None
         if sizes.is_narrow:
@@ -171,7 +171,7 @@ class _Layer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class _PlainLayer(nn.Module):
+class _UncompiledLayer(nn.Module):
     def __init__(self, sizes: HeadSizes) -> None:
         super().__init__()
         self.input_layernorm = RmsNorm(sizes.hidden, sizes.eps)

@@ -130,8 +130,8 @@ def _files(paths: Sequence[Path]) -> list[Path]:
 
 def train(wanted: TrainOptions, out: TextIO, err: TextIO) -> int:
     """Train, or with no steps measure the head to start from; tell what came of it."""
-    goes_on = wanted.start is None or wanted.plan.kind == "eagle3"
-    require_field(goes_on, "start", "left out for a head of another kind than EAGLE-3", wanted.start)
+    will_continue = wanted.start is None or wanted.plan.kind == "eagle3"
+    require_field(will_continue, "start", "left out for a head of another kind than EAGLE-3", wanted.start)
     wanted = replace(wanted, model=resolve_model(wanted.model))
     kept = kept_rows(wanted)  # first: what cannot be need not wait for the base
     with bars(err) as progress:
@@ -159,7 +159,7 @@ class _Pupil:
     """Who learns: its weights, their lessons, how they are written, and what makes a run of it this one."""
 
     head: nn.Module
-    lessons: Unrolling | BlockLearning
+    training_batches: Unrolling | BlockLearning
     publish: Callable[[], object]
     frame: dict[str, Any]
 
@@ -169,10 +169,12 @@ def _eagle_pupil(wanted: TrainOptions, decoder: Decoder, rows: list[Row]) -> _Pu
     drafted = frame.drafted.to(decoder.device)
     mixed = decoder.dtype != torch.float32
     teacher = Teacher(decoder, frame.taps)
-    lessons = Unrolling(head.to(decoder.device), teacher, drafted, wanted.learning.depth, mixed)
+    training_batches = Unrolling(head.to(decoder.device), teacher, drafted, wanted.learning.depth, mixed)
     publish = partial(write_head, wanted.output, head, frame, decoder.config, decoder.dtype)
     masked = {} if frame.mask is None else {"layers": frame.layers, "mask": frame.mask}
-    return _Pupil(head, lessons, publish, {"sizes": asdict(frame.sizes), "taps": list(frame.taps), **masked})
+    return _Pupil(
+        head, training_batches, publish, {"sizes": asdict(frame.sizes), "taps": list(frame.taps), **masked}
+    )
 
 
 def _block_pupil(wanted: TrainOptions, decoder: Decoder, rows: list[Row]) -> _Pupil:
@@ -185,9 +187,9 @@ def _block_pupil(wanted: TrainOptions, decoder: Decoder, rows: list[Row]) -> _Pu
     begin_small(head, head.norm, norm, wanted.learning.seed)
     mixed = decoder.dtype != torch.float32
     teacher = Teacher(decoder, frame.taps)
-    lessons = BlockLearning(head.to(decoder.device), teacher, lm_head.to(decoder.device), mixed)
+    training_batches = BlockLearning(head.to(decoder.device), teacher, lm_head.to(decoder.device), mixed)
     publish = partial(write_block_head, wanted.output, head, base, decoder.dtype)
-    return _Pupil(head, lessons, publish, {"block": asdict(frame)})
+    return _Pupil(head, training_batches, publish, {"block": asdict(frame)})
 
 
 def _rarest(rows: list[Row], vocabulary: int) -> int:
@@ -233,7 +235,7 @@ def _run(
     progress: Progress,
 ) -> Measured:
     learning = wanted.learning
-    trainer = Trainer(pupil.lessons, pupil.head, learning, decoder.device)
+    trainer = Trainer(pupil.training_batches, pupil.head, learning, decoder.device)
     if learning.steps == 0:
         return Measured(0, None, 0.0, trainer.measure(measured))
     task = progress.add_task("training", total=learning.steps)

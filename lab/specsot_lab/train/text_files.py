@@ -58,7 +58,7 @@ def rows_of(path: Path, text: Text, length: int, group: int) -> Iterator[Row]:
     if _kind(path) == ROWS_KIND:
         yield from (Row(row.tokens, row.learned, group + row.group) for row in load(path))
         return
-    for number, said in enumerate(_each(path, _said), group):
+    for number, said in enumerate(_each(path, _error_text), group):
         if isinstance(said, str):
             yield from _windows(text.encode_bare(said), length, number)
         elif said:
@@ -86,7 +86,7 @@ def _windows(tokens: Sequence[int], length: int, group: int) -> Iterator[Row]:
         yield row_of([(tokens[first : first + length], True)], group)
 
 
-def _said(item: Item) -> str | list[Message]:
+def _error_text(item: Item) -> str | list[Message]:
     """A text, or a conversation; empty: neither."""
     return item if isinstance(item, str) else _string(item, "text") or _messages(item) or _answered(item)
 

@@ -23,7 +23,7 @@ from specsot_model.decoder import Decoder
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class TrainingBatch:
     """A batch as the base sees it.
 
     states: [batch, length, taps * hidden], the tapped layers' inputs side by side.
@@ -48,12 +48,12 @@ class Teacher:
         assert isinstance(table, Tensor)
         return table
 
-    def read(self, tokens: Tensor) -> Lesson:
+    def read(self, tokens: Tensor) -> TrainingBatch:
         """tokens: [batch, length], padded behind: no row sees what comes after it."""
         batch, length = tokens.shape
         hidden, states = self._forward(tokens.reshape(-1), batch, length)
         # Copies: what was made in inference mode may not be kept for a gradient.
-        return Lesson(states.clone().view(batch, length, -1), hidden.clone().view(batch, length, -1))
+        return TrainingBatch(states.clone().view(batch, length, -1), hidden.clone().view(batch, length, -1))
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -155,12 +155,12 @@ class Unrolling:
 
         Rows whose likeliest token the head cannot draft say nothing.
         """
-        lesson = self._teacher.read(batch.tokens)
-        taught = self._teach(lesson, batch)
+        training_batch = self._teacher.read(batch.tokens)
+        taught = self._teach(training_batch, batch)
         total = torch.zeros((), device=batch.tokens.device)
         weights = 0.0
         with self._numbers():
-            for k, step in enumerate(self._steps(lesson, batch, taught.rows)):
+            for k, step in enumerate(self._steps(training_batch, batch, taught.rows)):
                 wanted = taught.chances[step.said]
                 if len(wanted):
                     logits = self._head.logits(step.outputs).float()
@@ -171,20 +171,20 @@ class Unrolling:
     @torch.no_grad()
     def hits(self, batch: UnrolledBatch) -> Tensor:
         """[batch, length, depth]: whether row j's step k guessed token j + 2 + k, drafting greedily."""
-        lesson = self._teacher.read(batch.tokens)
+        training_batch = self._teacher.read(batch.tokens)
         found = torch.zeros(*batch.tokens.shape, self._depth, dtype=torch.bool, device=batch.tokens.device)
         with self._numbers():
-            for k, step in enumerate(self._steps(lesson, batch, batch.learned.roll(-1, 1))):
+            for k, step in enumerate(self._steps(training_batch, batch, batch.learned.roll(-1, 1))):
                 guessed = self._drafted[self._head.logits(step.outputs).argmax(-1)]
                 found[..., k][step.rows] = guessed == batch.tokens.roll(-2 - k, 1)[step.rows]
         return found
 
-    def _steps(self, lesson: Lesson, batch: UnrolledBatch, told: Tensor) -> Iterator[Step]:
+    def _steps(self, training_batch: TrainingBatch, batch: UnrolledBatch, told: Tensor) -> Iterator[Step]:
         """told: [batch, length] positions whose next token is to be guessed."""
         numbers = told.reshape(-1).cumsum(0).sub_(1).view(told.shape)
         table = self._teacher.embedding
         memories = self._head.memories()
-        features = self._head.fc(lesson.states.float())
+        features = self._head.fc(training_batch.states.float())
         for k in range(self._depth):
             tokens = batch.tokens.roll(-1 - k, 1)
             if k:
@@ -194,11 +194,11 @@ class Unrolling:
             rows[:, -1 - k :] = False  # came around from the text's begin
             yield Step(rows, features[rows], numbers.roll(-1 - k, 1)[rows])
 
-    def _teach(self, lesson: Lesson, batch: UnrolledBatch) -> _Taught:
+    def _teach(self, training_batch: TrainingBatch, batch: UnrolledBatch) -> _Taught:
         """What the base says wherever a learned token follows, if the head can draft what it says."""
         rows = batch.learned.roll(-1, 1)
         rows[:, -1] = False
-        logits = self._teacher.logits(lesson.hidden[rows]).clone()
+        logits = self._teacher.logits(training_batch.hidden[rows]).clone()
         draftable = self._known[logits.argmax(-1)]
         rows = rows.masked_scatter(rows, draftable)
         return _Taught(rows, logits[draftable][:, self._drafted].float().softmax(-1))

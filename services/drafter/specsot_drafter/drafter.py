@@ -16,9 +16,9 @@ from typing import Any, Protocol
 import structlog
 
 from specsot.core.deadline import Deadline
+from specsot.core.device_verification import DeviceTrees, DeviceVerification
 from specsot.core.frames import Drafts, Features, TreeSegment
 from specsot.core.info import memory_in_words
-from specsot.core.verdict import UnreadTrees, UnreadVerdict
 from specsot.errors import SpecsotError, Unavailable
 from specsot.members import Configuration, HandOver, Ready, Registration, StandBy, Tap
 from specsot.service.compute import Compute, allow, explain_failure
@@ -35,7 +35,7 @@ class DrafterObserver:
     def formed(self, configuration: Configuration, free: Callable[[], int]) -> None:
         """Called when an epoch begins. free: returns the number of free KV pages at any moment."""
 
-    def drafting(self, lessons: Sequence[Features]) -> AbstractContextManager[object]:
+    def drafting(self, feature_batches: Sequence[Features]) -> AbstractContextManager[object]:
         """Return a context that is entered while these features are observed and trees are drafted."""
         return nullcontext()
 
@@ -154,23 +154,23 @@ class Drafter:
             await active.stage.send(drafts)
         return None
 
-    def begin_early(self, verdict: UnreadVerdict) -> None:
-        """See `NearDrafter`."""
+    def begin_async(self, verdict: DeviceVerification) -> None:
+        """See `ColocatedDrafter`."""
         active = self._active
         if active is not None and active.failure is None and verdict.epoch == active.configuration.epoch:
             with self._blamed(active):
-                active.engine.begin_early(verdict)
+                active.engine.begin_async(verdict)
 
-    def choose_early(self, verified: Sequence[TreeSegment]) -> UnreadTrees | None:
-        """See `NearDrafter`."""
+    def choose_async(self, verified: Sequence[TreeSegment]) -> DeviceTrees | None:
+        """See `ColocatedDrafter`."""
         active = self._active
         if active is not None and active.failure is None:
             with self._blamed(active):
-                return active.engine.choose_early(verified)
+                return active.engine.choose_async(verified)
         return None
 
     def draft(self, features: Sequence[Features], meanwhile: Callable[[], None]) -> tuple[Drafts, ...] | None:
-        """See `NearDrafter`; called on the thread that computes.
+        """See `ColocatedDrafter`; called on the thread that computes.
 
         Return None outside an epoch, and after an error. Errors of the drafter are kept and raised by
         `handle`, because here they would fail the worker that calls this method.
@@ -242,9 +242,11 @@ def _rows(batches: Sequence[Features]) -> int:
     These are the rows of the base model's frames, the tokens of the feature batches, and the forked tokens,
     whose rows the drafter may have to compute before they are shared.
     """
-    lessons = sum(len(lesson.tokens) for one in batches for lesson in one.lessons)
+    feature_batches = sum(
+        len(feature_batch.tokens) for one in batches for feature_batch in one.feature_batches
+    )
     shared = sum(opening.forked for one in batches for opening in one.openings)
-    return sum(one.fed for one in batches) + lessons + shared
+    return sum(one.fed for one in batches) + feature_batches + shared
 
 
 def _observe_and_draft(active: _DrafterEpoch, batches: Sequence[Features]) -> tuple[Drafts, bool, float]:
@@ -274,10 +276,12 @@ def _finish(active: _DrafterEpoch, rows: int, began: float) -> tuple[Drafts, boo
     rows: what `_begin` returned. began: when it started.
     """
     engine = active.engine
-    drafts = Drafts(active.configuration.epoch, engine.finish(), engine.rest, active.configuration.you)
+    drafts = Drafts(
+        active.configuration.epoch, engine.finish(), engine.paused_trees, active.configuration.you
+    )
     seconds = time.perf_counter() - began
     active.deadline.took(rows, seconds)
-    return drafts, bool(drafts.drafts or drafts.rest or engine.awake), seconds
+    return drafts, bool(drafts.drafts or drafts.paused_trees or engine.awake), seconds
 
 
 class EngineProvider(Protocol):

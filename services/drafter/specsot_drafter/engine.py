@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
+from specsot.core.device_verification import DeviceTrees, DeviceVerification
 from specsot.core.frames import Draft, FeatureBatch, Features, Opening, TreeSegment
 from specsot.core.tree import Tree, single
-from specsot.core.verdict import UnreadTrees, UnreadVerdict
 from specsot.core.vocabulary import Vocabulary
 from specsot.errors import NotFound
 from specsot.members import Configuration
@@ -88,7 +88,7 @@ class DraftEngine:
         self._woken = False
         # True while other drafters draft for other sequences, which a pause of the whole ring would stop.
         self._must_answer = False
-        self.rest = 0
+        self.paused_trees = 0
         self.awake = False
 
     @property
@@ -108,40 +108,41 @@ class DraftEngine:
         for opening in batch.openings:
             self._open(opening)
         self._record_outcomes(batch)
-        for lesson in batch.lessons if self._ids is not None else ():
-            if not self._valid_ids(lesson):
-                self._close(lesson.sequence)
-        for sequence in self._sequences.observe(batch.lessons):
+        for feature_batch in batch.feature_batches if self._ids is not None else ():
+            if not self._valid_ids(feature_batch):
+                self._close(feature_batch.sequence)
+        for sequence in self._sequences.observe(batch.feature_batches):
             self._close(sequence)
         for drafter in self._proposers:
             drafter.observe(batch)
-        for lesson in batch.lessons:
-            known = self._sequences.find(lesson.sequence)
+        for feature_batch in batch.feature_batches:
+            known = self._sequences.find(feature_batch.sequence)
             drafted = known is None or known.opening.drafted
-            if drafted and lesson.draft_round is not None and lesson.bonus is not None:
-                self._wanted[lesson.sequence] = lesson
+            if drafted and feature_batch.draft_round is not None and feature_batch.bonus is not None:
+                self._wanted[feature_batch.sequence] = feature_batch
         for sequence in batch.closings:
             self._wanted.pop(sequence, None)
             self._close(sequence)
 
     @torch.inference_mode()
-    def begin_early(self, verdict: UnreadVerdict) -> None:
+    def begin_async(self, verdict: DeviceVerification) -> None:
         """Start growing the next trees before the host has read the verification result of these trees.
 
         Does nothing unless one speculator drafts for all sequences of the frame. The feature batches that
         follow decide whether the growth can be used.
         """
         if lane := self._lane_of(verdict.trees):
-            lane.begin_early(verdict, 2**31 - 1 if self._ids is None else self._ids)
+            lane.begin_async(verdict, 2**31 - 1 if self._ids is None else self._ids)
 
-    def choose_early(self, verified: Sequence[TreeSegment]) -> UnreadTrees | None:
-        """Let the device select the trees that are growing; see `NearDrafter`. Return None if it cannot."""
+    def choose_async(self, verified: Sequence[TreeSegment]) -> DeviceTrees | None:
+        """Let the device select the trees that are growing; see `ColocatedDrafter`. Return None if it
+        cannot."""
         # Sequences whose first draft round is next have no tree that is growing; each takes one root row.
         trees = [one for one in verified if one.draft_round > 1]
         lane = self._lane_of(trees)
         found = self._sequences.find
-        texts = [(text, one.committed) for one in trees if (text := found(one.sequence))]
-        return lane.choose_early(texts, self._rows - len(verified) + len(trees)) if lane else None
+        sequences = [(sequence, one.committed) for one in trees if (sequence := found(one.sequence))]
+        return lane.choose_async(sequences, self._rows - len(verified) + len(trees)) if lane else None
 
     def _lane_of(self, trees: Sequence[TreeSegment]) -> Speculator | None:
         """Return the speculator of these sequences; None if one is unknown or they have different ones."""
@@ -156,16 +157,16 @@ class DraftEngine:
         """
         self._begun = self._wanted
         self._wanted = {}
-        self.rest = 0
+        self.paused_trees = 0
         self.awake = self._woken
         self._woken = False
         if self.awake and not self._begun and not self._must_answer:
-            self.rest = min(lane.rest for lane in self.speculators.values())
+            self.paused_trees = min(lane.paused_trees for lane in self.speculators.values())
         self._growing = []
         self._growing_seconds = 0.0
-        for speculator, texts in self._by_speculator(self._begun):
-            levels = speculator.plan_levels(texts, self._sequences.drafted)
-            self._growing.append((speculator, texts, speculator.begin(levels) if levels else None))
+        for speculator, sequences in self._by_speculator(self._begun):
+            levels = speculator.plan_levels(sequences, self._sequences.drafted)
+            self._growing.append((speculator, sequences, speculator.begin(levels) if levels else None))
         return sum(growth.due for *_, growth in self._growing if growth)
 
     @torch.inference_mode()
@@ -182,14 +183,14 @@ class DraftEngine:
             self._catch_up()
             return ()
         trees = dict[int, Tree]()
-        for speculator, texts, growth in self._growing:
-            trees |= self._grow(speculator, texts, growth, wanted) if growth else {}
+        for speculator, sequences, growth in self._growing:
+            trees |= self._grow(speculator, sequences, growth, wanted) if growth else {}
         adaptive = all(lane.budget.adaptive for lane in self.speculators.values())
         if not trees and adaptive and not self._must_answer:
-            rests = [speculator.rest for speculator, _, _ in self._growing]
-            self.rest = min(rests, default=0) or IDLE_REST_STEPS * len(wanted)
+            rests = [speculator.paused_trees for speculator, _, _ in self._growing]
+            self.paused_trees = min(rests, default=0) or IDLE_REST_STEPS * len(wanted)
             return ()
-        return tuple(self._draft(lesson, trees) for lesson in wanted.values())
+        return tuple(self._draft(feature_batch, trees) for feature_batch in wanted.values())
 
     def _open(self, opening: Opening) -> None:
         """Follow a new sequence; ignore a fork whose source is not known up to the fork."""
@@ -202,9 +203,13 @@ class DraftEngine:
         if speculator.blend is not None:
             speculator.blend.open(opened)
 
-    def _valid_ids(self, lesson: FeatureBatch) -> bool:
+    def _valid_ids(self, feature_batch: FeatureBatch) -> bool:
         """Return whether the proposers can embed all token ids of the batch."""
-        tokens = lesson.tokens if lesson.bonus is None else (*lesson.tokens, lesson.bonus)
+        tokens = (
+            feature_batch.tokens
+            if feature_batch.bonus is None
+            else (*feature_batch.tokens, feature_batch.bonus)
+        )
         return self._ids is None or not tokens or (min(tokens) >= 0 and max(tokens) < self._ids)
 
     def _close(self, sequence: int) -> None:
@@ -223,11 +228,11 @@ class DraftEngine:
         self, wanted: Mapping[int, FeatureBatch]
     ) -> Iterator[tuple[Speculator, list[DraftSequence]]]:
         """Yield each speculator that has requested trees, with the sequences that it drafts for."""
-        found = [text for text in map(self._sequences.find, wanted) if text]
+        found = [sequence for sequence in map(self._sequences.find, wanted) if sequence]
         lanes = self._lanes
         for lane in self.speculators.values():
-            if texts := [text for text in found if lanes[text.id] is lane]:
-                yield lane, texts
+            if sequences := [sequence for sequence in found if lanes[sequence.id] is lane]:
+                yield lane, sequences
 
     def _grow(
         self,
@@ -240,24 +245,24 @@ class DraftEngine:
 
         Each tree is kept in `_pending` until its verification result arrives.
         """
-        pending = speculator.finish(growth, self._rows - (len(sequences) - len(growth.texts)))
+        pending = speculator.finish(growth, self._rows - (len(sequences) - len(growth.sequences)))
         self._growing_seconds += speculator.growing_seconds
         trees: dict[int, Tree] = {}
-        for text in sequences:
-            if flight := pending.get(text.id):
-                if forced := wanted[text.id].forced:
-                    room = max(min(text.remaining - 1, self._slots - len(flight.tree)), 0)
+        for sequence in sequences:
+            if flight := pending.get(sequence.id):
+                if forced := wanted[sequence.id].forced:
+                    room = max(min(sequence.remaining - 1, self._slots - len(flight.tree)), 0)
                     flight = flight._replace(tree=graft(flight.tree, forced[:room]), forced=forced)
-                trees[text.id], self._pending[text.id] = flight.tree, flight
+                trees[sequence.id], self._pending[sequence.id] = flight.tree, flight
         return trees
 
-    def _draft(self, lesson: FeatureBatch, trees: Mapping[int, Tree]) -> Draft:
+    def _draft(self, feature_batch: FeatureBatch, trees: Mapping[int, Tree]) -> Draft:
         """Return the answer to a request: its grown tree, or its root and as many forced tokens as fit."""
-        assert lesson.draft_round is not None
-        assert lesson.bonus is not None
-        if (tree := trees.get(lesson.sequence)) is None:
-            tree = graft(single(lesson.bonus), lesson.forced[: self._slots - 1])
-        return Draft(lesson.sequence, lesson.draft_round, tree)
+        assert feature_batch.draft_round is not None
+        assert feature_batch.bonus is not None
+        if (tree := trees.get(feature_batch.sequence)) is None:
+            tree = graft(single(feature_batch.bonus), feature_batch.forced[: self._slots - 1])
+        return Draft(feature_batch.sequence, feature_batch.draft_round, tree)
 
     def _catch_up(self) -> None:
         """Compute outstanding rows of prompts, since no sequence waits for a tree.
@@ -265,7 +270,7 @@ class DraftEngine:
         Speculators that are paused are left out, because their rows may never be needed.
         """
         for lane in self.speculators.values():
-            if lane.budget.drafting or (self.awake and not lane.rest):
+            if lane.budget.drafting or (self.awake and not lane.paused_trees):
                 lane.proposer.catch_up()
 
     def _record_outcomes(self, batch: Features) -> None:
@@ -274,14 +279,18 @@ class DraftEngine:
         if not batch.fed:
             return
         # In draft round 1 there is no tree to verify: the prompt has just been processed.
-        lessons = [lesson for lesson in batch.lessons if lesson.draft_round is not None and lesson.draft_round > 1]
-        if batch.rested:
+        feature_batches = [
+            feature_batch
+            for feature_batch in batch.feature_batches
+            if feature_batch.draft_round is not None and feature_batch.draft_round > 1
+        ]
+        if batch.draft_paused:
             self._woken, live = True, max(self._sequences.drafted, 1)
-            for lane in [one for one in self.speculators.values() if one.rest]:
-                lane.record_rest(batch.rested, live)
-            self._record_plain_steps(batch, lessons)
+            for lane in [one for one in self.speculators.values() if one.paused_trees]:
+                lane.record_pause(batch.draft_paused, live)
+            self._record_plain_steps(batch, feature_batches)
             return
-        trees = {lesson.sequence: self._resolve(lesson) for lesson in lessons}
+        trees = {feature_batch.sequence: self._resolve(feature_batch) for feature_batch in feature_batches}
         rows = sum(tree.rows for tree in trees.values())
         # If the frame had fewer rows than the trees, some trees arrived too late or were truncated. It is
         # unknown which, so that no outcome can be learned from.
@@ -292,12 +301,12 @@ class DraftEngine:
         spent = StepSeconds(*took) if rows == batch.fed else UNKNOWN_SECONDS
         self._record_steps(trees, spent)
 
-    def _resolve(self, lesson: FeatureBatch) -> TreeOutcome:
+    def _resolve(self, feature_batch: FeatureBatch) -> TreeOutcome:
         """Return the outcome of the tree that was sent for this sequence, and forget the tree."""
-        pending = self._pending.pop(lesson.sequence, None)
-        return pending.resolve(lesson) if pending else ROOT_ONLY
+        pending = self._pending.pop(feature_batch.sequence, None)
+        return pending.resolve(feature_batch) if pending else ROOT_ONLY
 
-    def _record_plain_steps(self, batch: Features, lessons: Sequence[FeatureBatch]) -> None:
+    def _record_plain_steps(self, batch: Features, feature_batches: Sequence[FeatureBatch]) -> None:
         """Record the newest step of a pause, in which no sequence had a tree.
 
         After a pause a feature batch covers many steps, and not every sequence has one. So the number of
@@ -305,7 +314,7 @@ class DraftEngine:
         """
         self._growing_seconds = 0.0
         default = self.speculators[self._default]
-        told = (self._lanes.get(one.sequence, default) for one in lessons)
+        told = (self._lanes.get(one.sequence, default) for one in feature_batches)
         lanes = {id(lane): lane for lane in told}
         for lane in lanes.values():
             lane.record_step([ROOT_ONLY] * batch.fed, StepSeconds(batch.seconds, batch.wall))

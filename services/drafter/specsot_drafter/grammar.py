@@ -1,7 +1,7 @@
 """Grammars in drafting: bars candidates that a grammar forbids, while a tree grows or afterwards.
 
 This only avoids drafts that would be rejected anyway: the last stage applies the grammar to its own target
-tokens. The code calls a sequence a *text*.
+tokens.
 """
 
 from __future__ import annotations
@@ -95,10 +95,12 @@ def _renormalise(log_probs: Tensor) -> Tensor:
 
 def make_guide(head: DraftHead, sequences: Sequence[DraftSequence]) -> GrammarGuide | None:
     """Return the guide for these sequences; None if none of them has a grammar."""
-    if not any(text.grammar_state for text in sequences):
+    if not any(sequence.grammar_state for sequence in sequences):
         return None
     return GrammarGuide(
-        head, [text.grammar_state for text in sequences], [text.remaining for text in sequences]
+        head,
+        [sequence.grammar_state for sequence in sequences],
+        [sequence.remaining for sequence in sequences],
     )
 
 
@@ -110,12 +112,12 @@ def filter_candidates(
     Of each constrained tree, only the `max_nodes` best allowed candidates remain. That bounds the number of
     candidates for which the grammar is asked.
     """
-    if not any(text.grammar_state for text in sequences):
+    if not any(sequence.grammar_state for sequence in sequences):
         return candidates
     scores = candidates.scores.copy()
-    for row, text in enumerate(sequences):
-        if text.grammar_state:
-            scores[row, ~_allowed_candidates(candidates, row, text, max_nodes)] = -np.inf
+    for row, sequence in enumerate(sequences):
+        if sequence.grammar_state:
+            scores[row, ~_allowed_candidates(candidates, row, sequence, max_nodes)] = -np.inf
     return replace(candidates, scores=scores)
 
 

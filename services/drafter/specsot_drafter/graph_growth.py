@@ -25,18 +25,18 @@ from torch import Tensor
 
 from specsot.core.frames import TreeSegment
 from specsot.core.tree import single
+from specsot_drafter.async_growth import AsyncGrowth, GrownPool, JudgedTrees, TreeChooser, VerifiedTree
 from specsot_drafter.core.selection import Candidates
 from specsot_drafter.eagle_kv import DraftPages, DueRows
-from specsot_drafter.early_growth import EarlyGrowth, GrownPool, JudgedTrees, TreeChooser, VerifiedTree
 from specsot_drafter.growth import TreeRoom
 from specsot_drafter.heads import GraphHead, HeadRows
 from specsot_drafter.heads.checkpoint import HeadShape
 from specsot_kernels.attention_tables import (
     as_arrays,
     cut_pieces,
+    page_runs_of,
+    page_runs_unshared,
     room_for,
-    stretches_alone,
-    stretches_of,
     whole_pages,
 )
 from specsot_kernels.growing import WORD, CandidatePool, DueNumbers, LevelFrontier, LevelPlace, VerifiedTrees
@@ -171,13 +171,13 @@ class TreeGraphs:
         }
         self._chooser = TreeChooser(max(trees), max(sum(size.sizes) for size in sizes), levels, head.device)
         self._staging = Staging(max(one.size for one in self._graphs.values()), head.device)
-        self._judged = JudgedTrees(
+        self._verified_trees = JudgedTrees(
             self.due + sum(widths), max(self._trees), pages.table.page_rows, head.device
         )
         # Heads with features can grow asynchronously: compile those kernels now, so that no request waits.
         if width := pages.features.shape[1]:
-            one = VerifiedTree(TreeSegment(0, 1, 0, (), single(0)), (0,) * self.early_rows)
-            verified = self._judged.send([one], self._judged.targets)
+            one = VerifiedTree(TreeSegment(0, 1, 0, (), single(0)), (0,) * self.async_rows)
+            verified = self._verified_trees.send([one], self._verified_trees.targets)
             assert verified is not None
             self._graphs[self._trees[0], levels].accept(verified, pages.features.new_zeros((1, width)), 1)
             for graph in self._graphs.values():
@@ -193,14 +193,14 @@ class TreeGraphs:
         return None if grown is None else grown()
 
     @property
-    def early_rows(self) -> int:
+    def async_rows(self) -> int:
         """Return the rows that asynchronous growth needs per tree: accepted tokens and grown rows."""
-        return self._judged.room
+        return self._verified_trees.room
 
     @torch.inference_mode()
-    def begin_early(
+    def begin_async(
         self, trees: Sequence[VerifiedTree], targets: Tensor, features: Tensor, ids: int, levels: int
-    ) -> EarlyGrowth | None:
+    ) -> AsyncGrowth | None:
         """Launch the growth of the next trees, before the host has read the verification result of `trees`.
 
         The device verifies the trees itself and continues from what it accepted. Return None if no graph has
@@ -211,14 +211,14 @@ class TreeGraphs:
         """
         deep = bucket_of(levels, tuple(self._levels)) or 0
         graph = self._graphs.get((bucket_of(len(trees), self._trees) or 0, deep))
-        verified = self._judged.send(trees, targets) if graph else None
+        verified = self._verified_trees.send(trees, targets) if graph else None
         if graph is None or verified is None:
             return None
-        read = graph.begin_early(trees, verified, features, ids, self._staging)
+        read = graph.begin_async(trees, verified, features, ids, self._staging)
         if read is None:
             return None
         found = {tree.sequence: (place, tree.committed) for place, (tree, _) in enumerate(trees)}
-        return EarlyGrowth(found, self.due, read, graph.grown(self._chooser))
+        return AsyncGrowth(found, self.due, read, graph.grown(self._chooser))
 
     @torch.inference_mode()
     def begin(self, inputs: Sequence[GraphInput], levels: int) -> Grown | None:
@@ -341,7 +341,7 @@ class _TreeGraph:
         self._known: tuple[object, list[Numbers] | None] = ((), None)
         self._replay, _ = capture(lambda: (self._grow_trees(), None))
 
-    def begin_early(
+    def begin_async(
         self,
         trees: Sequence[VerifiedTree],
         verified: VerifiedTrees,
@@ -358,10 +358,10 @@ class _TreeGraph:
         tables = self._tables([(one.committed // rows * rows, pages) for one, pages in trees])
         if tables is None:
             return None
-        staging.send([*self._nobody(), *tables], self._numbers)
+        staging.send([*self._no_due_numbers(), *tables], self._numbers)
         self.accept(verified, features, ids)
         self._run()
-        return partial(self._read_early, len(trees))
+        return partial(self._read_async_candidates, len(trees))
 
     def grown(self, chooser: TreeChooser) -> GrownPool | None:
         """Return the candidates on the device; None with a floor, as the device would select barred ones."""
@@ -378,12 +378,12 @@ class _TreeGraph:
 
         accept_rows(verified, self._early, features, self._pages.features, ids)
 
-    def _read_early(self, trees: int) -> tuple[Candidates, Numbers]:
+    def _read_async_candidates(self, trees: int) -> tuple[Candidates, Numbers]:
         """Wait for the candidates, and for what the device accepted of each tree, [trees, 1 + due]."""
         offer = self._read_candidates(trees)
         return offer, self._host[self._pooled :].view(self._size.trees, -1)[:trees].numpy()
 
-    def _nobody(self) -> list[Numbers]:
+    def _no_due_numbers(self) -> list[Numbers]:
         """Return tables without any tree: due rows, asked rows, columns these attend to, and grown rows.
 
         Row 2 of the due rows and row 1 of the grown rows are slots; -1 means that nothing is written.
@@ -477,7 +477,7 @@ class _TreeGraph:
             return None
         slots = self._pages.table.slots
         places = self._places[:many]
-        due, asked, leads, grown = self._nobody()
+        due, asked, leads, grown = self._no_due_numbers()
         told = list[tuple[int, ...]]()
         tokens = list[int]()
         own = list[int]()
@@ -520,10 +520,10 @@ class _TreeGraph:
         page_rows = self._pages.kv.page_rows
         tables = list[Numbers]()
         named = np.zeros(0, np.int32)
-        stretches = stretches_alone([1] * len(read), [pages for _, pages in read], page_rows)
+        stretches = page_runs_unshared([1] * len(read), [pages for _, pages in read], page_rows)
         if stretches is None:
             spans = [whole_pages(1, at, pages, page_rows) for at, pages in read]
-            stretches = as_arrays(stretches_of(spans, page_rows))
+            stretches = as_arrays(page_runs_of(spans, page_rows))
         leads = np.array([at for at, _ in read], np.int32)
         for width, room in self._rooms.items():
             cut = cut_pieces(

@@ -503,14 +503,14 @@ def _blocks(head: DraftHead, trees: int) -> Grow:
     shape = TreeShape(head.block.drafts - 1) if isinstance(head, BlockHead) else TreeShape()
     page_rows = CONTEXT_ROWS + MOST_BLOCK
     proposer = propose_with(head, shape, trees, page_rows)
-    texts = [DraftSequence(Opening(number, CONTEXT_ROWS, limit=page_rows)) for number in range(trees)]
-    for text in texts:
-        proposer.open(text)
-        lesson = FeatureBatch(text.id, 0, (0,) * CONTEXT_ROWS, 0, 1)
-        text.observe(lesson)
+    sequences = [DraftSequence(Opening(number, CONTEXT_ROWS, limit=page_rows)) for number in range(trees)]
+    for sequence in sequences:
+        proposer.open(sequence)
+        feature_batch = FeatureBatch(sequence.id, 0, (0,) * CONTEXT_ROWS, 0, 1)
+        sequence.observe(feature_batch)
         rows = torch.zeros(CONTEXT_ROWS, head.width, dtype=head.dtype)
-        proposer.observe(Features(0, 0, lessons=(lesson,), rows=rows))
-    return lambda _: proposer.propose(texts, shape.depth + 1)
+        proposer.observe(Features(0, 0, feature_batches=(feature_batch,), rows=rows))
+    return lambda _: proposer.propose(sequences, shape.depth + 1)
 
 
 def _time(grow: Grow, levels: int, clock: Callable[[], float]) -> float:

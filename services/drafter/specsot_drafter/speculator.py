@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from specsot.core.device_verification import DeviceTrees, DeviceVerification
 from specsot.core.draft_pause import DraftPause, PauseEvent, PauseState
 from specsot.core.frames import FeatureBatch
 from specsot.core.tree import Tree, children
-from specsot.core.verdict import UnreadTrees, UnreadVerdict
 from specsot_drafter.core.budget import ROOT_ONLY, BudgetPolicy, StepSeconds, TreeOutcome
 from specsot_drafter.core.selection import (
     Candidates,
@@ -37,7 +37,7 @@ IDLE_REST_STEPS = 8
 # grow asynchronously. With these candidates the host must select nodes, and a step of three to five tokens
 # takes a tenth longer (SmolLM2-135M, H100). Untuned.
 LEAST_GAIN = 0.5
-NOBODY = frozenset[int]()
+NO_SEQUENCES = frozenset[int]()
 
 
 @dataclass(slots=True)
@@ -65,13 +65,13 @@ class Speculator:
         default_factory=list[tuple[Sequence[TreeOutcome], StepSeconds]], init=False
     )
     # Ids of the sequences whose next trees grow asynchronously, until `begin` continues or discards them.
-    _early: frozenset[int] = field(default=NOBODY, init=False)
+    _early: frozenset[int] = field(default=NO_SEQUENCES, init=False)
     # The nodes that the device selects from these trees; None if the host selects.
     _chosen: ChosenTrees | None = field(default=None, init=False)
     # True if candidates of the second proposer joined the last trees.
     _blends: bool = field(default=False, init=False)
     # Ids of the sequences that were running when the last set of entirely new sequences began.
-    _texts: frozenset[int] = field(default=NOBODY, init=False)
+    _sequences: frozenset[int] = field(default=NO_SEQUENCES, init=False)
     # Whether this speculator drafts, is paused, or catches up. After a pause it catches up until all
     # sequences that requested trees before the pause have sent feature batches again.
     _pause: DraftPause = field(default=DraftPause(), init=False)
@@ -79,7 +79,7 @@ class Speculator:
     _many: int = field(default=0, init=False)
 
     @property
-    def rest(self) -> int:
+    def paused_trees(self) -> int:
         """Return the number of trees for which drafting is still paused; 0 if it is not paused."""
         return self._pause.trees_left
 
@@ -110,37 +110,39 @@ class Speculator:
         sequences: those that request a tree. drafted: number of all sequences that are drafted for.
         """
         live = self._live(sequences)
-        growing = [(text, most) for text, most in live if text.id in self._early] or live
-        planned = growing[: self.budget.limit_texts(len(live))]
-        own = [text for text, _ in planned]
+        growing = [(sequence, most) for sequence, most in live if sequence.id in self._early] or live
+        planned = growing[: self.budget.limit_sequences(len(live))]
+        own = [sequence for sequence, _ in planned]
         limits = [most for _, most in planned]
         self._planned = own, limits, self.proposer.due_rows(own)
-        self._begin_texts(frozenset(text.id for text in sequences))
-        if self.rest and not self.record_rest(len(sequences), len(sequences)):
+        self._start_sequences(frozenset(sequence.id for sequence in sequences))
+        if self.paused_trees and not self.record_pause(len(sequences), len(sequences)):
             return 0
-        texts = self._count(len(sequences), drafted)
+        num_sequences = self._count(len(sequences), drafted)
         most = max(limits, default=0)
         due = self._planned[-1]
-        others = texts - len(sequences)
+        others = num_sequences - len(sequences)
         levels = self.budget.plan_levels(len(own), most, due, others + len(live) - len(own))
         # A policy that never pauses returns 0 only if no tree fits; it drafts again with the next sequence.
         if not levels and self.budget.adaptive:
-            self._pause = self._pause.begin(self.budget.rest or IDLE_REST_STEPS * texts, texts)
+            self._pause = self._pause.begin(
+                self.budget.paused_trees or IDLE_REST_STEPS * num_sequences, num_sequences
+            )
         if not levels:
-            self._early = NOBODY
+            self._early = NO_SEQUENCES
             self._chosen = None
         return levels
 
-    def _begin_texts(self, texts: frozenset[int]) -> None:
+    def _start_sequences(self, sequences: frozenset[int]) -> None:
         """Tell the policy if all sequences are new, that is, none ran when the last new set began.
 
-        texts: ids of the sequences that request a tree. A pause may end for new sequences.
+        sequences: ids of the sequences that request a tree. A pause may end for new sequences.
         """
-        if self._pause.state is PauseState.CATCHING_UP or not self._texts.isdisjoint(texts):
+        if self._pause.state is PauseState.CATCHING_UP or not self._sequences.isdisjoint(sequences):
             return
-        self._texts = texts
+        self._sequences = sequences
         self._learn()
-        if self.budget.begin_texts() and self._pause.paused:
+        if self.budget.start_sequences() and self._pause.paused:
             self._resume(self._pause.end(), 1)
 
     def _count(self, told: int, drafted: int) -> int:
@@ -157,7 +159,7 @@ class Speculator:
         self._many = told
         return told
 
-    def record_rest(self, trees: int, live: int) -> bool:
+    def record_pause(self, trees: int, live: int) -> bool:
         """Record that `trees` trees were not drafted, `live` per step. Return whether the pause is over."""
         self._learn()
         pause = self._pause.passed(trees, live)
@@ -169,7 +171,7 @@ class Speculator:
 
     def _resume(self, pause: DraftPause, live: int) -> None:
         """End the pause, and tell the policy how many trees it lasted: `pause.passed_trees`."""
-        self.budget.record_rest(pause.passed_trees, live)
+        self.budget.record_pause(pause.passed_trees, live)
         self._pause = replace(pause, passed_trees=0)
 
     def begin(self, levels: int) -> Growth:
@@ -177,53 +179,60 @@ class Speculator:
         (live, limits, due), began = self._planned, self.clock()
         self._levels = levels
         early = self._early
-        self._early = NOBODY
-        self.proposer.took_early = False
+        self._early = NO_SEQUENCES
+        self.proposer.used_async = False
         offer = self.proposer.begin(live, levels, self.budget.keep_growing)
-        took = self.proposer.took_early
+        took = self.proposer.used_async
         chosen = self._chosen
         self._chosen = None
-        own = tuple(text.id for text in live)
+        own = tuple(sequence.id for sequence in live)
         if chosen and not (took and chosen.sequences == own):
             chosen = None
         # Asynchronous growth that was discarded still occupies the device, so these trees cannot be timed.
         spoilt = not (took or early.isdisjoint(own))
         return Growth(live, limits, due, offer, self.clock() - began, spoilt, chosen)
 
-    def begin_early(self, verdict: UnreadVerdict, ids: int) -> None:
+    def begin_async(self, verdict: DeviceVerification, ids: int) -> None:
         """Launch the next trees asynchronously, while the host has not read the results of `verdict.trees`.
 
         Nothing is launched if drafting is paused or if the policy would not draft for all these sequences in
-        the next step. The trees have as many levels as the last ones. ids: see `Proposer.begin_early`.
+        the next step. The trees have as many levels as the last ones. ids: see `Proposer.begin_async`.
         """
         self._learn()
         budget = self.budget
         many = len(verdict.trees)
-        self._early = NOBODY
-        goes_on = self._levels and not self.rest and budget.limit_texts(many) >= many
-        if goes_on and not budget.looks_next(many) and self.proposer.begin_early(verdict, ids, self._levels):
+        self._early = NO_SEQUENCES
+        will_continue = self._levels and not self.paused_trees and budget.limit_sequences(many) >= many
+        if (
+            will_continue
+            and not budget.looks_next(many)
+            and self.proposer.begin_async(verdict, ids, self._levels)
+        ):
             self._early = frozenset(tree.sequence for tree in verdict.trees)
 
-    def choose_early(self, texts: Sequence[tuple[DraftSequence, int]], rows: int) -> UnreadTrees | None:
+    def choose_async(self, sequences: Sequence[tuple[DraftSequence, int]], rows: int) -> DeviceTrees | None:
         """Let the device select the nodes of the trees that grow asynchronously. None: the host must select.
 
         The host must select if a second proposer's candidates joined the last trees, if all sequences may
         write only their bonus token, or if the policy does not fix the number of nodes.
 
-        texts: sequences, each with its number of committed tokens after the verification result, which the
+        sequences: sequences, each with its number of committed tokens after the verification result, which
+        the
         sequence itself does not have yet.
         rows: most rows of all trees together, roots included.
         """
         self._chosen = None
-        live = len(texts)
+        live = len(sequences)
         ahead = bool(self._early) and not self._blends
         # If no sequence may write more than the bonus token, roots suffice.
-        ahead &= any(text.remaining + text.committed - told > 1 for text, told in texts)
-        if nodes := ahead and self.budget.foreseen_nodes(live, self._levels, rows - live):
-            levels = [self.proposer.levels_at(text, told - text.committed) for text, told in texts]
-            own = [text.id for text, _ in texts]
+        ahead &= any(sequence.remaining + sequence.committed - told > 1 for sequence, told in sequences)
+        if nodes := ahead and self.budget.predict_nodes(live, self._levels, rows - live):
+            levels = [
+                self.proposer.levels_at(sequence, told - sequence.committed) for sequence, told in sequences
+            ]
+            own = [sequence.id for sequence, _ in sequences]
             trust = self.budget.log_trust()
-            self._chosen = self.proposer.choose_early(own, 1 + nodes, min(levels), trust)
+            self._chosen = self.proposer.choose_async(own, 1 + nodes, min(levels), trust)
         return self._chosen
 
     def finish(self, growth: Growth, rows: int) -> dict[int, PendingTree]:
@@ -233,7 +242,7 @@ class Speculator:
         counted as time of growing.
         """
         limits = growth.limits
-        live = growth.texts
+        live = growth.sequences
         began = self.clock()
         self.growing_seconds = 0.0
         candidates = growth.offer()
@@ -246,7 +255,7 @@ class Speculator:
         candidates = candidates if min(limits) >= depth else limit_depths(candidates, limits)
         whole = candidates
         chosen = None
-        if growth.chosen and self.proposer.took_early:
+        if growth.chosen and self.proposer.used_async:
             chosen = growth.chosen.take()
         if chosen is None or not self.budget.holding:
             values = self.budget.score(candidates)
@@ -256,12 +265,12 @@ class Speculator:
                 whole = joined
                 chosen = self.budget.select(values, depth, rows - len(live))
         # The proposer's own candidates are the first columns, those of the second proposer follow.
-        trees = build_trees(whole, [text.tokens[-1] for text in live], chosen)
+        trees = build_trees(whole, [sequence.tokens[-1] for sequence in live], chosen)
         mine = chosen[:, : candidates.tokens.shape[1]]
         by_depth = depth_masses(candidates, mine).tolist()
         return {
-            text.id: PendingTree(text.committed, tree, depth, mass, 1 + own)
-            for text, tree, mass, own in zip(live, trees, by_depth, mine.sum(1).tolist())
+            sequence.id: PendingTree(sequence.committed, tree, depth, mass, 1 + own)
+            for sequence, tree, mass, own in zip(live, trees, by_depth, mine.sum(1).tolist())
         }
 
     def _live(self, sequences: Sequence[DraftSequence]) -> list[tuple[DraftSequence, int]]:
@@ -270,7 +279,11 @@ class Speculator:
         A sequence whose tree grows asynchronously is included even if its most levels are 0 by now.
         """
         limits = map(self.proposer.max_levels, sequences)
-        return [(text, most) for text, most in zip(sequences, limits) if most or text.id in self._early]
+        return [
+            (sequence, most)
+            for sequence, most in zip(sequences, limits)
+            if most or sequence.id in self._early
+        ]
 
     def _blended(
         self, sequences: Sequence[DraftSequence], candidates: Candidates, values: Floats
@@ -288,7 +301,7 @@ class Speculator:
         if others is None:
             return candidates, values
         joined, worth = merge_trees(candidates, values, others, np.exp(others.scores))
-        if self.proposer.took_early and _total(worth) - _total(values) < LEAST_GAIN * len(sequences):
+        if self.proposer.used_async and _total(worth) - _total(values) < LEAST_GAIN * len(sequences):
             return candidates, values
         self._blends = True
         return joined, worth
@@ -303,7 +316,7 @@ def _total(chances: Floats) -> float:
 class Growth:
     """Trees that are growing.
 
-    texts: The sequences of the trees.
+    sequences: The sequences of the trees.
     limits: Most levels of each tree.
     due: Rows of committed tokens that are computed before the trees grow.
     offer: Waits for the growth and returns its candidates.
@@ -312,7 +325,7 @@ class Growth:
     chosen: The nodes that the device selects; None if the host selects.
     """
 
-    texts: list[DraftSequence]
+    sequences: list[DraftSequence]
     limits: list[int]
     due: int
     offer: Offer
@@ -339,15 +352,15 @@ class PendingTree(NamedTuple):
     own_nodes: int
     forced: tuple[int, ...] = ()
 
-    def resolve(self, lesson: FeatureBatch) -> TreeOutcome:
+    def resolve(self, feature_batch: FeatureBatch) -> TreeOutcome:
         """Return the outcome of the tree, given the feature batch with its verification result.
 
         Forced tokens do not count as accepted: with forced (5, 6), and 5, 6, 9 written after the root, one
         token is accepted. If the batch is of another tree or ends the sequence, return ROOT_ONLY.
         """
-        if self.committed != lesson.start or lesson.bonus is None:
+        if self.committed != feature_batch.start or feature_batch.bonus is None:
             return ROOT_ONLY
-        written = lesson.tokens[1:]
+        written = feature_batch.tokens[1:]
         rows = len(self.tree.tokens)
         own = len(written) if self.own_nodes == rows else _own_depth(self, written)
         free = common_prefix(self.forced, written) if self.forced else 0

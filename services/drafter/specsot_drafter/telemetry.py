@@ -23,7 +23,7 @@ class DrafterTelemetry(DrafterObserver):
         self._tracer = observation.tracer
         self._trees = Counter("specsot:drafter_trees", "Trees sent, lone roots left out", registry=registry)
         self._nodes = Counter("specsot:drafter_nodes", "Their nodes beyond the roots", registry=registry)
-        self._rests = Counter("specsot:drafter_rests", "Times when drafting did not pay", registry=registry)
+        self._pauses = Counter("specsot:drafter_pauses", "Times when drafting did not pay", registry=registry)
         told = "Learning what came and drafting once"
         self._seconds = Histogram(
             "specsot:drafter_draft_seconds", told, buckets=STEP_BUCKETS, registry=registry
@@ -35,11 +35,11 @@ class DrafterTelemetry(DrafterObserver):
     def formed(self, configuration: Configuration, free: Callable[[], int]) -> None:
         self._epoch = configuration, free
 
-    def drafting(self, lessons: Sequence[Features]) -> AbstractContextManager[object]:
-        contexts = [features.trace for features in lessons if features.trace]
+    def drafting(self, feature_batches: Sequence[Features]) -> AbstractContextManager[object]:
+        contexts = [features.trace for features in feature_batches if features.trace]
         if not (contexts and self._tracer.on):
             return nullcontext()
-        taught = sum(len(features.lessons) for features in lessons)
+        taught = sum(len(features.feature_batches) for features in feature_batches)
         span = self._tracer.begin("draft", contexts[-1], contexts[:-1], {"specsot.lessons": taught})
         return spanning(span)
 
@@ -47,7 +47,7 @@ class DrafterTelemetry(DrafterObserver):
         grown = [len(draft.tree) - 1 for draft in drafts.drafts if len(draft.tree) > 1]
         self._trees.inc(len(grown))
         self._nodes.inc(sum(grown))
-        self._rests.inc(drafts.rest > 0)
+        self._pauses.inc(drafts.paused_trees > 0)
         self._seconds.observe(seconds)
 
     def disbanded(self) -> None:

@@ -261,7 +261,7 @@ class Fleet:
             case Progress(epoch, done, total, layers=Range() as layers) if epoch == self.epoch:
                 (self._roomless if done < total else self._loaded)[name] = layers
                 self.reform()
-            case Progress(epoch, handed=int(number), over=over) if epoch == self.epoch and number:
+            case Progress(epoch, migrated=int(number), over=over) if epoch == self.epoch and number:
                 self._handover.note(name, number, over)
                 self.reform()
             case Progress(epoch) if epoch == self.epoch:

@@ -22,7 +22,7 @@ from specsot.transport.grpc_server import GrpcServer, open_server, shown
 from specsot.transport.heartbeat import Heartbeat, SilenceTimer
 from specsot.transport.links import SendQueue
 from specsot.transport.security import Tokens
-from specsot.transport.unix_links import UnixHost, is_here
+from specsot.transport.unix_links import UnixHost, is_local_socket
 from specsot.transport.wire.events import (
     decode_ask,
     encode_event,
@@ -37,7 +37,7 @@ from specsot.v1 import fleet_pb2, fleet_pb2_grpc, master_pb2, master_pb2_grpc
 from specsot_master.core.limits import MAX_ID_CHARACTERS
 from specsot_master.engine import Caller
 from specsot_master.master import RequestCounter
-from specsot_master.members import Membership, TurnedAway
+from specsot_master.members import Membership, RefusedMembers
 
 Context = ServicerContext[Any, Any]
 JoinRequests = AsyncIterator[fleet_pb2.JoinRequest]
@@ -168,7 +168,7 @@ class Downlink:
         self.outbox.finish()
 
 
-class _Ear:
+class _MemberReceiver:
     """Receives the messages of a registered member, from its stream and from a unix socket if there is one.
 
     Each of the two enters this object as a context. The member is lost when both have ended, or when one of
@@ -199,7 +199,7 @@ class _Ear:
         if not isinstance(message, Beat) and not downlink.closed:
             self._members.on_message(self._name, message, downlink)
 
-    def __enter__(self) -> _Ear:
+    def __enter__(self) -> _MemberReceiver:
         self._ways += 1
         return self
 
@@ -218,17 +218,18 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         self,
         members: Membership,
         pulse: Heartbeat | None = None,
-        turned_away: TurnedAway | None = None,
+        refused_members: RefusedMembers | None = None,
         nearby: bool = False,
     ) -> None:
         """Admit members to `members`.
 
-        pulse: how often members send heartbeats, and how long they may be silent. turned_away: where refusals
+        pulse: how often members send heartbeats, and how long they may be silent. refused_members: where
+        refusals
         are noted. nearby: offer a unix socket to members on this machine.
         """
         self._members = members
         self._pulse = pulse or Heartbeat()
-        self._turned_away = turned_away or TurnedAway()
+        self._refused_members = refused_members or RefusedMembers()
         self._nearby = UnixHost() if nearby else None
         self._downlinks: set[Downlink] = set()
         self._lenders: dict[Downlink, Registration] = {}
@@ -255,15 +256,15 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
             raise Unavailable("the master is shutting down")
         check_role(names_of(context), registration.name, registration.kind)
         downlink = Downlink()
-        ear = _Ear(self._members, registration.name, downlink)
+        ear = _MemberReceiver(self._members, registration.name, downlink)
         joined = await self._joined(ear, context)
         downlink.outbox.put(joined, joined.ByteSize())
         try:
             await self._members.join(registration, downlink)
         except Refused as error:
-            self._turned_away.note(registration, error)
+            self._refused_members.note(registration, error)
             raise
-        self._turned_away.forget(registration)
+        self._refused_members.forget(registration)
         self._downlinks.add(downlink)
         if registration.lends and registration.kind == "worker":
             self._lenders[downlink] = registration
@@ -286,10 +287,12 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         if self._nearby:
             await self._nearby.close()
 
-    async def _joined(self, ear: _Ear, context: Context) -> fleet_pb2.JoinResponse:
+    async def _joined(self, ear: _MemberReceiver, context: Context) -> fleet_pb2.JoinResponse:
         """Return the first response to a member, with a unix socket if the member runs on this machine."""
         joined = fleet_pb2.Joined(protocol=PROTOCOL, heartbeat=self._pulse.every, silence=self._pulse.silence)
-        if self._nearby and is_here(unquote(context.peer()).removeprefix("ipv4:").removeprefix("ipv6:")):
+        if self._nearby and is_local_socket(
+            unquote(context.peer()).removeprefix("ipv4:").removeprefix("ipv6:")
+        ):
             with suppress(Overloaded, Unavailable):
                 joined.socket = await self._nearby.expect(lambda: ear)
         return fleet_pb2.JoinResponse(joined=joined)
@@ -298,7 +301,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         self,
         registration: Registration,
         requests: JoinRequests,
-        ear: _Ear,
+        ear: _MemberReceiver,
         downlink: Downlink,
         context: Context,
     ) -> None:
@@ -324,7 +327,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
             hearing.cancel()
 
 
-async def _receive(ear: _Ear, requests: JoinRequests) -> None:
+async def _receive(ear: _MemberReceiver, requests: JoinRequests) -> None:
     """Receive the messages of a member's stream until it ends. Raises WireError."""
     with ear:
         async for request in requests:

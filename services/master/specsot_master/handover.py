@@ -45,7 +45,7 @@ class KvHandover:
         # What the change depends on: (epoch, next stages, registrations of the takers, draft head).
         self._change: object = None
         # By sequence id: how many leading tokens every taker has, or receives in this round.
-        self._handed: dict[int, int] = {}
+        self._migrated: dict[int, int] = {}
         # Sequences that the givers have closed already, even if their results have not arrived here.
         self._over: set[int] = set()
         # Names of the takers that have not confirmed this round.
@@ -74,7 +74,7 @@ class KvHandover:
         if self._change != change or reason:
             self._change = change
             self._rounds = 0
-            self._handed = {}
+            self._migrated = {}
             self._lacking.clear()
             self._over.clear()
         if reason:
@@ -84,7 +84,7 @@ class KvHandover:
             return False
         if self._lacking:
             log.warning("KV rows were not handed over in time", lacking=sorted(self._lacking))
-            self._handed.clear()
+            self._migrated.clear()
             return True
         live = {one: rows for one, rows in final().items() if one not in self._over}
         return not self._go_on(epoch, wanted, _within(MAX_BYTES, members, live))
@@ -99,14 +99,14 @@ class KvHandover:
             self._lacking.discard(name)
             self._over.update(over)
             for sequence in over:
-                self._handed.pop(sequence, None)
+                self._migrated.pop(sequence, None)
 
     def serve(self, epoch: int) -> None:
         """Note that this epoch began with the migrated rows, and that no change is under way any more."""
-        if self._handed:
-            rows = sum(self._handed.values())
-            log.info("KV rows are handed over", epoch=epoch, sequences=len(self._handed), rows=rows)
-        self._kept = (epoch, self._handed)
+        if self._migrated:
+            rows = sum(self._migrated.values())
+            log.info("KV rows are handed over", epoch=epoch, sequences=len(self._migrated), rows=rows)
+        self._kept = (epoch, self._migrated)
         self._change = None
 
     def kept(self, epoch: int) -> Mapping[int, int]:
@@ -122,15 +122,15 @@ class KvHandover:
         final: by sequence id, how many leading tokens are final now, within MAX_BYTES.
         """
         asked = [
-            RowsOf(sequence, self._handed.get(sequence, 0), last)
+            RowsOf(sequence, self._migrated.get(sequence, 0), last)
             for sequence, last in final.items()
-            if last > self._handed.get(sequence, 0)
+            if last > self._migrated.get(sequence, 0)
         ]
         if sum(one.last - one.first for one in asked) <= FEW_ROWS or self._rounds == MAX_ROUNDS:
             return False
         self._rounds += 1
         self._number += 1
-        self._handed |= {one.sequence: one.last for one in asked}
+        self._migrated |= {one.sequence: one.last for one in asked}
         self._lacking = {stage.name for stage in wanted}
         self._ends = asyncio.get_running_loop().time() + ROUND_SECONDS
         asyncio.get_running_loop().call_later(ROUND_SECONDS, self._later)

@@ -32,9 +32,9 @@ from specsot_master.core.records import (
     BranchRecord,
     CancelledRecord,
     FailedRecord,
-    StepRecord,
     Record,
     ReopenedRecord,
+    StepRecord,
     fingerprint_of,
 )
 from specsot_master.core.request import RequestState

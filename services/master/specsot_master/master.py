@@ -26,7 +26,7 @@ from specsot_master.engine.event_stream import LoopClock, Subscription, Subscrip
 from specsot_master.engine.forecast_memory import ForecastMemory
 from specsot_master.engine.grammar_sandbox import GrammarSandbox, measure_with
 from specsot_master.fleet import Fleet
-from specsot_master.members import Membership, TurnedAway
+from specsot_master.members import Membership, RefusedMembers
 from specsot_master.prompts import Prompts
 from specsot_master.replicas import MemberRouter, Replica, RequestRouter, total_info
 from specsot_master.text import Text
@@ -159,7 +159,7 @@ class Master:
     changed: Set whenever a ring becomes complete or breaks.
     serving: Whether a ring is complete, and makes progress if it has work.
     leaving: Whether the master shuts down.
-    turned_away: Members that were refused, with the reasons.
+    refused_members: Members that were refused, with the reasons.
     requests: The entry point of all requests.
     """
 
@@ -171,7 +171,7 @@ class Master:
     changed: asyncio.Event
     serving: bool = False
     leaving: bool = False
-    turned_away: TurnedAway = field(default_factory=TurnedAway)
+    refused_members: RefusedMembers = field(default_factory=RefusedMembers)
     requests: RequestCounter = field(init=False)
 
     def __post_init__(self) -> None:
@@ -181,7 +181,7 @@ class Master:
         """Return the present state of all rings and members, and why refused members were refused."""
         told = total_info([one.info() for one in self.replicas])
         members = tuple(member for one in self.replicas for member in self._members_of(one))
-        waiting = (*told.waiting_for, *self.turned_away.lines()) if told.waiting_for else ()
+        waiting = (*told.waiting_for, *self.refused_members.lines()) if told.waiting_for else ()
         return replace(told, models=(self.model,), members=members, waiting_for=waiting)
 
     def waiting_for(self) -> str:

@@ -22,7 +22,7 @@ log = structlog.get_logger()
 # Seconds. A refused member asks again every 5 s; after this time without asking, it is no longer listed.
 ASKS_AGAIN_SECONDS = 15.0
 # Members. How many refused members are listed and logged. Untuned.
-MAX_TURNED_AWAY = 16
+MAX_REFUSED_MEMBERS = 16
 
 MemberMessage = Configuration | Disband | StandBy | HandOver | Rejoined | DrafterLost
 
@@ -153,7 +153,7 @@ class MemberTable:
         task.add_done_callback(self._tasks.discard)
 
 
-class TurnedAway:
+class RefusedMembers:
     """Members that were refused and may ask again, so that the master's status shows an operator why."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -164,11 +164,11 @@ class TurnedAway:
     def note(self, asking: Registration, refusal: Refused) -> None:
         """Remember a refusal, and log it if it is not listed yet.
 
-        At most MAX_TURNED_AWAY members are listed.
+        At most MAX_REFUSED_MEMBERS members are listed.
         """
         said = f"{asking.kind} {asking.name} at {asking.address} is not let in: {refusal}"
         known = said in self.lines()
-        if not known and len(self._asked) < MAX_TURNED_AWAY:
+        if not known and len(self._asked) < MAX_REFUSED_MEMBERS:
             log.warning(
                 "member not let in",
                 kind=asking.kind,
@@ -176,7 +176,7 @@ class TurnedAway:
                 at=asking.address,
                 reason=str(refusal),
             )
-        if known or len(self._asked) < MAX_TURNED_AWAY:
+        if known or len(self._asked) < MAX_REFUSED_MEMBERS:
             self._asked[asking.address] = self._clock(), said
 
     def forget(self, joined: Registration) -> None:

@@ -61,7 +61,7 @@ class Prompts:
         if style == "auto" and self._parts:
             style = self._parts.plan_style
         self.wording = self._parts.wording if self._parts else Wording()
-        self.score_words = (self._tokens_behind(SEVERAL), self._tokens_behind(ONE))
+        self.score_words = (self._tokens_after(SEVERAL), self._tokens_after(ONE))
         self.threshold = read_threshold(folder) if all(self.score_words) else None
         tags = find_tags(text.encode, text.decode) if style in ("tags", "auto") else None
         if style == "tags" and tags is None:
@@ -101,7 +101,7 @@ class Prompts:
         begun = head_of_answer(self._text.render(messages), BEGUN)
         return ScorePrompt(self._text.encode(begun), *self.score_words, self.threshold or 0.0)
 
-    def _tokens_behind(self, words: Sequence[str]) -> tuple[int, ...]:
+    def _tokens_after(self, words: Sequence[str]) -> tuple[int, ...]:
         """Return the tokens of those words that are a single token after the beginning of an answer.
 
         Words that need several tokens, or that change the tokens before them, are left out.

@@ -14,7 +14,7 @@ from typing import Any
 
 import structlog
 
-from specsot.core.info import Info, StepsInfo, PagesInfo, ReplicaInfo, RequestsInfo
+from specsot.core.info import Info, PagesInfo, ReplicaInfo, RequestsInfo, StepsInfo
 from specsot.errors import InvalidRequest, TooLarge
 from specsot.members import Registration
 from specsot.params import Ask
@@ -186,7 +186,7 @@ class Replica:
         waiting = self.fleet.waiting_for()
         pages = None
         if ring:
-            pages = PagesInfo(ring.pages, engine.free_pages, ring.page_rows, engine.kept_pages)
+            pages = PagesInfo(ring.pages, engine.free_pages, ring.page_rows, engine.prefix_pages)
         return ReplicaInfo(
             number=self.number,
             epoch=fleet.epoch,

@@ -36,7 +36,7 @@ from specsot_master.master import Master, assemble
 from specsot_master.telemetry import RequestSpans
 
 if TYPE_CHECKING:
-    from specsot_master.http.server import HttpDoor
+    from specsot_master.http.server import HttpServer
     from specsot_master.telemetry import Metrics
 
 
@@ -72,13 +72,13 @@ async def run_master(config: MasterConfig, seen: Observation, leaving: asyncio.E
     after = time.time_ns() // 1_000_000
     master = assemble(base, config.ring, after, RequestJournal(journal), cache_folder() / "forecasts")
     await master.leader.revive(journal.kept if journal else ())
-    members = FleetService(master.members, config.pulse, master.turned_away, nearby=True)
+    members = FleetService(master.members, config.pulse, master.refused_members, nearby=True)
     metrics = start_telemetry(master, seen, config)
-    async with open_doors(config, master, members, metrics) as door:
+    async with open_endpoints(config, master, members, metrics) as door:
         spare_collector()
         log.info("waiting for the ring", missing=master.waiting_for())
         tending = [one.fleet.tend(TEND_SECONDS) for one in master.replicas]
-        async with running_beside(
+        async with running_alongside(
             *tending, watch_health(master, door, stall_detectors(master, config.stuck_after))
         ):
             await leaving.wait()
@@ -169,7 +169,7 @@ async def shut_down(master: Master, members: FleetService, door: GrpcServer, gra
 
 
 @asynccontextmanager
-async def running_beside(*works: Coroutine[Any, Any, None]) -> AsyncGenerator[None]:
+async def running_alongside(*works: Coroutine[Any, Any, None]) -> AsyncGenerator[None]:
     """Run these coroutines during the block, and cancel them at its end.
 
     If one of them fails, the block is cancelled at once and its error is raised: a master that no longer
@@ -191,7 +191,7 @@ CLOSE_SECONDS = 1.0
 
 
 @asynccontextmanager
-async def open_doors(
+async def open_endpoints(
     config: MasterConfig, master: Master, members: FleetService, metrics: Metrics | None = None
 ) -> AsyncGenerator[GrpcServer]:
     """Open the ports for clients, members and HTTP during the block; yield the gRPC server for clients.
@@ -232,7 +232,7 @@ def check_extra() -> None:
         ) from None
 
 
-async def open_http(listen: str, config: MasterConfig, master: Master, metrics: Metrics | None) -> HttpDoor:
+async def open_http(listen: str, config: MasterConfig, master: Master, metrics: Metrics | None) -> HttpServer:
     """Open the HTTP server at an address. Raises Unavailable, and InvalidRequest for bad certificates."""
     from specsot_master.http.app import open_http
     from specsot_master.telemetry import observe_master

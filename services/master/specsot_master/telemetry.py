@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from specsot import events
 from specsot.core.frames import Result
-from specsot.core.info import Info, StepsInfo, PagesInfo, ReplicaInfo, RequestsInfo
+from specsot.core.info import Info, PagesInfo, ReplicaInfo, RequestsInfo, StepsInfo
 from specsot.errors import SpecsotError
 from specsot.params import Ask
 from specsot.service.telemetry import STEP_BUCKETS as STEP_SECONDS

@@ -39,7 +39,7 @@ def program(arguments: Sequence[str] | None = None) -> MemberProgram:
 
         fault = config.failpoint if config.failpoint and config.failpoint.whom in (None, name) else None
         before = fault.count if fault else None
-        source = StageLoader(options, name, address, config.layers, before_frame=before)
+        source = StageLoader(options, name, address, config.layers, prepare_frame=before)
         reading = ComputeThread("reading") if options.device.startswith("cuda") else None
         watch = WorkerTelemetry(seen, config.trace_steps) if seen.on else None
         return Worker(source, dialer, compute, observer=watch, verify_thread=reading)

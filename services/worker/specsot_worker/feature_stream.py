@@ -29,7 +29,7 @@ from specsot.errors import NotFound, Overloaded
 from specsot.members import RowsOf
 from specsot_worker.core.pipeline import MAX_ROWS_PER_STEP, StepTimer
 from specsot_worker.feature_store import FeatureRows, FeatureStore
-from specsot_worker.handed_rows import HandedRows
+from specsot_worker.migrated_kv import MigratedKV
 
 
 @dataclass(slots=True)
@@ -109,7 +109,7 @@ class FeatureStream:
         self._later: list[tuple[Frame, Mapping[int, Outcome]]] = []
         self._step_clock = StepTimer()
         # Features that were migrated from the previous epoch.
-        self.handed = HandedRows()
+        self.migrated = MigratedKV()
 
     def copies(self, asked: Sequence[RowsOf]) -> list[Tensor | None]:
         """Return copies of features on the host, each [last - first, feature_size]. None for a sequence that
@@ -150,7 +150,7 @@ class FeatureStream:
         before the fork.
         """
         computed, wall = self._step_clock.step_seconds(frame, now)
-        if frame.resting or not self._receivers:
+        if frame.paused or not self._receivers:
             self._later.append((replace(frame, hidden=None), outcomes))
             return {}
         self.catch_up()
@@ -183,7 +183,7 @@ class FeatureStream:
 
     def _begin_messages(self, receiver: _Receiver, frame: Frame, fed: int) -> list[Features]:
         """Return what one drafter is sent about a frame, before the frame's closings are applied."""
-        receiver.unsent_trees += receiver.drafted_trees(frame) if frame.waking else 0
+        receiver.unsent_trees += receiver.drafted_trees(frame) if frame.catching_up else 0
         first_closings = self._take_unforked(receiver)
         messages = self._messages(receiver, frame, max(MAX_ROWS_PER_STEP, fed))
         if first_closings:
@@ -208,7 +208,7 @@ class FeatureStream:
                 seconds=timing.seconds,
                 wall=timing.wall,
                 trace=timing.trace,
-                rested=receiver.unsent_trees,
+                draft_paused=receiver.unsent_trees,
                 must_answer=len(self._receivers) > 1,
             )
             receiver.unsent_trees = 0
@@ -300,7 +300,7 @@ class FeatureStream:
             # tokens [t0 t1 t2 | p0 p1], accepted nodes (0, 2) -> features of tokens [0, 2, 3, 4] are stored
         """
         for opening in frame.openings:
-            kept = self.handed.rows(opening) if opening.kept else None
+            kept = self.migrated.rows(opening) if opening.reused else None
             if opening.drafted:
                 self._open(opening, kept)
         parts = list[FeatureRows]()
@@ -333,7 +333,7 @@ class FeatureStream:
         """Return whether the store has opened the sequence: it has room, and the features that the sequence
         begins with are available.
         """
-        if opening.kept and kept is None:
+        if opening.reused and kept is None:
             return False
         try:
             store.open(opening)
@@ -377,7 +377,7 @@ class FeatureStream:
 
     def _close(self, sequence: int) -> None:
         """Forget a sequence. The next message to each drafter that has it says that it closed."""
-        self.handed.drop(sequence, features=True)
+        self.migrated.drop(sequence, features=True)
         drafted = self._sequences.pop(sequence, None)
         for receiver in self._receivers.values():
             sent = receiver.sent.pop(sequence, None)
@@ -404,8 +404,10 @@ class FeatureStream:
             if not (openings or rows_by_sequence):
                 break
             rows = self._store.load(rows_by_sequence) if self._store and rows_by_sequence else None
-            lessons = tuple(self._lesson(part, not frame.waking) for part in rows_by_sequence)
-            messages.append(Features(frame.epoch, frame.number, openings, lessons, (), rows))
+            feature_batches = tuple(
+                self._feature_batch(part, not frame.catching_up) for part in rows_by_sequence
+            )
+            messages.append(Features(frame.epoch, frame.number, openings, feature_batches, (), rows))
             room -= sum(part.stop - part.start for part in rows_by_sequence)
             # No sequence waits for the openings and features of this message.
             if not unknown:
@@ -465,7 +467,7 @@ class FeatureStream:
         self._close(sequence)
         return False
 
-    def _lesson(self, part: FeatureRows, asking: bool) -> FeatureBatch:
+    def _feature_batch(self, part: FeatureRows, asking: bool) -> FeatureBatch:
         """Return one feature batch (the code also says *lesson*).
 
         asking: False while drafting is resuming, when no tree is asked for.

@@ -58,7 +58,7 @@ class StageLoader:
         loaded: Loaded | None = None,
         free_memory: Callable[[str], int | None] = room_on,
         gpus: Callable[[str], dict[str, str]] = gpus_on,
-        before_frame: Callable[[], None] | None = None,
+        prepare_frame: Callable[[], None] | None = None,
     ) -> None:
         """Read the model's configuration. Nothing is loaded yet. Raises ModelError if `layers` are beyond the
         model's layers.
@@ -70,14 +70,14 @@ class StageLoader:
         loaded: Called for every layer that has been loaded.
         free_memory: Returns the free bytes of a device, or None if unknown.
         gpus: Returns the devices that a device option may stand for, by GPU id.
-        before_frame: Called before a stage runs each frame.
+        prepare_frame: Called before a stage runs each frame.
         """
         self._options = options = as_published(options, options.base)
         self._name = name
         self._address = address or name
         self._layers = layers
         self._on_layer = loaded
-        self._before_frame = before_frame
+        self._prepare_frame = prepare_frame
         self._free_memory = free_memory
         self._device = options.device
         self._gpus = gpus(options.device)
@@ -130,7 +130,7 @@ class StageLoader:
             self._check_fit(self._layers, self._options.page_bytes, self._graph_bytes(self._layers))
         if self._layers is None:
             self._read_vocabulary()
-        self._tell_published()
+        self._report_published()
         return Registration(
             kind="worker",
             name=self._name,
@@ -156,7 +156,7 @@ class StageLoader:
             hands_over=not config.delta and self._options.tensor_parallel == 1,
         )
 
-    def _tell_published(self) -> None:
+    def _report_published(self) -> None:
         """Log in one line how published, quantized weights are held."""
         files = self._files()
         whole = Range(0, self._config.layers)
@@ -193,7 +193,7 @@ class StageLoader:
         pages = self._counted.pages(self._naming_taps(configuration), layers)
         self._check_fit(layers, pages, self._graph_bytes(layers, fused))
         table = configuration.pages, configuration.page_rows
-        return DecoderStage(self._load(layers), *table, configuration.layout, self._before_frame)
+        return DecoderStage(self._load(layers), *table, configuration.layout, self._prepare_frame)
 
     def _naming_taps(self, configuration: Configuration) -> Configuration:
         """Return the configuration with the taps of an earlier epoch, if it names none, so that their memory
@@ -210,7 +210,7 @@ class StageLoader:
         if isinstance(self._files(), AbsentWeights):
             files = WeightFiles(self._options.base, self._options.model_format == "bin")
             files.fetch(tensors_of(files, self._config, layers))
-            self._tell_fetched(layers)
+            self._report_fetched(layers)
 
     def preload(self, layers: Range | None = None) -> bool:
         """Load one more layer. Return whether a layer was loaded.
@@ -358,11 +358,11 @@ class StageLoader:
             self._parts.keep(layers, self._config)
             self.loaded = 0
             self._decoder = self._load_decoder(layers, self._add_layer)
-            self._tell_fetched(layers)
+            self._report_fetched(layers)
             self._preload_floor = None
         return self._decoder
 
-    def _tell_fetched(self, layers: Range) -> None:
+    def _report_fetched(self, layers: Range) -> None:
         """Log how much of borrowed weights was fetched."""
         if borrowed := borrowed_of(self._options.base):
             borrowed.tell(f"layers {layers}")

@@ -13,7 +13,7 @@ from specsot.service.options import ModelOptions
 from specsot_model.core.replays import KEPT_ROWS
 from specsot_model.fused import can_capture, can_fuse
 from specsot_model.linear import in_words, resolve_dtype
-from specsot_model.memory_fit import WeightForm, bytes_of, steps_of, pages_of, read_of, weights_of
+from specsot_model.memory_fit import WeightForm, bytes_of, pages_of, read_of, steps_of, weights_of
 from specsot_model.packed import row_itemsize
 from specsot_model.weights import Weights
 

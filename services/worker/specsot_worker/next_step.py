@@ -8,9 +8,9 @@ The code says `step` for a step and `guess` for a predicted step. There are thre
   (`guess`, `start`).
 * With drafts, the step is prepared while the trees grow, after the previous step was verified. Only the
   tokens are open, if the trees have the shapes of the previous trees. It is launched when the trees are known
-  (`foresee`, `grow`).
+  (`apply_forecast`, `grow`).
 * If the device chooses trees of a known size by itself, the step is launched at once, and the host reads the
-  trees later (`go_unread`, `read`).
+  trees later (`launch_with_device_trees`, `read`).
 
 A launched step has no effect unless exactly the predicted frame arrives: its page reservations are undone,
 nothing is sent because of it, and the KV that it wrote is overwritten. One thing is permanent: pages that a
@@ -26,14 +26,14 @@ from typing import Protocol
 
 from torch import Tensor
 
+from specsot.core.device_verification import DeviceTrees
 from specsot.core.frames import Frame, Segment, TreeSegment
 from specsot.core.pages import PageTable
 from specsot.core.tree import Tree, chain, single
-from specsot.core.verdict import UnreadTrees
 from specsot.params import Window
 from specsot_model.core.kv_plan import plan_frame
 from specsot_model.kv import KVPages, indices
-from specsot_model.step_rows import FilledStep, StepRows, Outputs
+from specsot_model.step_rows import FilledStep, Outputs, StepRows
 
 
 class Steps(Protocol):
@@ -52,11 +52,11 @@ class Steps(Protocol):
         ...
 
     @property
-    def takes_unread(self) -> bool:
-        """True if `launch_unread` can be used."""
+    def accepts_device_trees(self) -> bool:
+        """True if `launch_device_trees` can be used."""
         ...
 
-    def launch_unread(self, filled: FilledStep, roots: Sequence[int], trees: UnreadTrees) -> Outputs:
+    def launch_device_trees(self, filled: FilledStep, roots: Sequence[int], trees: DeviceTrees) -> Outputs:
         """Run a prepared frame with trees that the host has not read. roots: token ids of the roots, which
         are known.
         """
@@ -144,11 +144,11 @@ class NextStep:
         self._table = table
         self._kv = kv
         self._steps = steps
-        self._guess: GuessedStep | None = None
+        self._predicted: GuessedStep | None = None
         # _trees: every segment of the newest frame is followed by a tree.
         # _plain: the newest frame has single-node trees only, and drafting was neither paused nor resuming.
         self._trees = self._plain = False
-        # True if the last trees had the shapes that `foresee` had prepared.
+        # True if the last trees had the shapes that `apply_forecast` had prepared.
         self._alike = True
         # For sequences of a discarded step that had been launched: their number of committed tokens. The
         # launch has already moved their accepted KV down to that position.
@@ -159,11 +159,11 @@ class NextStep:
 
         Either way, no step is predicted afterwards.
         """
-        guess = self._guess
+        guess = self._predicted
         if guess and guess.tokens and frame.closings:
             guess.leave_out(frame.closings)
         if guess is None or guess.is_for(frame):
-            self._guess = None
+            self._predicted = None
             self._forget(frame.closings if guess else ())
             return guess
         if guess.outputs:
@@ -192,15 +192,15 @@ class NextStep:
         """
         plain = self._plain
         trees = [one for one in frame.segments if isinstance(one, TreeSegment)]
-        self._trees = bool(trees) and all(map(self._goes_on, frame.segments))
+        self._trees = bool(trees) and all(map(self._will_continue, frame.segments))
         alone = all(len(one.tree) == 1 for one in trees)
-        unasked = frame.resting or frame.waking
+        unasked = frame.paused or frame.catching_up
         # After a pause of drafting, trees may follow.
         self._plain = bool(trees) and alone and not unasked
         if alone and (plain or unasked) and self._trees:
             self._arrange([*map(_following, frame.segments)])
 
-    def foresee(self, segments: Sequence[TreeSegment]) -> bool:
+    def apply_forecast(self, segments: Sequence[TreeSegment]) -> bool:
         """Prepare the step with these segments, if every segment of the newest frame is followed by a tree.
         Return whether that is so.
 
@@ -211,20 +211,20 @@ class NextStep:
         if self._trees and self._alike:
             self._arrange(segments)
         elif self._trees:
-            self._guess = GuessedStep(segments, [one.tree for one in segments])
+            self._predicted = GuessedStep(segments, [one.tree for one in segments])
         return self._trees
 
     def start(self, tokens: list[int]) -> bool:
         """Launch the predicted step with these tokens, one per predicted token. Return whether there was a
         prepared step with as many tokens.
         """
-        guess = self._guess
+        guess = self._predicted
         if guess is None or guess.filled is None or len(tokens) != guess.rows:
             return False
         guess.tokens, guess.outputs = tokens, self.launch(guess, tokens)
         return True
 
-    def go_unread(self, segments: Sequence[TreeSegment], trees: UnreadTrees) -> bool:
+    def launch_with_device_trees(self, segments: Sequence[TreeSegment], trees: DeviceTrees) -> bool:
         """Launch the step with these segments and with trees that the host has not read. Return whether it
         was launched.
 
@@ -238,26 +238,28 @@ class NextStep:
             # nodes 4, steps [3, 5, 1] -> chains of 4, 4 and 1 tokens are planned
         """
         self._drop()
-        if not (self._trees and self._steps.takes_unread):
+        if not (self._trees and self._steps.accepts_device_trees):
             return False
         # One tree serves all sequences: building one for each of 64 sequences, say, would delay the launch.
         unknown = chain((0,) * trees.nodes)
         self._arrange(
             [
-                TreeSegment(one.sequence, one.draft_round, one.committed, one.keep, unknown) if one.draft_round > 1 else one
+                TreeSegment(one.sequence, one.draft_round, one.committed, one.keep, unknown)
+                if one.draft_round > 1
+                else one
                 for one in segments
             ]
         )
-        if (guess := self._guess) and guess.filled and not guess.hidden:
+        if (guess := self._predicted) and guess.filled and not guess.hidden:
             roots = [one.tree.tokens[0] for one in segments]
-            guess.outputs = self._steps.launch_unread(guess.filled, roots, trees)
+            guess.outputs = self._steps.launch_device_trees(guess.filled, roots, trees)
         return bool(guess and guess.outputs)
 
     def read(self, trees: Sequence[Tree]) -> bool:
         """Record the trees that the device has chosen for the launched step. Return False if there is no such
         step, or if the sizes differ from the planned ones.
         """
-        guess = self._guess
+        guess = self._predicted
         if guess is None or any(len(own.tokens) != len(one.tokens) for own, one in zip(trees, guess.trees)):
             return False
         guess.trees = trees
@@ -265,18 +267,19 @@ class NextStep:
         return True
 
     def grow(self, trees: Sequence[Tree]) -> bool:
-        """Launch the step that `foresee` has predicted, with these trees. Return whether it was launched.
+        """Launch the step that `apply_forecast` has predicted, with these trees. Return whether it was
+        launched.
 
         The step is prepared again if the shapes differ from the predicted ones.
         """
-        if self._guess is None:
+        if self._predicted is None:
             return False
-        segments = self._guess.segments
-        self._alike = all(tree.parents == one.parents for tree, one in zip(trees, self._guess.trees))
-        if not (self._alike and self._guess.arranged):
+        segments = self._predicted.segments
+        self._alike = all(tree.parents == one.parents for tree, one in zip(trees, self._predicted.trees))
+        if not (self._alike and self._predicted.arranged):
             self._drop()
             self._arrange([replace(one, tree=tree) for one, tree in zip(segments, trees)])
-        self._guess.trees = trees
+        self._predicted.trees = trees
         return self.start(_tokens(trees))
 
     def launch(self, guess: GuessedStep, entry: Sequence[int] | Tensor) -> Outputs:
@@ -291,25 +294,27 @@ class NextStep:
         """
         table = self._table
         trees = [one.tree for one in segments]
-        self._guess = GuessedStep(segments, trees, arranged=True)
+        self._predicted = GuessedStep(segments, trees, arranged=True)
         own = [one.sequence for one in segments]
         wanted = map(table.wanted, own, [one.committed + len(one.tree.tokens) for one in segments])
         reserved = [(sequence, pages) for sequence, pages in zip(own, wanted) if pages]
         if sum(pages for _, pages in reserved) > table.free:
             return
-        self._guess.reserved = reserved
+        self._predicted.reserved = reserved
         plan = plan_frame(table, Frame(0, 0, segments=tuple(segments)))
         for page in plan.trimmed:
             self._kv.clear_page(page)
-        self._guess.filled = self._steps.fill(StepRows((), plan.positions, plan.slots, plan.spans, plan.moves))
+        self._predicted.filled = self._steps.fill(
+            StepRows((), plan.positions, plan.slots, plan.spans, plan.moves)
+        )
 
     def _drop(self) -> None:
         """Discard the predicted step, and undo its page reservations.
 
         Freed pages are cleared if the step was launched, because it may have written to them.
         """
-        guess = self._guess
-        self._guess = None
+        guess = self._predicted
+        self._predicted = None
         for sequence, pages in reversed(guess.reserved) if guess else ():
             for page in self._table.unreserve(sequence, pages):
                 if guess and guess.outputs:
@@ -327,7 +332,7 @@ class NextStep:
             return replace(segment, keep=(0,))
         return segment
 
-    def _goes_on(self, segment: Segment) -> bool:
+    def _will_continue(self, segment: Segment) -> bool:
         """Return whether the segment's sequence has a tree in the next frame, and has no KV policy other than
         a window.
         """

@@ -107,17 +107,19 @@ log = structlog.get_logger()
 
 # Messages. At most this many messages of later epochs are kept; taps may arrive before the epoch's
 # Configuration. Untuned.
-MAX_EARLY_ARRIVALS = 64
+MAX_FUTURE_EPOCH_MESSAGES = 64
 # Bytes. At most this many bytes of tensors in such messages. Untuned.
-MAX_EARLY_BYTES = 1 << 30
+MAX_FUTURE_EPOCH_BYTES = 1 << 30
 
 
-class EarlyArrivals:
+class FutureEpochMessages:
     """Messages of later epochs, in order of arrival. A message that does not fit is dropped; the forming of
     an epoch has a deadline, so a dropped message cannot block the ring for ever.
     """
 
-    def __init__(self, max_arrivals: int = MAX_EARLY_ARRIVALS, max_bytes: int = MAX_EARLY_BYTES) -> None:
+    def __init__(
+        self, max_arrivals: int = MAX_FUTURE_EPOCH_MESSAGES, max_bytes: int = MAX_FUTURE_EPOCH_BYTES
+    ) -> None:
         """Keep at most `max_arrivals` messages with at most `max_bytes` of tensors."""
         self._max_arrivals = max_arrivals
         self._max_bytes = max_bytes

@@ -8,10 +8,10 @@ from dataclasses import replace
 import structlog
 import torch
 
+from specsot.core.device_verification import DeviceTrees
 from specsot.core.frames import Frame, Payload, TreeSegment, tokens_of
 from specsot.core.pages import HeadShares, PageTable, RowPruning
 from specsot.core.tree import Tree
-from specsot.core.verdict import UnreadTrees
 from specsot.errors import WireError
 from specsot.members import Layout, Range
 from specsot.transport.pending_rows import PendingRows
@@ -27,8 +27,8 @@ from specsot_model.cuda_graphs import (
 )
 from specsot_model.decoder import Decoder, Tap
 from specsot_model.kv import Moves, indices
-from specsot_worker.handed_rows import StageRows
-from specsot_worker.next_step import GuessedStep, Steps, NextStep
+from specsot_worker.migrated_kv import StageRows
+from specsot_worker.next_step import GuessedStep, NextStep, Steps
 from specsot_worker.stage_timers import make_timer
 
 log = structlog.get_logger()
@@ -41,7 +41,8 @@ RowsOut = tuple[torch.Tensor | None, torch.Tensor | None]
 class DecoderStage:
     """One layer range with its KV pages, for one epoch. Call `run` with frames strictly in order.
 
-    The stage can launch the next step speculatively, before its frame arrives (`NextStep`; the code says `step`
+    The stage can launch the next step speculatively, before its frame arrives (`NextStep`; the code says
+    `step`
     for a step and `guess` for a predicted step). If another frame arrives, the launched step is discarded.
 
     uncaptured: Number of frames that ran kernel by kernel although CUDA graphs were captured.
@@ -53,7 +54,7 @@ class DecoderStage:
         pages: int,
         page_rows: int,
         layout: Layout = "batched",
-        before_frame: Callable[[], None] | None = None,
+        prepare_frame: Callable[[], None] | None = None,
     ) -> None:
         """Allocate the pages.
 
@@ -61,10 +62,10 @@ class DecoderStage:
         pages: Number of KV pages.
         page_rows: Number of KV slots of a page.
         layout: How attention lays out the tokens of several sequences.
-        before_frame: Called before each frame runs.
+        prepare_frame: Called before each frame runs.
         """
         self._decoder = decoder
-        self._before_frame = before_frame
+        self._prepare_frame = prepare_frame
         self._layout: Layout = layout
         self._table = PageTable(pages, page_rows)
         self._kv = decoder.make_kv(pages, page_rows)
@@ -131,8 +132,8 @@ class DecoderStage:
         Raises WireError if the hidden states that arrived do not match the header, or if token ids are beyond
         the vocabulary.
         """
-        if self._before_frame:
-            self._before_frame()
+        if self._prepare_frame:
+            self._prepare_frame()
         guess = self._next.take(frame) if self._next else None
         if self._next and not guess:
             frame = self._next.settled(frame)
@@ -161,33 +162,35 @@ class DecoderStage:
         return self._next.start(tokens)
 
     @torch.inference_mode()
-    def foresee(self, segments: Sequence[TreeSegment]) -> bool:
+    def apply_forecast(self, segments: Sequence[TreeSegment]) -> bool:
         """Prepare the next step, whose frame has these segments. The tokens of the trees are open, and so are
         their shapes, which may differ from the given ones.
 
         Returns whether `grow_on` is to be called when the trees arrive.
         """
-        return self._next is not None and self._next.foresee(segments)
+        return self._next is not None and self._next.apply_forecast(segments)
 
     @torch.inference_mode()
     def grow_on(self, trees: Sequence[Tree]) -> bool:
-        """Launch the step that `foresee` has prepared, with these trees. Return whether it was launched."""
+        """Launch the step that `apply_forecast` has prepared, with these trees. Return whether it was
+        launched."""
         if not self._next or max(max(tree.tokens) for tree in trees) >= self._decoder.config.vocab:
             return False
         self._timer.begin()
         return self._next.grow(trees)
 
     @torch.inference_mode()
-    def go_unread(self, segments: Sequence[TreeSegment], trees: UnreadTrees) -> bool:
+    def launch_with_device_trees(self, segments: Sequence[TreeSegment], trees: DeviceTrees) -> bool:
         """Launch the next step, whose frame has these roots, with trees that the device chooses and the host
         has not read. Return whether it was launched.
 
         Call `read` when the host has the trees.
         """
-        return self._next is not None and self._next.go_unread(segments, trees)
+        return self._next is not None and self._next.launch_with_device_trees(segments, trees)
 
     def read(self, trees: Sequence[Tree]) -> bool:
-        """Record the trees with which `go_unread` has launched a step. Return whether they match the launched
+        """Record the trees with which `launch_with_device_trees` has launched a step. Return whether they
+        match the launched
         step in size.
         """
         self._timer.begin()

@@ -28,13 +28,13 @@ from specsot.core.tree import single
 from specsot.grammar import Grammar, IsolatedGrammar, SpellingHabits
 from specsot.members import RowsOf
 from specsot_model.kv import indices
+from specsot_worker.colocated_drafts import ColocatedDrafts, RunsAhead
 from specsot_worker.core.accept import DecodeState, TokenCounts, accept_prompt, accept_tree, grammar_masks
 from specsot_worker.core.pipeline import are_in_order
 from specsot_worker.feature_store import FeatureStore
 from specsot_worker.feature_stream import FeatureStream
-from specsot_worker.handed_rows import HandedRows
 from specsot_worker.logprobs import add_logprobs
-from specsot_worker.near_drafts import NearDrafts, RunsAhead
+from specsot_worker.migrated_kv import MigratedKV
 from specsot_worker.pending_grammars import PendingGrammars
 from specsot_worker.prompt_scores import PromptScores
 from specsot_worker.sampling import TargetQuery, Targets, find_targets
@@ -89,11 +89,11 @@ class Verifier:
         self._pending = PendingGrammars()
         self._scores = PromptScores(logits)
         self._stage = stage
-        self.near = NearDrafts(stage, self._place, lambda: self.quiet())
+        self.near = ColocatedDrafts(stage, self._place, lambda: self.quiet())
         # Returns whether no message has arrived that would change the next frame.
         self.quiet = lambda: True
         # True if the next frame has been launched speculatively.
-        self.went_on = False
+        self.launched_next = False
 
     @property
     def has_pending(self) -> bool:
@@ -120,13 +120,13 @@ class Verifier:
         # The device is still computing this frame, so the host has time for this.
         self._features.catch_up()
         outcomes = self._outcomes(verifiable)
-        ahead = None if self._pending or self.went_on else self.near.follow(frame, outcomes)
+        ahead = None if self._pending or self.launched_next else self.near.follow(frame, outcomes)
         now = time.perf_counter()
         spent = _add_verify_time(frame, now - began)
         result = _result(spent, tuple(outcomes.values()))
         features = self._features.advance(spent if verifiable is frame else verifiable, outcomes, now)
         drafts, begun = self.near.draft(_for_sole_drafter(features), ahead)
-        self.went_on |= begun
+        self.launched_next |= begun
         self._forget(frame, outcomes)
         return VerifiedFrame(result, features if drafts is None else {}, drafts)
 
@@ -134,9 +134,9 @@ class Verifier:
         """Use these drafters from now on. Drafters that were not present before know no sequence."""
         self._features.set_drafters(drafters)
 
-    def take_features_from(self, handed: HandedRows) -> None:
+    def take_features_from(self, migrated: MigratedKV) -> None:
         """Use these migrated features for sequences that continue from the previous epoch."""
-        self._features.handed = handed
+        self._features.migrated = migrated
 
     @torch.inference_mode()
     def feature_rows(self, asked: Sequence[RowsOf]) -> list[torch.Tensor | None]:
@@ -165,7 +165,7 @@ class Verifier:
         """Open a sequence: its tokens so far, and, if it decodes, its grammar and state."""
         fork = opening.fork
         tokens = self._tokens[fork.sequence][: fork.length] if fork else []
-        kept = opening.kept.tokens if opening.kept else ()
+        kept = opening.reused.tokens if opening.reused else ()
         self._tokens[opening.sequence] = [*tokens, *kept]
         self._scores.open(opening)
         if opening.decodes:
@@ -212,7 +212,7 @@ class Verifier:
             # a tree of 3 nodes, a final prompt chunk of 4 tokens, and one of 2 tokens that is not final:
             # tokens of the frame [t0 t1 t2 | p0 p1 p2 p3 | q0 q1] -> logits of tokens [0, 1, 2, 6]
         """
-        self.went_on = False
+        self.launched_next = False
         self._append_prompt(frame)
         self._scores.read(frame)
         # Numbers of the tokens whose logits are needed.
@@ -233,9 +233,9 @@ class Verifier:
         questions = [question for _, question in queries]
         steady = self._stage is not None and self._steady(frame, questions)
         meanwhile = None if self._pending else partial(self.near.begin, frame)
-        found = find_targets(logits, questions, meanwhile=meanwhile, astray=self.near.went_astray)
-        self.went_on = steady and self.quiet() and self._begin_next(questions, found)
-        rests = frame.resting or frame.waking
+        found = find_targets(logits, questions, meanwhile=meanwhile, astray=self.near.record_misprediction)
+        self.launched_next = steady and self.quiet() and self._begin_next(questions, found)
+        rests = frame.paused or frame.catching_up
         outcomes = [self._outcome(one, targets, rests) for (one, _), targets in zip(queries, found)]
         return {one.sequence: one for one in add_logprobs(outcomes, questions, logits)}
 
@@ -244,7 +244,10 @@ class Verifier:
         that token ends it, and the sequences are in the order of the next frame's trees.
         """
         alone = frame.number and len(queries) == len(frame.segments) and not self._pending
-        going = (one.state.goes_on(frame.resting or frame.waking) and len(one.tree) == 1 for one in queries)
+        going = (
+            one.state.will_continue(frame.paused or frame.catching_up) and len(one.tree) == 1
+            for one in queries
+        )
         return bool(alone) and all(going) and are_in_order([one.state.opening for one in queries])
 
     def _begin_next(self, queries: list[TargetQuery], found: list[Targets]) -> bool:
@@ -273,7 +276,7 @@ class Verifier:
             return None
         return self._decoding.get(segment.sequence)
 
-    def _outcome(self, segment: Segment, targets: Targets, resting: bool) -> Outcome:
+    def _outcome(self, segment: Segment, targets: Targets, paused: bool) -> Outcome:
         """Accept along the targets of one segment, record the tokens and return the outcome.
 
         If the sequence's grammar has failed, the outcome is FAILED and has no tokens.
@@ -283,8 +286,8 @@ class Verifier:
             told = self._scores.take(segment.sequence)
             outcome = replace(accept_prompt(state, targets[0]), prompt_chances=told)
         else:
-            rested = resting and state.opening.drafted
-            outcome = accept_tree(state, segment.draft_round, segment.tree, targets, rested)
+            draft_paused = paused and state.opening.drafted
+            outcome = accept_tree(state, segment.draft_round, segment.tree, targets, draft_paused)
         if state.failure:
             outcome = Outcome(outcome.sequence, outcome.draft_round, outcome.accepted[:1], (), End.FAILED)
             log.error("a sequence failed", sequence=segment.sequence, reason=state.failure)

@@ -34,11 +34,11 @@ from specsot.service.membership import report_progress
 from specsot.tasks import start
 from specsot.transport.links import (
     Arrival,
+    ColocatedDrafter,
     Dialer,
     Link,
     LocalLink,
     Lost,
-    NearDrafter,
     RingLink,
     close_in_background,
 )
@@ -46,9 +46,9 @@ from specsot_worker.async_verify import AsyncVerifier, LaunchedFrame, launch_fra
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget, PipelineDepth
 from specsot_worker.core.sequencer import Sequencer
 from specsot_worker.frame_work import reporting, run_and_pass_on, run_and_verify
-from specsot_worker.handed_rows import Copies, KeepsRows, LayerRows, RowHandover
+from specsot_worker.migrated_kv import Copies, KeepsRows, LayerRows, RowHandover
 from specsot_worker.observer import WorkerObserver
-from specsot_worker.ring_links import EarlyArrivals, RingLinks, connect, may_send, stage_index
+from specsot_worker.ring_links import FutureEpochMessages, RingLinks, connect, may_send, stage_index
 from specsot_worker.stage_provider import StageProvider, StageRunner
 from specsot_worker.verifier import VerifiedFrame, Verifier
 
@@ -122,7 +122,7 @@ class Worker:
         self._clock = clock
         self._observer = observer or WorkerObserver()
         self._active: _WorkerEpoch | None = None
-        self._early_arrivals = EarlyArrivals()
+        self._future_epoch_messages = FutureEpochMessages()
         self._handover = RowHandover(loader.name, dialer)
         # Tasks that are not awaited.
         self._background = set[asyncio.Task[Any]]()
@@ -169,7 +169,7 @@ class Worker:
         ):
             await self._form(configuration, index, own, uplink)
         await self._ready_if_complete()
-        for arrival in self._early_arrivals.release(configuration.epoch):
+        for arrival in self._future_epoch_messages.release(configuration.epoch):
             await self.handle(arrival)
 
     async def _form(self, configuration: Configuration, index: int, own: Stage, uplink: Link) -> None:
@@ -179,12 +179,12 @@ class Worker:
             await Compute(self._loader.name, self._verify_thread).run(lambda: None)
         stage: StageRunner = await self._compute.run(self._loader.make_stage, configuration, own.layers)
         if isinstance(stage, KeepsRows):
-            stage.rows.handed = self._handover.ready
+            stage.rows.migrated = self._handover.ready
         links = await connect(configuration, self._dialer, uplink)
         last = index == len(configuration.stages) - 1
         verifier = await self._compute.run(self._loader.make_verifier, stage, configuration) if last else None
         if verifier:
-            verifier.near.drafter = near_drafter(configuration, links.drafters)
+            verifier.near.drafter = colocated_drafter(configuration, links.drafters)
             verifier.set_drafters(links.drafters)
             verifier.take_features_from(self._handover.ready)
         self._active = _WorkerEpoch(
@@ -266,7 +266,7 @@ class Worker:
             return
         epoch = getattr(message, "epoch", self.epoch)
         if epoch > self.epoch:
-            self._early_arrivals.hold(epoch, arrival)
+            self._future_epoch_messages.hold(epoch, arrival)
         if active is None or epoch != self.epoch:
             return
         if not self._believes(active.configuration, arrival):
@@ -311,12 +311,12 @@ class Worker:
             return None
         verifying = active.async_verifier is not None and active.async_verifier.busy()
         if not verifying:
-            await self._between_verdicts(active)
+            await self._between_verifications(active)
         poll = POLL_SECONDS if verifying or (active.verifier and active.verifier.has_pending) else None
         waits = [wait for wait in (await self._launch_next(active), poll) if wait is not None]
         return min(waits, default=None)
 
-    async def _between_verdicts(self, active: _WorkerEpoch) -> None:
+    async def _between_verifications(self, active: _WorkerEpoch) -> None:
         """Apply what may only change between two verifications: drafters that have left or joined, and
         grammars that are now compiled.
         """
@@ -342,10 +342,10 @@ class Worker:
         while (frame := active.sequencer.compose(self._clock())) is not None:
             await self._report_rejections(active)
             await self._run_frame(active, self._observer.launched(frame, self._clock()))
-            if not (active.verifier and active.verifier.went_on):
+            if not (active.verifier and active.verifier.launched_next):
                 return 0.0
-            await self._between_verdicts(active)
-        if active.verifier and active.verifier.went_on:
+            await self._between_verifications(active)
+        if active.verifier and active.verifier.launched_next:
             # The launched step waits for its frame, which is no compute time.
             active.stage.hold()
         await self._report_rejections(active)
@@ -394,7 +394,7 @@ class Worker:
             verified = await active.async_verifier.run(verify, launched, _time_limit(active, launched.frame))
         self._record_compute(active, launched.frame, verified.result.seconds[-1])
         await self._announce(active, verified)
-        await self._between_verdicts(active)
+        await self._between_verifications(active)
 
     async def _compute_frame(
         self, active: _WorkerEpoch, frame: Frame, work: Callable[..., Any], *arguments: Any
@@ -484,7 +484,7 @@ class Worker:
             if drafters.get(name) is not link:
                 self._in_background(link.close())
         active.links = replace(active.links, drafters=drafters)
-        active.verifier.near.drafter = near_drafter(active.configuration, drafters)
+        active.verifier.near.drafter = colocated_drafter(active.configuration, drafters)
         active.verifier.set_drafters(drafters)
 
     async def _preload(self, order: StandBy, uplink: Link) -> None:
@@ -560,7 +560,7 @@ class Worker:
             await active.links.master.send(Result(self.epoch, 0, rejected))
 
 
-def near_drafter(told: Configuration, links: Mapping[str, RingLink]) -> NearDrafter | None:
+def colocated_drafter(told: Configuration, links: Mapping[str, RingLink]) -> ColocatedDrafter | None:
     """Return the drafter if it is the only one and runs on this worker's compute thread. Otherwise return
     None.
 

@@ -10,7 +10,7 @@ from typing import IO
 # File in a folder of the cache. Its modification time is that of the last use; it is locked during a use.
 USED = ".used"
 # Seconds. A folder that was not used for so long is removed. Untuned.
-KEPT_SECONDS = 30 * 86_400.0
+UNUSED_SECONDS = 30 * 86_400.0
 
 
 def cache_folder() -> Path:
@@ -37,13 +37,13 @@ def use(folder: Path) -> IO[str]:
     return used
 
 
-def forget_unused(place: Path, now: float) -> None:
-    """Remove the folders in `place` that no process uses, and that none has used for KEPT_SECONDS.
+def remove_unused(place: Path, now: float) -> None:
+    """Remove the folders in `place` that no process uses, and that none has used for UNUSED_SECONDS.
 
     now: Seconds since 1970.
     """
     for mark in place.glob(f"*/{USED}"):
         with suppress(OSError), mark.open() as used:
-            if now - mark.stat().st_mtime > KEPT_SECONDS:
+            if now - mark.stat().st_mtime > UNUSED_SECONDS:
                 fcntl.flock(used, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(mark.parent)

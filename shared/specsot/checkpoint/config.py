@@ -27,7 +27,7 @@ from specsot.checkpoint.families import (
 )
 from specsot.checkpoint.fields import Fields, Json, read_json
 from specsot.checkpoint.quantization_config import Published, read_published
-from specsot.checkpoint.rope import Rope, read_near_rope, read_rope
+from specsot.checkpoint.rope import Rope, read_rope, read_sliding_rope
 from specsot.errors import InvalidRequest, ModelError
 from specsot.params import MAX_TOKENS, HeadImportance, HeadWindows
 
@@ -91,7 +91,7 @@ class ModelConfig:
     eps: Epsilon of the norms.
     max_positions: Longest sequence in tokens.
     tied: Embedding and lm_head are one table.
-    rope: Rotary settings of all layers, or of those outside `windowed` if there is a `near_rope`.
+    rope: Rotary settings of all layers, or of those outside `windowed` if there is a `sliding_rope`.
     qkv_bias: The query, key and value projections have biases.
     out_bias: The projection after attention has a bias.
     mlp_bias: The MLP's projections have biases.
@@ -110,7 +110,7 @@ class ModelConfig:
     attention_softcap: Cap of attention scores, by tanh; None: no cap.
     logit_softcap: Cap of logits, by tanh; None: no cap.
     query_scalar: Attention scores are divided by its square root; None means head_dim.
-    near_rope: Rotary settings of the layers in `windowed`; None: those of `rope`.
+    sliding_rope: Rotary settings of the layers in `windowed`; None: those of `rope`.
     window: How many positions a token sees in the layers in `windowed`, its own included; None: no window.
     windowed: Numbers of the sliding-window layers.
     gated_heads: Each query head's output is multiplied by a sigmoid gate.
@@ -149,7 +149,7 @@ class ModelConfig:
     attention_softcap: float | None = None
     logit_softcap: float | None = None
     query_scalar: int | None = None
-    near_rope: Rope | None = None
+    sliding_rope: Rope | None = None
     window: int | None = None
     windowed: frozenset[int] = frozenset()
     gated_heads: bool = False
@@ -248,7 +248,9 @@ def _read(
         norm_offset=family.norm_offset,
         embedding_scale=hidden**0.5 if family.scaled else 1.0,
         query_scalar=family.query_scalar and fields.count("query_pre_attn_scalar", family.query_scalar),
-        near_rope=None if family.near_theta is None else read_near_rope(fields, family.near_theta),
+        sliding_rope=None
+        if family.sliding_theta is None
+        else read_sliding_rope(fields, family.sliding_theta),
         **_softcaps(fields, family),
         window=window,
         windowed=windowed,
@@ -422,7 +424,7 @@ def _windowed(fields: Fields, family: Family) -> tuple[int | None, frozenset[int
     window = fields.count("sliding_window", rows)
     layers = fields.count("num_hidden_layers")
     near = [kind == "sliding_attention" for kind in _layer_types(fields, family, layers)]
-    far = family.near_theta is None and window >= fields.count("max_position_embeddings", family.positions)
+    far = family.sliding_theta is None and window >= fields.count("max_position_embeddings", family.positions)
     if not any(near) or far:
         return None, frozenset()
     return window, frozenset(layer for layer, one in enumerate(near) if one)

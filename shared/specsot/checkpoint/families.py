@@ -227,7 +227,7 @@ class Family:
     scaled: Embeddings are multiplied by the square root of the hidden size.
     softcaps: Default caps of attention scores and of logits; None: the family has no caps.
     query_scalar: Default of query_pre_attn_scalar; None: the field is not read.
-    near_theta: Default of rope_local_base_freq, the rotary base of sliding-window layers; None: all layers
+    sliding_theta: Default of rope_local_base_freq, the rotary base of sliding-window layers; None: all layers
         have the same base.
     """
 
@@ -270,7 +270,7 @@ class Family:
     scaled: bool = False
     softcaps: tuple[float | None, float | None] | None = None
     query_scalar: int | None = None
-    near_theta: float | None = None
+    sliding_theta: float | None = None
 
 
 LLAMA = Family(mlp_bias=None)
@@ -442,7 +442,7 @@ FAMILIES: Mapping[str, Family] = {
         softcaps=(None, None),
         qk_norm=True,
         theta=1e6,
-        near_theta=10000.0,
+        sliding_theta=10000.0,
         heads=8,
         vocab=262208,
     ),

@@ -119,7 +119,7 @@ def fetch_model(name: HubName) -> Path:
     offline = offered is None
     if name.file:
         return _fetch_file(name, name.file, offline)
-    with told_clearly(name, "config.json"):
+    with explain_hub_errors(name, "config.json"):
         folder = Path(
             snapshot_download(
                 name.repository,
@@ -152,7 +152,7 @@ def fetch_description(name: HubName) -> Path:
 
     if name.file:
         raise ModelError(f"{name}: what a GGUF file says of itself is fetched with it: name one that is here")
-    with told_clearly(name, "config.json"):
+    with explain_hub_errors(name, "config.json"):
         files: list[str] = [*DESCRIBING]
         return Path(snapshot_download(name.repository, revision=name.revision, allow_patterns=files))
 
@@ -169,7 +169,7 @@ def shapes_on_hub(path: Path) -> dict[str, tuple[int, ...]]:
     snapshot = snapshot_of(path)
     assert snapshot is not None
     file = str(path.relative_to(snapshot.folder))
-    with told_clearly(HubName(snapshot.repository), file):
+    with explain_hub_errors(HubName(snapshot.repository), file):
         found = HfApi().parse_safetensors_file_metadata(snapshot.repository, file, revision=snapshot.commit)
     return {name: tuple(one.shape) for name, one in found.tensors.items()}
 
@@ -186,7 +186,7 @@ def fetched(path: Path) -> Path:
 
     file = str(path.relative_to(snapshot.folder))
     log.info("fetching", file=file, of=snapshot.repository)
-    with told_clearly(HubName(snapshot.repository), file):
+    with explain_hub_errors(HubName(snapshot.repository), file):
         hf_hub_download(snapshot.repository, file, revision=snapshot.commit, cache_dir=snapshot.cache)
     log.info("fetched", file=file, size=memory_in_words(path.stat().st_size))
     return path
@@ -203,7 +203,7 @@ def offers(path: Path) -> bool:
     from huggingface_hub import HfApi
 
     file = str(path.relative_to(snapshot.folder))
-    with told_clearly(HubName(snapshot.repository), file):
+    with explain_hub_errors(HubName(snapshot.repository), file):
         return HfApi().file_exists(snapshot.repository, file, revision=snapshot.commit)
 
 
@@ -216,7 +216,7 @@ def _list_files(name: HubName) -> list[str] | None:
 
     if constants.HF_HUB_OFFLINE:
         return None
-    with told_clearly(name, "list of files"):
+    with explain_hub_errors(name, "list of files"):
         try:
             found = HfApi().model_info(name.repository, revision=name.revision)
         except (errors.HfHubHTTPError, ValueError):
@@ -237,13 +237,13 @@ def _fetch_file(name: HubName, file: str, offline: bool) -> Path:
     """Fetch one file of a repository and return its path in the cache."""
     from huggingface_hub import hf_hub_download
 
-    with told_clearly(name, file):
+    with explain_hub_errors(name, file):
         log.info("fetching", file=file, of=name.repository)
         return Path(hf_hub_download(name.repository, file, revision=name.revision, local_files_only=offline))
 
 
 @contextmanager
-def told_clearly(name: HubName, file: str) -> Generator[None]:
+def explain_hub_errors(name: HubName, file: str) -> Generator[None]:
     """Turn errors of huggingface_hub into a ModelError of one line. file: the file that is asked for."""
     from huggingface_hub import constants, errors
     from huggingface_hub.utils import disable_progress_bars

@@ -100,7 +100,7 @@ def _of_kind(kind: str, reader: Fields, fields: Json, theta: float, share: float
     )
 
 
-def read_near_rope(fields: Fields, usual: float) -> Rope:
+def read_sliding_rope(fields: Fields, usual: float) -> Rope:
     """Read the rotary settings of sliding-window layers: `rope_local_base_freq`, or the new spelling.
 
     usual: The base if the config has none.

@@ -13,7 +13,7 @@ from specsot.events import Event, Numbered
 
 def line_of(numbered: Numbered) -> str:
     """Return an event as one line of JSON without its newline. Text is not escaped to ASCII."""
-    return json.dumps(fields_of(numbered), ensure_ascii=False, default=plain_of)
+    return json.dumps(fields_of(numbered), ensure_ascii=False, default=baseline_of)
 
 
 def fields_of(numbered: Numbered) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def name_of(event: Event) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(event).__name__).lower()
 
 
-def plain_of(value: Any) -> Any:
+def baseline_of(value: Any) -> Any:
     """Convert a value that JSON cannot express: an enumeration becomes its value, bytes become numbers.
 
     Raises TypeError for any other type.

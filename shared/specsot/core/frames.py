@@ -7,7 +7,7 @@ a tree lie in node order in rows n, n + 1, ... until they are verified.
 
 Names. The code calls one forward pass of the ring, which this documentation calls a step, a *step*. A field
 `draft_round` counts the draft rounds of one sequence: `draft_round` = k belongs to its k-th tree, counted from 1, and
-`draft_round` = 0 to the last chunk of its prompt. `resting` means that drafting is paused, `waking` that drafting
+`draft_round` = 0 to the last chunk of its prompt. `paused` means that drafting is paused, `catching_up` that drafting
 has resumed but the drafter has yet to catch up, and a `lesson` is a batch of features for the drafter.
 
 Worked example. A prompt of 10 tokens yields the first token, a. Draft round 1 feeds the tree a -> (b, c):
@@ -60,7 +60,7 @@ class Fork:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class ReusedKV:
     """KV of a closed sequence of the previous epoch that a new sequence reuses instead of computing it again.
 
     sequence: id of the previous epoch's sequence, whose KV rows every stage still holds.
@@ -108,7 +108,7 @@ class Opening:
     min_tokens: no token of `stop_ids` may be generated before so many tokens.
     prompt_logprobs: the same as `logprobs`, for all tokens of the prompt but the first. Set only without
         fork.
-    kept: rows of a previous epoch's sequence that are reused, or None.
+    reused: rows of a previous epoch's sequence that are reused, or None.
     """
 
     sequence: int
@@ -134,7 +134,7 @@ class Opening:
     importance: HeadImportance | None = None
     min_tokens: int = 0
     prompt_logprobs: int | None = None
-    kept: Kept | None = None
+    reused: ReusedKV | None = None
 
     @property
     def forked(self) -> int:
@@ -144,7 +144,7 @@ class Opening:
     @property
     def begun(self) -> int:
         """Number of rows that need not be computed: forked rows and reused rows of a previous epoch."""
-        return self.forked + (len(self.kept.tokens) if self.kept else 0)
+        return self.forked + (len(self.reused.tokens) if self.reused else 0)
 
 
 @value
@@ -223,10 +223,11 @@ class Frame:
     fused: [num_tokens, head_hidden_size] running sum of the draft head's `fc` projection over the tapped
         layers passed so far. None if no head needs it.
     seconds: compute time of each stage passed so far, in stage order.
-    resting: True while drafting is paused. The last stage then keeps what the drafter must learn of this
+    paused: True while drafting is paused. The last stage then keeps what the drafter must learn of this
         frame for a later frame.
     trace: the trace context of this step, for spans. None if the step is not traced.
-    waking: True while drafting resumes: the drafter is sent what it missed, and asked for no trees until it
+    catching_up: True while drafting resumes: the drafter is sent what it missed, and asked for no trees
+    until it
         has caught up.
     """
 
@@ -238,9 +239,9 @@ class Frame:
     hidden: Payload | None = None
     fused: Payload | None = None
     seconds: tuple[float, ...] = ()
-    resting: bool = False
+    paused: bool = False
     trace: str | None = None
-    waking: bool = False
+    catching_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +270,7 @@ class Outcome:
     chances: the log-probability of each of `tokens`; empty if the sequence does not ask for
         log-probabilities.
     forced: the tokens after `tokens` that the constraint determines alone. Set only for drafted sequences.
-    rested: True if nothing was drafted for a drafted sequence, because drafting was paused or resuming.
+    draft_paused: True if nothing was drafted for a drafted sequence, because drafting was paused or resuming.
     prompt_chances: the log-probability of each token of the prompt but the first, if the sequence asks for
         these. Set only where `draft_round` is 0.
     """
@@ -281,7 +282,7 @@ class Outcome:
     end: End | None = None
     chances: tuple[Logprob, ...] = ()
     forced: tuple[int, ...] = ()
-    rested: bool = False
+    draft_paused: bool = False
     prompt_chances: tuple[Logprob, ...] = ()
 
 
@@ -318,7 +319,8 @@ class FeatureBatch:
     tokens: token ids at the positions start, start + 1, ....
     bonus: the token after `tokens`, which is not fed yet. None if more of the prompt follows, or if the
         sequence has ended or never decodes.
-    draft_round: the draft round for which a tree is requested (1 after the prompt), or None if no tree is requested.
+    draft_round: the draft round for which a tree is requested (1 after the prompt), or None if no tree is
+    requested.
     forced: the tokens after `bonus` that the constraint determines alone.
     """
 
@@ -339,7 +341,7 @@ class Features:
     epoch: epoch of the newest frame.
     number: number of the newest frame.
     openings: sequences that the drafter must open first.
-    lessons: one batch of committed tokens per sequence.
+    feature_batches: one batch of committed tokens per sequence.
     closings: ids of sequences that the drafter must close last.
     rows: [num_tokens, head_hidden_size] features of the tokens of all batches, one batch after the other:
         batches with 2 and 3 tokens are the rows [0 1 | 2 3 4]. None if the drafter reads no features.
@@ -348,7 +350,8 @@ class Features:
         carries prompt chunks.
     seconds: compute time of all stages for the newest frame.
     wall: wall-clock seconds of such a step, transfers and waiting included. 0 if unknown.
-    rested: number of trees verified since the preceding message while drafting was paused or resuming. The
+    draft_paused: number of trees verified since the preceding message while drafting was paused or resuming.
+    The
         drafter learns only the tokens of these trees.
     trace: the trace context of the newest frame's step, for spans. None if the step is not traced.
     must_answer: True if the drafter must answer every request with a tree, if only with its root, and must
@@ -358,13 +361,13 @@ class Features:
     epoch: int
     number: int
     openings: tuple[Opening, ...] = ()
-    lessons: tuple[FeatureBatch, ...] = ()
+    feature_batches: tuple[FeatureBatch, ...] = ()
     closings: tuple[int, ...] = ()
     rows: Payload | None = None
     fed: int = 0
     seconds: float = 0.0
     wall: float = 0.0
-    rested: int = 0
+    draft_paused: int = 0
     trace: str | None = None
     must_answer: bool = False
 
@@ -389,14 +392,15 @@ class Drafts:
 
     epoch: epoch of the drafts.
     drafts: one tree per sequence.
-    rest: length of a pause of drafting: the number of trees, over all sequences, for which the drafter will
+    paused_trees: length of a pause of drafting: the number of trees, over all sequences, for which the
+    drafter will
         propose nothing because drafting is not profitable now. 0 if drafting continues.
     drafter: name of the drafter that sends the message. Empty if unknown.
     """
 
     epoch: int
     drafts: tuple[Draft, ...] = ()
-    rest: int = 0
+    paused_trees: int = 0
     drafter: str = ""
 
 

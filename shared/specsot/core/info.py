@@ -40,13 +40,13 @@ class MemberInfo:
     layers: the member's layer range in the present epoch, or None if it has none.
     host: the machine on which the member runs.
     gpu: the GPU on which the member runs.
-    stands_by: True if the present epoch runs without the member.
+    is_standby: True if the present epoch runs without the member.
     replica: number of the ring to which the member belongs, if the master has several; otherwise None.
     device: name of the GPU or the processor that computes.
     memory: bytes for weights and KV pages.
     dtype: what the member computes in, and how its weights are rounded, such as "bfloat16, int8 weights".
     weights: bytes of weights that a step reads of the member's layers.
-    least_seconds: seconds to read these weights at the speed at which the member copies memory.
+    min_seconds: seconds to read these weights at the speed at which the member copies memory.
     """
 
     kind: Kind
@@ -56,13 +56,13 @@ class MemberInfo:
     layers: Range | None = None
     host: str = ""
     gpu: str = ""
-    stands_by: bool = False
+    is_standby: bool = False
     replica: int | None = None
     device: str = ""
     memory: int = 0
     dtype: str = ""
     weights: int = 0
-    least_seconds: float = 0.0
+    min_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,8 @@ class _Held:
     gone: how many pages were returned. They lay after the pages of the sequence's first rows.
     kept: how many of the first `pruned` rows pruning has left. They are in the first columns.
     pruned: the row before which pruning has been applied.
-    kept_by_head: by layer and KV head, how many of the first `kept` columns are the head's own rows. None
+    rows_kept_by_head: by layer and KV head, how many of the first `kept` columns are the head's own rows.
+    None
         unless heads keep different numbers of rows.
     """
 
@@ -95,7 +96,7 @@ class _Held:
     gone: int = 0
     kept: int = 0
     pruned: int = 0
-    kept_by_head: HeadCounts | None = None
+    rows_kept_by_head: HeadCounts | None = None
 
 
 def most_held(policy: Policy | None, rows: int, page_rows: int) -> int | None:
@@ -259,9 +260,9 @@ class PageTable:
         sources = self._slots(held, (*range(held.kept), *fresh))
         shares = None
         if isinstance(policy, HeadPruning):
-            after = policy.kept_by_head(held.kept_by_head, len(fresh))
-            shares = HeadShares(held.kept, held.kept_by_head or policy.none_kept, after)
-            held.kept_by_head = after
+            after = policy.rows_kept_by_head(held.rows_kept_by_head, len(fresh))
+            shares = HeadShares(held.kept, held.rows_kept_by_head or policy.no_rows_kept, after)
+            held.rows_kept_by_head = after
             held.kept = max(map(max, after))
         else:
             held.kept = policy.kept(len(sources))
@@ -278,12 +279,12 @@ class PageTable:
         held = self._of(sequence)
         return held.kept, self.column(sequence, held.pruned)
 
-    def kept_by_head(self, sequence: int) -> HeadCounts | None:
+    def rows_kept_by_head(self, sequence: int) -> HeadCounts | None:
         """Return, by layer and KV head, how many of the first columns are rows that pruning left to the head.
 
         None is returned if all heads have as many as `pruned` returns.
         """
-        return self._of(sequence).kept_by_head
+        return self._of(sequence).rows_kept_by_head
 
     def room(self, sequence: int, row: int) -> int:
         """Return how many rows from `row` on could be reserved if the sequence were trimmed at `row`

@@ -57,11 +57,12 @@ class Shape(NamedTuple):
 
 
 # Many sequences draft trees of the same shape, so shapes are cached.
-# Shapes. Size of the cache: at most 50 MiB with KEPT_NODES, where trees of 4,096 nodes would take 1.4 GiB.
+# Shapes. Size of the cache: at most 50 MiB with CACHED_TREE_NODES, where trees of 4,096 nodes would take 1.4
+# GiB.
 # Untuned.
-KEPT_SHAPES = 1024
+CACHED_TREE_SHAPES = 1024
 # Nodes. The shape of a larger tree is computed each time. Untuned.
-KEPT_NODES = 512
+CACHED_TREE_NODES = 512
 
 
 def shape_of(parents: tuple[int, ...]) -> Shape:
@@ -69,7 +70,7 @@ def shape_of(parents: tuple[int, ...]) -> Shape:
 
     Raises WireError if a node's parent does not precede the node.
     """
-    return _kept_shape(parents) if len(parents) <= KEPT_NODES else _shape(parents)
+    return _cached_shape(parents) if len(parents) <= CACHED_TREE_NODES else _shape(parents)
 
 
 def _shape(parents: tuple[int, ...]) -> Shape:
@@ -79,7 +80,7 @@ def _shape(parents: tuple[int, ...]) -> Shape:
     return Shape(depths(parents), ancestry(parents))
 
 
-_kept_shape = lru_cache(KEPT_SHAPES)(_shape)
+_cached_shape = lru_cache(CACHED_TREE_SHAPES)(_shape)
 
 
 def single(token: int) -> Tree:

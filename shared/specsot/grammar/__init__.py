@@ -5,7 +5,7 @@ Nothing in this package uses text, tensors or requests.
 
 from specsot.grammar.automaton import Mask, State, TokenAutomaton, automaton
 from specsot.grammar.state import (
-    LONGEST_STRETCH,
+    LONGEST_FORCED_RUN,
     Grammar,
     IsolatedGrammar,
     SpellingHabits,
@@ -15,7 +15,7 @@ from specsot.grammar.state import (
 )
 
 __all__ = [
-    "LONGEST_STRETCH",
+    "LONGEST_FORCED_RUN",
     "Grammar",
     "SpellingHabits",
     "IsolatedGrammar",

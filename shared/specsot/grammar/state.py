@@ -24,9 +24,9 @@ from specsot.params import Form
 T = TypeVar("T")
 
 # Tokens. Bounds the forced tokens that are looked up at a time. Untuned.
-LONGEST_STRETCH = 16
+LONGEST_FORCED_RUN = 16
 # Entries. Bounds the recorded forced stretches, because clients' forms bring new ones without end. Untuned.
-MAX_STRETCHES = 4096
+MAX_FORCED_RUNS = 4096
 # Forms. Bounds the cache of compiled forms; the least recently used is dropped. Untuned.
 MAX_CACHED_FORMS = 8
 # The rules of a list with the default options of a request.
@@ -198,10 +198,10 @@ class SpellingHabits:
         if stretch := _stretch(rules, state):
             self._firsts[stretch] = token
             self._firsts.move_to_end(stretch)
-            if len(self._firsts) > MAX_STRETCHES:
+            if len(self._firsts) > MAX_FORCED_RUNS:
                 self._firsts.popitem(last=False)
 
-    def forced(self, rules: Grammar, state: Any, most: int = LONGEST_STRETCH) -> tuple[int, ...]:
+    def forced(self, rules: Grammar, state: Any, most: int = LONGEST_FORCED_RUN) -> tuple[int, ...]:
         """Return the tokens, at most `most`, that the grammar determines from this state on.
 
         Each stretch begins with the token that the model chose for it last, or with the greedy one.

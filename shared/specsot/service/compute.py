@@ -133,7 +133,7 @@ def _submit(
         else:
             done.set_exception(error)
 
-    def tell_loop(result: Any, error: BaseException | None = None) -> None:
+    def report_to_loop(result: Any, error: BaseException | None = None) -> None:
         # If the event loop is closed, no coroutine waits for the result.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(tell, result, error)
@@ -144,9 +144,9 @@ def _submit(
         try:
             result = job(*arguments)
         except BaseException as error:
-            tell_loop(None, error)
+            report_to_loop(None, error)
         else:
-            tell_loop(result)
+            report_to_loop(result)
 
     executor.post(call)
     return done

@@ -42,7 +42,7 @@ def run_service(
     try:
         first()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_until_told(work, within))
+            runner.run(_until_stopped(work, within))
     except (InvalidRequest, ModelError, Refused) as error:  # Starting the program again would fail again.
         return _tell(program, str(error), WRONG_INPUT)
     except Hung as error:
@@ -55,7 +55,7 @@ def run_service(
     return 0
 
 
-async def _until_told(work: Work, within: float | None) -> None:
+async def _until_stopped(work: Work, within: float | None) -> None:
     leaving, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def leave() -> None:

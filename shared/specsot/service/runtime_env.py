@@ -58,7 +58,7 @@ def interruptible(program: Callable[[], int]) -> int:
 def set_runtime_defaults() -> None:
     """Make all settings. Must be called before torch or grpc is imported and before any file is opened."""
     open_standard_files()
-    survive_any_text()
+    escape_unencodable()
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     if sys.platform == "linux":
@@ -79,7 +79,7 @@ def open_standard_files() -> None:
 WHOLE = "utf-8", "surrogateescape"
 
 
-def survive_any_text() -> None:
+def escape_unencodable() -> None:
     """Let standard input and output accept any text.
 
     Characters that the locale's encoding lacks are written as escapes, as Python does on stderr. Bytes of the

@@ -30,7 +30,7 @@ from specsot.transport.link_ends import (
 )
 from specsot.transport.links import Inbox
 from specsot.transport.security import PLAIN, Tls
-from specsot.transport.unix_links import UnixHost, UnixWire, is_here, reach_nearby
+from specsot.transport.unix_links import UnixHost, UnixWire, is_local_socket, reach_nearby
 from specsot.transport.wires import Wire
 from specsot.v1 import ring_pb2, ring_pb2_grpc
 
@@ -96,7 +96,7 @@ class GrpcDialer:
         """
         channel = await reach(address, self._patience, tls=self._tls, name=kind)
         try:
-            if is_here(address) and (nearby := await self._connect(channel, address, epoch)):
+            if is_local_socket(address) and (nearby := await self._connect(channel, address, epoch)):
                 await channel.close()
                 return SendingEnd(*nearby, epoch, self._inbox)
             call, peer = await self._greet(channel, address, epoch)

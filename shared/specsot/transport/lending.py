@@ -14,7 +14,7 @@ import grpc
 import structlog
 
 from specsot.checkpoint import borrowed
-from specsot.checkpoint.cache import cache_folder, forget_unused
+from specsot.checkpoint.cache import cache_folder, remove_unused
 from specsot.errors import InvalidRequest, ModelError, NotFound, Refused, SpecsotError, Unavailable, WireError
 from specsot.members import MASTER
 from specsot.transport.grpc_channel import reach
@@ -253,7 +253,7 @@ async def borrow(lenders: Lenders, leaving: asyncio.Event) -> Path | None:
             continue
         folder = cache_folder() / "members" / lenders.fingerprint
         model = borrowed.BorrowedModel(folder, lenders.fingerprint, files, lenders.read)
-        await asyncio.to_thread(forget_unused, folder.parent, time.time())
+        await asyncio.to_thread(remove_unused, folder.parent, time.time())
         await asyncio.to_thread(model.need_texts)
         borrowed.register(model)
         return folder

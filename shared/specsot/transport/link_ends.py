@@ -22,7 +22,7 @@ from specsot.transport.grpc_channel import Role, check_role, names_of
 from specsot.transport.links import Inbox, Lost, SendQueue
 from specsot.transport.wire.carry import CarryReader, encode_carry
 from specsot.transport.wire.schema import check_name, parse
-from specsot.transport.wire.tensors import Beside
+from specsot.transport.wire.tensors import SeparateTensor
 from specsot.transport.wires import Wire
 from specsot.v1 import ring_pb2
 
@@ -79,7 +79,7 @@ def refuse_rows_elsewhere(peer: Peer, message: Any) -> Any:
     because this link has no such channel.
     """
     if isinstance(message, Frame) and any(
-        isinstance(rows, Beside) for rows in (message.hidden, message.fused)
+        isinstance(rows, SeparateTensor) for rows in (message.hidden, message.fused)
     ):
         raise WireError(f"frame {message.number} has its rows beside it, where no channel is")
     return message

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from threading import Lock, get_ident
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
+from specsot.core.device_verification import DeviceTrees, DeviceVerification
 from specsot.core.frames import Drafts, Features, TreeSegment
-from specsot.core.verdict import UnreadTrees, UnreadVerdict
 from specsot.errors import Unavailable
 from specsot.members import Kind, Transport
 from specsot.tasks import IdleTimer
@@ -209,17 +209,17 @@ class RingLink(Link, Protocol):
 
 
 @runtime_checkable
-class NearDrafter(Protocol):
+class ColocatedDrafter(Protocol):
     """A colocated drafter: it runs in the process and on the compute thread of the stage that verifies."""
 
-    def begin_early(self, verdict: UnreadVerdict) -> None:
+    def begin_async(self, verdict: DeviceVerification) -> None:
         """Allow the drafter to start growing the next trees from a verification result on the GPU.
 
         The host has not read the result yet. `draft` will later be called for the same trees.
         """
         ...
 
-    def choose_early(self, verified: Sequence[TreeSegment]) -> UnreadTrees | None:
+    def choose_async(self, verified: Sequence[TreeSegment]) -> DeviceTrees | None:
         """Return the trees that already grow on the GPU, so that the next step can be launched with them.
 
         `draft` will return exactly these trees, except that a sequence's first tree will be its root only.
@@ -312,7 +312,11 @@ class LocalLink:
     """A link within one process, which passes the values themselves without a copy."""
 
     def __init__(
-        self, sender: str, inbox: Inbox, prepare: Prepare | None = None, drafter: NearDrafter | None = None
+        self,
+        sender: str,
+        inbox: Inbox,
+        prepare: Prepare | None = None,
+        drafter: ColocatedDrafter | None = None,
     ) -> None:
         """prepare: a function that is applied to each message before it is sent, or None.
 
@@ -355,7 +359,9 @@ class Exchange:
     """
 
     inboxes: dict[str, Inbox] = field(default_factory=dict[str, Inbox])
-    drafters: dict[tuple[str, Executor | None], NearDrafter] = field(default_factory=dict[Any, NearDrafter])
+    drafters: dict[tuple[str, Executor | None], ColocatedDrafter] = field(
+        default_factory=dict[Any, ColocatedDrafter]
+    )
 
     def listen(self, address: str) -> Inbox:
         """Return the inbox of the member at `address`, which is created at the first call."""
@@ -363,7 +369,7 @@ class Exchange:
 
     def introduce(self, address: str, part: object, compute: Executor) -> None:
         """Register the member at `address` and its compute thread, so that colocated drafters are found."""
-        if isinstance(part, NearDrafter):
+        if isinstance(part, ColocatedDrafter):
             self.drafters[address, compute] = part
 
 

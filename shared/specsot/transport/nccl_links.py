@@ -29,7 +29,7 @@ from specsot.transport.link_ends import Endpoint, Peer
 from specsot.transport.links import Dialer, RingLink
 from specsot.transport.pending_rows import PendingRows, copy_stream, use_device
 from specsot.transport.security import PLAIN, Tls
-from specsot.transport.wire.tensors import Beside
+from specsot.transport.wire.tensors import SeparateTensor
 from specsot.transport.wires import Places, is_private
 
 End = Literal[0, 1]
@@ -198,12 +198,12 @@ def pack(stamp: Tensor, tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([stamp, *(rows.contiguous().view(-1).view(torch.uint8) for rows in tensors)])
 
 
-class Parcel:
+class ReceivedTensors:
     """The tensors of one frame that a channel delivers, whose types and shapes the frame's header
     announced.
     """
 
-    def __init__(self, channel: Channel, number: int, announced: Sequence[Beside]) -> None:
+    def __init__(self, channel: Channel, number: int, announced: Sequence[SeparateTensor]) -> None:
         self._channel = channel
         self._number = number
         self._announced = announced
@@ -249,18 +249,18 @@ class Parcel:
 
 
 class Coming(PendingRows):
-    """One tensor of a `Parcel`."""
+    """One tensor of a `ReceivedTensors`."""
 
-    def __init__(self, parcel: Parcel, place: int, announced: Beside) -> None:
+    def __init__(self, parcel: ReceivedTensors, place: int, announced: SeparateTensor) -> None:
         super().__init__(torch.Size(announced.shape))
-        self._parcel = parcel
+        self._received_tensors = parcel
         self._place = place
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        return self._parcel.open(device)[self._place].to(dtype)
+        return self._received_tensors.open(device)[self._place].to(dtype)
 
     def check(self) -> None:
-        self._parcel.check()
+        self._received_tensors.check()
 
 
 class DirectHost:
@@ -270,7 +270,7 @@ class DirectHost:
         self._make = make
         self._places = Places("channels")
         self._channels: dict[tuple[str, int], Channel] = {}
-        self._parcels: dict[tuple[int, int], Parcel] = {}
+        self._received_tensors_by_frame: dict[tuple[int, int], ReceivedTensors] = {}
 
     def expect(self, peer: Peer) -> Endpoint:
         """Open an endpoint for one channel from this peer, instead of an earlier one of the same epoch.
@@ -289,26 +289,27 @@ class DirectHost:
         """
         if not isinstance(message, Frame):
             return message
-        announced = [rows for rows in (message.hidden, message.fused) if isinstance(rows, Beside)]
+        announced = [rows for rows in (message.hidden, message.fused) if isinstance(rows, SeparateTensor)]
         if not announced:
             return message
         channel = self._channels.get((peer.name, peer.epoch))
         if channel is None:
             raise WireError(f"frame {message.number} has its rows beside it, where no channel is")
-        parcel = Parcel(channel, message.number, announced)
-        self._parcels[message.epoch, message.number] = parcel
+        parcel = ReceivedTensors(channel, message.number, announced)
+        self._received_tensors_by_frame[message.epoch, message.number] = parcel
         coming = iter([Coming(parcel, place, rows) for place, rows in enumerate(announced)])
         hidden, fused = (
-            next(coming) if isinstance(rows, Beside) else rows for rows in (message.hidden, message.fused)
+            next(coming) if isinstance(rows, SeparateTensor) else rows
+            for rows in (message.hidden, message.fused)
         )
         return replace(message, hidden=hidden, fused=fused)
 
-    def taken(self, epoch: int, number: int) -> Parcel | None:
+    def taken(self, epoch: int, number: int) -> ReceivedTensors | None:
         """Remove and return the tensors with which a frame arrived, or None if no channel delivered any.
 
         Called once, when the frame is sent on.
         """
-        return self._parcels.pop((epoch, number), None)
+        return self._received_tensors_by_frame.pop((epoch, number), None)
 
     def part(self, peer: Peer) -> None:
         """Close the channel of a peer whose link has ended, and drop the tensors of its epoch and of earlier
@@ -319,7 +320,7 @@ class DirectHost:
             # The stores of both ends may still read the file. If the file were deleted or reused, they would
             # read without end.
             self._places.give_back(channel.place, remove=False)
-            for key in [key for key in list(self._parcels) if key[0] <= peer.epoch]:
+            for key in [key for key in list(self._received_tensors_by_frame) if key[0] <= peer.epoch]:
                 # `taken` tolerates that the compute thread removes the same key meanwhile.
                 self.taken(*key)
 
@@ -391,7 +392,9 @@ class DirectLink:
         hidden = message.hidden
         fused = message.fused
         announced = replace(
-            message, hidden=Beside.of(hidden), fused=None if fused is None else Beside.of(fused)
+            message,
+            hidden=SeparateTensor.of(hidden),
+            fused=None if fused is None else SeparateTensor.of(fused),
         )
         self._link.post(announced)
         stamp = parcel.stamp if parcel else None

@@ -50,7 +50,7 @@ def copy_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-class Crossing(PendingRows):
+class TransferringRows(PendingRows):
     """Hidden states on another GPU of this process, whose computation may still be running.
 
     Must be created before more work is launched on that GPU, because the copy waits for everything launched
@@ -80,8 +80,9 @@ class Crossing(PendingRows):
         """Do nothing, because no data is lost within a process."""
 
 
-def let_rows_cross(message: Any) -> Any:
-    """Return a message to another member of this process, with the hidden states of a frame as `Crossing`.
+def let_rows_transfer(message: Any) -> Any:
+    """Return a message to another member of this process, with the hidden states of a frame as
+    `TransferringRows`.
 
     Features are left unchanged: a drafter on another GPU copies them itself, and no step waits for that copy.
     """
@@ -90,5 +91,5 @@ def let_rows_cross(message: Any) -> Any:
     return replace(message, hidden=_on_its_way(message.hidden), fused=_on_its_way(message.fused))
 
 
-def _on_its_way(rows: Tensor | None) -> Tensor | Crossing | None:
-    return Crossing(rows) if rows is not None and rows.is_cuda else rows
+def _on_its_way(rows: Tensor | None) -> Tensor | TransferringRows | None:
+    return TransferringRows(rows) if rows is not None and rows.is_cuda else rows

@@ -29,7 +29,7 @@ from specsot.transport.wires import Places, Wire, is_private
 LENGTH = 4
 
 
-def is_here(address: str) -> bool:
+def is_local_socket(address: str) -> bool:
     """Return whether an address is a unix socket or an IP address of this machine.
 
     An IP address belongs to this machine if a socket can be bound to it.
@@ -128,7 +128,7 @@ async def connect(place: Path) -> UnixWire:
     return UnixWire(connected)
 
 
-class Hearer(Protocol):
+class LinkReceiver(Protocol):
     """Receives the messages of one link.
 
     over: True once the peer has sent its goodbye.
@@ -141,7 +141,7 @@ class Hearer(Protocol):
         ...
 
 
-Attending = Callable[[], AbstractContextManager[Hearer]]
+Attending = Callable[[], AbstractContextManager[LinkReceiver]]
 
 
 class _Incoming(asyncio.Protocol):
@@ -155,7 +155,7 @@ class _Incoming(asyncio.Protocol):
         """came: gets this connection as its result, unless another connection came before."""
         self._came = came
         self._data = bytearray()
-        self._hearer: Hearer | None = None
+        self._link_receiver: LinkReceiver | None = None
         self._over: asyncio.Future[None] = came.get_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -167,25 +167,25 @@ class _Incoming(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._data += data
-        if self._hearer:
-            self._hear(self._hearer)
+        if self._link_receiver:
+            self._hear(self._link_receiver)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end()
 
-    async def attend(self, hearer: Hearer) -> None:
+    async def attend(self, hearer: LinkReceiver) -> None:
         """Receive messages until the peer sends its goodbye or the connection ends.
 
         Raises what the receiver raises, and WireError if a message is too long.
         """
-        self._hearer = hearer
+        self._link_receiver = hearer
         self._hear(hearer)
         await self._over
 
     def close(self) -> None:
         self._transport.close()
 
-    def _hear(self, hearer: Hearer) -> None:
+    def _hear(self, hearer: LinkReceiver) -> None:
         try:
             while not self._over.done() and (message := self._whole_message()) is not None:
                 hearer.hear(message)

@@ -23,7 +23,7 @@ from specsot.transport.grpc_status import error_of
 from specsot.transport.heartbeat import Heartbeat, SilenceTimer
 from specsot.transport.links import Inbox, Lost, SendQueue
 from specsot.transport.security import PLAIN, Tls
-from specsot.transport.unix_links import UnixWire, is_here, reach_nearby
+from specsot.transport.unix_links import UnixWire, is_local_socket, reach_nearby
 from specsot.transport.wire.members import Upward, decode_downward, encode_upward
 from specsot.v1 import fleet_pb2
 
@@ -51,7 +51,7 @@ async def join(
         await channel.close()
         raise
     said = Heartbeat(joined.heartbeat, joined.silence).of_master
-    nearby = await reach_nearby(joined.socket) if joined.socket and is_here(address) else None
+    nearby = await reach_nearby(joined.socket) if joined.socket and is_local_socket(address) else None
     return Uplink(channel, call, inbox, pulse or said, nearby)
 
 

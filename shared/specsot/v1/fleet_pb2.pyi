@@ -196,22 +196,22 @@ class Ready(_message.Message):
     def __init__(self, epoch: _Optional[int] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("epoch", "done", "total", "fetched", "layers", "handed", "over")
+    __slots__ = ("epoch", "done", "total", "fetched", "layers", "migrated", "over")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
     FETCHED_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
-    HANDED_FIELD_NUMBER: _ClassVar[int]
+    MIGRATED_FIELD_NUMBER: _ClassVar[int]
     OVER_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     done: int
     total: int
     fetched: int
     layers: _values_pb2.Layers
-    handed: int
+    migrated: int
     over: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, epoch: _Optional[int] = ..., done: _Optional[int] = ..., total: _Optional[int] = ..., fetched: _Optional[int] = ..., layers: _Optional[_Union[_values_pb2.Layers, _Mapping]] = ..., handed: _Optional[int] = ..., over: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., done: _Optional[int] = ..., total: _Optional[int] = ..., fetched: _Optional[int] = ..., layers: _Optional[_Union[_values_pb2.Layers, _Mapping]] = ..., migrated: _Optional[int] = ..., over: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Broken(_message.Message):
     __slots__ = ("epoch", "reason")

@@ -157,20 +157,20 @@ class Started(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., mode: _Optional[_Union[Mode, str]] = ..., seed: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., forecast: _Optional[_Union[Forecast, _Mapping]] = ...) -> None: ...
 
 class Forecast(_message.Message):
-    __slots__ = ("direct", "planned", "direct_least", "direct_most", "planned_least", "planned_most")
+    __slots__ = ("direct", "planned", "direct_min", "direct_max", "planned_min", "planned_max")
     DIRECT_FIELD_NUMBER: _ClassVar[int]
     PLANNED_FIELD_NUMBER: _ClassVar[int]
-    DIRECT_LEAST_FIELD_NUMBER: _ClassVar[int]
-    DIRECT_MOST_FIELD_NUMBER: _ClassVar[int]
-    PLANNED_LEAST_FIELD_NUMBER: _ClassVar[int]
-    PLANNED_MOST_FIELD_NUMBER: _ClassVar[int]
+    DIRECT_MIN_FIELD_NUMBER: _ClassVar[int]
+    DIRECT_MAX_FIELD_NUMBER: _ClassVar[int]
+    PLANNED_MIN_FIELD_NUMBER: _ClassVar[int]
+    PLANNED_MAX_FIELD_NUMBER: _ClassVar[int]
     direct: float
     planned: float
-    direct_least: float
-    direct_most: float
-    planned_least: float
-    planned_most: float
-    def __init__(self, direct: _Optional[float] = ..., planned: _Optional[float] = ..., direct_least: _Optional[float] = ..., direct_most: _Optional[float] = ..., planned_least: _Optional[float] = ..., planned_most: _Optional[float] = ...) -> None: ...
+    direct_min: float
+    direct_max: float
+    planned_min: float
+    planned_max: float
+    def __init__(self, direct: _Optional[float] = ..., planned: _Optional[float] = ..., direct_min: _Optional[float] = ..., direct_max: _Optional[float] = ..., planned_min: _Optional[float] = ..., planned_max: _Optional[float] = ...) -> None: ...
 
 class Candidate(_message.Message):
     __slots__ = ("token", "raw", "logprob")
@@ -239,18 +239,18 @@ class BranchStarted(_message.Message):
     def __init__(self, branch: _Optional[int] = ..., title: _Optional[str] = ..., budget: _Optional[int] = ...) -> None: ...
 
 class BranchText(_message.Message):
-    __slots__ = ("branch", "offset", "text", "lap_tokens", "logprobs")
+    __slots__ = ("branch", "offset", "text", "step_tokens", "logprobs")
     BRANCH_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
-    LAP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     branch: int
     offset: int
     text: str
-    lap_tokens: int
+    step_tokens: int
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
-    def __init__(self, branch: _Optional[int] = ..., offset: _Optional[int] = ..., text: _Optional[str] = ..., lap_tokens: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
+    def __init__(self, branch: _Optional[int] = ..., offset: _Optional[int] = ..., text: _Optional[str] = ..., step_tokens: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class BranchFinished(_message.Message):
     __slots__ = ("branch", "reason", "tokens")
@@ -263,19 +263,19 @@ class BranchFinished(_message.Message):
     def __init__(self, branch: _Optional[int] = ..., reason: _Optional[_Union[FinishReason, str]] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class MergedText(_message.Message):
-    __slots__ = ("offset", "text", "logprobs", "lap_tokens")
+    __slots__ = ("offset", "text", "logprobs", "step_tokens")
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    LAP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     offset: int
     text: str
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
-    lap_tokens: int
-    def __init__(self, offset: _Optional[int] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., lap_tokens: _Optional[int] = ...) -> None: ...
+    step_tokens: int
+    def __init__(self, offset: _Optional[int] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., step_tokens: _Optional[int] = ...) -> None: ...
 
 class Statistics(_message.Message):
-    __slots__ = ("mode", "prompt_tokens", "completion_tokens", "merged_tokens", "seconds", "seconds_to_first_token", "tokens_per_second", "laps", "mean_accepted", "branches", "phases", "cached_tokens", "plan_tokens", "heading_tokens", "polish_tokens", "rested", "decision", "in_time")
+    __slots__ = ("mode", "prompt_tokens", "completion_tokens", "merged_tokens", "seconds", "seconds_to_first_token", "tokens_per_second", "steps", "mean_accepted", "branches", "phases", "cached_tokens", "plan_tokens", "heading_tokens", "polish_tokens", "draft_paused", "decision", "in_time")
     class PhasesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -290,7 +290,7 @@ class Statistics(_message.Message):
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     SECONDS_TO_FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
-    LAPS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
     MEAN_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     BRANCHES_FIELD_NUMBER: _ClassVar[int]
     PHASES_FIELD_NUMBER: _ClassVar[int]
@@ -298,7 +298,7 @@ class Statistics(_message.Message):
     PLAN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     HEADING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     POLISH_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    RESTED_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_PAUSED_FIELD_NUMBER: _ClassVar[int]
     DECISION_FIELD_NUMBER: _ClassVar[int]
     IN_TIME_FIELD_NUMBER: _ClassVar[int]
     mode: Mode
@@ -308,7 +308,7 @@ class Statistics(_message.Message):
     seconds: float
     seconds_to_first_token: float
     tokens_per_second: float
-    laps: int
+    steps: int
     mean_accepted: float
     branches: int
     phases: _containers.ScalarMap[str, float]
@@ -316,10 +316,10 @@ class Statistics(_message.Message):
     plan_tokens: int
     heading_tokens: int
     polish_tokens: int
-    rested: float
+    draft_paused: float
     decision: str
     in_time: bool
-    def __init__(self, mode: _Optional[_Union[Mode, str]] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., merged_tokens: _Optional[int] = ..., seconds: _Optional[float] = ..., seconds_to_first_token: _Optional[float] = ..., tokens_per_second: _Optional[float] = ..., laps: _Optional[int] = ..., mean_accepted: _Optional[float] = ..., branches: _Optional[int] = ..., phases: _Optional[_Mapping[str, float]] = ..., cached_tokens: _Optional[int] = ..., plan_tokens: _Optional[int] = ..., heading_tokens: _Optional[int] = ..., polish_tokens: _Optional[int] = ..., rested: _Optional[float] = ..., decision: _Optional[str] = ..., in_time: bool = ...) -> None: ...
+    def __init__(self, mode: _Optional[_Union[Mode, str]] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., merged_tokens: _Optional[int] = ..., seconds: _Optional[float] = ..., seconds_to_first_token: _Optional[float] = ..., tokens_per_second: _Optional[float] = ..., steps: _Optional[int] = ..., mean_accepted: _Optional[float] = ..., branches: _Optional[int] = ..., phases: _Optional[_Mapping[str, float]] = ..., cached_tokens: _Optional[int] = ..., plan_tokens: _Optional[int] = ..., heading_tokens: _Optional[int] = ..., polish_tokens: _Optional[int] = ..., draft_paused: _Optional[float] = ..., decision: _Optional[str] = ..., in_time: bool = ...) -> None: ...
 
 class Finished(_message.Message):
     __slots__ = ("reason", "text", "tokens", "statistics", "stop_string", "stop_token")
@@ -384,7 +384,7 @@ class Model(_message.Message):
     def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[int] = ..., max_positions: _Optional[int] = ..., plan_style: _Optional[str] = ..., no_chat_template: bool = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("kind", "name", "address", "fingerprint", "layers", "host", "gpu", "stands_by", "replica", "device", "memory", "dtype", "weights", "least_seconds")
+    __slots__ = ("kind", "name", "address", "fingerprint", "layers", "host", "gpu", "is_standby", "replica", "device", "memory", "dtype", "weights", "min_seconds")
     KIND_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -392,13 +392,13 @@ class Member(_message.Message):
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     GPU_FIELD_NUMBER: _ClassVar[int]
-    STANDS_BY_FIELD_NUMBER: _ClassVar[int]
+    IS_STANDBY_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
-    LEAST_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MIN_SECONDS_FIELD_NUMBER: _ClassVar[int]
     kind: _values_pb2.Kind
     name: str
     address: str
@@ -406,14 +406,14 @@ class Member(_message.Message):
     layers: _values_pb2.Layers
     host: str
     gpu: str
-    stands_by: bool
+    is_standby: bool
     replica: int
     device: str
     memory: int
     dtype: str
     weights: int
-    least_seconds: float
-    def __init__(self, kind: _Optional[_Union[_values_pb2.Kind, str]] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[_Union[_values_pb2.Layers, _Mapping]] = ..., host: _Optional[str] = ..., gpu: _Optional[str] = ..., stands_by: bool = ..., replica: _Optional[int] = ..., device: _Optional[str] = ..., memory: _Optional[int] = ..., dtype: _Optional[str] = ..., weights: _Optional[int] = ..., least_seconds: _Optional[float] = ...) -> None: ...
+    min_seconds: float
+    def __init__(self, kind: _Optional[_Union[_values_pb2.Kind, str]] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[_Union[_values_pb2.Layers, _Mapping]] = ..., host: _Optional[str] = ..., gpu: _Optional[str] = ..., is_standby: bool = ..., replica: _Optional[int] = ..., device: _Optional[str] = ..., memory: _Optional[int] = ..., dtype: _Optional[str] = ..., weights: _Optional[int] = ..., min_seconds: _Optional[float] = ...) -> None: ...
 
 class Pages(_message.Message):
     __slots__ = ("total", "free", "rows", "kept")
@@ -454,30 +454,30 @@ class Requests(_message.Message):
     cached_tokens: int
     def __init__(self, waiting: _Optional[int] = ..., running: _Optional[int] = ..., writing: _Optional[int] = ..., kept: _Optional[int] = ..., refused: _Optional[int] = ..., ended: _Optional[_Mapping[str, int]] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
-class Laps(_message.Message):
-    __slots__ = ("laps", "tokens", "per_second", "tokens_per_lap", "rows_per_lap", "stages")
-    LAPS_FIELD_NUMBER: _ClassVar[int]
+class Steps(_message.Message):
+    __slots__ = ("steps", "tokens", "per_second", "tokens_per_step", "rows_per_step", "stages")
+    STEPS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PER_SECOND_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_PER_LAP_FIELD_NUMBER: _ClassVar[int]
-    ROWS_PER_LAP_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_STEP_FIELD_NUMBER: _ClassVar[int]
+    ROWS_PER_STEP_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
-    laps: int
+    steps: int
     tokens: int
     per_second: float
-    tokens_per_lap: float
-    rows_per_lap: float
+    tokens_per_step: float
+    rows_per_step: float
     stages: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, laps: _Optional[int] = ..., tokens: _Optional[int] = ..., per_second: _Optional[float] = ..., tokens_per_lap: _Optional[float] = ..., rows_per_lap: _Optional[float] = ..., stages: _Optional[_Iterable[float]] = ...) -> None: ...
+    def __init__(self, steps: _Optional[int] = ..., tokens: _Optional[int] = ..., per_second: _Optional[float] = ..., tokens_per_step: _Optional[float] = ..., rows_per_step: _Optional[float] = ..., stages: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Replica(_message.Message):
-    __slots__ = ("number", "epoch", "ready", "waiting_for", "pages", "laps", "requests", "plan")
+    __slots__ = ("number", "epoch", "ready", "waiting_for", "pages", "steps", "requests", "plan")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
     PAGES_FIELD_NUMBER: _ClassVar[int]
-    LAPS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     number: int
@@ -485,13 +485,13 @@ class Replica(_message.Message):
     ready: bool
     waiting_for: _containers.RepeatedScalarFieldContainer[str]
     pages: Pages
-    laps: Laps
+    steps: Steps
     requests: Requests
     plan: str
-    def __init__(self, number: _Optional[int] = ..., epoch: _Optional[int] = ..., ready: bool = ..., waiting_for: _Optional[_Iterable[str]] = ..., pages: _Optional[_Union[Pages, _Mapping]] = ..., laps: _Optional[_Union[Laps, _Mapping]] = ..., requests: _Optional[_Union[Requests, _Mapping]] = ..., plan: _Optional[str] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., epoch: _Optional[int] = ..., ready: bool = ..., waiting_for: _Optional[_Iterable[str]] = ..., pages: _Optional[_Union[Pages, _Mapping]] = ..., steps: _Optional[_Union[Steps, _Mapping]] = ..., requests: _Optional[_Union[Requests, _Mapping]] = ..., plan: _Optional[str] = ...) -> None: ...
 
 class GetInfoResponse(_message.Message):
-    __slots__ = ("version", "protocol", "models", "members", "epoch", "ready", "waiting_for", "pages", "laps", "requests", "plan", "replicas")
+    __slots__ = ("version", "protocol", "models", "members", "epoch", "ready", "waiting_for", "pages", "steps", "requests", "plan", "replicas")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
@@ -500,7 +500,7 @@ class GetInfoResponse(_message.Message):
     READY_FIELD_NUMBER: _ClassVar[int]
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
     PAGES_FIELD_NUMBER: _ClassVar[int]
-    LAPS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
@@ -512,8 +512,8 @@ class GetInfoResponse(_message.Message):
     ready: bool
     waiting_for: _containers.RepeatedScalarFieldContainer[str]
     pages: Pages
-    laps: Laps
+    steps: Steps
     requests: Requests
     plan: str
     replicas: _containers.RepeatedCompositeFieldContainer[Replica]
-    def __init__(self, version: _Optional[str] = ..., protocol: _Optional[int] = ..., models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., epoch: _Optional[int] = ..., ready: bool = ..., waiting_for: _Optional[_Iterable[str]] = ..., pages: _Optional[_Union[Pages, _Mapping]] = ..., laps: _Optional[_Union[Laps, _Mapping]] = ..., requests: _Optional[_Union[Requests, _Mapping]] = ..., plan: _Optional[str] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ...) -> None: ...
+    def __init__(self, version: _Optional[str] = ..., protocol: _Optional[int] = ..., models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., epoch: _Optional[int] = ..., ready: bool = ..., waiting_for: _Optional[_Iterable[str]] = ..., pages: _Optional[_Union[Pages, _Mapping]] = ..., steps: _Optional[_Union[Steps, _Mapping]] = ..., requests: _Optional[_Union[Requests, _Mapping]] = ..., plan: _Optional[str] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ...) -> None: ...

@@ -130,7 +130,7 @@ class PlanRules(_message.Message):
     def __init__(self, direct: bool = ..., tools: _Optional[_Iterable[str]] = ..., max_points: _Optional[int] = ..., plan_tokens: _Optional[int] = ..., listed: bool = ...) -> None: ...
 
 class Opening(_message.Message):
-    __slots__ = ("sequence", "prompt", "fork", "decodes", "drafted", "generated", "sampling", "seed", "ordinal", "stop_ids", "limit", "plan", "logprobs", "form", "family", "drafter", "trace", "window", "pruning", "heads", "min_tokens", "prompt_logprobs", "kept", "importance")
+    __slots__ = ("sequence", "prompt", "fork", "decodes", "drafted", "generated", "sampling", "seed", "ordinal", "stop_ids", "limit", "plan", "logprobs", "form", "family", "drafter", "trace", "window", "pruning", "heads", "min_tokens", "prompt_logprobs", "reused", "importance")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     FORK_FIELD_NUMBER: _ClassVar[int]
@@ -153,7 +153,7 @@ class Opening(_message.Message):
     HEADS_FIELD_NUMBER: _ClassVar[int]
     MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    KEPT_FIELD_NUMBER: _ClassVar[int]
+    REUSED_FIELD_NUMBER: _ClassVar[int]
     IMPORTANCE_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     prompt: int
@@ -177,11 +177,11 @@ class Opening(_message.Message):
     heads: _containers.RepeatedCompositeFieldContainer[LayerHeads]
     min_tokens: int
     prompt_logprobs: int
-    kept: Kept
+    reused: ReusedKV
     importance: _containers.RepeatedCompositeFieldContainer[LayerImportance]
-    def __init__(self, sequence: _Optional[int] = ..., prompt: _Optional[int] = ..., fork: _Optional[_Union[Fork, _Mapping]] = ..., decodes: bool = ..., drafted: bool = ..., generated: _Optional[int] = ..., sampling: _Optional[_Union[_values_pb2.Sampling, _Mapping]] = ..., seed: _Optional[int] = ..., ordinal: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., limit: _Optional[int] = ..., plan: _Optional[_Union[PlanRules, _Mapping]] = ..., logprobs: _Optional[int] = ..., form: _Optional[_Union[_values_pb2.Form, _Mapping]] = ..., family: _Optional[int] = ..., drafter: _Optional[_Union[_values_pb2.DraftMethod, str]] = ..., trace: _Optional[str] = ..., window: _Optional[_Union[_values_pb2.Window, _Mapping]] = ..., pruning: _Optional[_Union[_values_pb2.Pruning, _Mapping]] = ..., heads: _Optional[_Iterable[_Union[LayerHeads, _Mapping]]] = ..., min_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ..., importance: _Optional[_Iterable[_Union[LayerImportance, _Mapping]]] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., prompt: _Optional[int] = ..., fork: _Optional[_Union[Fork, _Mapping]] = ..., decodes: bool = ..., drafted: bool = ..., generated: _Optional[int] = ..., sampling: _Optional[_Union[_values_pb2.Sampling, _Mapping]] = ..., seed: _Optional[int] = ..., ordinal: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., limit: _Optional[int] = ..., plan: _Optional[_Union[PlanRules, _Mapping]] = ..., logprobs: _Optional[int] = ..., form: _Optional[_Union[_values_pb2.Form, _Mapping]] = ..., family: _Optional[int] = ..., drafter: _Optional[_Union[_values_pb2.DraftMethod, str]] = ..., trace: _Optional[str] = ..., window: _Optional[_Union[_values_pb2.Window, _Mapping]] = ..., pruning: _Optional[_Union[_values_pb2.Pruning, _Mapping]] = ..., heads: _Optional[_Iterable[_Union[LayerHeads, _Mapping]]] = ..., min_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., reused: _Optional[_Union[ReusedKV, _Mapping]] = ..., importance: _Optional[_Iterable[_Union[LayerImportance, _Mapping]]] = ...) -> None: ...
 
-class Kept(_message.Message):
+class ReusedKV(_message.Message):
     __slots__ = ("sequence", "tokens")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -216,18 +216,18 @@ class Chunk(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., start: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., final: bool = ...) -> None: ...
 
 class Growth(_message.Message):
-    __slots__ = ("sequence", "step", "committed", "keep", "tree")
+    __slots__ = ("sequence", "draft_round", "committed", "keep", "tree")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
-    STEP_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_ROUND_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     KEEP_FIELD_NUMBER: _ClassVar[int]
     TREE_FIELD_NUMBER: _ClassVar[int]
     sequence: int
-    step: int
+    draft_round: int
     committed: int
     keep: _containers.RepeatedScalarFieldContainer[int]
     tree: _values_pb2.Tree
-    def __init__(self, sequence: _Optional[int] = ..., step: _Optional[int] = ..., committed: _Optional[int] = ..., keep: _Optional[_Iterable[int]] = ..., tree: _Optional[_Union[_values_pb2.Tree, _Mapping]] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., draft_round: _Optional[int] = ..., committed: _Optional[int] = ..., keep: _Optional[_Iterable[int]] = ..., tree: _Optional[_Union[_values_pb2.Tree, _Mapping]] = ...) -> None: ...
 
 class Segment(_message.Message):
     __slots__ = ("chunk", "growth")
@@ -238,7 +238,7 @@ class Segment(_message.Message):
     def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., growth: _Optional[_Union[Growth, _Mapping]] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("epoch", "number", "openings", "segments", "closings", "hidden", "fused", "seconds", "resting", "trace", "waking")
+    __slots__ = ("epoch", "number", "openings", "segments", "closings", "hidden", "fused", "seconds", "paused", "trace", "catching_up")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     OPENINGS_FIELD_NUMBER: _ClassVar[int]
@@ -247,9 +247,9 @@ class Frame(_message.Message):
     HIDDEN_FIELD_NUMBER: _ClassVar[int]
     FUSED_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
-    RESTING_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
-    WAKING_FIELD_NUMBER: _ClassVar[int]
+    CATCHING_UP_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     number: int
     openings: _containers.RepeatedCompositeFieldContainer[Opening]
@@ -258,10 +258,10 @@ class Frame(_message.Message):
     hidden: _values_pb2.Tensor
     fused: _values_pb2.Tensor
     seconds: _containers.RepeatedScalarFieldContainer[float]
-    resting: bool
+    paused: bool
     trace: str
-    waking: bool
-    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., openings: _Optional[_Iterable[_Union[Opening, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., closings: _Optional[_Iterable[int]] = ..., hidden: _Optional[_Union[_values_pb2.Tensor, _Mapping]] = ..., fused: _Optional[_Union[_values_pb2.Tensor, _Mapping]] = ..., seconds: _Optional[_Iterable[float]] = ..., resting: bool = ..., trace: _Optional[str] = ..., waking: bool = ...) -> None: ...
+    catching_up: bool
+    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., openings: _Optional[_Iterable[_Union[Opening, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., closings: _Optional[_Iterable[int]] = ..., hidden: _Optional[_Union[_values_pb2.Tensor, _Mapping]] = ..., fused: _Optional[_Union[_values_pb2.Tensor, _Mapping]] = ..., seconds: _Optional[_Iterable[float]] = ..., paused: bool = ..., trace: _Optional[str] = ..., catching_up: bool = ...) -> None: ...
 
 class Chance(_message.Message):
     __slots__ = ("logprob", "top_tokens", "top_logprobs")
@@ -274,26 +274,26 @@ class Chance(_message.Message):
     def __init__(self, logprob: _Optional[float] = ..., top_tokens: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Outcome(_message.Message):
-    __slots__ = ("sequence", "step", "accepted", "tokens", "end", "chances", "forced", "rested", "prompt_chances")
+    __slots__ = ("sequence", "draft_round", "accepted", "tokens", "end", "chances", "forced", "draft_paused", "prompt_chances")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
-    STEP_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_ROUND_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     CHANCES_FIELD_NUMBER: _ClassVar[int]
     FORCED_FIELD_NUMBER: _ClassVar[int]
-    RESTED_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_PAUSED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_CHANCES_FIELD_NUMBER: _ClassVar[int]
     sequence: int
-    step: int
+    draft_round: int
     accepted: _containers.RepeatedScalarFieldContainer[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
     end: End
     chances: _containers.RepeatedCompositeFieldContainer[Chance]
     forced: _containers.RepeatedScalarFieldContainer[int]
-    rested: bool
+    draft_paused: bool
     prompt_chances: _containers.RepeatedCompositeFieldContainer[Chance]
-    def __init__(self, sequence: _Optional[int] = ..., step: _Optional[int] = ..., accepted: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., end: _Optional[_Union[End, str]] = ..., chances: _Optional[_Iterable[_Union[Chance, _Mapping]]] = ..., forced: _Optional[_Iterable[int]] = ..., rested: bool = ..., prompt_chances: _Optional[_Iterable[_Union[Chance, _Mapping]]] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., draft_round: _Optional[int] = ..., accepted: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., end: _Optional[_Union[End, str]] = ..., chances: _Optional[_Iterable[_Union[Chance, _Mapping]]] = ..., forced: _Optional[_Iterable[int]] = ..., draft_paused: bool = ..., prompt_chances: _Optional[_Iterable[_Union[Chance, _Mapping]]] = ...) -> None: ...
 
 class Result(_message.Message):
     __slots__ = ("epoch", "number", "outcomes", "seconds", "rows", "drafts", "drafted")
@@ -313,71 +313,71 @@ class Result(_message.Message):
     drafted: int
     def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., outcomes: _Optional[_Iterable[_Union[Outcome, _Mapping]]] = ..., seconds: _Optional[_Iterable[float]] = ..., rows: _Optional[int] = ..., drafts: _Optional[int] = ..., drafted: _Optional[int] = ...) -> None: ...
 
-class Lesson(_message.Message):
-    __slots__ = ("sequence", "start", "tokens", "bonus", "step", "forced")
+class FeatureBatch(_message.Message):
+    __slots__ = ("sequence", "start", "tokens", "bonus", "draft_round", "forced")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     BONUS_FIELD_NUMBER: _ClassVar[int]
-    STEP_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_ROUND_FIELD_NUMBER: _ClassVar[int]
     FORCED_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     start: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     bonus: int
-    step: int
+    draft_round: int
     forced: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, sequence: _Optional[int] = ..., start: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., bonus: _Optional[int] = ..., step: _Optional[int] = ..., forced: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., start: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., bonus: _Optional[int] = ..., draft_round: _Optional[int] = ..., forced: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Features(_message.Message):
-    __slots__ = ("epoch", "number", "openings", "lessons", "closings", "rows", "fed", "seconds", "wall", "rested", "trace", "must_answer")
+    __slots__ = ("epoch", "number", "openings", "feature_batches", "closings", "rows", "fed", "seconds", "wall", "draft_paused", "trace", "must_answer")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     OPENINGS_FIELD_NUMBER: _ClassVar[int]
-    LESSONS_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_BATCHES_FIELD_NUMBER: _ClassVar[int]
     CLOSINGS_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     FED_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     WALL_FIELD_NUMBER: _ClassVar[int]
-    RESTED_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_PAUSED_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
     MUST_ANSWER_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     number: int
     openings: _containers.RepeatedCompositeFieldContainer[Opening]
-    lessons: _containers.RepeatedCompositeFieldContainer[Lesson]
+    feature_batches: _containers.RepeatedCompositeFieldContainer[FeatureBatch]
     closings: _containers.RepeatedScalarFieldContainer[int]
     rows: _values_pb2.Tensor
     fed: int
     seconds: float
     wall: float
-    rested: int
+    draft_paused: int
     trace: str
     must_answer: bool
-    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., openings: _Optional[_Iterable[_Union[Opening, _Mapping]]] = ..., lessons: _Optional[_Iterable[_Union[Lesson, _Mapping]]] = ..., closings: _Optional[_Iterable[int]] = ..., rows: _Optional[_Union[_values_pb2.Tensor, _Mapping]] = ..., fed: _Optional[int] = ..., seconds: _Optional[float] = ..., wall: _Optional[float] = ..., rested: _Optional[int] = ..., trace: _Optional[str] = ..., must_answer: bool = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., openings: _Optional[_Iterable[_Union[Opening, _Mapping]]] = ..., feature_batches: _Optional[_Iterable[_Union[FeatureBatch, _Mapping]]] = ..., closings: _Optional[_Iterable[int]] = ..., rows: _Optional[_Union[_values_pb2.Tensor, _Mapping]] = ..., fed: _Optional[int] = ..., seconds: _Optional[float] = ..., wall: _Optional[float] = ..., draft_paused: _Optional[int] = ..., trace: _Optional[str] = ..., must_answer: bool = ...) -> None: ...
 
 class Draft(_message.Message):
-    __slots__ = ("sequence", "step", "tree")
+    __slots__ = ("sequence", "draft_round", "tree")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
-    STEP_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_ROUND_FIELD_NUMBER: _ClassVar[int]
     TREE_FIELD_NUMBER: _ClassVar[int]
     sequence: int
-    step: int
+    draft_round: int
     tree: _values_pb2.Tree
-    def __init__(self, sequence: _Optional[int] = ..., step: _Optional[int] = ..., tree: _Optional[_Union[_values_pb2.Tree, _Mapping]] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., draft_round: _Optional[int] = ..., tree: _Optional[_Union[_values_pb2.Tree, _Mapping]] = ...) -> None: ...
 
 class Drafts(_message.Message):
-    __slots__ = ("epoch", "drafts", "rest", "drafter")
+    __slots__ = ("epoch", "drafts", "paused_trees", "drafter")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
-    REST_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_TREES_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     drafts: _containers.RepeatedCompositeFieldContainer[Draft]
-    rest: int
+    paused_trees: int
     drafter: str
-    def __init__(self, epoch: _Optional[int] = ..., drafts: _Optional[_Iterable[_Union[Draft, _Mapping]]] = ..., rest: _Optional[int] = ..., drafter: _Optional[str] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., drafts: _Optional[_Iterable[_Union[Draft, _Mapping]]] = ..., paused_trees: _Optional[int] = ..., drafter: _Optional[str] = ...) -> None: ...
 
 class Tap(_message.Message):
     __slots__ = ("epoch", "layer", "rows", "first_row", "part")

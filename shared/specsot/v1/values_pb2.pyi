@@ -45,16 +45,16 @@ DRAFTER_NGRAM: DraftMethod
 DRAFTER_SUFFIX: DraftMethod
 
 class Tensor(_message.Message):
-    __slots__ = ("dtype", "shape", "data", "beside")
+    __slots__ = ("dtype", "shape", "data", "separate")
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
-    BESIDE_FIELD_NUMBER: _ClassVar[int]
+    SEPARATE_FIELD_NUMBER: _ClassVar[int]
     dtype: DataType
     shape: _containers.RepeatedScalarFieldContainer[int]
     data: bytes
-    beside: bool
-    def __init__(self, dtype: _Optional[_Union[DataType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., beside: bool = ...) -> None: ...
+    separate: bool
+    def __init__(self, dtype: _Optional[_Union[DataType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., separate: bool = ...) -> None: ...
 
 class Layers(_message.Message):
     __slots__ = ("first", "last")

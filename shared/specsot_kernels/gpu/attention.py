@@ -21,11 +21,11 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from specsot_kernels.anchors import PolicySights, anchored_of, policy_sights
 from specsot_kernels.attention_tables import SHORT, Numbers, TableRoom, sinces_of, tabulate, tile_of
 from specsot_kernels.gpu.launching import (
-    await_before,
-    early_start,
+    await_preceding_kernel,
     kernel,
     let_next_begin,
     on_device_of,
+    pdl_options,
     power_of_two,
 )
 from specsot_kernels.gpu.prompts import PromptPlan, attend_prompts, plan_prompts, suits
@@ -285,11 +285,11 @@ def attend(
             weights, out, *q.stride()[:3], *kv_layer.stride()[:4], len(pieces), g, plan.page_rows,
             bits.shape[1], dim, room, plan.tile, wide, flat, near, plan.anchored is not None, plan.short,
             again, sinks is not None, cap, eight, copied, num_warps=warps, num_stages=stages,
-            **early_start(q),
+            **pdl_options(q),
         )  # fmt: skip
         _merge[(rows, -(-kv_heads * g // each))](
             parts, weights, starts, slots, weights if sinks is None else sinks, out, dim, kv_heads * g, room,
-            MERGED, each, plan.short, sinks is not None, num_warps=1, **early_start(q),
+            MERGED, each, plan.short, sinks is not None, num_warps=1, **pdl_options(q),
         )  # fmt: skip
     return out
 
@@ -323,10 +323,10 @@ def _read(
             )  # fmt: skip
             number += tl.num_programs(1)
             high = tl.load(pieces + number * 7 + 1, mask=number < many, other=0)
-        await_before(early)
+        await_preceding_kernel(early)
     else:
         if high == 0:
-            await_before(early)
+            await_preceding_kernel(early)
             return
         _read_piece(
             given, pieces + number * 7, high, dim, room, tile, wide, flat, near, anchored, short,
@@ -371,7 +371,7 @@ def _read_piece(
     if near:
         since = tl.load(sinces + row, mask=live, other=0)
     # The tables were written before this frame's kernels, so they may be read before this wait.
-    await_before(early)
+    await_preceding_kernel(early)
     there = live[:, None] & (d < dim)[None, :]
     from_q = row.to(tl.int64) * q_row + head * q_group + (line % g) * q_head
     queries = tl.load(q + from_q[:, None] + d[None, :], mask=there, other=0.0)
@@ -552,7 +552,7 @@ def _merge(
     mine = head < heads
     whole = mine[:, None] & (d < dim)[None, :]
     first, last = tl.load(starts + row), tl.load(starts + row + 1)
-    await_before(early)
+    await_preceding_kernel(early)
     if short and not sunk:  # noqa: SIM102  # the first is known when this is compiled
         if last - first == 1:
             return

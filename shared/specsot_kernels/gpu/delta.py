@@ -16,12 +16,12 @@ import triton.language as tl
 from torch import Tensor
 
 from specsot_kernels.gpu.launching import (
-    await_before,
-    early_start,
+    await_preceding_kernel,
     kernel,
     kernel_for_any,
     let_next_begin,
     on_device_of,
+    pdl_options,
     power_of_two,
 )
 
@@ -110,7 +110,7 @@ class WalkTables:
     many_chunks: int
 
     @property
-    def texts(self) -> int:
+    def sequences(self) -> int:
         """Return for how many sequences there is room."""
         return len(self.starts) - 1
 
@@ -156,23 +156,23 @@ def run_delta(
                 inputs, pages, slots, rule.taps, rule.decay, rule.bias, walk.counts, walk.rows, mixed, gates,
                 inputs.stride(0), pages.stride(0), rule.half, rule.key_dim**-0.5, *sizes, kernel_rows,
                 kernel_rows + FIELDS, power_of_two(max(rule.key_dim, rule.value_dim)), num_warps=1,
-                **early_start(inputs),
+                **pdl_options(inputs),
             )  # fmt: skip
             if walk.many_chunks:
                 room, wide = (max(power_of_two(size), 16) for size in (rule.key_dim, rule.value_dim))
                 _solve[(walk.many_chunks, rule.value_heads)](
                     mixed, gates, walk.counts, known, pairs, *sizes, room, wide, CHUNK,
-                    precision.value, num_warps=SOLVING_WARPS, num_stages=1, **early_start(inputs),
+                    precision.value, num_warps=SOLVING_WARPS, num_stages=1, **pdl_options(inputs),
                 )  # fmt: skip
                 _walk_chunks[(min(walk.chunked, TEXTS), rule.value_heads, -(-rule.value_dim // WIDE))](
                     mixed, gates, walk.counts, walk.chunks, walk.rows, known, pairs, states, aside, out,
                     *sizes, kernel_rows, kernel_rows + FIELDS, room, WIDE, CHUNK, precision.value,
-                    num_warps=CHUNK_WARPS, num_stages=1, **early_start(inputs),
+                    num_warps=CHUNK_WARPS, num_stages=1, **pdl_options(inputs),
                 )  # fmt: skip
-            _walk[(min(walk.texts, TEXTS), rule.value_heads, -(-rule.value_dim // COLUMNS))](
+            _walk[(min(walk.sequences, TEXTS), rule.value_heads, -(-rule.value_dim // COLUMNS))](
                 mixed, gates, walk.counts, walk.starts, walk.rows, states, aside, out, *sizes, kernel_rows,
                 kernel_rows + FIELDS, power_of_two(rule.key_dim), COLUMNS, num_warps=WARPS,
-                **early_start(inputs),
+                **pdl_options(inputs),
             )  # fmt: skip
     return out
 
@@ -189,7 +189,7 @@ def norm_gated(mixed: Tensor, gates: Tensor, slots: Tensor, weight: Tensor, eps:
     with on_device_of(mixed):
         _norm_gated[(rows, -(-heads // TOGETHER))](
             mixed, gates, slots, weight, out, gates.stride(0), eps, heads, size, power_of_two(size), TOGETHER,
-            **early_start(mixed),
+            **pdl_options(mixed),
         )  # fmt: skip
     return out
 
@@ -216,7 +216,7 @@ def _prepare(
     inside = column < tl.where(of_values, value_dim, key_dim)
     place = _place(number, half, other_half)
     many = tl.load(counts + 1)
-    await_before(early)
+    await_preceding_kernel(early)
     for line in range(tl.program_id(0), many, tl.num_programs(0)):
         total = tl.zeros((room,), tl.float32)
         for back in tl.static_range(taps_of):
@@ -298,12 +298,12 @@ def _walk(
     asks = mixed + (head // (value_heads // key_heads)) * key_dim + key
     values = mixed + 2 * key_heads * key_dim + head * value_dim + column
     fields = rows + taps_of
-    texts = tl.load(counts)
-    await_before(early)
+    sequences = tl.load(counts)
+    await_preceding_kernel(early)
     state = tl.zeros((room, wide), tl.float32)
-    for text in range(tl.program_id(0), texts, tl.num_programs(0)):
-        line = tl.load(starts + text)
-        stop = tl.load(starts + text + 1)
+    for sequence in range(tl.program_id(0), sequences, tl.num_programs(0)):
+        line = tl.load(starts + sequence)
+        stop = tl.load(starts + sequence + 1)
         q = tl.load(asks + line * width, mask=known_key, other=0.0)
         k = tl.load(asks + line * width + key_heads * key_dim, mask=known_key, other=0.0)
         v = tl.load(values + line * width, mask=known, other=0.0)
@@ -373,7 +373,7 @@ def _solve(
     same = line[:, None] == line[None, :]
     behind = line[:, None] > line[None, :]
     near = line[:, None] // BLOCK == line[None, :] // BLOCK
-    await_before(early)
+    await_preceding_kernel(early)
     many = tl.load(counts + 3)
     for one in range(tl.program_id(0), many, tl.num_programs(0)):
         at = one * size + line
@@ -430,11 +430,11 @@ def _walk_chunks(
     there = (key < key_dim)[:, None] & in_column
     before = line[:, None] >= line[None, :]
     fields = rows + taps_of
-    await_before(early)
-    texts = tl.load(counts + 2)
+    await_preceding_kernel(early)
+    sequences = tl.load(counts + 2)
     state = tl.zeros((room, wide), tl.float32)
-    for text in range(tl.program_id(0), texts, tl.num_programs(0)):
-        for one in range(tl.load(chunks + text), tl.load(chunks + text + 1)):
+    for sequence in range(tl.program_id(0), sequences, tl.num_programs(0)):
+        for one in range(tl.load(chunks + sequence), tl.load(chunks + sequence + 1)):
             at = one * size + line
             taken = tl.load(fields + one * size * columns + TAKEN)
             if taken != -1:
@@ -487,7 +487,7 @@ def _norm_gated(
     number = head[:, None] * size + column[None, :]
     gain = tl.load(weight + column, mask=inside, other=0.0)[None, :].to(tl.float32)
     slot = tl.load(slots + row)
-    await_before(early)
+    await_preceding_kernel(early)
     values = tl.load(mixed + row * heads * size + number, mask=there & (slot >= 0), other=0.0)
     gate = tl.load(gates + row * from_gate + number, mask=there, other=0.0).to(tl.float32)
     short = values * tl.rsqrt(tl.sum(values * values, 1) / size + eps)[:, None]

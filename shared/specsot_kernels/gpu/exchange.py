@@ -20,11 +20,11 @@ import triton.language as tl
 from torch import Tensor
 
 from specsot_kernels.gpu.launching import (
-    await_before,
-    early_start,
+    await_preceding_kernel,
     kernel,
     let_next_begin,
     on_device_of,
+    pdl_options,
     power_of_two,
 )
 
@@ -106,7 +106,7 @@ class PeerSums:
         with on_device_of(hidden):
             _add_parts[(rows,)](
                 hidden, *places, self.told[part], self.counts[part], place * buffer.stride(0), size,
-                buffer.shape[1], part, len(places[0]), power_of_two(size), num_warps=8, **early_start(hidden),
+                buffer.shape[1], part, len(places[0]), power_of_two(size), num_warps=8, **pdl_options(hidden),
             )  # fmt: skip
 
     @contextmanager
@@ -140,7 +140,7 @@ def _add_parts(
     let_next_begin(early)
     row, column = tl.program_id(0), tl.arange(0, room)
     there = column < size
-    await_before(early)
+    await_preceding_kernel(early)
     count = tl.load(counts + row) + 1
     for part in tl.static_range(parts):
         if part != me:

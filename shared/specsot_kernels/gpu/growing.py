@@ -12,11 +12,11 @@ import triton.language as tl
 from torch import Tensor
 
 from specsot_kernels.gpu.launching import (
-    await_before,
-    early_start,
+    await_preceding_kernel,
     kernel,
     let_next_begin,
     on_device_of,
+    pdl_options,
     power_of_two,
 )
 from specsot_kernels.growing import CandidatePool, LevelFrontier, LevelPlace
@@ -72,7 +72,7 @@ def grow(
     old = after if before is None else before
     with on_device_of(logits):
         _find[(rows, chunks)](
-            logits, keys, sums, columns, logits.stride(0), k, wide, num_warps=8, **early_start(logits)
+            logits, keys, sums, columns, logits.stride(0), k, wide, num_warps=8, **pdl_options(logits)
         )
         _choose[(trees,)](
             keys, sums, pool.scores, pool.tokens, pool.parents, old.scores, old.numbers, old.bits,
@@ -80,7 +80,7 @@ def grow(
             keys if offsets is None else offsets, place.first, place.fed, pool.tokens.stride(0),
             pool.scores.stride(0), chunks, k, nodes, width, words, power_of_two(nodes), power_of_two(k),
             power_of_two(chunks * k), power_of_two(chunks), before is None, offsets is not None,
-            num_warps=8, **early_start(logits),
+            num_warps=8, **pdl_options(logits),
         )  # fmt: skip
     return after
 
@@ -124,7 +124,7 @@ def _find(logits, keys, sums, columns, from_row, k: tl.constexpr, wide: tl.const
     chunk = tl.program_id(1)
     column = chunk * wide + tl.arange(0, wide)
     there = column < columns
-    await_before(early)
+    await_preceding_kernel(early)
     values = tl.load(logits + row * from_row + column, mask=there, other=float("-inf")).to(tl.float32)
     highest = tl.max(values, 0)
     floor = tl.where(highest > float("-inf"), highest, 0.0)
@@ -156,7 +156,7 @@ def _choose(
     piece = tl.arange(0, pieces)
     slot = tl.arange(0, across)
     live = row < nodes
-    await_before(early)
+    await_preceding_kernel(early)
     at = (tree * nodes + row) * chunks
     held = live[:, None] & (piece < chunks)[None, :]
     tops = tl.load(sums + (at[:, None] + piece[None, :]) * 2, mask=held, other=float("-inf"))

@@ -1,8 +1,10 @@
 """Helps to launch Triton kernels: the typed compiler, cached launches, tile sizes, the device, early starts.
 
 An early start is NVIDIA's programmatic dependent launch, from Hopper on: the programs of a kernel begin while
-those of the preceding kernel are still running. Until `await_before`, they may read only what no kernel
-writes, such as weights. Every program of every kernel must call `await_before`, or the kernel before the
+those of the preceding kernel are still running. Until `await_preceding_kernel`, they may read only what no
+kernel
+writes, such as weights. Every program of every kernel must call `await_preceding_kernel`, or the kernel
+before the
 preceding one might not have finished. `let_next_begin` lets the following kernel start early in the same way.
 """
 
@@ -83,9 +85,9 @@ def on_device_of(tensor: Tensor) -> AbstractContextManager[None]:
     return torch.cuda.device(tensor.device)
 
 
-def early_start(tensor: Tensor) -> dict[str, bool]:
-    """Return the launch options, for the tensor's device, of a kernel that calls `await_before`."""
-    return {"early": True, "launch_pdl": True} if _starts_early(tensor.device) else {"early": False}
+def pdl_options(tensor: Tensor) -> dict[str, bool]:
+    """Return the launch options, for the tensor's device, of a kernel that calls `await_preceding_kernel`."""
+    return {"early": True, "launch_pdl": True} if _has_pdl(tensor.device) else {"early": False}
 
 
 def copies_blocks(device: torch.device) -> bool:
@@ -93,11 +95,11 @@ def copies_blocks(device: torch.device) -> bool:
 
     Triton's interpreter implements descriptors too.
     """
-    return device.type != "cuda" or _starts_early(device)
+    return device.type != "cuda" or _has_pdl(device)
 
 
 @cache
-def _starts_early(device: torch.device) -> bool:
+def _has_pdl(device: torch.device) -> bool:
     """Return whether the device is an NVIDIA GPU of Hopper or later."""
     if device.type != "cuda" or torch.version.cuda is None:
         return False
@@ -112,7 +114,7 @@ def let_next_begin(early: tl.constexpr):
 
 
 @kernel
-def await_before(early: tl.constexpr):
+def await_preceding_kernel(early: tl.constexpr):
     """Wait until the preceding kernel has ended and its writes are visible."""
     if early:
         cuda.gdc_wait()

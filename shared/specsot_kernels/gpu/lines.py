@@ -20,11 +20,11 @@ from torch import Tensor
 from specsot_kernels.attention_tables import QUERIES, WORD, sinces_of
 from specsot_kernels.gpu.attention import LOWEST, MERGERS, RUNNING, launch_of, send_tables, take_in
 from specsot_kernels.gpu.launching import (
-    await_before,
-    early_start,
+    await_preceding_kernel,
     kernel,
     let_next_begin,
     on_device_of,
+    pdl_options,
     power_of_two,
 )
 from specsot_kernels.line_tables import BLOCK, PIECE_COLUMNS, cut_lines, line_sights, tile_rows_of
@@ -65,7 +65,7 @@ class LinePlan:
         with on_device_of(bits):
             _lay[(rows,)](
                 leads, bases, bits, wheres, pages, self.own, self.counts, self.page_rows, words,
-                self.own.shape[1], power_of_two(words * WORD), BLOCK, **early_start(bits),
+                self.own.shape[1], power_of_two(words * WORD), BLOCK, **pdl_options(bits),
             )  # fmt: skip
 
 
@@ -149,7 +149,7 @@ def _exactly(q: Tensor, warps: int, stages: int) -> dict[str, Any]:
 
     Compilers fuse some multiplications and additions, and which ones depends on the surrounding code.
     """
-    return {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": False, **early_start(q)}
+    return {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": False, **pdl_options(q)}
 
 
 @kernel
@@ -162,7 +162,7 @@ def _lay(
     """
     let_next_begin(early)
     row = tl.program_id(0)
-    await_before(early)
+    await_preceding_kernel(early)
     lead = tl.load(leads + row)
     base = tl.load(bases + row)
     pages += tl.load(wheres + row)
@@ -197,7 +197,7 @@ def _read_pieces(
     heads = tl.num_programs(0) * g
     kv = kv + head * kv_head
     high = tl.load(pieces + number * 5 + 1)
-    await_before(early)
+    await_preceding_kernel(early)
     while high > 0:
         top = tl.load(pieces + number * 5)
         where = tl.load(pieces + number * 5 + 2)
@@ -247,7 +247,7 @@ def _read_own(
     kv = kv + head * kv_head
     lead = tl.load(leads + row)
     slot = tl.load(starts + row)
-    await_before(early)
+    await_preceding_kernel(early)
     end = lead + tl.load(counts + row)
     since = 0
     if near:
@@ -288,7 +288,7 @@ def _add_pieces(
     whole = mine[:, None] & (d < dim)[None, :]
     lead = tl.load(leads + row)
     given = tl.load(starts + row).to(tl.int64) * heads + head
-    await_before(early)
+    await_preceding_kernel(early)
     highest, total, sums = _nothing(each, room)
     for _ in range(0, tl.cdiv(lead + tl.load(counts + row), piece)):
         high = tl.load(weights + 2 * given, mask=mine, other=LOWEST)

@@ -18,13 +18,13 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from specsot_kernels.gpu.launching import (
-    await_before,
+    await_preceding_kernel,
     copies_blocks,
-    early_start,
     kernel,
     kernel_for_any,
     let_next_begin,
     on_device_of,
+    pdl_options,
     power_of_two,
 )
 
@@ -141,12 +141,12 @@ def multiply_ordered(
         _multiply[(-(-rows // many), -(-wanted // high), parts if apart else 1)](
             source, lines, out if bias is None else bias, out, sums, rows, wanted, inputs, x.stride(0), span,
             parts, many, high, wide, whole, blocks, apart, parts > 1, ahead and not blocks, *extra,
-            num_warps=warps, num_stages=stages, enable_fp_fusion=False, **early_start(x),
+            num_warps=warps, num_stages=stages, enable_fp_fusion=False, **pdl_options(x),
         )  # fmt: skip
         if apart:
             _add_parts[(rows, -(-wanted // WIDE))](
                 sums, out if bias is None else bias, out, wanted, WIDE, parts, *extra, num_warps=4,
-                enable_fp_fusion=False, **early_start(x),
+                enable_fp_fusion=False, **pdl_options(x),
             )  # fmt: skip
     return out
 
@@ -183,7 +183,7 @@ def _multiply(
         source = x + tl.where(live, row, 0).to(tl.int64)[None, :] * from_x + column[:, None]
         given = source, line, column, column, outputs.to(tl.int64) * inputs
     if not ahead:
-        await_before(early)
+        await_preceding_kernel(early)
     total, beside = _sum_up(
         given, part * span, inputs, span, many, high, wide, whole, blocks, gated, ahead, early
     )  # fmt: skip
@@ -230,7 +230,7 @@ def _sum_up(
     if ahead:
         tile = _fetch(line + begin, (begin + first < inputs)[None, :], whole)
         twin = _fetch(line + other + begin, (begin + first < inputs)[None, :], whole) if gated else tile
-        await_before(early)
+        await_preceding_kernel(early)
         values = _fetch(x + begin, (begin + top < inputs)[:, None], whole)
         total = tl.dot(tile, values, total, input_precision="ieee")
         if gated:
@@ -288,7 +288,7 @@ def _add_parts(
     offset = tl.zeros((wide,), tl.float32)
     if biased:
         offset = tl.load(bias + column, mask=there, other=0.0).to(tl.float32)
-    await_before(early)
+    await_preceding_kernel(early)
     place = sums + row * size + column
     step = tl.num_programs(0).to(tl.int64) * size
     total = tl.load(place, mask=there, other=0.0)

@@ -15,11 +15,11 @@ import triton.language as tl
 from torch import Tensor
 
 from specsot_kernels.gpu.launching import (
-    await_before,
-    early_start,
+    await_preceding_kernel,
     kernel,
     let_next_begin,
     on_device_of,
+    pdl_options,
     power_of_two,
 )
 
@@ -78,7 +78,7 @@ def multiply_row(
         _multiply_one[(-(-wanted // rows),)](
             x, scale, weight, out if add is None else add, out, wanted, inputs, eps, rows, columns,
             inputs % columns == 0 and wanted % rows == 0, norm is not None, add is not None, gated,
-            num_warps=warps, **early_start(x),
+            num_warps=warps, **pdl_options(x),
         )  # fmt: skip
     return out
 
@@ -102,7 +102,7 @@ def _multiply_one(
     if gated:
         beside = tl.zeros((high, wide), tl.float32)
     squares = tl.zeros((wide,), tl.float32)
-    await_before(early)
+    await_preceding_kernel(early)
     for left in range(0, inputs, wide):
         values = tl.load(x + left + column, mask=left + column < inputs, other=0.0).to(tl.float32)
         if normed:
@@ -180,7 +180,7 @@ def multiply_short_row(
         _multiply_short_one[(-(-wanted // rows),)](
             x, gains, weight, scales, out if add is None else add, out, wanted, inputs, eps, rows, columns,
             power_of_two(inputs), inputs % columns == 0 and wanted % rows == 0, norm is not None,
-            add is not None, gated, num_warps=warps, **early_start(x),
+            add is not None, gated, num_warps=warps, **pdl_options(x),
         )  # fmt: skip
     return out
 
@@ -207,7 +207,7 @@ def _multiply_short_one(
         twin = _fetch(other, live & (column < inputs)[None, :], whole)
     if normed:
         weights = tl.load(gains + every, mask=every < inputs, other=0.0).to(tl.float32)
-    await_before(early)
+    await_preceding_kernel(early)
     values = tl.load(x + every, mask=every < inputs, other=0.0).to(tl.float32)
     if normed:
         values *= weights

@@ -14,11 +14,11 @@ import triton.language as tl
 from torch import Tensor
 
 from specsot_kernels.gpu.launching import (
-    await_before,
-    early_start,
+    await_preceding_kernel,
     kernel,
     let_next_begin,
     on_device_of,
+    pdl_options,
     power_of_two,
 )
 from specsot_kernels.gpu.products import LARGEST
@@ -92,7 +92,7 @@ def turn_and_store(
             qkv, positions, slots, kv_layer, steps, turning.frequencies, *norms, own, columns,
             *qkv.stride()[:2], *kv_layer.stride()[:4], turning.scale, turning.still, turned, turning.eps,
             turning.heads, turning.kv_heads, kv_layer.shape[3], dim // 2, power_of_two(dim // 2), TOGETHER,
-            turning.norms is not None, apart, eight, scales is not None, num_warps=2, **early_start(qkv),
+            turning.norms is not None, apart, eight, scales is not None, num_warps=2, **pdl_options(qkv),
         )  # fmt: skip
 
 
@@ -102,7 +102,7 @@ def norm_rows(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     size = x.shape[1]
     with on_device_of(x):
         _norm[(x.shape[0],)](
-            x, weight, out, size, eps, power_of_two(size), num_warps=8, **early_start(x)
+            x, weight, out, size, eps, power_of_two(size), num_warps=8, **pdl_options(x)
         )  # fmt: skip
     return out
 
@@ -113,7 +113,7 @@ def gate(gate_up: Tensor) -> Tensor:
     width = gate_up.shape[1] // 2
     out = gate_up.new_empty((rows, width))
     with on_device_of(gate_up):
-        _gate[(rows, -(-width // WIDE))](gate_up, out, width, WIDE, **early_start(gate_up))
+        _gate[(rows, -(-width // WIDE))](gate_up, out, width, WIDE, **pdl_options(gate_up))
     return out
 
 
@@ -133,7 +133,7 @@ def move_rows(kv: Tensor, moves: Tensor) -> None:
     room = min(power_of_two(dim), MOVED)
     with on_device_of(kv):
         _move[(kv_heads, 2 * layers, -(-dim // room))](
-            kv, moves, pages, kv_heads, page_rows, dim, moves.shape[1], many, room, **early_start(kv)
+            kv, moves, pages, kv_heads, page_rows, dim, moves.shape[1], many, room, **pdl_options(kv)
         )
 
 
@@ -161,7 +161,7 @@ def join_rows(
     with on_device_of(features):
         _join[(rows, 2)](
             tokens, table, features, origins, *norms, inputs, plain, size, eps, power_of_two(size),
-            normed, num_warps=8, **early_start(features),
+            normed, num_warps=8, **pdl_options(features),
         )  # fmt: skip
     return inputs, plain
 
@@ -194,7 +194,7 @@ def _turn(
         left = tl.load(output, mask=there, other=0.0)
         right = tl.load(output + 1, mask=there, other=0.0)
     # Positions and slots were written before this frame's kernels, so they may be read before this wait.
-    await_before(early)
+    await_preceding_kernel(early)
     first = tl.load(place, mask=there, other=0.0).to(tl.float32)
     second = tl.load(place + 1, mask=there, other=0.0).to(tl.float32)
     if scaled:
@@ -256,7 +256,7 @@ def _norm(x, weight, out, size, eps, room: tl.constexpr, early: tl.constexpr):
     let_next_begin(early)
     there = column < size
     scale = tl.load(weight + column, mask=there, other=0.0).to(tl.float32)
-    await_before(early)
+    await_preceding_kernel(early)
     values = tl.load(x + row * size + column, mask=there, other=0.0).to(tl.float32)
     values *= tl.rsqrt(tl.sum(values * values, 0) / size + eps) * scale
     tl.store(out + row * size + column, values.to(out.dtype.element_ty), mask=there)
@@ -273,7 +273,7 @@ def _move(
     half = tl.program_id(1).to(tl.int64)
     move = tl.arange(0, many)
     d = tl.program_id(2) * room + tl.arange(0, room)
-    await_before(early)
+    await_preceding_kernel(early)
     source = tl.load(moves + move, mask=move < count, other=-1).to(tl.int64)
     target = tl.load(moves + count + move, mask=move < count, other=-1).to(tl.int64)
     if tl.max(source, 0) < 0:
@@ -298,7 +298,7 @@ def _join(
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, room)
     half = tl.program_id(1)
     there = column < size
-    await_before(early)
+    await_preceding_kernel(early)
     if half == 0:
         scale = tl.load(token_norm + column, mask=there, other=0.0)
         source = table + tl.load(tokens + row).to(tl.int64) * size
@@ -319,7 +319,7 @@ def _gate(gate_up, out, width, wide: tl.constexpr, early: tl.constexpr):
     """Gate a range of columns of one row."""
     row = tl.program_id(0).to(tl.int64)
     let_next_begin(early)
-    await_before(early)
+    await_preceding_kernel(early)
     column = tl.program_id(1) * wide + tl.arange(0, wide)
     there = column < width
     opened = tl.load(gate_up + row * 2 * width + column, mask=there, other=0.0).to(tl.float32)
@@ -349,7 +349,7 @@ def shorten_rows(
     with on_device_of(x):
         _shorten[(rows,)](
             x, weight, *(added or (x, scales, scales)), short, scales, size, x.stride(0), eps,
-            power_of_two(size), norm is not None, added is not None, num_warps=8, **early_start(x),
+            power_of_two(size), norm is not None, added is not None, num_warps=8, **pdl_options(x),
         )  # fmt: skip
     return short, scales
 
@@ -362,7 +362,7 @@ def shorten_gated(y: Tensor, scales: Tensor, columns: Tensor) -> tuple[Tensor, T
     new = y.new_empty(rows, dtype=torch.float32)
     with on_device_of(y):
         _shorten_gated[(rows,)](
-            y, scales, columns, short, new, size, power_of_two(size), num_warps=16, **early_start(y)
+            y, scales, columns, short, new, size, power_of_two(size), num_warps=16, **pdl_options(y)
         )  # fmt: skip
     return short, new
 
@@ -391,7 +391,7 @@ def lengthen_rows(
             OUT_COLUMNS,
             gated,
             into is not None,
-            **early_start(y),
+            **pdl_options(y),
         )
     return out
 
@@ -409,7 +409,7 @@ def _shorten(
         gains = tl.load(weight + column, mask=there, other=0.0).to(tl.float32)
     if added:
         sizes = tl.load(columns + column, mask=there, other=0.0)
-    await_before(early)
+    await_preceding_kernel(early)
     place = x + row * from_x + column
     values = tl.load(place, mask=there, other=0.0).to(tl.float32)
     if added:
@@ -435,7 +435,7 @@ def _shorten_gated(
     there = column < size
     first = tl.load(columns + column, mask=there, other=0.0)
     second = tl.load(columns + size + column, mask=there, other=0.0)
-    await_before(early)
+    await_preceding_kernel(early)
     scale = tl.load(scales + row)
     source = y + row * 2 * size + column
     values = tl.load(source, mask=there, other=0.0).to(tl.float32) * (scale * first)
@@ -468,7 +468,7 @@ def _lengthen(
     first = tl.load(columns + column, mask=there, other=0.0)
     if gated:
         second = tl.load(columns + wanted + column, mask=there, other=0.0)
-    await_before(early)
+    await_preceding_kernel(early)
     scale = tl.load(scales + row)
     values = tl.load(y + row * size + column, mask=there, other=0.0).to(tl.float32) * (scale * first)
     if gated:

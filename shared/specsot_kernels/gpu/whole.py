@@ -14,13 +14,13 @@ import triton.language as tl
 from torch import Tensor
 
 from specsot_kernels.gpu.launching import (
-    await_before,
+    await_preceding_kernel,
     copies_blocks,
-    early_start,
     kernel,
     kernel_for_any,
     let_next_begin,
     on_device_of,
+    pdl_options,
     power_of_two,
 )
 
@@ -108,7 +108,7 @@ def round_rows(x: Tensor, norm: tuple[Tensor, float] | None = None) -> tuple[Ten
     with on_device_of(x):
         _round[(rows,)](
             x, weight, codes, scales, rows, size, x.stride(0), eps, power_of_two(groups), norm is not None,
-            num_warps=8, **early_start(x),
+            num_warps=8, **pdl_options(x),
         )  # fmt: skip
     return codes, scales
 
@@ -126,7 +126,7 @@ def _round(
     there = column < size
     if normed:
         gains = tl.load(weight + column, mask=there, other=0.0).to(tl.float32)
-    await_before(early)
+    await_preceding_kernel(early)
     values = tl.load(x + row * from_x + column, mask=there, other=0.0).to(tl.float32)
     if normed:
         values *= tl.rsqrt(tl.sum(tl.sum(values * values, 1), 0) / size + eps) * gains
@@ -215,7 +215,7 @@ def _launch(
             high, many, together, parts, inputs % (GROUP.value * together * parts) == 0,
             many > 64 and not gated, many <= 16 or not gated, bias is not None, gated, added, apart,
             asked if asked * together <= groups and outputs % high == 0 else 0,
-            num_warps=warps, num_stages=stages, **early_start(codes),
+            num_warps=warps, num_stages=stages, **pdl_options(codes),
         )  # fmt: skip
 
 
@@ -255,7 +255,7 @@ def _multiply(
         _ask_for(weight, output, inputs, first * long, asked * together * GROUP, early)
         if gated:
             _ask_for(weight, outputs + output, inputs, first * long, asked * together * GROUP, early)
-    await_before(early)
+    await_preceding_kernel(early)
     for part in range(first, first + (1 if apart else parts)):
         sum_ = _zeros(high, many, tall)
         other = _zeros(high, many, tall)

@@ -38,18 +38,20 @@ class PolicySpan(RowSpan):
 
     skip: Number of first layers that see every column, because the policy does not apply to them.
     heads: The window of every KV head of every layer; None unless the policy is `HeadWindows`.
-    positions: One number per row. With `heads` it is the row's true position; with `kept_by_head` it is the
+    positions: One number per row. With `heads` it is the row's true position; with `rows_kept_by_head` it is
+    the
         row's column.
-    kept_by_head: By layer and KV head, how many of the first columns hold keys that pruning left to this
+    rows_kept_by_head: By layer and KV head, how many of the first columns hold keys that pruning left to this
         head. It applies to layers from `skip` on, and is set only if heads keep different numbers.
-    since: With `kept_by_head`, the first column that was not pruned yet: every head sees the columns from
+    since: With `rows_kept_by_head`, the first column that was not pruned yet: every head sees the columns
+    from
         here on.
     """
 
     skip: int = 0
     heads: HeadWindows | None = None
     positions: tuple[int, ...] = ()
-    kept_by_head: HeadCounts | None = None
+    rows_kept_by_head: HeadCounts | None = None
     since: int = 0
 
     def at(self, layer: int) -> RowSpan:
@@ -58,8 +60,8 @@ class PolicySpan(RowSpan):
             return replace(self, sight=HeadColumns(self.heads.layers[layer], self.positions))
         if layer < self.skip:
             return replace(self, sight=None)
-        if self.kept_by_head:
-            windows = tuple((kept, MAX_TOKENS) for kept in self.kept_by_head[layer])
+        if self.rows_kept_by_head:
+            windows = tuple((kept, MAX_TOKENS) for kept in self.rows_kept_by_head[layer])
             return replace(self, sight=HeadColumns(windows, self.positions, self.since))
         return self
 
@@ -234,7 +236,7 @@ def _hide(
         case Window():
             return hide_outside_window(policy, span, positions)
         case HeadPruning():
-            kept = table.kept_by_head(sequence)
+            kept = table.rows_kept_by_head(sequence)
             since = table.pruned(sequence)[1]
             return hide_pruned_by_head(kept, since, span, positions, policy.skip_layers)
         case Pruning():

@@ -74,7 +74,7 @@ class PathReplay:
     saves: tuple[tuple[int, int], ...] = ()
 
 
-class KeptStates:
+class CachedStates:
     """An LRU cache of `count` states, keyed by KV page: which state follows which first rows of a page.
 
     A KV page that several sequences share follows the same tokens in all of them, so the state belongs to

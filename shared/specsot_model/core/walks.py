@@ -80,13 +80,13 @@ class Walk:
     @property
     def counts(self) -> Numbers:
         """[4]: number of sequences that run token by token, table rows, sequences with chunks, chunks."""
-        texts = len(self.starts) - 1
+        sequences = len(self.starts) - 1
         chunks = len(self.chunks) - 1
-        return np.array((texts, len(self.rows), chunks, self.chunks[-1]), np.int32)
+        return np.array((sequences, len(self.rows), chunks, self.chunks[-1]), np.int32)
 
 
 @dataclass(frozen=True, slots=True)
-class TextRows:
+class SequenceRows:
     """The table rows of one sequence, before the sequences of a frame are combined into walks.
 
     rows: Table rows as in `Walk.rows`. The states that this sequence sets aside are numbered from 0 on.
@@ -138,19 +138,19 @@ class WalkRoom:
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """Shapes of the four tables: counts, starts, chunks, rows."""
-        texts = self.rows // CHUNKED_ROWS + 1
-        return (4,), (self.rows + 1,), (texts,), (self.lines, self.history + 1 + FIELDS)
+        sequences = self.rows // CHUNKED_ROWS + 1
+        return (4,), (self.rows + 1,), (sequences,), (self.lines, self.history + 1 + FIELDS)
 
-    def holds(self, texts: Sequence[TextRows]) -> bool:
+    def holds(self, sequences: Sequence[SequenceRows]) -> bool:
         """Tell whether one pass in these tables can run the sequences.
 
         It cannot if a sequence runs partly by chunks and partly token by token, or if a table is too small.
         """
-        if any(len(text.pieces) > 1 for text in texts):
+        if any(len(sequence.pieces) > 1 for sequence in sequences):
             return False
-        chunks = sum(len(text.rows) for text in texts if text.pieces[0][1])
-        lines = sum(len(text.rows) for text in texts)
-        aside = aside_of([text.held for text in texts if not text.pieces[0][1]])
+        chunks = sum(len(sequence.rows) for sequence in sequences if sequence.pieces[0][1])
+        lines = sum(len(sequence.rows) for sequence in sequences)
+        aside = set_aside_of([sequence.held for sequence in sequences if not sequence.pieces[0][1]])
         return chunks <= self.chunks * CHUNK and lines <= self.lines and aside <= self.aside
 
     def fill(self, walk: Walk) -> list[Numbers]:
@@ -161,7 +161,9 @@ class WalkRoom:
         return [walk.counts, starts, chunks, rows]
 
 
-def texts_of(replays: Sequence[SpanReplay], history: int, page_rows: int, begun: int) -> list[TextRows]:
+def sequences_of_frame(
+    replays: Sequence[SpanReplay], history: int, page_rows: int, begun: int
+) -> list[SequenceRows]:
     """Return the table rows of each replay of a frame, in the order of its segments.
 
     history: Number of preceding tokens that a convolution reads.
@@ -169,7 +171,7 @@ def texts_of(replays: Sequence[SpanReplay], history: int, page_rows: int, begun:
 
     No row stores a state yet; `keep` adds that.
     """
-    found = list[TextRows]()
+    found = list[SequenceRows]()
     first = 0
     for one in replays:
         found.append(_text(one, first, history, page_rows, begun))
@@ -177,7 +179,7 @@ def texts_of(replays: Sequence[SpanReplay], history: int, page_rows: int, begun:
     return found
 
 
-def _text(one: SpanReplay, first: int, history: int, page_rows: int, begun: int) -> TextRows:
+def _text(one: SpanReplay, first: int, history: int, page_rows: int, begun: int) -> SequenceRows:
     """Return the table rows of one replay. first: the frame row of the segment's first token."""
     sources = _sources(one, first, history, page_rows)
     lead = one.span.base - one.start
@@ -197,11 +199,11 @@ def _text(one: SpanReplay, first: int, history: int, page_rows: int, begun: int)
     # The last chunk is filled up with empty rows.
     if missing := pieces[-1][0] - len(rows):
         rows = np.pad(rows, ((0, missing), (0, 0)), constant_values=NOTHING)
-    return TextRows(rows, pieces, held, whole)
+    return SequenceRows(rows, pieces, held, whole)
 
 
 def _pieces(one: SpanReplay, many: int) -> Iterator[tuple[int, bool]]:
-    """Yield `TextRows.pieces` for a sequence of `many` table rows.
+    """Yield `SequenceRows.pieces` for a sequence of `many` table rows.
 
     # chunks at rows [10 74], 150 rows, CHUNK 64 -> (10, False), (138, True), (150, False)
     """
@@ -218,7 +220,7 @@ def _pieces(one: SpanReplay, many: int) -> Iterator[tuple[int, bool]]:
         yield many, False
 
 
-def aside_of(held: Sequence[int]) -> int:
+def set_aside_of(held: Sequence[int]) -> int:
     """Return how many states must be available in memory if sequence i sets aside held[i] at once.
 
     Sequences of the same lane run one after another and share their places, so each lane needs its maximum.
@@ -228,17 +230,18 @@ def aside_of(held: Sequence[int]) -> int:
     return sum(max(held[lane::LANES]) for lane in range(min(LANES, len(held))))
 
 
-def walk_of(texts: Sequence[TextRows]) -> Walk:
-    """Return one walk that runs all sequences in a single pass. It modifies the arrays in `texts`."""
-    (walk,) = in_blocks(texts, sum(len(text.rows) for text in texts))
+def walk_of(sequences: Sequence[SequenceRows]) -> Walk:
+    """Return one walk that runs all sequences in a single pass. It modifies the arrays in `sequences`."""
+    (walk,) = in_blocks(sequences, sum(len(sequence.rows) for sequence in sequences))
     return walk
 
 
-def keep(texts: Sequence[TextRows], replays: Sequence[SpanReplay]) -> None:
-    """Mark in the table rows which states are stored: `replays` are those of `texts`, with their `saves`."""
-    for text, one in zip(texts, replays):
+def keep(sequences: Sequence[SequenceRows], replays: Sequence[SpanReplay]) -> None:
+    """Mark in the table rows which states are stored: `replays` are those of `sequences`, with their
+    `saves`."""
+    for sequence, one in zip(sequences, replays):
         for end, state in one.saves:
-            text.rows[end - 1 - one.start, KEPT] = state
+            sequence.rows[end - 1 - one.start, KEPT] = state
 
 
 @dataclass(slots=True)
@@ -262,7 +265,7 @@ class _Block:
         self.held += [] if chunked else [held]
         self.lines += len(part)
 
-    def walk(self, aside: int, handed: int) -> Walk:
+    def walk(self, aside: int, migrated: int) -> Walk:
         """Return the finished walk.
 
         aside: Number of states that are set aside at once, in any block of the frame.
@@ -272,39 +275,39 @@ class _Block:
             _share_aside(self.rows, self.held)
         parts = [*self.chunks, *self.rows]
         rows = np.concatenate(parts) if len(parts) > 1 else parts[0]
-        if handed:
+        if migrated:
             for places in rows[:, TAKEN], rows[:, ASIDE]:
                 handing = places <= HANDED
                 places[handing] = aside + HANDED - places[handing]
         chunks = [*accumulate(map(len, self.chunks), initial=0)]
         starts = [*accumulate(map(len, self.rows), initial=chunks[-1])]
         ends = np.array([chunk // CHUNK for chunk in chunks], np.int32)
-        return Walk(np.array(starts, np.int32), rows, aside + handed, ends)
+        return Walk(np.array(starts, np.int32), rows, aside + migrated, ends)
 
 
-def in_blocks(texts: Sequence[TextRows], most: int = BLOCK_ROWS) -> list[Walk]:
+def in_blocks(sequences: Sequence[SequenceRows], most: int = BLOCK_ROWS) -> list[Walk]:
     """Return walks of at most `most` table rows each, to be run one after another.
 
     This bounds the memory of a pass, however far back a sequence has to be replayed. A sequence that
     continues in the next walk, or that runs token by token after its chunks, carries its state over in
-    memory. It modifies the arrays in `texts`.
+    memory. It modifies the arrays in `sequences`.
     """
     blocks = [_Block()]
     # For each carried state, the first block in which it is unused.
     free = [0] * CARRIED
-    for number, text in enumerate(texts):
+    for number, sequence in enumerate(sequences):
         slot = number % CARRIED
         last = blocks[-1]
-        if len(text.pieces) == 1 and last.lines + len(text.rows) <= most:
-            last.put(text.rows, text.pieces[0][1], text.held)
+        if len(sequence.pieces) == 1 and last.lines + len(sequence.rows) <= most:
+            last.put(sequence.rows, sequence.pieces[0][1], sequence.held)
         else:
-            free[slot] = _put_parts(text, blocks, free[slot], most, HANDED - slot)
-    aside = max(aside_of(block.held) for block in blocks)
-    handed = CARRIED if any(free) else 0
-    return [block.walk(aside, handed) for block in blocks]
+            free[slot] = _put_parts(sequence, blocks, free[slot], most, HANDED - slot)
+    aside = max(set_aside_of(block.held) for block in blocks)
+    migrated = CARRIED if any(free) else 0
+    return [block.walk(aside, migrated) for block in blocks]
 
 
-def _put_parts(text: TextRows, blocks: list[_Block], at: int, most: int, handed: int) -> int:
+def _put_parts(sequence: SequenceRows, blocks: list[_Block], at: int, most: int, migrated: int) -> int:
     """Distribute one sequence over `blocks`, from block `at` on, and add blocks as needed.
 
     handed: Placeholder of the state that the sequence carries from part to part.
@@ -313,11 +316,11 @@ def _put_parts(text: TextRows, blocks: list[_Block], at: int, most: int, handed:
     follow single tokens go into the next block.
     """
     begin = 0
-    rows = text.rows
+    rows = sequence.rows
     before = False
-    assert text.whole <= most, "a tree runs in one block"
-    rows[rows[:, TAKEN] == HANDED, TAKEN] = handed
-    for end, chunked in text.pieces:
+    assert sequence.whole <= most, "a tree runs in one block"
+    rows[rows[:, TAKEN] == HANDED, TAKEN] = migrated
+    for end, chunked in sequence.pieces:
         while begin < end:
             if at == len(blocks):
                 blocks.append(_Block())
@@ -325,15 +328,15 @@ def _put_parts(text: TextRows, blocks: list[_Block], at: int, most: int, handed:
             if chunked:
                 size = 0 if before else size // CHUNK * CHUNK
             elif begin + size < end:
-                size = 0 if before else min(size, len(rows) - text.whole - begin)
+                size = 0 if before else min(size, len(rows) - sequence.whole - begin)
             if size <= 0:
                 at = at + 1
                 before = False
                 continue
             if begin:
-                rows[begin - 1, ASIDE] = rows[begin, TAKEN] = handed
+                rows[begin - 1, ASIDE] = rows[begin, TAKEN] = migrated
             begin, part = begin + size, rows[begin : begin + size]
-            blocks[at].put(part, chunked, text.held if begin == len(rows) else 0)
+            blocks[at].put(part, chunked, sequence.held if begin == len(rows) else 0)
             # Chunks of a block run before its single tokens, so a chunk after these needs the next block.
             before = not chunked
     return at + 1

@@ -54,7 +54,7 @@ def openings(draw: st.DrawFn) -> fr.Opening:
         importance=draw(st.none() | importances) if pruning else None,
         min_tokens=draw(small),
         prompt_logprobs=draw(st.none() | small),
-        kept=draw(st.none() | st.builds(fr.Kept, big, kept)),
+        reused=draw(st.none() | st.builds(fr.ReusedKV, big, kept)),
     )
 
 
@@ -87,8 +87,8 @@ frames = st.builds(
     hidden=st.none() | tensors(),
     fused=st.none() | tensors(),
     seconds=times,
-    resting=st.booleans(),
-    waking=st.booleans(),
+    paused=st.booleans(),
+    catching_up=st.booleans(),
     trace=traces,
 )
 logprobs = st.floats(-100, 0, width=32)
@@ -116,7 +116,7 @@ results = st.builds(
     drafts=small,
     drafted=small,
 )
-lessons = st.builds(
+feature_batches = st.builds(
     fr.FeatureBatch,
     sequence=big,
     start=small,
@@ -129,20 +129,20 @@ lessons = st.builds(
 
 @st.composite
 def features(draw: st.DrawFn) -> fr.Features:
-    taught = tuple(draw(st.lists(lessons, max_size=3)))
-    count = sum(len(lesson.tokens) for lesson in taught)
+    taught = tuple(draw(st.lists(feature_batches, max_size=3)))
+    count = sum(len(feature_batch.tokens) for feature_batch in taught)
     rows = draw(tensors(count)) if count else draw(st.none() | tensors(0))
     return fr.Features(
         epoch=draw(big),
         number=draw(big),
         openings=tuple(draw(st.lists(openings(), max_size=2))),
-        lessons=taught,
+        feature_batches=taught,
         closings=draw(sequences),
         rows=rows,
         fed=draw(small),
         seconds=draw(seconds),
         wall=draw(seconds),
-        rested=draw(small),
+        draft_paused=draw(small),
         trace=draw(traces),
         must_answer=draw(st.booleans()),
     )
@@ -151,7 +151,9 @@ def features(draw: st.DrawFn) -> fr.Features:
 drafts = st.builds(
     fr.Drafts,
     epoch=big,
-    drafts=st.lists(st.builds(fr.Draft, sequence=big, draft_round=small, tree=trees()), max_size=3).map(tuple),
+    drafts=st.lists(st.builds(fr.Draft, sequence=big, draft_round=small, tree=trees()), max_size=3).map(
+        tuple
+    ),
     rest=small,
     drafter=text,
 )

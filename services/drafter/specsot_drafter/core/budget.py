@@ -33,7 +33,7 @@ class TreeOutcome(NamedTuple):
     own: int | None = None
 
 
-def lessons_of(trees: Sequence[TreeOutcome]) -> list[tuple[int, Sequence[float], int]]:
+def observations_of(trees: Sequence[TreeOutcome]) -> list[tuple[int, Sequence[float], int]]:
     """Return the observations that `AcceptanceRates.record` takes, one per tree: (levels, masses, accepted).
 
     The accepted depth is that of the drafter's own nodes, since other nodes say nothing about the drafter.
@@ -71,7 +71,7 @@ class BudgetPolicy:
               worth of their nodes.
     """
 
-    rest = 0
+    paused_trees = 0
     adaptive = False
     holding = True
 
@@ -88,7 +88,7 @@ class BudgetPolicy:
         """Return the function that is called before each level is grown, or None to grow all levels."""
         return None
 
-    def limit_texts(self, live: int) -> int:
+    def limit_sequences(self, live: int) -> int:
         """Return the number of sequences to draft for, out of `live` sequences."""
         return live
 
@@ -101,7 +101,7 @@ class BudgetPolicy:
         """
         return most
 
-    def looks_next(self, texts: int) -> bool:
+    def looks_next(self, num_sequences: int) -> bool:
         """Return whether the next step of so many sequences runs without drafts, to measure its duration."""
         return False
 
@@ -117,7 +117,7 @@ class BudgetPolicy:
         """
         return best_each(values, min(self._each, most // max(len(values), 1)))
 
-    def foreseen_nodes(self, live: int, levels: int, most: int) -> int:
+    def predict_nodes(self, live: int, levels: int, most: int) -> int:
         """Return the number of nodes to send of each tree, if that must be fixed before the tree is known.
 
         A device can select nodes only if that number is fixed beforehand. Roots are not counted; all `live`
@@ -139,11 +139,11 @@ class BudgetPolicy:
         depths: [n] depth of each candidate, at least 1.
         """
 
-    def begin_texts(self) -> bool:
+    def start_sequences(self) -> bool:
         """Prepare for sequences of which none was running before. Return whether a pause ends for them."""
         return False
 
-    def record_rest(self, trees: int, live: int) -> None:
+    def record_pause(self, trees: int, live: int) -> None:
         """Record that `trees` trees were not drafted during a pause, with about `live` sequences per step."""
 
     def record_step(self, trees: Sequence[TreeOutcome], spent: StepSeconds = UNKNOWN_SECONDS) -> None:

@@ -29,10 +29,10 @@ from specsot_drafter.core.budget import (
     UNKNOWN_SECONDS,
     BudgetPolicy,
     FixedBudget,
-    StepSeconds,
     SeedBudget,
+    StepSeconds,
     TreeOutcome,
-    lessons_of,
+    observations_of,
 )
 from specsot_drafter.core.selection import (
     Candidates,
@@ -324,7 +324,7 @@ class DraftPolicy(BudgetPolicy):
         self._held = 0
         self._choice = (0, 0, 0)
         self._nodes = 0
-        self._stake = 0.0
+        self._regret_stake = 0.0
         # Nodes of the largest tree that came back so far, without its root.
         self._largest = 0
         # Verified trees that the acceptance rates have not been updated with.
@@ -336,19 +336,20 @@ class DraftPolicy(BudgetPolicy):
 
     @property
     def keep_growing(self) -> KeepGrowing | None:
-        return self.pays_deeper if self._stepwise else None
+        return self.is_deeper_profitable if self._stepwise else None
 
-    def limit_texts(self, live: int) -> int:
+    def limit_sequences(self, live: int) -> int:
         """Return the number of sequences to draft for: after a pause few, then more with every step."""
         return min(live, self._few)
 
     def plan_levels(self, live: int, most: int, due: int = 0, beside: int = 0) -> int:
         """See `BudgetPolicy.plan_levels`.
 
-        If growth can stop between levels, the result is `most`, and `pays_deeper` stops it. Otherwise the
+        If growth can stop between levels, the result is `most`, and `is_deeper_profitable` stops it.
+        Otherwise the
         result is the chosen number of levels.
         """
-        self.rest = 0
+        self.paused_trees = 0
         self.holding = False
         self._others = beside
         sequences = live + beside
@@ -370,7 +371,7 @@ class DraftPolicy(BudgetPolicy):
         """Return whether the last choice is reused for this step, and count the step if so."""
         levels = self._choice[2]
         same = self._choice == (live, self._others, levels) and levels <= most and due <= live * (levels + 2)
-        paid = (1 + self._change) * self._stake <= self._regret.available
+        paid = (1 + self._change) * self._regret_stake <= self._regret.available
         holds = same and paid and self._drafts and self._held > 0
         self._held -= holds
         self.holding = holds and not self._stepwise
@@ -410,7 +411,7 @@ class DraftPolicy(BudgetPolicy):
         best = np.argmax(np.where(hopeful & (needed <= self._regret.available), rates, 0.0))
         level, node = np.unravel_index(best, rates.shape)
         self._rate = max(float(rates[level, node]), sequences / baseline)
-        self._stake = float(stakes[level, node])
+        self._regret_stake = float(stakes[level, node])
         self._nodes = int(nodes[node])
         self._choice = live, self._others, int(levels[level])
         self._held = min(max(self.costs.known, 2), HELD_STEPS)
@@ -423,19 +424,21 @@ class DraftPolicy(BudgetPolicy):
             self.acceptance.record(self._returned)
             self._returned = []
 
-    def looks_next(self, texts: int) -> bool:
+    def looks_next(self, num_sequences: int) -> bool:
         """Return whether the next step measures the baseline instead of drafting.
 
         A look is due if the baseline of about as many sequences is unknown, or if the time that a look loses
         is small compared with the steps that were drafted since the last look.
-        texts: number of sequences in the step.
+        sequences: number of sequences in the step.
         """
         if not self._timed:
             return False
-        lost = LOOK_STEPS * (1 - 1 / max(self._gain, 1.0)) + 2 * self._change * self._stake
-        return texts.bit_length() not in self._looked or self._since_look * 2 * REGRET_SHARE >= max(lost, 1.0)
+        lost = LOOK_STEPS * (1 - 1 / max(self._gain, 1.0)) + 2 * self._change * self._regret_stake
+        return num_sequences.bit_length() not in self._looked or self._since_look * 2 * REGRET_SHARE >= max(
+            lost, 1.0
+        )
 
-    def pays_deeper(self, scores: Floats, depth: int) -> int:
+    def is_deeper_profitable(self, scores: Floats, depth: int) -> int:
         """Return how many nodes of each tree's frontier to expand, best first; 0: stop growing.
 
         Another level is profitable if the tokens that the level is expected to add exceed the tokens that
@@ -453,7 +456,7 @@ class DraftPolicy(BudgetPolicy):
         best = int(np.argmax(gains))
         return best + 1 if gains[best] > 0 else 0
 
-    def foreseen_nodes(self, live: int, levels: int, most: int) -> int:
+    def predict_nodes(self, live: int, levels: int, most: int) -> int:
         """Return the nodes of the last choice; 0 if growth can stop between levels, as `select` decides."""
         return 0 if self._stepwise else min(self._nodes, most // live)
 
@@ -482,12 +485,12 @@ class DraftPolicy(BudgetPolicy):
         if not self.holding:
             self._worth.record(values, depths)
 
-    def begin_texts(self) -> bool:
+    def start_sequences(self) -> bool:
         """Grant new sequences their regret budget. Return True if drafting is paused and can resume."""
         self._regret.begin_sequences()
         return not self._drafts and self._regret.available > 0
 
-    def record_rest(self, trees: int, live: int) -> None:
+    def record_pause(self, trees: int, live: int) -> None:
         self._regret.record(0.0, trees / live)
 
     def record_step(self, trees: Sequence[TreeOutcome], spent: StepSeconds = UNKNOWN_SECONDS) -> None:
@@ -516,7 +519,7 @@ class DraftPolicy(BudgetPolicy):
         self._drafts = True
         self._since_look = self._since_look + 1
         self._few *= RAMP if len(drafted) == self._few else 1
-        self._returned += lessons_of(drafted)
+        self._returned += observations_of(drafted)
         # Where all levels are launched at once, the host has no time here, and learns when it chooses next.
         if self._stepwise:
             self._learn_acceptance()
@@ -524,13 +527,13 @@ class DraftPolicy(BudgetPolicy):
     def _pause(self, steps: float, sequences: int) -> None:
         """Pause drafting for so many steps of so many sequences; `rest` becomes their number of trees."""
         if self._drafts:
-            self._regret.record(-self._change * self._stake, 0)
+            self._regret.record(-self._change * self._regret_stake, 0)
             self.costs.forget()
         self._drafts = False
         self._since_look = 0
         self._few = RAMP
         self._held = 0
-        self.rest = math.ceil(steps * sequences)
+        self.paused_trees = math.ceil(steps * sequences)
 
 
 def make_budget(

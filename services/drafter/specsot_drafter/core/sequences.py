@@ -97,23 +97,27 @@ class DraftSequence:
         """
         return MAX_TOKENS if self.opening.window else positions
 
-    def follows(self, lesson: FeatureBatch) -> bool:
+    def follows(self, feature_batch: FeatureBatch) -> bool:
         """Return whether the feature batch continues the known tokens; False if a batch was missed."""
-        continues = bool(lesson.tokens) and lesson.start == self.committed
+        continues = bool(feature_batch.tokens) and feature_batch.start == self.committed
         known = self.tokens
-        return continues and (len(known) == lesson.start or known[-1] == lesson.tokens[0])
+        return continues and (len(known) == feature_batch.start or known[-1] == feature_batch.tokens[0])
 
-    def observe(self, lesson: FeatureBatch) -> None:
+    def observe(self, feature_batch: FeatureBatch) -> None:
         """Append the committed tokens of a feature batch, and the bonus token after them.
 
         Known tokens [a b c], 2 committed; batch with start 2, tokens (c, d), bonus e
         -> tokens [a b c d e], 4 committed, root e
         """
-        tokens = lesson.tokens if lesson.bonus is None else (*lesson.tokens, lesson.bonus)
+        tokens = (
+            feature_batch.tokens
+            if feature_batch.bonus is None
+            else (*feature_batch.tokens, feature_batch.bonus)
+        )
         first = len(self.tokens)
-        fresh = tokens[first - lesson.start :]
+        fresh = tokens[first - feature_batch.start :]
         self.tokens += fresh
-        self.committed += len(lesson.tokens)
+        self.committed += len(feature_batch.tokens)
         if self._grammar_state:
             self._grammar_state.advance(own_tokens(self.opening, first, fresh))
 
@@ -150,20 +154,20 @@ class DraftSequences:
         self._sequences[opening.sequence] = opened
         return opened
 
-    def observe(self, lessons: Sequence[FeatureBatch]) -> list[int]:
+    def observe(self, feature_batches: Sequence[FeatureBatch]) -> list[int]:
         """Append committed tokens. Drop sequences of which a batch was missed, and return their ids.
 
         Batches of unknown sequences are ignored.
         """
         missed: list[int] = []
-        for lesson in lessons:
-            if (known := self._sequences.get(lesson.sequence)) is None:
+        for feature_batch in feature_batches:
+            if (known := self._sequences.get(feature_batch.sequence)) is None:
                 continue
-            if known.follows(lesson):
-                known.observe(lesson)
+            if known.follows(feature_batch):
+                known.observe(feature_batch)
             else:
-                missed.append(lesson.sequence)
-                self.close(lesson.sequence)
+                missed.append(feature_batch.sequence)
+                self.close(feature_batch.sequence)
         return missed
 
     def close(self, sequence: int) -> None:

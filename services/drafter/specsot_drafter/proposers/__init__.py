@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
+from specsot.core.device_verification import DeviceTrees, DeviceVerification
 from specsot.core.frames import Features
-from specsot.core.verdict import UnreadTrees, UnreadVerdict
 from specsot.params import MAX_TOKENS
 from specsot_drafter.core.selection import Candidates, Flags, Floats, KeepGrowing
 from specsot_drafter.core.sequences import DraftSequence
@@ -17,7 +17,7 @@ from specsot_drafter.core.sequences import DraftSequence
 Offer = Callable[[], Candidates | None]
 
 
-class ChosenTrees(UnreadTrees, Protocol):
+class ChosenTrees(DeviceTrees, Protocol):
     """Trees that a device selects from a proposer's own candidates, before the host has read them.
 
     sequences: The sequence id of each tree, in the order of the trees.
@@ -43,13 +43,13 @@ class Proposer(ABC):
     widths: Most nodes per tree that are fed to grow level 2, 3, ...; the deepest tree has one level more.
     positions: Number of positions that the draft model supports.
     at_once: True if all levels are launched at once, so that growth cannot stop between levels.
-    took_early: True if the last `begin` continued the growth that `begin_early` had launched.
+    used_async: True if the last `begin` continued the growth that `begin_async` had launched.
     """
 
     widths: tuple[int, ...]
     positions: int = MAX_TOKENS
     at_once = False
-    took_early = False
+    used_async = False
 
     @property
     @abstractmethod
@@ -87,20 +87,22 @@ class Proposer(ABC):
         """
         return partial(self.propose, sequences, levels, keep_growing)
 
-    def begin_early(self, verdict: UnreadVerdict, ids: int, levels: int) -> bool:
+    def begin_async(self, verdict: DeviceVerification, ids: int, levels: int) -> bool:
         """Launch the growth of the next trees before the host has read the verification result of these.
 
         Return whether the growth was launched. If so, the next `begin` continues that growth, whatever its
-        `levels`, and sets `took_early`; or it discards the growth and clears `took_early`.
+        `levels`, and sets `used_async`; or it discards the growth and clears `used_async`.
         verdict: the trees that are being verified, and their results on the device.
         ids: number of token ids that may be fed; token 0 is fed instead of a target outside 0 .. ids - 1.
         """
         return False
 
-    def choose_early(self, texts: Sequence[int], nodes: int, room: int, trust: Floats) -> ChosenTrees | None:
-        """Let the device select nodes of the trees whose growth `begin_early` launched.
+    def choose_async(
+        self, sequences: Sequence[int], nodes: int, room: int, trust: Floats
+    ) -> ChosenTrees | None:
+        """Let the device select nodes of the trees whose growth `begin_async` launched.
 
-        Return None if that is impossible. See `EarlyGrowth.choose` for the arguments.
+        Return None if that is impossible. See `AsyncGrowth.choose` for the arguments.
         """
         return None
 

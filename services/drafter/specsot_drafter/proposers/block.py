@@ -95,19 +95,19 @@ class BlockProposer(Proposer):
         slots = list[int]()
         positions = list[int]()
         first = 0
-        for lesson in batch.lessons:
-            stop = first + len(lesson.tokens)
+        for feature_batch in batch.feature_batches:
+            stop = first + len(feature_batch.tokens)
             if batch.rows is None:
-                self.close(lesson.sequence)
-            elif lesson.sequence in self._followed:
-                end = lesson.start + len(lesson.tokens)
+                self.close(feature_batch.sequence)
+            elif feature_batch.sequence in self._followed:
+                end = feature_batch.start + len(feature_batch.tokens)
                 try:
-                    slots += self._table.place(lesson.sequence, lesson.start, end)[2]
+                    slots += self._table.place(feature_batch.sequence, feature_batch.start, end)[2]
                 except Overloaded:
-                    self.close(lesson.sequence)
+                    self.close(feature_batch.sequence)
                 else:
                     rows += range(first, stop)
-                    positions += range(lesson.start, end)
+                    positions += range(feature_batch.start, end)
             first = stop
         if rows:
             self._remember(batch.rows, first, rows, positions, slots)
@@ -116,12 +116,12 @@ class BlockProposer(Proposer):
         self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
     ) -> Candidates | None:
         """See `Proposer`. `keep_growing` is not called, since one pass drafts all levels."""
-        rooms = [self._reserve(text) for text in sequences]
-        found = [(text, room) for text, room in zip(sequences, rooms) if room]
+        rooms = [self._reserve(sequence) for sequence in sequences]
+        found = [(sequence, room) for sequence, room in zip(sequences, rooms) if room]
         if not found:
             return None
-        own = [text for text, _ in found]
-        best = self._draft([text.tokens[-1] for text in own], [room for _, room in found], levels)
+        own = [sequence for sequence, _ in found]
+        best = self._draft([sequence.tokens[-1] for sequence in own], [room for _, room in found], levels)
         candidates = offer_paths(best, levels, self._nodes, own)
         return pad_rows(candidates, [room is not None for room in rooms])
 

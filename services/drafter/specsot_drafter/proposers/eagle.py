@@ -13,14 +13,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from specsot.core.device_verification import DeviceVerification
 from specsot.core.frames import FeatureBatch, Features, Opening, TreeSegment
-from specsot.core.verdict import UnreadVerdict
 from specsot.errors import NotFound, Overloaded, WireError
 from specsot.members import TreeShape
+from specsot_drafter.async_growth import AsyncGrowth, VerifiedTree
 from specsot_drafter.core.selection import Candidates, Floats, KeepGrowing, pad_rows
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.eagle_kv import DraftPages, DueRows, FollowedSequence, compute_rows
-from specsot_drafter.early_growth import EarlyGrowth, VerifiedTree
 from specsot_drafter.grammar import filter_candidates, make_guide
 from specsot_drafter.graph_growth import LEVEL_ROWS, GraphInput, TreeGraphs
 from specsot_drafter.growth import TreeGrowth, TreeRoom
@@ -59,7 +59,7 @@ class EagleProposer(Proposer):
         self._followed: dict[int, FollowedSequence] = {}
         self._graphs: TreeGraphs | None = None
         # The growth that was launched before the host has read the verification result it follows.
-        self._early: EarlyGrowth | None = None
+        self._early: AsyncGrowth | None = None
         if graphs := _graphs(head, self._pages, shape):
             self._warm_up()
             self._graphs = graphs
@@ -75,7 +75,7 @@ class EagleProposer(Proposer):
 
         Due rows of other sequences are computed when trees are requested for those sequences.
         """
-        own = [self._followed[text.id].due for text in sequences if text.id in self._followed]
+        own = [self._followed[sequence.id].due for sequence in sequences if sequence.id in self._followed]
         return sum(own) + sum(one.due for one in self._reading())
 
     def open(self, sequence: DraftSequence) -> None:
@@ -101,17 +101,17 @@ class EagleProposer(Proposer):
         Raises WireError if the features do not have one row per token and the head's width.
         """
         if batch.rows is None:
-            for lesson in batch.lessons:
-                self.close(lesson.sequence)
+            for feature_batch in batch.feature_batches:
+                self.close(feature_batch.sequence)
             return
         rows = list[int]()
         slots = list[int]()
         first = 0
-        for lesson in batch.lessons:
-            stop = first + len(lesson.tokens)
-            follows = lesson.sequence in self._followed
-            there = follows and self._early and self._early.covers(lesson)
-            if not there and (own := self._room_for(lesson)):
+        for feature_batch in batch.feature_batches:
+            stop = first + len(feature_batch.tokens)
+            follows = feature_batch.sequence in self._followed
+            there = follows and self._early and self._early.covers(feature_batch)
+            if not there and (own := self._room_for(feature_batch)):
                 rows += range(first, stop)
                 slots += own
             first = stop
@@ -125,9 +125,9 @@ class EagleProposer(Proposer):
     def catch_up(self) -> None:
         self._compute_due(self._followed.values())
 
-    def _compute_due(self, texts: Iterable[FollowedSequence]) -> None:
+    def _compute_due(self, sequences: Iterable[FollowedSequence]) -> None:
         """Compute the due rows of these sequences. Growing a tree computes the last row once more."""
-        if due := [one.take(asked=False) for one in texts if one.due]:
+        if due := [one.take(asked=False) for one in sequences if one.due]:
             compute_rows(self._head, self._pages, due)
 
     def _reading(self) -> list[FollowedSequence]:
@@ -159,13 +159,13 @@ class EagleProposer(Proposer):
         self._early = None
         if early and (offer := self._go_on(early, sequences, levels)):
             return offer
-        rooms = [self._reserve(text) for text in sequences]
-        growing = [(text, room) for text, room in zip(sequences, rooms) if room]
+        rooms = [self._reserve(sequence) for sequence in sequences]
+        growing = [(sequence, room) for sequence, room in zip(sequences, rooms) if room]
         if not growing:
             return lambda: None
         grow = self._begin_graph(growing, levels) or partial(self._grow, growing, levels, keep_growing)
         present = [room is not None for room in rooms]
-        self.took_early &= all(present)
+        self.used_async &= all(present)
         return grow if all(present) else lambda: pad_rows(grow(), present)
 
     def _grow(
@@ -173,7 +173,7 @@ class EagleProposer(Proposer):
     ) -> Candidates:
         """Compute the due rows, then grow the trees level by level, without a graph."""
         own, rooms = zip(*growing)
-        due = self._take([self._followed[text.id] for text in own])
+        due = self._take([self._followed[sequence.id] for sequence in own])
         last = compute_rows(self._head, self._pages, due)
         guide = make_guide(self._head, own)
         return TreeGrowth(self._head, self._pages.kv, rooms, self._top_k, guide).run(last, levels, keep)
@@ -189,10 +189,10 @@ class EagleProposer(Proposer):
             sequence = DraftSequence(Opening(0, prompt=rows, limit=rows))
             self.open(sequence)
             for told in (rows, 1):
-                lesson = FeatureBatch(0, sequence.committed, (0,) * told, 0, 1)
-                sequence.observe(lesson)
+                feature_batch = FeatureBatch(0, sequence.committed, (0,) * told, 0, 1)
+                sequence.observe(feature_batch)
                 payload = torch.zeros(told, self._head.width, dtype=self._head.dtype)
-                self.observe(Features(0, 0, lessons=(lesson,), rows=payload))
+                self.observe(Features(0, 0, feature_batches=(feature_batch,), rows=payload))
                 self.propose([sequence], min(2, len(self.widths) + 1))
             self.close(sequence.id)
 
@@ -207,8 +207,8 @@ class EagleProposer(Proposer):
         """
         if (graphs := self._graphs) is None:
             return None
-        texts, rooms = zip(*growing)
-        followed = [self._followed[text.id] for text in texts]
+        sequences, rooms = zip(*growing)
+        followed = [self._followed[sequence.id] for sequence in sequences]
         behind = (one for one in followed if one.due > graphs.due)
         # A graph has room for `graphs.due` due rows per sequence, and for no other sequences' rows.
         self._compute_due((*behind, *self._reading()))
@@ -217,31 +217,34 @@ class EagleProposer(Proposer):
         if grown is None:
             compute_rows(self._head, self._pages, due)
             return None
-        return lambda: filter_candidates(grown(), texts, self._max_nodes)
+        return lambda: filter_candidates(grown(), sequences, self._max_nodes)
 
-    def _go_on(self, early: EarlyGrowth, texts: Sequence[DraftSequence], levels: int) -> Offer | None:
+    def _go_on(self, early: AsyncGrowth, sequences: Sequence[DraftSequence], levels: int) -> Offer | None:
         """Return the offer of asynchronous growth if all these sequences continue from there, else None.
 
         If the device's verification result differs from the host's, the returned function grows the trees
-        again, and clears `took_early`.
+        again, and clears `used_async`.
         """
-        if not (due := early.take([self._followed.get(text.id) for text in texts])):
+        if not (due := early.take([self._followed.get(sequence.id) for sequence in sequences])):
             return None
-        self.took_early = True
+        self.used_async = True
         grown = early.of(due)
 
         def offer() -> Candidates | None:
             if (found := grown() if grown else None) is None and self._graphs:
-                self.took_early, rooms = False, [room for text in texts if (room := self._reserve(text))]
+                self.used_async, rooms = (
+                    False,
+                    [room for sequence in sequences if (room := self._reserve(sequence))],
+                )
                 found = self._graphs.run([GraphInput(*each) for each in zip(due, rooms)], levels)
             assert found is not None, "it had room for as many"
-            return filter_candidates(found, texts, self._max_nodes)
+            return filter_candidates(found, sequences, self._max_nodes)
 
         return offer
 
     @torch.inference_mode()
-    def begin_early(self, verdict: UnreadVerdict, ids: int, levels: int) -> bool:
-        """See `Proposer.begin_early`.
+    def begin_async(self, verdict: DeviceVerification, ids: int, levels: int) -> bool:
+        """See `Proposer.begin_async`.
 
         Growth is launched only with graphs, and only if the rows of every sequence are complete up to its
         tree and its pages can be reserved. Outstanding rows are computed first.
@@ -255,18 +258,20 @@ class EagleProposer(Proposer):
         if graphs is None or not all(map(self._is_known, followed, verdict.trees)):
             return False
         cover = self._pages.cover_tree
-        more = graphs.early_rows
+        more = graphs.async_rows
         pages = [cover(tree.sequence, tree.committed, more) for tree in verdict.trees]
         trees = [VerifiedTree(tree, own) for tree, own in zip(verdict.trees, pages) if own]
         if len(trees) == len(pages):
             features = head.features(verdict.features.to(head.device, head.dtype))
-            early = graphs.begin_early(trees, verdict.targets.to(head.device), features, ids, levels)
+            early = graphs.begin_async(trees, verdict.targets.to(head.device), features, ids, levels)
             self._early = early and replace(early, astray=verdict.astray)
         return self._early is not None
 
-    def choose_early(self, texts: Sequence[int], nodes: int, room: int, trust: Floats) -> ChosenTrees | None:
-        """See `EarlyGrowth.choose`; `texts` are sequence ids."""
-        return self._early.choose(texts, nodes, room, trust) if self._early else None
+    def choose_async(
+        self, sequences: Sequence[int], nodes: int, room: int, trust: Floats
+    ) -> ChosenTrees | None:
+        """See `AsyncGrowth.choose`; `sequences` are sequence ids."""
+        return self._early.choose(sequences, nodes, room, trust) if self._early else None
 
     def _is_known(self, followed: FollowedSequence | None, tree: TreeSegment) -> bool:
         """Return whether the sequence's draft rows and features are complete up to this tree's root.
@@ -304,18 +309,18 @@ class EagleProposer(Proposer):
         self._pages.fork(sequence.id, fork.sequence, fork.length)
         return FollowedSequence(sequence, extended=fork.length - 1)
 
-    def _room_for(self, lesson: FeatureBatch) -> Sequence[int] | None:
+    def _room_for(self, feature_batch: FeatureBatch) -> Sequence[int] | None:
         """Return the slots for the features of a batch. Return None if the sequence is not followed.
 
         If no KV page is free, the sequence is dropped, and the result is None, too.
         """
-        if not self.follows(lesson.sequence):
+        if not self.follows(feature_batch.sequence):
             return None
-        stop = lesson.start + len(lesson.tokens)
+        stop = feature_batch.start + len(feature_batch.tokens)
         try:
-            return self._pages.table.place(lesson.sequence, lesson.start, stop)[2]
+            return self._pages.table.place(feature_batch.sequence, feature_batch.start, stop)[2]
         except Overloaded:
-            self.close(lesson.sequence)
+            self.close(feature_batch.sequence)
             return None
 
     def _store(self, payload: Tensor, count: int, rows: Sequence[int], slots: Sequence[int]) -> None:

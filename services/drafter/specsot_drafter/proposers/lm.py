@@ -2,7 +2,7 @@
 
 The model's KV cache is kept from one draft round to the next and rewound by index: of the tokens that the
 model was fed, as many rows stay as agree with the sequence. On a GPU, catching up and growing run as captured
-graphs; segments that are too long for a graph are fed before it. The code calls a sequence a *text*.
+graphs; segments that are too long for a graph are fed before it.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class LanguageModelProposer(Proposer):
         return self._table.free
 
     def due_rows(self, sequences: Sequence[DraftSequence]) -> int:
-        fed = [self._fed[text.id] for text in sequences if text.id in self._fed]
+        fed = [self._fed[sequence.id] for sequence in sequences if sequence.id in self._fed]
         return sum(max(len(one.sequence.tokens) - len(one.tokens), 1) for one in fed)
 
     def open(self, sequence: DraftSequence) -> None:
@@ -183,8 +183,8 @@ class LanguageModelProposer(Proposer):
     def propose(
         self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
     ) -> Candidates | None:
-        rooms = [self._reserve(text) for text in sequences]
-        growing = [(text, ground) for text, ground in zip(sequences, rooms) if ground]
+        rooms = [self._reserve(sequence) for sequence in sequences]
+        growing = [(sequence, ground) for sequence, ground in zip(sequences, rooms) if ground]
         if not growing:
             return None
         candidates = self._grow(growing, levels, keep_growing)
@@ -195,7 +195,7 @@ class LanguageModelProposer(Proposer):
     ) -> Candidates:
         """Catch up and grow: in one graph if possible, otherwise level by level with a grammar guide."""
         own, rooms = zip(*growing)
-        feds = [self._fed[text.id] for text in own]
+        feds = [self._fed[sequence.id] for sequence in own]
         beam = self._beam
         if self._graphs and (offer := self._grow_by_graph(self._graphs, feds, rooms, levels)) is not None:
             return filter_candidates(offer, own, beam.nodes - 1)

@@ -80,8 +80,8 @@ class SuffixProposer(Proposer):
 
     def observe(self, batch: Features) -> None:
         """Compare the last suggestion of each sequence with what the sequence wrote."""
-        for lesson in batch.lessons:
-            text = self._texts.get(lesson.sequence)
+        for feature_batch in batch.feature_batches:
+            text = self._texts.get(feature_batch.sequence)
             if text and text.suggested:
                 before, tree = text.suggested
                 right, told = tree.walk(text.sequence.tokens[before:])

@@ -95,38 +95,38 @@ class FailRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class PlainCommand:
+class EmptyCommand:
     """Base class of commands without fields."""
 
 
-class RenewLeases(PlainCommand):
+class RenewLeases(EmptyCommand):
     """Renew the leases that need it, unless the request's client has stopped reading."""
 
 
-class ForgetRequest(PlainCommand):
+class DropRequest(EmptyCommand):
     """Remove everything that the request holds in the ring, because the request is over."""
 
 
-class KeepRequest(PlainCommand):
+class KeepRequest(EmptyCommand):
     """Keep a request that lost its reader for a limited time, in which a client may resume it."""
 
 
-class ReleaseRequest(PlainCommand):
+class ReleaseRequest(EmptyCommand):
     """Forget a request that can no longer be resumed. Another request may use its id from now on."""
 
 
-class WatchReader(PlainCommand):
+class WatchReader(EmptyCommand):
     """Schedule another check of whether the client has read anything."""
 
 
-class CutReader(PlainCommand):
+class CutReader(EmptyCommand):
     """Disconnect the client, because it has stopped reading."""
 
 
 Open = OpenScore | OpenAnswer | OpenSkeleton | OpenBranch | OpenPolish
 ForReader = KeepRequest | ReleaseRequest | WatchReader | CutReader
 InRing = Open | ReopenSequence | CloseSequence | RenewLeases
-Command = InRing | Numbered | FailRequest | ForgetRequest | ForReader
+Command = InRing | Numbered | FailRequest | DropRequest | ForReader
 
 # The reason that clients receive for each way in which a sequence ends.
 REASON_OF_END = {

@@ -137,13 +137,13 @@ def react(event: RequestEvent) -> Sequence[Command]:
         case EventsRead():
             return [commands.RenewLeases()]
         case ReaderLeft():
-            return [commands.KeepRequest() if request.ask.resumable else commands.ForgetRequest()]
+            return [commands.KeepRequest() if request.ask.resumable else commands.DropRequest()]
         case ReadingOverdue(position=position) if unread.has_reader and unread.unread:
             if unread.position != position:
                 return [commands.WatchReader()]
             return [commands.CutReader(), *react(ReaderLeft(request))]
         case KeepingOver():
-            return [commands.ForgetRequest(), commands.ReleaseRequest()]
+            return [commands.DropRequest(), commands.ReleaseRequest()]
         case DeadlinePassed():
             doing = "was answered" if request.begun else "waited for its turn"
             return [commands.FailRequest(TimedOut(f"the deadline passed while the request {doing}"))]

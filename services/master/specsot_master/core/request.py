@@ -56,7 +56,7 @@ class Clock(Protocol):
 
 # Events. Bounds how many events of a resumable request stay buffered after they were read: enough for more
 # than 5,000 tokens of text, which take some megabytes. Untuned.
-MAX_KEPT_EVENTS = 16_384
+MAX_BUFFERED_EVENTS = 16_384
 
 
 class Reader:
@@ -294,7 +294,7 @@ class RequestState:
     _alarms: dict[type[object], Timer] = field(default_factory=dict[type[object], Timer])
 
     def __post_init__(self) -> None:
-        self.events = EventBuffer(MAX_KEPT_EVENTS if self.ask.resumable else 0)
+        self.events = EventBuffer(MAX_BUFFERED_EVENTS if self.ask.resumable else 0)
 
     @property
     def log_fields(self) -> dict[str, str | None]:

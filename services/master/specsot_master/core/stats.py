@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from specsot.core.frames import Outcome, Result
-from specsot.core.info import StepsInfo, RequestsInfo
+from specsot.core.info import RequestsInfo, StepsInfo
 from specsot.errors import SpecsotError
 from specsot.events import Statistics
 
@@ -88,7 +88,7 @@ class RequestTally:
         for outcome in outcomes:
             if outcome.draft_round:
                 self.trees += 1
-                self.rested_trees += outcome.rested
+                self.rested_trees += outcome.draft_paused
                 self.tree_tokens += len(outcome.tokens)
             if self.first_token is None and outcome.tokens and self.phase != "decision":
                 self.first_token = now
@@ -113,7 +113,7 @@ class RequestTally:
             tokens_per_second=round(counts.merged / seconds, RATIO_DIGITS) if seconds > 0 else 0.0,
             steps=self.steps,
             mean_accepted=round(self.tree_tokens / self.trees, RATIO_DIGITS) if self.trees else 1.0,
-            rested=round(self.rested_trees / self.trees, RATIO_DIGITS) if self.trees else 0.0,
+            draft_paused=round(self.rested_trees / self.trees, RATIO_DIGITS) if self.trees else 0.0,
             branches=branches,
             phases={name: round(took, SECONDS_DIGITS) for name, took in self.phases.items()},
         )

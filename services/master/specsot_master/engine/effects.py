@@ -19,7 +19,7 @@ from specsot_master.core.ring.quarantine import Quarantine
 from specsot_master.core.ring.queue import RequestQueue
 from specsot_master.core.ring.ring_state import EngineConfig, Ring, require_ring
 from specsot_master.core.sequence import SequenceFactory
-from specsot_master.core.stats import StepMeter, RequestCounts, RetryHints
+from specsot_master.core.stats import RequestCounts, RetryHints, StepMeter
 from specsot_master.engine.event_stream import LoopClock, Subscriptions
 from specsot_master.engine.forecast_memory import ForecastMemory
 from specsot_master.engine.grammar_sandbox import GrammarSandbox
@@ -38,7 +38,8 @@ PLANNED_SECONDS = 30.0
 class Effects(Home):
     """Owns the requests, queue, page tables and statistics of one ring, and executes commands.
 
-    `Engine` derives from this class and decides on the commands. The attribute `steps` counts the steps of the
+    `Engine` derives from this class and decides on the commands. The attribute `steps` counts the steps of
+    the
     ring, which the code calls steps.
     """
 
@@ -113,7 +114,7 @@ class Effects(Home):
                         self._tables.close(request, sequence)
                 case commands.FailRequest(error, final):
                     self._fail(request, error, final)
-                case commands.ForgetRequest():
+                case commands.DropRequest():
                     self._forget(request)
                 case commands.KeepRequest():
                     self._subscriptions.keep(request)
@@ -142,7 +143,7 @@ class Effects(Home):
             log.exception("a member, or the master, broke a rule", **request.log_fields)
         self._apply(request, [commands.FailRequest(failure)])
 
-    def _strand(self, request: RequestState, misfit: TooLarge) -> None:
+    def _park(self, request: RequestState, misfit: TooLarge) -> None:
         """Let a request that does not fit the present ring wait for a larger one.
 
         The request waits as long as after a broken ring. The quarantine forgets the request, so that other

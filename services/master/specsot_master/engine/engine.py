@@ -26,8 +26,8 @@ from specsot_master.core.plans.forecast import Outlook
 from specsot_master.core.records import (
     AdmittedRecord,
     CancelledRecord,
-    StepRecord,
     Record,
+    StepRecord,
     check_prompt_unchanged,
 )
 from specsot_master.core.request import RequestState
@@ -74,7 +74,7 @@ class Engine(Effects):
                 self._queue.remove(request)
                 self._quarantine.remove(request.breaks)
             case inputs.RequestCancelled(request):
-                self._happen(request, CancelledRecord(self._clock.now() - request.since))
+                self._record_and_apply(request, CancelledRecord(self._clock.now() - request.since))
             case inputs.RingOverdue(request, lacking, seconds):
                 overdue = request.overdue(lacking, seconds, self._ring.waiting_for())
                 self._apply(request, [FailRequest(overdue)])
@@ -84,7 +84,7 @@ class Engine(Effects):
         if isinstance(event, inputs.Opening) or self._quarantine.has_changed() or self._tables.freed:
             self._advance()
 
-    def _happen(self, request: RequestState, record: Record) -> None:
+    def _record_and_apply(self, request: RequestState, record: Record) -> None:
         """Write a record to the journal, then apply it to the request.
 
         After a restart, `_replay` plays the same records again and so restores the request.
@@ -104,12 +104,12 @@ class Engine(Effects):
         self._costs.steps.on_result(result, now)
         for outcome in result.outcomes:
             if outcome.end is End.FAILED:
-                self._tables.doubt(outcome.sequence)
+                self._tables.suspect_sequence(outcome.sequence)
         for request, said in self._tables.group(result.outcomes):
             # `_isolate` would do the same, but a context manager per request costs as much as its decoding.
             try:
                 self._quarantine.on_tokens(request.breaks, sum(len(outcome.tokens) for _, outcome in said))
-                self._happen(request, StepRecord(now - request.since, tuple(said)))
+                self._record_and_apply(request, StepRecord(now - request.since, tuple(said)))
             except Exception as error:
                 self._fail_alone(request, error, internal_error())
 
@@ -134,7 +134,7 @@ class Engine(Effects):
         The prefix of that sequence is marked as suspect, so that no later request forks from it.
         """
         sequence = order.opening.sequence if isinstance(order, Open) else order.sequence
-        self._tables.doubt(sequence)
+        self._tables.suspect_sequence(sequence)
         for request in self._queue.all_requests:
             own = {one.id for one in request.sequences.values()}
             if sequence in own or any(one.sequence == sequence for one in request.lineage):
@@ -207,8 +207,8 @@ class Engine(Effects):
                 self._reopen(request, state)
             else:
                 self._counts.enter(request.prompt_tokens, request.found)
-                request.plan.foresee(Outlook(self._costs, request.workload(others=len(self._tables))))
-                self._happen(request, AdmittedRecord(now - request.since, request.found))
+                request.plan.apply_forecast(Outlook(self._costs, request.workload(others=len(self._tables))))
+                self._record_and_apply(request, AdmittedRecord(now - request.since, request.found))
         return True
 
     def _reopen_next(self, state: RingState, tried: set[str]) -> bool:
@@ -270,7 +270,7 @@ class Engine(Effects):
         pages = pages_of(request, turn, order.budget, state)
         if not self._tables.has_room(request, pages, reserved_only=bool(self._queue.waiting)):
             return False
-        self._happen(request, self._journal.branch_record(order.point.id, turn))
+        self._record_and_apply(request, self._journal.branch_record(order.point.id, turn))
         return True
 
     def _begin_epoch(self, state: RingState) -> None:
@@ -288,7 +288,7 @@ class Engine(Effects):
                     refit(request, state)
                     request.clear_alarms(inputs.RingOverdue)
                 except TooLarge as misfit:
-                    self._strand(request, misfit)
+                    self._park(request, misfit)
 
     def _end_epoch(self) -> list[RequestState]:
         """Forget everything that this epoch held in the ring. Return all requests; all of them wait again.
@@ -512,7 +512,7 @@ class Engine(Effects):
         return self._tables.prefixes.sequences
 
     @property
-    def kept_pages(self) -> int:
+    def prefix_pages(self) -> int:
         """KV pages of all cached prompt prefixes, whether or not a request needs them now."""
         return self._tables.prefixes.pages
 

@@ -19,7 +19,7 @@ from specsot.errors import InvalidRequest, ModelError, Overloaded, Unavailable
 from specsot.params import Form, refuse
 
 # Forms. The number of cached compile results, which bounds memory. Untuned.
-MAX_VERDICTS = 256
+MAX_CACHED_CHECKS = 256
 # Forms. How many may wait for a trial; a form for which two clients wait counts twice. Untuned.
 MAX_WAITING_FORMS = 16
 # Tokens. Up to this max_new_tokens, the length of the form's shortest answer is checked too, which requires
@@ -131,7 +131,7 @@ class GrammarSandbox:
     def _remember(self, form: Form, complaint: str) -> None:
         """Cache a result; the least recently used one is dropped if the cache is full."""
         self._known[form] = complaint
-        if len(self._known) > MAX_VERDICTS:
+        if len(self._known) > MAX_CACHED_CHECKS:
             self._known.popitem(last=False)
 
 

@@ -27,7 +27,7 @@ from specsot_master.core.ring.admission import (
     pages_for,
     shared_pages,
 )
-from specsot_master.core.ring.handed_texts import HandedTexts
+from specsot_master.core.ring.migrated_sequences import MigratedSequences
 from specsot_master.core.ring.prefix_tree import PrefixMatch, PrefixNode, PrefixTree
 from specsot_master.core.ring.ring_state import EngineConfig, Ring, RingState
 from specsot_master.core.sequence import ActiveSequence, SequenceFactory, TokenLog, first_lease, renewed_lease
@@ -105,7 +105,7 @@ class RingTables:
         self._by_id: dict[int, tuple[RequestState, ActiveSequence]] = {}
         self.prefixes = PrefixTree()
         self.ledger = PageLedger(0)
-        self._handed = HandedTexts()
+        self._migrated = MigratedSequences()
         self.freed = False
 
     def __len__(self) -> int:
@@ -129,7 +129,7 @@ class RingTables:
         kept: by sequence id of an earlier epoch, how many leading tokens' KV the new stages have received.
             Stage 0 is ordered to drop those of sequences that have ended meanwhile.
         """
-        for ended in self._handed.begin(kept or {}):
+        for ended in self._migrated.begin(kept or {}):
             self._outbox.put(Close(ended, kept=True))
         self._by_id.clear()
         self.prefixes.clear()
@@ -146,7 +146,7 @@ class RingTables:
         Sequences without a final position are left out. This KV can be migrated to the stages of the next
         epoch.
         """
-        return self._handed.offer((sequence for _, sequence in self._by_id.values()), slots)
+        return self._migrated.offer((sequence for _, sequence in self._by_id.values()), slots)
 
     def group(self, outcomes: Iterable[Outcome]) -> list[tuple[RequestState, list[tuple[int, Outcome]]]]:
         """Group a step's outcomes by request. Outcomes of sequences that are closed are dropped.
@@ -160,7 +160,7 @@ class RingTables:
             if found := self._by_id.get(outcome.sequence):
                 request, sequence = found
                 # An outcome of a fork proves that the prefix before it has been computed.
-                self.prefixes.written_behind(sequence.log.opening.fork)
+                self.prefixes.written_after(sequence.log.opening.fork)
                 grouped.setdefault(request.id, (request, []))[1].append((sequence.ordinal, outcome))
         return list(grouped.values())
 
@@ -216,8 +216,8 @@ class RingTables:
             request.family = opening.sequence
         drafted = is_drafted(request, state)
         fork = request.fork(turn)
-        kept = self._handed.of_writer(sequence, fork.length if fork else 0) if again else None
-        opening = replace(opening, drafted=drafted, fork=fork, family=request.family, kept=kept)
+        kept = self._migrated.reused_of_sequence(sequence, fork.length if fork else 0) if again else None
+        opening = replace(opening, drafted=drafted, fork=fork, family=request.family, reused=kept)
         log.reopen(opening)
         sequence.pages = pages_of(request, turn, opening.limit, state)
         sequence.lost = False
@@ -235,7 +235,7 @@ class RingTables:
         """
         if request.sequences.pop(sequence.ordinal, None) is None:
             return
-        waited = self._handed.end(sequence)
+        waited = self._migrated.end(sequence)
         if self._by_id.pop(sequence.id, None) is None:
             if waited:
                 self._outbox.put(Close(sequence.id, kept=True))
@@ -327,7 +327,7 @@ class RingTables:
         if not (self._config.prefix_cache and node.keepable):
             self._evict(self.prefixes.drop(node))
 
-    def doubt(self, sequence: int) -> None:
+    def suspect_sequence(self, sequence: int) -> None:
         """Mark the prefix of a failed or unsent sequence as suspect, since its KV may be invalid.
 
         sequence: the id of a decoding sequence or of a prefix; unknown ids are ignored.
@@ -379,7 +379,7 @@ class RingTables:
         fork = Fork(source.sequence, at) if source else None
         opening = self._factory.prefix(len(way.own), drafted, fork, window)
         if not window:
-            opening = replace(opening, kept=self._handed.of_prefix(request, way.own, at))
+            opening = replace(opening, reused=self._migrated.of_prefix(request, way.own, at))
         node = PrefixNode(opening.sequence, way.own, way.pages, drafted, source, at, own=window is not None)
         self.prefixes.add(node)
         self.ledger.keep(way.pages)
@@ -389,7 +389,7 @@ class RingTables:
     def _evict(self, nodes: list[PrefixNode]) -> None:
         """Give back the pages of prefixes that were taken out of the tree, and close them at stage 0."""
         for node in nodes:
-            self.ledger.give_kept(node.pages)
+            self.ledger.free_prefix_pages(node.pages)
             self._outbox.put(Close(node.sequence))
 
 

@@ -34,7 +34,7 @@ from specsot_master.http.middleware import OPEN_PATHS, BearerCheck, BodyLimits, 
 from specsot_master.http.openai_api import openai_routes
 from specsot_master.http.responses_api import responses_routes
 from specsot_master.http.schemas import REFUSALS, Version
-from specsot_master.http.server import HttpDoor, open_http_door
+from specsot_master.http.server import HttpServer, open_http_server
 from specsot_master.http.tokenizer_api import tokenizer_routes
 from specsot_master.master import Master
 from specsot_master.telemetry import Metrics
@@ -188,7 +188,7 @@ async def open_http(
     ping_every: float = PING_SECONDS,
     names: Iterable[str] = (),
     origins: Iterable[str] = (),
-) -> HttpDoor:
+) -> HttpServer:
     """Serve a master's HTTP API at an address.
 
     mode, ping_every: see `HttpContext`. names: host names of this server, which are checked if no token is
@@ -214,4 +214,4 @@ async def open_http(
         ping_every=ping_every,
     )
     app = build_app(context, terms.tokens, origins)
-    return await open_http_door(listen, HostCheck(app, names) if terms.tokens is None else app, terms.tls)
+    return await open_http_server(listen, HostCheck(app, names) if terms.tokens is None else app, terms.tls)

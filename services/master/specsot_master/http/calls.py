@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from structlog.contextvars import bind_contextvars
 
-from specsot.core.event_json import plain_of
+from specsot.core.event_json import baseline_of
 from specsot.core.info import ModelInfo
 from specsot.errors import Cancelled, InvalidRequest
 from specsot.events import Numbered
@@ -98,7 +98,7 @@ PING_SECONDS: Final = 10.0
 # A comment in server-sent events, which every client skips.
 PING: Final = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
-WRITER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=plain_of)
+WRITER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=baseline_of)
 
 Chunks = AsyncGenerator[dict[str, Any], None]
 
@@ -209,12 +209,12 @@ class ServerSentEvents(Response):
             try:
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                 async with outlet.pinging(self._writing.ping, self._ping_every):
-                    await self._tell_chunks(outlet)
+                    await self._send_chunks(outlet)
                 await send({"type": "http.response.body", "body": self._writing.last})
             finally:
                 await _drop(self._first)
 
-    async def _tell_chunks(self, outlet: _EventWriter) -> None:
+    async def _send_chunks(self, outlet: _EventWriter) -> None:
         """Send all chunks; if one of them raises an error, send the error as the last event."""
         writing = self._writing
         if not self._first.done():

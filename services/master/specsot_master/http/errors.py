@@ -197,11 +197,11 @@ async def refuse_body(request: Request, error: Exception) -> Response:
         return response_of(errors.InvalidRequest(f"the body is not JSON: {complaint['ctx']['error']}"), shape)
     field = ".".join(way_to(complaint, complaint["loc"][1:], error.body))
     return response_of(
-        errors.InvalidRequest(f"{field or 'body'}: {said_of(complaint)}", field or None), shape
+        errors.InvalidRequest(f"{field or 'body'}: {complaint_text(complaint)}", field or None), shape
     )
 
 
-def said_of(complaint: Mapping[str, Any]) -> str:
+def complaint_text(complaint: Mapping[str, Any]) -> str:
     """Return in words what is wrong with a field: our own words for some errors, else Pydantic's."""
     if complaint["type"] == "too_long":
         return f"at most {complaint['ctx']['max_length']} entries are allowed"

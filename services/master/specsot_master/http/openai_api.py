@@ -45,7 +45,7 @@ from specsot_master.http.calls import (
     merge_streams,
     unless_gone,
 )
-from specsot_master.http.errors import naming_fields, said_of, way_to
+from specsot_master.http.errors import complaint_text, naming_fields, way_to
 from specsot_master.http.json_bodies import JsonRoute
 from specsot_master.http.openai_requests import (
     CHAT_WORDS,
@@ -251,7 +251,7 @@ def openai_routes(context: HttpContext) -> APIRouter:
         context.unknown.check(body, COMPLETION_WORDS, UNSERVED)
         words = words_of(body)
         with naming_fields(words):
-            named = body.model_copy(update={"model": plain_model(context, body.model)})
+            named = body.model_copy(update={"model": model_without_suffix(context, body.model)})
             text = context.text
             most = context.model.max_positions
             encode = partial(text.encode_bare, positions=position_limit_of(body, most))
@@ -368,13 +368,13 @@ async def answer_by(
     http = call_of(request)
     events = call.generate(context.counter, http)
     if style:
-        told = _told_by(writer, call, events)
+        told = _events_of(writer, call, events)
         return await begin_stream(request, told, http.headers, style, context.ping_every)
     told = await unless_gone(request, call.gather(events))
     return JSONResponse(writer.whole(told["choices"][0], told["usage"]), headers=http.headers)
 
 
-async def _told_by(
+async def _events_of(
     writer: OtherWriter, call: OpenAICall, events: CallEvents
 ) -> AsyncGenerator[dict[str, Any], None]:
     """Yield another API's events for the chunks of a call."""
@@ -439,7 +439,7 @@ def in_mode(body: ChatBody, context: HttpContext) -> tuple[ChatBody, Mode]:
     return body.model_copy(update=changes), mode
 
 
-def plain_model(context: HttpContext, name: str | None) -> str | None:
+def model_without_suffix(context: HttpContext, name: str | None) -> str | None:
     """Return the model's plain name for a listed name, and other names as they are.
 
     Raises InvalidRequest for the name that asks for plans, which text completions do not have.
@@ -489,7 +489,7 @@ def chat_body(told: dict[str, Any], messages: str) -> ChatBody:
             :2
         ]  # further ones are ours
         field = messages if way == ["messages"] else ".".join(way)
-        raise InvalidRequest(f"{field}: {said_of(complaint)}", field) from None
+        raise InvalidRequest(f"{field}: {complaint_text(complaint)}", field) from None
 
 
 def text_in(content: Any, kinds: Collection[str], field: str) -> str:

@@ -33,13 +33,13 @@ def forms_in(body: Asking) -> list[FieldForm]:
     asked = body.response_format
     structured = body.structured_outputs
     wishes: list[FieldForm] = []
-    if asked and asked.type == "json_object" and asked.plain_schema:
-        schema = {"type": "object", **asked.plain_schema}
+    if asked and asked.type == "json_object" and asked.inline_schema:
+        schema = {"type": "object", **asked.inline_schema}
         wishes.append(("response_format", "json_schema", (_written(schema),)))
     elif asked and asked.type == "json_object":
         wishes.append(("response_format", "json_object", ()))
-    elif asked and asked.type == "json_schema" and asked.plain_schema is not None:
-        wishes.append(("response_format", "json_schema", (_written(asked.plain_schema),)))
+    elif asked and asked.type == "json_schema" and asked.inline_schema is not None:
+        wishes.append(("response_format", "json_schema", (_written(asked.inline_schema),)))
     elif asked and asked.type == "json_schema":
         if asked.json_schema is None:
             raise InvalidRequest("response_format.json_schema must be given", "response_format.json_schema")

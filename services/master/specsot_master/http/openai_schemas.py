@@ -196,7 +196,7 @@ class ResponseFormat(Model):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
-    plain_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    inline_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
 
 
 class StructuredOutputs(Model):

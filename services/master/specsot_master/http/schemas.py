@@ -123,7 +123,7 @@ class ToolCall(BaseModel):
     function: CalledFunction
 
 
-class Said(BaseModel):
+class AnswerMessage(BaseModel):
     """The message of an answer.
 
     reasoning_content: thinking, and the plan if the model's name asked for one.
@@ -148,7 +148,7 @@ class Choice(BaseModel):
 class ChatChoice(Choice):
     """One answer of a chat completion."""
 
-    message: Said
+    message: AnswerMessage
     logprobs: ChatLogprobs | None
 
 

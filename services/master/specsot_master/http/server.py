@@ -43,7 +43,7 @@ _WORDS = {
 }
 
 
-class HttpDoor:
+class HttpServer:
     """A running HTTP server.
 
     The attribute `port` is the port that the system assigned, if port 0 was asked for.
@@ -61,7 +61,7 @@ class HttpDoor:
         await self._serving
 
 
-async def open_http_door(listen: str, app: ASGIApp, tls: Tls = PLAIN) -> HttpDoor:
+async def open_http_server(listen: str, app: ASGIApp, tls: Tls = PLAIN) -> HttpServer:
     """Serve an application at host:port.
 
     Raises Unavailable if the address cannot be used, and InvalidRequest for bad certificates; both with one
@@ -74,7 +74,7 @@ async def open_http_door(listen: str, app: ASGIApp, tls: Tls = PLAIN) -> HttpDoo
     settings.ssl = secured
     server = _EmbeddedServer(settings)
     serving = start(server.serve(sockets=[listener]))
-    return HttpDoor(server, serving, listener.getsockname()[1])
+    return HttpServer(server, serving, listener.getsockname()[1])
 
 
 class _EmbeddedServer(uvicorn.Server):

@@ -180,7 +180,7 @@ def conclusion_of(thought: str) -> str:
     return rest if found else tail
 
 
-def nothing_behind(thought: Finished) -> Finished:
+def nothing_after(thought: Finished) -> Finished:
     """Return the Finished event of an answer for which thinking has left no tokens; its text is empty."""
     figures = replace(thought.statistics, completion_tokens=0, merged_tokens=0)
     reason = Reason.LENGTH if thought.reason is Reason.STOP else thought.reason
@@ -216,7 +216,7 @@ async def generate_thinking(
     yield Thought("", finished.statistics.completion_tokens)
     follows = think.then(ask, finished) if finished.reason in (Reason.STOP, Reason.LENGTH) else None
     if follows is None:
-        yield replace(thought, event=nothing_behind(finished))
+        yield replace(thought, event=nothing_after(finished))
         return
     left = None if caller.timeout is None else caller.timeout - (now() - began)
     if left is not None and left <= 0:
@@ -230,4 +230,4 @@ async def generate_thinking(
         if follows.form is None or error.field != "max_new_tokens":
             raise
         # No answer of the wanted form fits into the tokens that are left.
-        yield replace(thought, event=nothing_behind(finished))
+        yield replace(thought, event=nothing_after(finished))

@@ -17,7 +17,7 @@ import numpy as np
 
 from specsot.core.frames import End, Opening, Outcome, PromptChunk, TreeSegment
 from specsot.core.tree import Tree, accept, shape_of, single
-from specsot.grammar import LONGEST_STRETCH, Grammar, IsolatedGrammar, SpellingHabits
+from specsot.grammar import LONGEST_FORCED_RUN, Grammar, IsolatedGrammar, SpellingHabits
 from specsot_worker.core.pipeline import place_of
 
 _DRAW = struct.Struct("<QQQ")
@@ -142,7 +142,7 @@ class DecodeState:
         """Return whether `min_tokens` forbids a stop token after `ahead` more tokens."""
         return len(self.tokens) + ahead < self.opening.min_tokens
 
-    def goes_on(self, resting: bool) -> bool:
+    def will_continue(self, paused: bool) -> bool:
         """Return whether the next step feeds exactly the one token that this step generates, unless that
         token ends the sequence.
 
@@ -150,12 +150,12 @@ class DecodeState:
         token; for sequences that ask for log-probabilities; and for drafted sequences while drafting is
         active.
 
-        resting: True while drafting is paused or resuming.
+        paused: True while drafting is paused or resuming.
         """
         asked = self.opening
         # Tokens that the grammar forces may be fed together with the new token.
         forced = self.grammar is not None and asked.drafted
-        return not forced and asked.logprobs is None and (resting or not asked.drafted)
+        return not forced and asked.logprobs is None and (paused or not asked.drafted)
 
     def write(self, tokens: tuple[int, ...]) -> End | None:
         """Append generated tokens up to the first that ends the sequence. Return why it ends, or None.
@@ -178,12 +178,13 @@ class DecodeState:
 
     def forced(self) -> tuple[int, ...]:
         """Return the tokens that the grammar leaves no choice about, as far as drafting them pays off: at
-        most LONGEST_STRETCH, and none after the last token that may be generated. Empty without a grammar or
+        most LONGEST_FORCED_RUN, and none after the last token that may be generated. Empty without a grammar
+        or
         a drafter.
         """
         if self.grammar is None or not self.opening.drafted:
             return ()
-        return self.habits.forced(self.grammar, self.state, min(self.remaining - 1, LONGEST_STRETCH))
+        return self.habits.forced(self.grammar, self.state, min(self.remaining - 1, LONGEST_FORCED_RUN))
 
     def read_prompt(self, start: int, tokens: tuple[int, ...]) -> None:
         """Read prompt tokens that were fed at position `start`.
@@ -224,7 +225,7 @@ def accept_prompt(state: DecodeState, target: int | None) -> Outcome:
 
 
 def accept_tree(
-    state: DecodeState, draft_round: int, tree: Tree, targets: list[int | None], rested: bool = False
+    state: DecodeState, draft_round: int, tree: Tree, targets: list[int | None], draft_paused: bool = False
 ) -> Outcome:
     """Accept the nodes along the target tokens, append their tokens and the bonus token, and return the
     outcome.
@@ -232,7 +233,7 @@ def accept_tree(
     draft_round: Number of the draft round.
     targets: Target token at each node. None: the node's logits are not finite, or acceptance does not reach
         the node.
-    rested: True if the sequence is drafted, but drafting was paused or resuming for this frame.
+    draft_paused: True if the sequence is drafted, but drafting was paused or resuming for this frame.
 
         # tokens [a b c d], parents [0 0 1 0], targets [b c x -] -> accepted (0, 1, 2), tokens (b, c, x)
 
@@ -251,14 +252,16 @@ def accept_tree(
         again = not state.retried
         state.retried = True
         if again:
-            return Outcome(sequence, draft_round, (), (), rested=rested)
-        return Outcome(sequence, draft_round, (0,), (), End.FAILED, rested=rested)
+            return Outcome(sequence, draft_round, (), (), draft_paused=draft_paused)
+        return Outcome(sequence, draft_round, (0,), (), End.FAILED, draft_paused=draft_paused)
     state.retried = False
     before = len(state.tokens)
     end = state.write((*[tree.tokens[node] for node in accepted[1:]], bonus))
     tokens = tuple(state.tokens[before:])
     forced = () if end else state.forced()
-    return Outcome(sequence, draft_round, accepted[: len(tokens)], tokens, end, forced=forced, rested=rested)
+    return Outcome(
+        sequence, draft_round, accepted[: len(tokens)], tokens, end, forced=forced, draft_paused=draft_paused
+    )
 
 
 Masks = Sequence[np.ndarray | None]

@@ -365,14 +365,14 @@ class DraftTimeout:
         self._usual_wait: float | None = None
 
     @property
-    def resting(self) -> bool:
+    def paused(self) -> bool:
         """True while drafting is paused: the drafter is sent no features of the next frame, and sends no
         trees.
         """
         return self._pause.paused
 
     @property
-    def waking(self) -> bool:
+    def catching_up(self) -> bool:
         """True while drafting is resuming: the drafter is sent the next frame's features and those it missed,
         and its trees are not waited for.
         """
@@ -390,7 +390,7 @@ class DraftTimeout:
             `since`.
         """
         present = self._pause.state is not PauseState.ABSENT and drafter is not None
-        waits = present and not (self.resting or self._backoff_of(drafter or "").left)
+        waits = present and not (self.paused or self._backoff_of(drafter or "").left)
         return since + self._timeout if waits else since
 
     def family_deadline(self, since: float, drafter: str | None = "") -> float:
@@ -418,7 +418,7 @@ class DraftTimeout:
 
             # timeouts at trees 1 and 34 -> no waiting for trees 2..33, then none for 64 trees
         """
-        if self.resting or drafter is None:
+        if self.paused or drafter is None:
             return
         backoff = self._backoff_of(drafter)
         if backoff.left:
@@ -427,7 +427,7 @@ class DraftTimeout:
         backoff.left = backoff.trees
         backoff.trees = min(backoff.trees * 2, MAX_BACKOFF_TREES)
 
-    def start_rest(self, trees: int, live: int = 1) -> None:
+    def start_pause(self, trees: int, live: int = 1) -> None:
         """Pause drafting, because the drafter has announced that it will draft nothing for `trees` trees.
 
         live: Number of sequences that it drafts for.
@@ -436,7 +436,7 @@ class DraftTimeout:
         self._unsent_rows = 0
         self.sends_backlog = False
 
-    def tell_first(self, rows: int) -> None:
+    def require_catch_up(self, rows: int) -> None:
         """Record that a sequence continues of which the drafter must first be sent `rows` features, some with
         every step. Trees are not waited for until it has caught up.
         """
@@ -454,7 +454,7 @@ class DraftTimeout:
         During a pause, the trees count towards its end, and the tokens towards MAX_UNSENT_ROWS, which also
         ends it. Otherwise the backlog shrinks by what can be sent with the frame.
         """
-        if self.resting:
+        if self.paused:
             self._unsent_rows += rows
             self._pause = self._pause.passed(trees, live)
             if self._unsent_rows >= MAX_UNSENT_ROWS:
@@ -526,14 +526,14 @@ class StepTimer:
             self._plain.clear()
             return computed, seconds
         steps = self._plain.setdefault(len(sizes), deque(maxlen=PLAIN_STEPS))
-        if all(rested for _, rested in known):
+        if all(draft_paused for _, draft_paused in known):
             steps.append((computed, seconds))
-        if not steps or frame.resting:
+        if not steps or frame.paused:
             return computed, 0.0
         return median(one for one, _ in steps), median(one for _, one in steps)
 
     def _note(self, frame: Frame, now: float) -> None:
         """Record when each sequence of the frame was verified, and drop closed sequences."""
-        self._verified |= dict.fromkeys((one.sequence for one in frame.segments), (now, frame.resting))
+        self._verified |= dict.fromkeys((one.sequence for one in frame.segments), (now, frame.paused))
         for sequence in frame.closings:
             self._verified.pop(sequence, None)

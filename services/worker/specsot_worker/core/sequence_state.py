@@ -28,12 +28,13 @@ class SequenceState:
         flight does not count.
     root: The newest token: the root of the tree that is in flight or comes next. None until the prompt has
         produced its first token.
-    draft_round: Number of the draft round that is in flight or comes next. It is 0 while the prompt is being fed.
+    draft_round: Number of the draft round that is in flight or comes next. It is 0 while the prompt is being
+    fed.
     keep: Accepted node numbers of the last verified tree, root first. The next tree frame carries them, so
         that every stage moves the KV of these nodes down to the committed end.
     in_flight: True while a tree of the sequence is in a frame whose result has not arrived.
     tree: The tree that the next frame carries. None if no usable tree has arrived.
-    early_tree: A tree for the draft round after the current one, if it arrived before the result that it
+    next_tree: A tree for the draft round after the current one, if it arrived before the result that it
         builds on.
     waiting_since: Time in seconds since which the sequence waits for a tree. None if it does not wait.
     forced: Tokens that the grammar leaves no choice about, after the root. They are drafted as a chain if no
@@ -62,7 +63,7 @@ class SequenceState:
     keep: tuple[int, ...] = ()
     in_flight: bool = False
     tree: Tree | None = None
-    early_tree: Tree | None = None
+    next_tree: Tree | None = None
     waiting_since: float | None = None
     forced: tuple[int, ...] = ()
     drafter_informed: bool = True
@@ -160,28 +161,33 @@ class SequenceState:
         waits = awaits and self.opening.drafted and self.drafter_informed and not self.root_only
         self.waiting_since = now if waits else None
         self.returned_at = now
-        early = self.early_tree
-        self.early_tree = None
+        early = self.next_tree
+        self.next_tree = None
         if early:
             self.offer_tree(self.draft_round, early)
 
     def contradicts(self, draft: Draft) -> bool:
         """True if the draft is for the next draft round, but its root is not the token that was written."""
-        return draft.draft_round == self.draft_round and not self.in_flight and draft.tree.tokens[0] != self.root
+        return (
+            draft.draft_round == self.draft_round and not self.in_flight and draft.tree.tokens[0] != self.root
+        )
 
     def offer_tree(self, draft_round: int, tree: Tree) -> bool:
         """Store a tree for draft round `draft_round`, and return whether it was stored.
 
         Drafts and results are sent by different members, so a draft may arrive before the result that it
-        builds on: a tree for round `self.draft_round + 1` is stored as `early_tree`. A tree for the current round is
+        builds on: a tree for round `self.draft_round + 1` is stored as `next_tree`. A tree for the current
+        round is
         stored only if its round is not in flight, no tree is stored yet (the first one wins), the root is not
         to be fed alone, and its root is the sequence's root.
         """
         if draft_round == self.draft_round + 1:
             # The root of this round is not known yet; `apply_outcome` offers the tree again, which checks it.
-            self.early_tree = tree
+            self.next_tree = tree
             return True
-        timely = not (self.in_flight or self.root_only) and draft_round == self.draft_round and self.tree is None
+        timely = (
+            not (self.in_flight or self.root_only) and draft_round == self.draft_round and self.tree is None
+        )
         if not timely or tree.tokens[0] != self.root:
             return False
         self.tree = tree

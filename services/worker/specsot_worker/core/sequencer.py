@@ -150,7 +150,7 @@ class Sequencer:
         A tree with invalid token ids or with the wrong root counts as a miss of its drafter. While the
         drafter still receives features that a pause held back, it answers all results that it was sent at
         once: if it answers one sequence of a result, the other sequences that wait since that result stop
-        waiting. If the drafter pauses (`drafts.rest`), no tree is asked for until the pause is over.
+        waiting. If the drafter pauses (`drafts.paused_trees`), no tree is asked for until the pause is over.
         """
         if drafts.epoch != self._epoch:
             return
@@ -170,8 +170,8 @@ class Sequencer:
                 answered.add(since)
         for live in self._sequences.values() if self._draft_timeout.sends_backlog else ():
             live.waiting_since = None if live.waiting_since in answered else live.waiting_since
-        if drafts.rest:
-            self._draft_timeout.start_rest(drafts.rest, self._drafted())
+        if drafts.paused_trees:
+            self._draft_timeout.start_pause(drafts.paused_trees, self._drafted())
 
     def _valid_ids(self, tokens: Sequence[int]) -> bool:
         """Return whether the base model has all these token ids. Its embedding would read out of bounds for
@@ -181,7 +181,8 @@ class Sequencer:
         return most is None or not tokens or (min(tokens) >= 0 and max(tokens) < most)
 
     def _stop_waiting(self, live: SequenceState, draft_round: int) -> None:
-        """Stop waiting for the tree of draft round `draft_round`, because the drafter has sent an unusable one, and
+        """Stop waiting for the tree of draft round `draft_round`, because the drafter has sent an unusable
+        one, and
         record a miss.
         """
         if draft_round == live.draft_round and live.waiting_since is not None:
@@ -246,7 +247,7 @@ class Sequencer:
         Closed sequences of the previous epoch are kept back while a queued sequence is still to reuse their
         KV.
         """
-        waiting = (one.opening.kept for one in self._sequences.values() if not one.opened)
+        waiting = (one.opening.reused for one in self._sequences.values() if not one.opened)
         wanted = {kept.sequence for kept in waiting if kept}
         due = self._closings
         self._closings = [one for one in due if one in wanted]
@@ -261,11 +262,11 @@ class Sequencer:
         self._number = frame.number
         segments = frame.segments
         self._record_launch(segments, now)
-        resting = self._draft_timeout.resting
-        waking = self._draft_timeout.waking
-        drafted = [self._sequences[one.sequence].mark_sent(resting or waking) for one in segments]
+        paused = self._draft_timeout.paused
+        catching_up = self._draft_timeout.catching_up
+        drafted = [self._sequences[one.sequence].mark_sent(paused or catching_up) for one in segments]
         self._draft_timeout.record_launch(sum(drafted), sum(map(rows_of, segments)), self._drafted())
-        return replace(frame, resting=resting, waking=waking)
+        return replace(frame, paused=paused, catching_up=catching_up)
 
     def _drafted(self) -> int:
         """Return the number of sequences that decode and have a drafter."""
@@ -377,7 +378,7 @@ class Sequencer:
             # The sequence's draft timeout has passed.
             if live.waiting_since is not None and live.tree is None:
                 self._draft_timeout.record_miss(live.drafter)
-            self._free_behind(sequence, live.committed)
+            self._free_after(sequence, live.committed)
             # The tree was not truncated for lack of room in the frame, so the sequence moves to the end of
             # the order.
             if min(live.wanted_rows, most) <= share:
@@ -426,7 +427,7 @@ class Sequencer:
         # How far each sequence was fed by earlier frames: a fork's source must be fed that far before this
         # frame, because stages apply openings before new tokens. A sequence with reused KV is left out until
         # it was fed a token of its own, because its pages are filled in only then.
-        fed = {id: one.fed for id, one in every if one.fed > one.opening.begun or not one.opening.kept}
+        fed = {id: one.fed for id, one in every if one.fed > one.opening.begun or not one.opening.reused}
         for live in unfed:
             there = live.opened
             if not there and not self._open(live, fed, openings):
@@ -435,7 +436,7 @@ class Sequencer:
             rows = min(room, self._chunk_rows(live), self._table.room(sequence, live.fed))
             if rows > 0 and not live.prefilled:
                 if there:
-                    self._free_behind(sequence, live.fed)
+                    self._free_after(sequence, live.fed)
                 chunks.append(live.next_chunk(rows))
                 self._table.reserve(sequence, live.fed)
                 room -= len(chunks[-1].tokens)
@@ -457,7 +458,7 @@ class Sequencer:
         waiting = sum(self._feedable_rows(live) > 0 for live in unfed)
         return self._depth.prompt_rows(writing, waiting, room)
 
-    def _free_behind(self, sequence: int, row: int) -> None:
+    def _free_after(self, sequence: int, row: int) -> None:
         """Free or prune the pages before position `row`, as every stage does before the sequence's next
         tokens.
         """
@@ -502,8 +503,8 @@ class Sequencer:
         if self._max_pages_held(opening) is None:
             self._table.reserve(opening.sequence, opening.prompt)
         openings.append(opening)
-        if opening.kept and opening.drafted:
-            self._draft_timeout.tell_first(len(opening.kept.tokens))
+        if opening.reused and opening.drafted:
+            self._draft_timeout.require_catch_up(len(opening.reused.tokens))
         live.opened = True
         return True
 
@@ -538,5 +539,5 @@ class Sequencer:
         if live and live.opened:
             self._closings.append(sequence)
         # No other sequence will reuse this KV.
-        elif live and live.opening.kept and live.opening.decodes:
-            self._closings.append(live.opening.kept.sequence)
+        elif live and live.opening.reused and live.opening.decodes:
+            self._closings.append(live.opening.reused.sequence)

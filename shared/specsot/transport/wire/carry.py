@@ -26,13 +26,13 @@ from specsot.transport.wire.schema import (
 )
 from specsot.transport.wire.tensors import (
     PIECE_BYTES,
-    Beside,
     PieceReader,
     Pieces,
     PieceWriter,
+    SeparateTensor,
     TapReader,
     cut_tap,
-    decode_beside,
+    decode_separate_tensor,
     decode_tensor,
 )
 from specsot.transport.wire.values import OPENINGS, SEGMENTS, STAGE_SECONDS, TRACE
@@ -115,7 +115,7 @@ class CarryReader:
                 # The message is complete, as nearly all are, or it is invalid.
                 return _decode(message, {})
             there = {name: getattr(message, name) for name in TENSORS[kind] if message.HasField(name)}
-            here = {name: tensor for name, tensor in there.items() if not tensor.beside}
+            here = {name: tensor for name, tensor in there.items() if not tensor.separate}
             return self._finish(message, PieceReader(here))
         return self._taps.read(request.tap) if kind == "tap" else CARRY.decode(request)
 
@@ -137,7 +137,7 @@ def decode_features(message: ring_pb2.Features, pieces: Pieces) -> Features:
     """Return the features of a message. Raises WireError if `rows` has not one row per token."""
     rows = decode_rows(message, "rows", pieces)
     features = FEATURES.decode(message, rows=rows)
-    taught = sum(len(lesson.tokens) for lesson in features.lessons)
+    taught = sum(len(feature_batch.tokens) for feature_batch in features.feature_batches)
     came = 0 if rows is None else rows.shape[0]
     # Drafters without a draft head are sent no rows.
     whole = rows is None or came == taught
@@ -150,7 +150,7 @@ def write_rows(payload: Payload | None, message: values_pb2.Tensor, cut: PieceWr
 
     None leaves the field unset.
     """
-    if isinstance(payload, Beside):
+    if isinstance(payload, SeparateTensor):
         payload.describe(message)
     elif payload is not None:
         cut.write(payload, message)
@@ -166,7 +166,7 @@ def decode_rows(message: Any, field: str, pieces: Pieces, short: bool = False) -
     if not message.HasField(field):
         return None
     tensor = getattr(message, field)
-    rows = decode_beside(tensor) if tensor.beside else decode_tensor(tensor, pieces.get(field, ()))
+    rows = decode_separate_tensor(tensor) if tensor.separate else decode_tensor(tensor, pieces.get(field, ()))
     by_blocks = rows.dtype is torch.int8
     require(short or not by_blocks, f"{field} must not be in 8 bits")
     require(len(rows.shape) == 2 + by_blocks, f"{field} must be [rows, width], got {list(rows.shape)}")

@@ -26,7 +26,7 @@ TYPES = Enumeration(values_pb2.DataType.DESCRIPTOR, lambda name: getattr(torch, 
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class SeparateTensor:
     """The description of a tensor whose data travels by a separate channel and not in the message.
 
     shape: shape of the tensor.
@@ -37,13 +37,13 @@ class Beside:
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> Beside:
+    def of(cls, tensor: torch.Tensor) -> SeparateTensor:
         return cls(tuple(tensor.shape), tensor.dtype)
 
     def describe(self, message: values_pb2.Tensor) -> None:
         """Write the description into a message. Raises WireError for a type that messages do not support."""
         _describe(self.dtype, self.shape, message)
-        message.beside = True
+        message.separate = True
 
 
 def write_tensor(tensor: torch.Tensor, message: values_pb2.Tensor) -> None:
@@ -74,14 +74,14 @@ def _describe(dtype: torch.dtype, shape: Sequence[int], message: values_pb2.Tens
     message.shape.extend(shape)
 
 
-def decode_beside(message: values_pb2.Tensor) -> Beside:
+def decode_separate_tensor(message: values_pb2.Tensor) -> SeparateTensor:
     """Return the description of a tensor that travels separately.
 
     Raises WireError if the tensor exceeds the limits, or if the message contains data.
     """
     announced_size(message)
     require(not message.data, f"a tensor beside its message brought {len(message.data)} bytes")
-    return Beside(tuple(message.shape), TYPES.decode(message.dtype))
+    return SeparateTensor(tuple(message.shape), TYPES.decode(message.dtype))
 
 
 def decode_tensor(message: values_pb2.Tensor, pieces: Sequence[bytes] = ()) -> torch.Tensor:

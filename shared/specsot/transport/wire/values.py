@@ -103,7 +103,7 @@ FORM = FieldCodec(encode_form, decode_form)
 
 def check_opening(message: ring_pb2.Opening) -> None:
     """Raise WireError if the lengths or the options of an opening exclude each other."""
-    kept = len(message.kept.tokens)
+    kept = len(message.reused.tokens)
     rest = message.prompt - message.fork.length
     require(rest >= 0, "a fork is longer than its prompt")
     require(not kept or kept < rest, f"{kept} rows are kept of a prompt of {rest} tokens")
@@ -188,7 +188,9 @@ def decode_segment(message: ring_pb2.Segment) -> frames.Segment:
     growth = message.growth
     keep = check_ascending(growth.keep, "kept nodes")
     require(len(keep) <= growth.committed, "more nodes are kept than rows are committed")
-    return frames.TreeSegment(growth.sequence, growth.draft_round, growth.committed, keep, decode_tree(growth.tree))
+    return frames.TreeSegment(
+        growth.sequence, growth.draft_round, growth.committed, keep, decode_tree(growth.tree)
+    )
 
 
 def encode_tree(tree: Tree) -> values_pb2.Tree:
@@ -213,7 +215,7 @@ def encode_outcome(outcome: frames.Outcome) -> ring_pb2.Outcome:
         end=ENDS.encode(outcome.end) if outcome.end else None,
         chances=map(encode_logprob, outcome.chances),
         forced=outcome.forced,
-        rested=outcome.rested,
+        draft_paused=outcome.draft_paused,
         prompt_chances=map(encode_logprob, outcome.prompt_chances),
     )
 
@@ -234,7 +236,15 @@ def decode_outcome(message: ring_pb2.Outcome) -> frames.Outcome:
     told = message.prompt_chances
     prompt = tuple(map(decode_logprob, told)) if told else ()
     return frames.Outcome(
-        message.sequence, message.draft_round, accepted, tokens, end, known_chances, forced, message.rested, prompt
+        message.sequence,
+        message.draft_round,
+        accepted,
+        tokens,
+        end,
+        known_chances,
+        forced,
+        message.draft_paused,
+        prompt,
     )
 
 
@@ -246,7 +256,7 @@ register(
     Schema(Pruning, values_pb2.Pruning),
     Schema(PlanRules, ring_pb2.PlanRules),
     Schema(frames.Fork, ring_pb2.Fork),
-    Schema(frames.Kept, ring_pb2.Kept),
+    Schema(frames.ReusedKV, ring_pb2.ReusedKV),
     Schema(Range, values_pb2.Layers, check_layers),
     Schema(Head, values_pb2.Head, taps=checked(check_ascending, "taps")),
     Schema(
@@ -255,7 +265,7 @@ register(
         outcomes=repeated(FieldCodec(encode_outcome, decode_outcome), "outcomes"),
         seconds=STAGE_SECONDS,
     ),
-    Schema(frames.FeatureBatch, ring_pb2.Lesson),
+    Schema(frames.FeatureBatch, ring_pb2.FeatureBatch),
     Schema(frames.Draft, ring_pb2.Draft, tree=FieldCodec(encode_tree, decode_tree)),
     Schema(frames.Drafts, ring_pb2.Drafts),
 )

@@ -309,10 +309,10 @@ def text_logprobs(tokens: tuple[events.TokenLogprobs, ...], offsets: list[int]) 
     """
     return {
         "tokens": [_shown_token(one.chosen) for one in tokens],
-        "token_logprobs": [_told_logprob(one) for one in tokens],
+        "token_logprobs": [_response_logprob(one) for one in tokens],
         "top_logprobs": [
             None
-            if _told_logprob(one) is None
+            if _response_logprob(one) is None
             else {_shown_token(top): max(top.logprob, MIN_LOGPROB) for top in (*one.top, one.chosen)}
             for one in tokens
         ],
@@ -327,7 +327,7 @@ def first_of(token: int, raw: bytes) -> events.TokenLogprobs:
     return events.TokenLogprobs(events.Candidate(token, raw, math.nan))
 
 
-def _told_logprob(one: events.TokenLogprobs) -> float | None:
+def _response_logprob(one: events.TokenLogprobs) -> float | None:
     """Return the logprob that is sent for a token; None if there is none."""
     return None if math.isnan(one.chosen.logprob) else max(one.chosen.logprob, MIN_LOGPROB)
 

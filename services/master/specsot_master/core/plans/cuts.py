@@ -230,7 +230,7 @@ class LoopWatch:
         said = letters in self._clauses or self._is_begun(self._sentence + letters)
         self._sentence = self._sentence + letters
         self._parts = self._parts + 1
-        if looped := self._count_looped(letters) or self._count_said(clause):
+        if looped := self._count_looped(letters) or self._count_written(clause):
             return self._cut(looped)
         return "" if said else self._release()
 
@@ -248,7 +248,7 @@ class LoopWatch:
                 return count
         return 0
 
-    def _count_said(self, clause: str) -> int:
+    def _count_written(self, clause: str) -> int:
         """Return the number of clauses of the sentence that ends here, if the sentence has come too often;
         else 0.
         """

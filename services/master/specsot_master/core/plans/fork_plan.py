@@ -246,7 +246,7 @@ class ForkPlan:
         """True if the request will open no further sequence, which is known only at its end."""
         return self.finished
 
-    def foresee(self, outlook: Outlook) -> None:
+    def apply_forecast(self, outlook: Outlook) -> None:
         """Do nothing: there is no forecast, as the number of forks is unknown."""
 
     def start(self, prompt_tokens: int, now: float, found: int = 0) -> list[Command]:
@@ -335,7 +335,7 @@ class ForkPlan:
         stretch.waiting.append(text)
         stretch.logprobs += logprobs
         if not ordinal:
-            return self._tell_merged(*self._take(stretch), step)
+            return self._merged_events(*self._take(stretch), step)
         offset = stretch.answer.length - len(text)
         return [self._tell(BranchText(ordinal, offset, text, step, logprobs)), *self._merge()]
 
@@ -358,7 +358,7 @@ class ForkPlan:
                 break
             text += self._spell(thread.ending)
             self._current += 1
-        return self._tell_merged(text, logprobs)
+        return self._merged_events(text, logprobs)
 
     def _take(self, stretch: Stretch) -> tuple[str, tuple[TokenLogprobs, ...]]:
         """Return the waiting text of a segment and its logprobs, and clear both."""
@@ -367,7 +367,7 @@ class ForkPlan:
         stretch.logprobs = []
         return taken
 
-    def _tell_merged(
+    def _merged_events(
         self, text: str, logprobs: tuple[TokenLogprobs, ...] = (), step: int = 0
     ) -> list[Command]:
         """Return the event for new text of the answer, or nothing if there is none."""
@@ -413,7 +413,7 @@ class ForkPlan:
         if not self._solo.ending:
             return self._finish(reason, now)
         self.context += self._solo.ending
-        told = self._tell_merged(self._spell(self._solo.ending))
+        told = self._merged_events(self._spell(self._solo.ending))
         return [*told, *(self._fork(now) or self._go_on(now))]
 
     def _fork(self, now: float) -> list[Command]:
@@ -450,7 +450,7 @@ class ForkPlan:
         self._take_block()
         self.context += self._tags.block_end
         self._headings += len(self._tags.block_end)
-        return [*self._tell_merged(self._spell(self._tags.block_end)), *self._go_on(now)]
+        return [*self._merged_events(self._spell(self._tags.block_end)), *self._go_on(now)]
 
     def _take_block(self) -> tuple[Stretch, ...]:
         """Add the threads of the current block to the context, remove the block, and return the threads."""

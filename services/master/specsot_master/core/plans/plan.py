@@ -120,7 +120,7 @@ class RequestPlan:
         # The score prompt, or None once the score has been read.
         self._score = score
         self._scored: events.TokenLogprobs | None = None
-        self._told_direct = self._mode == "direct"
+        self._direct_text_sent = self._mode == "direct"
         self.finished = False
         self.reason: str | None = None
 
@@ -128,9 +128,11 @@ class RequestPlan:
     def all_opened(self) -> bool:
         """True if the request will open no further sequence."""
         plan = self._branches
-        return self.finished or self._told_direct or bool(plan and plan.all_opened and not self._to_polish)
+        return (
+            self.finished or self._direct_text_sent or bool(plan and plan.all_opened and not self._to_polish)
+        )
 
-    def foresee(self, outlook: Outlook) -> None:
+    def apply_forecast(self, outlook: Outlook) -> None:
         """Use this forecast for the request, and for its time limit if it has one."""
         self._outlook = outlook
         if self.deadline:
@@ -169,7 +171,7 @@ class RequestPlan:
             return []
         told = self._note(pieces)
         over = False
-        writes = ordinal or self._told_direct or self._polished
+        writes = ordinal or self._direct_text_sent or self._polished
         if self.deadline and writes:
             live = len(self._branches.live) if self._branches else 1
             pieces, over = self.deadline.take(ordinal, pieces, now, live)
@@ -254,8 +256,8 @@ class RequestPlan:
         self._score = None
         self._before = 1
         self._solo = self._make_solo()
-        self._told_direct = self._mode == "direct"
-        told_direct = [self._tell(events.Planned(()))] if self._told_direct else []
+        self._direct_text_sent = self._mode == "direct"
+        told_direct = [self._tell(events.Planned(()))] if self._direct_text_sent else []
         return [*told_direct, *self._begin(now)]
 
     def _make_solo(self) -> FirstSequence:
@@ -318,7 +320,7 @@ class RequestPlan:
                 self._solo.write(piece)
         except PlanError as error:
             return self._give_up(error)
-        told = self._tell_solo(sum(piece.token is not None for piece in pieces))
+        told = self._direct_events(sum(piece.token is not None for piece in pieces))
         if self._solo.over:
             return [*told, CloseSequence(0), *self._settle_solo(self._solo.over, now)]
         return told
@@ -336,9 +338,9 @@ class RequestPlan:
             self._solo.finish()
         except PlanError as error:
             return self._give_up(error)
-        return [*self._tell_solo(0), *self._settle_solo(REASON_OF_END[end], now)]
+        return [*self._direct_events(0), *self._settle_solo(REASON_OF_END[end], now)]
 
-    def _tell_solo(self, step: int) -> list[Command]:
+    def _direct_events(self, step: int) -> list[Command]:
         """Return events for the new text of ordinal 0. `step` is the number of tokens that the current step
         added.
         """
@@ -347,8 +349,8 @@ class RequestPlan:
         logprobs = self._solo.take_raw_logprobs()
         if raw or logprobs:
             told.append(self._tell(events.SkeletonText(raw, logprobs)))
-        if self._solo.direct and not (self._told_direct or self._polished):
-            self._told_direct = True
+        if self._solo.direct and not (self._direct_text_sent or self._polished):
+            self._direct_text_sent = True
             self._tally.rename("direct")
             told.append(self._tell(events.Planned(())))
         delta = self._solo.take_delta()
@@ -400,7 +402,7 @@ class RequestPlan:
         repeats itself, by the rule that holds for branches.
         """
         self._before = self._before + self._solo.written
-        self._told_direct = True
+        self._direct_text_sent = True
         self._decision = Decision("direct", events.NO_PLAN)
         loops = None if self._ask.min_tokens else BRANCH_LOOPS
         self._solo = self._begin_text(rest, loops=loops)
@@ -416,12 +418,12 @@ class RequestPlan:
         if branches is None or not branches[id].live:
             return []
         step = sum(piece.token is not None for piece in pieces)
-        told = self._tell_branch(id, branches.write(id, pieces), step)
+        told = self._branch_events(id, branches.write(id, pieces), step)
         if branches[id].answer.stopped:
             return [*told, CloseSequence(id), *self._end_branch(id, events.Reason.STOP, now)]
         return told
 
-    def _tell_branch(self, id: int, text: str, step: int, over: bool = False) -> list[Command]:
+    def _branch_events(self, id: int, text: str, step: int, over: bool = False) -> list[Command]:
         """Return events for new text of a branch and for what the merged answer gains by it. `over` is True
         at the end of the branch, when the logprobs of all remaining tokens are sent.
         """
@@ -431,9 +433,9 @@ class RequestPlan:
             return []
         offset = self._branches[id].answer.length - len(text)
         told: list[Command] = [self._tell(events.BranchText(id, offset, text, step, logprobs))]
-        return told + self._tell_merged(self._branches.merge.write(id, text, logprobs))
+        return told + self._merged_events(self._branches.merge.write(id, text, logprobs))
 
-    def _tell_merged(self, delta: str) -> list[Command]:
+    def _merged_events(self, delta: str) -> list[Command]:
         """Return the event for new text of the merged answer, or nothing if a polish turn will rewrite that
         text.
         """
@@ -451,10 +453,10 @@ class RequestPlan:
         branches = self._branches
         if branches is None or not branches[id].live:
             return []
-        told = self._tell_branch(id, branches.flush(id, reason), 0, over=True)
+        told = self._branch_events(id, branches.flush(id, reason), 0, over=True)
         for one in (id, *branches.end(id, reason)):
             delta = branches.merge.finish(one, branches[one].mark)
-            told += [self._tell_finished_branch(one), *self._tell_merged(delta)]
+            told += [self._finished_branch_event(one), *self._merged_events(delta)]
         return [*told, *self._end_branches(branches, now)] if branches.over else told
 
     def _end_branches(self, branches: PlanBranches, now: float) -> list[Command]:
@@ -479,7 +481,7 @@ class RequestPlan:
         self._tally.enter("polish", now)
         return [OpenPolish(branches.bodies, limit)]
 
-    def _tell_finished_branch(self, id: int) -> events.Numbered:
+    def _finished_branch_event(self, id: int) -> events.Numbered:
         """Return the BranchFinished event of a branch that is over."""
         assert self._branches is not None
         branch = self._branches[id]
@@ -493,18 +495,18 @@ class RequestPlan:
         has.
         """
         commands: list[Command] = [] if self._solo_over else [CloseSequence(0)]
-        if self._told_direct and not (self._solo_over or self._score):
+        if self._direct_text_sent and not (self._solo_over or self._score):
             # Release text that was held back as the possible beginning of a loop or of a stop string.
             self._solo.finish()
-            commands += self._tell_solo(0)
+            commands += self._direct_events(0)
         if branches := self._branches:
             for id in branches.live:
                 text = branches[id].answer.flush()
                 branches[id].reason = reason
-                told = self._tell_branch(id, text, 0, over=True)
-                commands += [CloseSequence(id), *told, self._tell_finished_branch(id)]
+                told = self._branch_events(id, text, 0, over=True)
+                commands += [CloseSequence(id), *told, self._finished_branch_event(id)]
             for point in branches.points:
-                commands += self._tell_merged(branches.merge.finish(point.id))
+                commands += self._merged_events(branches.merge.finish(point.id))
         return [*commands, *self._finish(reason, now)]
 
     def _give_up(self, error: PlanError) -> list[Command]:
@@ -534,7 +536,7 @@ class RequestPlan:
             if self._ask.polish and text:
                 told = [self._tell(events.MergedText(0, text, branches.merge.take_logprobs()))]
         counts = OutputTokens(written, plan, len(tokens), headings, polish)
-        way = self._decision.way(bool(branches) or self._mode == "sot", self._told_direct)
+        way = self._decision.way(bool(branches) or self._mode == "sot", self._direct_text_sent)
         figures = self._tally.close(*way, counts, len(branches.points) if branches else 0, now)
         figures = replace(figures, in_time=bool(self.deadline and self.deadline.passed))
         whole = reason in (events.Reason.STOP, events.Reason.LENGTH) and not (self.deadline or polish)

@@ -20,7 +20,7 @@ from specsot_master.core.ring.ring_state import RingState
 # Tokens. A direct answer forks a cached prefix only if they share at least this many. Untuned.
 MIN_SHARED_TOKENS = 16
 # Tokens. A prefix is opened for later requests only if it adds at least this many. Untuned.
-MIN_KEPT_TOKENS = 32
+MIN_PREFIX_TOKENS = 32
 
 
 def pages_for(rows: int, page_rows: int) -> int:
@@ -185,14 +185,15 @@ def admission_options(
 
     A beginning that the request needs is opened as far as the prefix cache lacks it. If such a beginning and
     the request together need all pages of the ring, no cached prefix is forked, as its pages would have to
-    stay. A beginning that only later requests may use is opened if it adds at least MIN_KEPT_TOKENS, and only
+    stay. A beginning that only later requests may use is opened if it adds at least MIN_PREFIX_TOKENS, and
+    only
     while an eighth of the ring's pages stays free.
 
     route: the longest cached prefix of the request's prompt.
     keeps: True if prefixes may be kept for later requests.
     """
     tokens = beginning.tokens
-    least = MIN_KEPT_TOKENS if beginning.needed else MIN_SHARED_TOKENS
+    least = MIN_PREFIX_TOKENS if beginning.needed else MIN_SHARED_TOKENS
     known = route.length >= min(least, max(len(tokens), 1))
     routes = [route, PrefixMatch()] if known else [PrefixMatch()]
     if beginning.needed:
@@ -201,7 +202,7 @@ def admission_options(
         return [scratch] if tight else [_opened(beginning, one, ring) for one in routes]
     found: list[AdmissionOption] = []
     for one in routes:
-        if keeps and len(tokens) - one.length >= MIN_KEPT_TOKENS:
+        if keeps and len(tokens) - one.length >= MIN_PREFIX_TOKENS:
             found.append(replace(_opened(beginning, one, ring), slack=ring.pages // 8))
         found.append(AdmissionOption(one, (), 0, beginning.grants(one.length)))
     return found
@@ -255,7 +256,7 @@ def _check_memory(pages: int, ring: RingState) -> int:
 
 
 @dataclass(slots=True)
-class _Account:
+class _RequestPages:
     """The pages of one request.
 
     grant: its base grant, reserved even while unused.
@@ -281,13 +282,13 @@ class PageLedger:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = self.free = capacity
-        self._accounts: dict[str, _Account] = {}
+        self._pages_of_requests: dict[str, _RequestPages] = {}
 
     def keep(self, pages: int) -> None:
         """Set free pages aside for a prefix."""
         self.free -= pages
 
-    def give_kept(self, pages: int) -> None:
+    def free_prefix_pages(self, pages: int) -> None:
         """Return the pages of a prefix that was removed."""
         self.free += pages
 
@@ -297,7 +298,7 @@ class PageLedger:
         """
         if grant > self.free:
             return False
-        self._accounts[request] = _Account(grant)
+        self._pages_of_requests[request] = _RequestPages(grant)
         self.free -= grant
         return True
 
@@ -307,7 +308,7 @@ class PageLedger:
         Return False, and change nothing, if not enough pages are available. With `reserved_only` only the
         base grant may be used, because other requests wait for free pages.
         """
-        account = self._accounts[request]
+        account = self._pages_of_requests[request]
         more = self.shortfall(request, pages)
         if more > self.free or (more and reserved_only):
             return False
@@ -316,27 +317,27 @@ class PageLedger:
 
     def shortfall(self, request: str, pages: int) -> int:
         """Return how many free pages the request needs to use `pages` more."""
-        account = self._accounts[request]
+        account = self._pages_of_requests[request]
         return max(account.grant, account.used + pages) - account.charge
 
     def give(self, request: str, pages: int) -> None:
         """Return the pages of a sequence that is over. An unknown request is ignored: it returned everything
         when it was removed.
         """
-        if account := self._accounts.get(request):
+        if account := self._pages_of_requests.get(request):
             self._change(account, account.grant, account.used - pages)
 
     def waive(self, request: str) -> None:
         """Drop the base grant of a request that will open no further sequence."""
-        if (account := self._accounts.get(request)) and account.grant:
+        if (account := self._pages_of_requests.get(request)) and account.grant:
             self._change(account, 0, account.used)
 
     def remove(self, request: str) -> None:
         """Return all pages of a request that is over. An unknown request is ignored."""
-        if account := self._accounts.pop(request, None):
+        if account := self._pages_of_requests.pop(request, None):
             self.free += account.charge
 
-    def _change(self, account: _Account, grant: int, used: int) -> None:
+    def _change(self, account: _RequestPages, grant: int, used: int) -> None:
         """Set an account's grant and use, and update the free pages."""
         before = account.charge
         account.grant = grant

@@ -519,7 +519,7 @@ def member_infos(
             memory=one.memory or 0,
             dtype=", ".join(filter(None, (one.dtype, one.quantization))),
             weights=(weights := read_bytes(one, running.get(one.name, one.layers))),
-            least_seconds=weights / speed if (speed := _copy_speed(one, members)) else 0.0,
+            min_seconds=weights / speed if (speed := _copy_speed(one, members)) else 0.0,
         )
         for one in members
     )

@@ -130,7 +130,7 @@ class PrefixTree:
         """Count one request less that needs the prefix."""
         node.pins -= 1
 
-    def written_behind(self, fork: Fork | None) -> None:
+    def written_after(self, fork: Fork | None) -> None:
         """Record that a sequence which began with this fork has decoded. If it forks a whole prefix, that
         prefix is computed.
         """

@@ -58,7 +58,7 @@ const inMs = (ms) => ms ? `${ms.toFixed(ms < 10 ? 2 : 1)} ms` : "–";
 
 function draw(info, stages, drafter, steps) {
   const moving = steps.per_second > 0, ms = (stage) => steps.stages[stage] === undefined ? undefined : steps.stages[stage] * 1000;
-  const least = stages.map((one, n) => 1000 * one.least_seconds <= (ms(n) ?? Infinity) ? 1000 * one.least_seconds : 0);  // else it was measured badly
+  const least = stages.map((one, n) => 1000 * one.min_seconds <= (ms(n) ?? Infinity) ? 1000 * one.min_seconds : 0);  // else it was measured badly
   $("ring").classList.toggle("moving", moving);
   $("ring").classList.remove("lost");
   $("ring").style.setProperty("--step-time", `${Math.min(2, Math.max(0.15, 4 / (steps.per_second || 1)))}s`);

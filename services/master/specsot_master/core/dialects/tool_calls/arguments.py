@@ -59,7 +59,7 @@ class JsonRewriter:
         self._stops = tuple(stop for stop in stops if stop)
         self._quotes = tuple(dict.fromkeys((quote, '"', "'"))) if quote else ('"', "'")
         self._after_strings = ("", ",", ":", "}", "]", *(stop[0] for stop in self._stops if stop in ")"))
-        self._plain = _plain_text(frozenset(mark[0] for mark in (*self._stops, *self._quotes)))
+        self._plain = _unmarked_text(frozenset(mark[0] for mark in (*self._stops, *self._quotes)))
         self._text = ""
         self._at = 0
         self._last = False
@@ -412,7 +412,7 @@ class JsonRewriter:
 
 
 @lru_cache(maxsize=64)
-def _plain_text(special: frozenset[str]) -> re.Pattern[str]:
+def _unmarked_text(special: frozenset[str]) -> re.Pattern[str]:
     """Return the pattern of text that can be copied into a string unchanged; it contains none of these
     characters.
     """

@@ -12,7 +12,7 @@ import pytest
 from specsot.core.frames import Close, End, Outcome, Result
 from specsot.events import BranchFinished, MergedText, Planned, Reason
 from specsot.params import Ask
-from tests.doors.front import front, told
+from tests.endpoints.front import front, told
 from tests.master.letters import finished, openings
 from tests.master.stage import of, turn
 

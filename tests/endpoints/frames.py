@@ -118,7 +118,7 @@ class Framed:
         assert self.conductor.idle
         for stage in self.stages:
             assert stage.table.sequences == kept
-            assert stage.table.free >= self.pages.pages - self.conductor.kept_pages
+            assert stage.table.free >= self.pages.pages - self.conductor.prefix_pages
 
     # --- the ring itself ---
 

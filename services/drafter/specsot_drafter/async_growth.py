@@ -65,7 +65,7 @@ class GrownPool:
 
 
 @dataclass(frozen=True, slots=True)
-class EarlyGrowth:
+class AsyncGrowth:
     """Trees that grow after trees whose verification result the host has not read.
 
     places: By sequence id, the index of its tree in the frame and its number of tokens before that tree.
@@ -85,17 +85,17 @@ class EarlyGrowth:
     astray: Set[int] = frozenset()
     told: set[int] = field(default_factory=set[int], init=False)
 
-    def covers(self, lesson: FeatureBatch) -> bool:
+    def covers(self, feature_batch: FeatureBatch) -> bool:
         """Return whether the device has already stored the features of this batch.
 
         True at most once for each sequence. False if the sequence is mispredicted or unknown, if the batch
         begins elsewhere, or if it has more tokens than the device handles.
         """
-        if lesson.sequence in self.told:
+        if feature_batch.sequence in self.told:
             return False
-        self.told.add(lesson.sequence)
-        place = None if lesson.sequence in self.astray else self.places.get(lesson.sequence)
-        return place is not None and place[1] == lesson.start and len(lesson.tokens) <= self.due
+        self.told.add(feature_batch.sequence)
+        place = None if feature_batch.sequence in self.astray else self.places.get(feature_batch.sequence)
+        return place is not None and place[1] == feature_batch.start and len(feature_batch.tokens) <= self.due
 
     def of(self, due: Sequence[DueRows]) -> Callable[[], Candidates | None] | None:
         """Return a function that waits for the candidates of these sequences, one row each, in this order.
@@ -124,16 +124,16 @@ class EarlyGrowth:
 
         return grown
 
-    def take(self, texts: Sequence[FollowedSequence | None]) -> list[DueRows]:
+    def take(self, sequences: Sequence[FollowedSequence | None]) -> list[DueRows]:
         """Take the due rows of these sequences, if all of them continue from their trees here.
 
         Otherwise take nothing and return an empty list.
         """
-        known = [one for one in texts if one]
+        known = [one for one in sequences if one]
         most = self.due
         at = self.places
         here = [one for one in known if 0 < one.due <= most and at.get(one.id, NOWHERE)[1] == one.extended]
-        return [] if self.astray or len(here) < len(texts) else [one.take(asked=True) for one in here]
+        return [] if self.astray or len(here) < len(sequences) else [one.take(asked=True) for one in here]
 
     def choose(self, sequences: Sequence[int], nodes: int, room: int, trust: Floats) -> DeviceChoice | None:
         """Let the device select trees for these sequences. Return None if the device cannot.
@@ -154,7 +154,7 @@ class EarlyGrowth:
 
 @dataclass(slots=True)
 class DeviceChoice:
-    """A selection of nodes that the device makes when a step reads it; see `UnreadTrees`.
+    """A selection of nodes that the device makes when a step reads it; see `DeviceTrees`.
 
     sequences: Sequence id of each tree.
     nodes: Nodes of every tree, root included.
@@ -174,7 +174,7 @@ class DeviceChoice:
     _failure: Exception | None = field(default=None, init=False)
 
     def choose(self, tokens: Tensor, positions: Tensor, bits: Tensor, vocabulary: int) -> None:
-        """See `UnreadTrees`. An error is kept, and raised by `take`."""
+        """See `DeviceTrees`. An error is kept, and raised by `take`."""
         self._made = True
         try:
             self.grown.chooser.choose(self, TreeRows(tokens, positions, bits), vocabulary)

@@ -9,7 +9,7 @@ from specsot.core.frames import Payload, TreeSegment
 
 
 @dataclass(frozen=True, slots=True)
-class UnreadVerdict:
+class DeviceVerification:
     """The device-side verification result of a frame whose segments are trees followed by prompt chunks.
 
     A colocated drafter starts to grow the next trees from this value while the host still reads the result.
@@ -29,7 +29,7 @@ class UnreadVerdict:
     astray: set[int] = field(default_factory=set[int], init=False)
 
 
-class UnreadTrees(Protocol):
+class DeviceTrees(Protocol):
     """Draft trees on the GPU that the host has not read.
 
     nodes: number of nodes of each tree, its root included.

@@ -9,9 +9,9 @@ import numpy as np
 from specsot.core.tree import Tree, chain, shape_of
 from specsot_kernels.attention_tables import (
     as_arrays,
+    page_runs_of,
+    page_runs_unshared,
     sights_of,
-    stretches_alone,
-    stretches_of,
     whole_pages,
 )
 from specsot_kernels.segments import RowSpan
@@ -22,14 +22,14 @@ TEXTS = ((7, (3, 9)), (1, (4,)), (5, (0, 8, 7)))  # rows and pages of each
 
 def test_texts_that_share_no_page_are_tabulated_together() -> None:
     spans = [whole_pages(rows, PAGE * (len(pages) - 1), pages, PAGE) for rows, pages in TEXTS]
-    found = stretches_alone([rows for rows, _ in TEXTS], [pages for _, pages in TEXTS], PAGE)
+    found = page_runs_unshared([rows for rows, _ in TEXTS], [pages for _, pages in TEXTS], PAGE)
     assert found is not None
-    for mine, theirs in zip(found, as_arrays(stretches_of(spans, PAGE))):
+    for mine, theirs in zip(found, as_arrays(page_runs_of(spans, PAGE))):
         assert mine.tolist() == theirs.tolist()
 
 
 def test_whether_texts_share_a_page_is_seen() -> None:
-    assert stretches_alone([1, 1], [(3, 4), (3, 5)], PAGE) is None
+    assert page_runs_unshared([1, 1], [(3, 4), (3, 5)], PAGE) is None
 
 
 def test_trees_of_one_shape_see_what_each_of_them_does() -> None:

@@ -13,7 +13,7 @@ import pytest
 from specsot.core.info import RequestsInfo
 from specsot.transport.grpc_client import MasterClient
 from specsot_master.engine import EngineConfig
-from tests.doors.front import front, outcome, told
+from tests.endpoints.front import front, outcome, told
 from tests.master.letters import DIRECT, SOT, finished, openings
 
 pytestmark = pytest.mark.timeout(30)
@@ -31,9 +31,9 @@ async def test_prefix_hits_show() -> None:
         client = await one.client()
         found: list[int] = []
         for _ in range(2):
-            told_of = finished(await told(client, SOT)).statistics
+            figures_of = finished(await told(client, SOT)).statistics
             found.append((await requests(client)).cached_tokens)
-            assert told_of.cached_tokens == min(found[-1], told_of.prompt_tokens)
+            assert figures_of.cached_tokens == min(found[-1], figures_of.prompt_tokens)
         prefix, skeleton = openings(one.stage)[:2]
         assert found == [0, prefix.prompt]
         assert (await requests(client)).prompt_tokens == 2 * skeleton.prompt

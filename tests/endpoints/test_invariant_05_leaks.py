@@ -24,7 +24,7 @@ from specsot.v1 import master_pb2
 from specsot_master.core.stats import MAX_STEPS
 from specsot_master.engine import EngineConfig
 from specsot_master.telemetry import Metrics, RequestMetrics
-from tests.doors.front import Front, front, question, stub, told
+from tests.endpoints.front import Front, front, question, stub, told
 from tests.master.letters import DIRECT, TIGHT
 from tests.master.stage import turn
 

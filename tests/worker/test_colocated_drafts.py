@@ -14,11 +14,11 @@ from specsot.core.tree import chain, single
 from specsot.errors import Unavailable
 from specsot.members import Configuration, Range, Stage
 from specsot.transport.links import Exchange, Inbox, LocalDialer, LocalLink
+from specsot_worker.colocated_drafts import ColocatedDrafts
 from specsot_worker.frame_work import reporting
-from specsot_worker.near_drafts import NearDrafts
 from specsot_worker.ring_links import RingLinks
 from specsot_worker.verifier import VerifiedFrame
-from specsot_worker.worker import near_drafter
+from specsot_worker.worker import colocated_drafter
 
 RESULT, DRAFTS = Result(1, 5), Drafts(1, (Draft(3, 2, single(7)),))
 ONE = (Stage("a", "a", Range(0, 2)),)
@@ -50,12 +50,12 @@ def test_stage_0_is_told_what_was_drafted_behind_the_result(drafts: Any, posted:
 async def test_it_drafts_at_once_unless_other_frames_would_wait(told: Configuration, near: bool) -> None:
     drafter: Any = object()
     link = LocalLink("b", Inbox(), drafter=drafter)
-    assert near_drafter(told, {"d": link}) is (drafter if near else None)
+    assert colocated_drafter(told, {"d": link}) is (drafter if near else None)
 
 
 async def test_a_drafter_is_asked_by_its_own_thread_alone() -> None:
     """Who is not in the process is dialed by others, where there are any."""
-    drafter: Any = SimpleNamespace(begin_early=print, choose_early=print, draft=print)
+    drafter: Any = SimpleNamespace(begin_async=print, choose_async=print, draft=print)
     exchange, own, other = Exchange(), ThreadPoolExecutor(), ThreadPoolExecutor()
     exchange.listen("d")
     exchange.introduce("d", drafter, own)
@@ -86,12 +86,12 @@ def test_behind_a_prompt_its_root_goes_with_the_trees_that_others_have(
     """The next step begins with those trees, which grow behind the same verdict."""
     grown, begun, judged = list[Any](), list[Any](), list[Any]()
     drafter: Any = SimpleNamespace(
-        begin_early=lambda verdict: grown.append(verdict.trees),
-        choose_early=lambda segments: judged.append(segments) or object(),
+        begin_async=lambda verdict: grown.append(verdict.trees),
+        choose_async=lambda segments: judged.append(segments) or object(),
     )
-    stage: Any = SimpleNamespace(go_unread=lambda segments, _: begun.append(segments) or True)
+    stage: Any = SimpleNamespace(launch_with_device_trees=lambda segments, _: begun.append(segments) or True)
     places = {2: (2, 2), 9: place}
-    near = NearDrafts(stage, lambda one: places[one.sequence], lambda: True)
+    near = ColocatedDrafts(stage, lambda one: places[one.sequence], lambda: True)
     near.drafter = drafter
     tree = TreeSegment(2, 4, 7, (0,), chain((1, 2)))
     frame = Frame(1, 1, segments=(tree, chunk), fused=object())  # type: ignore[arg-type]

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from specsot.core.device_verification import DeviceTrees, DeviceVerification
 from specsot.core.frames import Drafts, Features, Frame, Outcome, Payload, PromptChunk, Segment, TreeSegment
 from specsot.core.tree import Tree, single
-from specsot.core.verdict import UnreadTrees, UnreadVerdict
-from specsot.transport.links import NearDrafter
+from specsot.transport.links import ColocatedDrafter
 
 
 class RunsAhead(Protocol):
@@ -19,16 +19,16 @@ class RunsAhead(Protocol):
         """See `DecoderStage.go_on`."""
         ...
 
-    def foresee(self, segments: Sequence[TreeSegment]) -> bool:
-        """See `DecoderStage.foresee`."""
+    def apply_forecast(self, segments: Sequence[TreeSegment]) -> bool:
+        """See `DecoderStage.apply_forecast`."""
         ...
 
     def grow_on(self, trees: Sequence[Tree]) -> bool:
         """See `DecoderStage.grow_on`."""
         ...
 
-    def go_unread(self, segments: Sequence[TreeSegment], trees: UnreadTrees) -> bool:
-        """See `DecoderStage.go_unread`."""
+    def launch_with_device_trees(self, segments: Sequence[TreeSegment], trees: DeviceTrees) -> bool:
+        """See `DecoderStage.launch_with_device_trees`."""
         ...
 
     def read(self, trees: Sequence[Tree]) -> bool:
@@ -57,22 +57,22 @@ class DraftedStep:
         """Predict the segments that follow `frame`.
 
         outcomes: Of the frame, by sequence.
-        places: Of the frame's segments, see `NearDrafts`.
+        places: Of the frame's segments, see `ColocatedDrafts`.
         """
         self._stage = stage
         self._frame = frame
         self._outcomes = outcomes
         self._segments = self._following(places)
-        self.unread: UnreadTrees | None = None
+        self.unread: DeviceTrees | None = None
 
-    def launch(self, drafter: NearDrafter) -> None:
+    def launch(self, drafter: ColocatedDrafter) -> None:
         """Launch the step before results are made, if the device chooses the trees.
 
         Not if a grammar forces tokens, because the host adds those to the trees.
         """
         forced = any(one.forced for one in self._outcomes.values())
-        trees = drafter.choose_early(self._segments) if self._segments and not forced else None
-        if trees and self._stage.go_unread(self._segments, trees):
+        trees = drafter.choose_async(self._segments) if self._segments and not forced else None
+        if trees and self._stage.launch_with_device_trees(self._segments, trees):
             self.unread = trees
 
     def arrange(self) -> None:
@@ -81,7 +81,7 @@ class DraftedStep:
             segments = self._frame.segments
             trees = {one.sequence: one.tree for one in segments if isinstance(one, TreeSegment)}
             alike = [replace(one, tree=trees.get(one.sequence, one.tree)) for one in self._segments]
-            if not self._stage.foresee(alike):
+            if not self._stage.apply_forecast(alike):
                 self._segments = []
 
     def begin(self, drafts: Drafts) -> bool:
@@ -94,7 +94,11 @@ class DraftedStep:
         trees = list[Tree]()
         for segment in self._segments:
             draft = found.get(segment.sequence)
-            if draft is None or draft.draft_round != segment.draft_round or draft.tree.tokens[0] != segment.tree.tokens[0]:
+            if (
+                draft is None
+                or draft.draft_round != segment.draft_round
+                or draft.tree.tokens[0] != segment.tree.tokens[0]
+            ):
                 return False
             trees.append(draft.tree)
         if self.unread:
@@ -127,7 +131,7 @@ class DraftedStep:
         return following if places == sorted(places) else []
 
 
-class NearDrafts:
+class ColocatedDrafts:
     """Asks the drafter on this thread for trees, and launches the next step with them.
 
     drafter: None if the drafter is elsewhere, or if there is none.
@@ -141,31 +145,37 @@ class NearDrafts:
             whatever tokens it generates; otherwise None.
         quiet: Returns whether no message has arrived that would change the next frame.
         """
-        self.drafter: NearDrafter | None = None
+        self.drafter: ColocatedDrafter | None = None
         self._stage = stage
         self._place = place
         self._quiet = quiet
         # Number and verification of the frame for which `begin` was called last.
-        self._begun: tuple[int, UnreadVerdict] | None = None
+        self._begun: tuple[int, DeviceVerification] | None = None
 
     def begin(self, frame: Frame, targets: Payload) -> None:
         """Let the drafter start from a verification whose results are still on the device.
 
-        targets: int32 [num_tokens] on the device, see `UnreadVerdict`.
+        targets: int32 [num_tokens] on the device, see `DeviceVerification`.
 
         This is done only for frames of trees followed by prompt chunks, with features, while drafting is
         active.
         """
         self._begun = None
-        if self.drafter is None or frame.fused is None or frame.resting or frame.waking or not frame.number:
+        if (
+            self.drafter is None
+            or frame.fused is None
+            or frame.paused
+            or frame.catching_up
+            or not frame.number
+        ):
             return
         trees = [one for one in frame.segments if isinstance(one, TreeSegment) and self._place(one)]
         if trees and all(isinstance(one, PromptChunk) for one in frame.segments[len(trees) :]):
-            verdict = UnreadVerdict(frame.epoch, tuple(trees), targets, frame.fused)
+            verdict = DeviceVerification(frame.epoch, tuple(trees), targets, frame.fused)
             self._begun = frame.number, verdict
-            self.drafter.begin_early(verdict)
+            self.drafter.begin_async(verdict)
 
-    def went_astray(self, sequence: int) -> None:
+    def record_misprediction(self, sequence: int) -> None:
         """Record that the host has found other target tokens for this sequence than the device."""
         if self._begun:
             self._begun[1].astray.add(sequence)
@@ -200,5 +210,5 @@ class NearDrafts:
         if self.drafter is None or not features:
             return None, False
         drafts = self.drafter.draft(features, ahead.arrange if ahead else lambda: None)
-        goes_on = drafts and ahead and (ahead.unread or self._quiet()) and ahead.begin(drafts[0])
-        return drafts, bool(goes_on)
+        will_continue = drafts and ahead and (ahead.unread or self._quiet()) and ahead.begin(drafts[0])
+        return drafts, bool(will_continue)

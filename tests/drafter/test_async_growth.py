@@ -14,19 +14,19 @@ import numpy as np
 import pytest
 import torch
 
+from specsot.core.device_verification import DeviceTrees, DeviceVerification
 from specsot.core.frames import Close, FeatureBatch, Open, Opening, TreeSegment
 from specsot.core.pages import PageTable
 from specsot.core.tree import Tree, single
-from specsot.core.verdict import UnreadTrees, UnreadVerdict
 from specsot.errors import ModelError
 from specsot.grammar import Grammar
 from specsot.members import Configuration, TreeShape
 from specsot_bench.eagle.generation import StepLoop
+from specsot_drafter.async_growth import AsyncGrowth, DeviceChoice
 from specsot_drafter.core.budget import ROOT_ONLY, UNKNOWN_SECONDS, FixedBudget, StepSeconds, TreeOutcome
 from specsot_drafter.core.selection import Candidates
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.eagle_kv import DueRows, FollowedSequence
-from specsot_drafter.early_growth import DeviceChoice, EarlyGrowth
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.graph_growth import TreeGraphs
 from specsot_drafter.heads import DraftHead
@@ -116,18 +116,19 @@ def write(
     unread: bool = False,
     held: Mapping[int, Held] = MappingProxyType({}),
 ) -> tuple[Seen, list[bool], int, EagerSteps | GraphSteps]:
-    """What each step wrote and which trees it ended with, but for those of texts that may end in them; whether
+    """What each step wrote and which trees it ended with, but for those of texts that may end in them;
+    whether
     each growth was begun early; free pages.
     """
     taken = list[bool]()
 
     class Proposer(eagle.EagleProposer):
-        def begin_early(self, *given: Any) -> bool:
-            return early and super().begin_early(*given)
+        def begin_async(self, *given: Any) -> bool:
+            return early and super().begin_async(*given)
 
         def begin(self, *given: Any) -> Any:
             offer = super().begin(*given)
-            taken.append(self.took_early)
+            taken.append(self.used_async)
             return offer
 
     def graphs(head: DraftHead, memory: Any, shape: TreeShape) -> TreeGraphs:
@@ -178,26 +179,26 @@ class GraphSteps(CapturedSteps):
     takes = False
 
     @property
-    def takes_unread(self) -> bool:
-        return self.takes and super().takes_unread
+    def accepts_device_trees(self) -> bool:
+        return self.takes and super().accepts_device_trees
 
     def launch(self, filled: FilledStep, entry: Any) -> Outputs:
         self.launched += 1
         return super().launch(filled, entry)
 
-    def launch_unread(self, filled: FilledStep, roots: Sequence[int], trees: UnreadTrees) -> Outputs:
+    def launch_device_trees(self, filled: FilledStep, roots: Sequence[int], trees: DeviceTrees) -> Outputs:
         self.launched += 1
         self.unread += 1
-        return super().launch_unread(filled, roots, trees)
+        return super().launch_device_trees(filled, roots, trees)
 
 
 def make_steps(
-    decoder: Decoder, kv: KVPages, taps: dict[int, Any], takes_unread: bool
+    decoder: Decoder, kv: KVPages, taps: dict[int, Any], accepts_device_trees: bool
 ) -> EagerSteps | GraphSteps:
     if DEVICE == "cpu":
-        return EagerSteps(decoder, kv, taps, takes_unread)
+        return EagerSteps(decoder, kv, taps, accepts_device_trees)
     steps = GraphSteps(decoder, kv, taps, GraphCapture(), (16, 32))
-    steps.takes = takes_unread
+    steps.takes = accepts_device_trees
     return steps
 
 
@@ -278,12 +279,12 @@ def written(seen: Seen) -> dict[int, tuple[int, ...]]:
 
 def test_features_beyond_what_the_device_stores_are_the_hosts() -> None:
     """Trees that others' candidates joined may go deeper than the head's own."""
-    early = EarlyGrowth({7: (0, 4)}, 2, lambda: pytest.fail("nobody reads"))
+    early = AsyncGrowth({7: (0, 4)}, 2, lambda: pytest.fail("nobody reads"))
     assert not early.covers(FeatureBatch(7, 4, (1, 2, 3), 4, 1))
 
 
 def test_a_text_that_is_fed_once_more_has_features_of_its_own_step() -> None:
-    early = EarlyGrowth({7: (0, 4)}, 2, lambda: pytest.fail("nobody reads"))
+    early = AsyncGrowth({7: (0, 4)}, 2, lambda: pytest.fail("nobody reads"))
     assert early.covers(FeatureBatch(7, 4, (1, 2), 3, 1))
     assert not early.covers(FeatureBatch(7, 4, (1, 2), 3, 2))
 
@@ -291,7 +292,7 @@ def test_a_text_that_is_fed_once_more_has_features_of_its_own_step() -> None:
 def test_of_texts_that_do_not_all_go_on_nothing_is_taken() -> None:
     """What is due of them is asked for once more, in another way."""
     texts = [FollowedSequence(begun(sequence), extended=at) for sequence, at in ((7, 2), (8, 3))]
-    early = EarlyGrowth({7: (0, 2), 8: (1, 2)}, 2, lambda: pytest.fail("nobody reads"))
+    early = AsyncGrowth({7: (0, 2), 8: (1, 2)}, 2, lambda: pytest.fail("nobody reads"))
     for asked in (texts, [texts[0], None]):
         assert early.take(asked) == []
         assert [text.due for text in texts] == [2, 1]
@@ -308,9 +309,9 @@ def begun(sequence: int) -> DraftSequence:
     return text
 
 
-def verdict_of(sequence: int) -> UnreadVerdict:
+def verdict_of(sequence: int) -> DeviceVerification:
     tree = TreeSegment(sequence, 1, 4, (), single(5))
-    return UnreadVerdict(1, (tree,), torch.zeros(1), torch.zeros(1, 1))
+    return DeviceVerification(1, (tree,), torch.zeros(1), torch.zeros(1, 1))
 
 
 class Ahead(Proposer):
@@ -329,10 +330,10 @@ class Ahead(Proposer):
     def propose(self, *given: Any) -> Candidates | None:
         return self.offer
 
-    def begin_early(self, *given: Any) -> bool:
+    def begin_async(self, *given: Any) -> bool:
         return True
 
-    def choose_early(self, texts: Sequence[int], nodes: int, room: int, trust: Any) -> Any:
+    def choose_async(self, texts: Sequence[int], nodes: int, room: int, trust: Any) -> Any:
         return texts, nodes, room
 
 
@@ -369,7 +370,7 @@ def test_a_step_is_learned_from_while_a_device_is_at_the_next_one() -> None:
     text, verdict = begun(1), verdict_of(1)
 
     def step(wall: float) -> None:
-        lane.begin_early(verdict, 9)
+        lane.begin_async(verdict, 9)
         lane.record_step([ROOT_ONLY], StepSeconds(0.0, wall))
         if levels := lane.plan_levels([text]):
             lane.begin(levels)
@@ -398,8 +399,8 @@ def test_a_device_chooses_where_nobody_else_had_candidates() -> None:
     text, verdict = begun(1), verdict_of(1)
 
     def step(told: int) -> Any:
-        lane.begin_early(verdict, 9)
-        chosen = lane.choose_early([(text, told)], 9)
+        lane.begin_async(verdict, 9)
+        chosen = lane.choose_async([(text, told)], 9)
         lane._chosen = None  # nobody launches it
         lane.finish(lane.begin(lane.plan_levels([text])), 9)
         return chosen
@@ -429,7 +430,7 @@ def test_what_a_device_chose_is_looked_at_no_further_while_a_choice_is_held() ->
         tuner.holding = holding
         growth = lane.begin(lane.plan_levels([begun(1)]))
         chosen: Any = SimpleNamespace(take=lambda: np.ones((1, 1), np.bool_))
-        own.took_early = True
+        own.used_async = True
         assert lane.finish(replace(growth, chosen=chosen), 9)
         assert len(tuner.worth) == looked
 
@@ -440,7 +441,7 @@ def test_what_grew_behind_texts_that_ended_does_not_spoil_what_others_cost() -> 
     lane = Speculator(own, tuner, None, lambda: 0.0)
     for number, (sequence, heard) in enumerate(((1, 1), (1, 1), (2, 2))):
         if number:
-            lane.begin_early(verdict_of(1), 9)
+            lane.begin_async(verdict_of(1), 9)
         lane.finish(lane.begin(lane.plan_levels([begun(sequence)])), 9)
         assert tuner.grown == heard
 
@@ -450,8 +451,8 @@ def test_what_a_device_chose_before_a_rest_is_nobodys_behind_it() -> None:
     own.offer, text = OFFER, begun(1)
     lane = Speculator(own, tuner, None, lambda: 0.0)
     lane.begin(lane.plan_levels([text]))
-    lane.begin_early(verdict_of(1), 9)
-    assert lane.choose_early([(text, 4)], 9)
+    lane.begin_async(verdict_of(1), 9)
+    assert lane.choose_async([(text, 4)], 9)
     tuner.levels = 0
     assert lane.plan_levels([text]) == 0
     assert lane._chosen is None

@@ -24,7 +24,7 @@ from specsot.transport.grpc_links import SERVICE, GrpcDialer, GrpcWire, RingServ
 from specsot.transport.grpc_server import open_server
 from specsot.transport.link_ends import SendingEnd
 from specsot.transport.links import Inbox, Lost
-from specsot.transport.unix_links import UnixWire, connect, is_here
+from specsot.transport.unix_links import UnixWire, connect, is_local_socket
 from specsot.transport.wire.carry import encode_carry
 from specsot.transport.wires import is_private
 from specsot.v1 import ring_pb2, ring_pb2_grpc
@@ -76,11 +76,11 @@ async def test_messages_arrive_whole_once_and_in_order(temporary: Path) -> None:
         assert isinstance(wire(link), UnixWire)
         await link.send(Tap(3, 1, ROWS))
         for number in range(200):
-            await link.send(Drafts(3, (), rest=number))
+            await link.send(Drafts(3, (), paused_trees=number))
         await link.close()
         tap, *drafts = await there.come(201)
         assert torch.equal(tap.weight, ROWS)
-        assert drafts == [Drafts(3, (), rest=number) for number in range(200)]
+        assert drafts == [Drafts(3, (), paused_trees=number) for number in range(200)]
         assert there.inbox.take() is None, "a link that was closed in good order is not lost"
         with pytest.raises(Unavailable):
             await link.send(Drafts(3))
@@ -115,7 +115,7 @@ async def test_threads_and_the_loop_post_at_once_and_each_ones_messages_stay_who
         threads = [asyncio.to_thread(post, link, epoch) for epoch in (1, 2)]
         posting = asyncio.gather(*threads)
         for number in range(count):
-            await link.send(Drafts(1, (), rest=number))
+            await link.send(Drafts(1, (), paused_trees=number))
             await asyncio.sleep(0)
         await posting
         came = await there.come(3 * count)
@@ -137,7 +137,7 @@ async def test_a_thread_that_posts_while_the_link_is_closed_hears_of_it_and_harm
     def post(link: SendingEnd) -> None:
         nonlocal sent
         while True:
-            link.post(Drafts(1, (), rest=sent))
+            link.post(Drafts(1, (), paused_trees=sent))
             sent += 1
             started.set()
 
@@ -211,7 +211,7 @@ async def test_bytes_that_do_not_decode_end_the_link(data: bytes, why: str) -> N
 async def test_messages_that_come_byte_by_byte_or_at_once_are_heard_one_by_one() -> None:
     async with listening() as there:
         line = await connect(await meet(there))
-        said = [Drafts(4, (), rest=number) for number in range(3)]
+        said = [Drafts(4, (), paused_trees=number) for number in range(3)]
         data = b"".join(line.encode(request) for one in said for request in encode_carry(one))
         for at in range(len(data)):
             await line.write(data[at : at + 1])
@@ -267,5 +267,5 @@ async def test_a_member_without_a_place_for_sockets_takes_links_over_grpc(
 
 
 def test_only_what_is_surely_of_this_machine_is_asked_for_a_socket() -> None:
-    assert all(map(is_here, ("127.0.0.1:5", "[::1]:5", "unix:/tmp/x")))
-    assert not any(map(is_here, ("192.0.2.1:5", "worker-1:5", "[2001:db8::1]:5")))
+    assert all(map(is_local_socket, ("127.0.0.1:5", "[::1]:5", "unix:/tmp/x")))
+    assert not any(map(is_local_socket, ("192.0.2.1:5", "worker-1:5", "[2001:db8::1]:5")))

@@ -26,8 +26,8 @@ from specsot_master.engine import EngineConfig
 from specsot_master.grpc_api import FleetService, MasterService, open_master_port
 from specsot_master.master import RequestCounter
 from tests.conftest import some
-from tests.doors.frames import STATE, Framed, free
-from tests.doors.front import stub
+from tests.endpoints.frames import STATE, Framed, free
+from tests.endpoints.front import stub
 from tests.master.letters import ANSWER, COUNT, DIRECT, SAYS, SOT, finished
 from tests.master.stage import turn
 from tests.rpc.test_uplink import FakeFleet

@@ -36,7 +36,7 @@ JOB_ROWS = 4096
 Key = tuple[str, int, int]
 
 
-class HandedRows:
+class MigratedKV:
     """KV that has been received, by sender, sequence and layer."""
 
     def __init__(self, epoch: int = 0) -> None:
@@ -107,13 +107,13 @@ class HandedRows:
 
             # opening: fork of 6 tokens, 4 reused ones -> positions 6..9 of the received KV
         """
-        assert opening.kept is not None
+        assert opening.reused is not None
         layer = self._order.model_layers if layer is None else layer
         last = opening.begun
-        (key,) = self._keys(opening.kept.sequence, Range(layer, layer + 1))
+        (key,) = self._keys(opening.reused.sequence, Range(layer, layer + 1))
         held = (self._rows.pop if opening.decodes else self._rows.get)(key, [])
         whole = sum(map(len, held)) >= last
-        return torch.cat(held)[last - len(opening.kept.tokens) : last] if whole else None
+        return torch.cat(held)[last - len(opening.reused.tokens) : last] if whole else None
 
     def keep(self, layers: Range) -> None:
         """Drop the KV of all other layers: it belongs to an order that was replaced by a later one."""
@@ -160,7 +160,7 @@ class StageRows:
         self._table = table
         self._kv = kv
         self._layers = layers
-        self.handed = HandedRows()
+        self.migrated = MigratedKV()
         # Openings that reuse KV, by sequence, until their first own tokens arrive: their pages are reserved
         # only then.
         self._unfilled: dict[int, Opening] = {}
@@ -185,20 +185,20 @@ class StageRows:
 
         Raises WireError if the KV is not present.
         """
-        self._unfilled |= {one.sequence: one for one in frame.openings if one.kept}
+        self._unfilled |= {one.sequence: one for one in frame.openings if one.reused}
         for segment in frame.segments if self._unfilled else ():
             if opening := self._unfilled.pop(segment.sequence, None):
                 slots = self._table.slots(opening.sequence, opening.forked, opening.begun)
                 for layer in range(self._layers.first, self._layers.last):
-                    rows = self.handed.rows(opening, layer)
+                    rows = self.migrated.rows(opening, layer)
                     if rows is None:
                         raise WireError(f"rows of layer {layer} are to be here for {opening.sequence}")
                     self._kv.put_rows_at(layer - self._layers.first, slots, rows)
         self._over.update(map(self._text_of, frame.closings))
         if self._over:
-            wanted = {one.kept.sequence for one in self._unfilled.values() if one.kept}
+            wanted = {one.reused.sequence for one in self._unfilled.values() if one.reused}
             for sequence in self._over - wanted:
-                self.handed.drop(sequence)
+                self.migrated.drop(sequence)
             self._over &= wanted
 
     def _text_of(self, closed: int) -> int:
@@ -208,7 +208,7 @@ class StageRows:
         `closed` itself.
         """
         waited = self._unfilled.pop(closed, None)
-        return waited.kept.sequence if waited and waited.kept and waited.decodes else closed
+        return waited.reused.sequence if waited and waited.reused and waited.decodes else closed
 
 
 @runtime_checkable
@@ -234,7 +234,7 @@ class RowHandover:
         self._dialer = dialer
         # `rows` receives KV during the running epoch; `ready` was received during the previous one and serves
         # the running epoch.
-        self.rows = self.ready = HandedRows()
+        self.rows = self.ready = MigratedKV()
         # The order, this worker's layers, and the link to the master, until all KV has been received.
         self._waiting: tuple[HandOver, Range, Link] | None = None
         # Layers of this worker in the newest order.
@@ -257,7 +257,7 @@ class RowHandover:
         """Begin epoch `epoch` with the KV that was received during the previous epoch."""
         self.stop()
         self.ready = self.rows
-        self.rows = HandedRows(epoch)
+        self.rows = MigratedKV(epoch)
         if self._own:
             self.ready.keep(self._own)
         self._own = None
@@ -278,7 +278,7 @@ class RowHandover:
         if self._waiting and self.rows.complete(self._waiting[1]):
             (order, layers, uplink) = self._waiting
             self._waiting = None
-            told = Progress(order.epoch, 1, 1, handed=order.number, over=self.rows.over(layers))
+            told = Progress(order.epoch, 1, 1, migrated=order.number, over=self.rows.over(layers))
             # The loss of the master is detected elsewhere.
             with suppress(SpecsotError):
                 await uplink.send(told)

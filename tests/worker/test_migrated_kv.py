@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from specsot.core.frames import Frame, Kept, Opening, PromptChunk
+from specsot.core.frames import Frame, Opening, PromptChunk, ReusedKV
 from specsot.core.pages import PageTable
 from specsot.members import HandOver, KvRows, Progress, Range, RowsOf, Stage
 from specsot.transport.links import Exchange, LocalDialer
 from specsot_model.core.kv_plan import plan_frame
-from specsot_worker import handed_rows
+from specsot_worker import migrated_kv
 from specsot_worker.feature_store import FeatureStore
 from specsot_worker.feature_stream import FeatureStream
-from specsot_worker.handed_rows import HandedRows, LayerRows, RowHandover, StageRows
+from specsot_worker.migrated_kv import LayerRows, MigratedKV, RowHandover, StageRows
 from tests.worker.test_loading_ahead import Uplink
 
 
@@ -42,7 +42,7 @@ class Kv:
 
 
 def opening(sequence: int, tokens: int, **more: Any) -> Opening:
-    return Opening(99, tokens + 1, kept=Kept(sequence, tuple(range(tokens))), **more)
+    return Opening(99, tokens + 1, kept=ReusedKV(sequence, tuple(range(tokens))), **more)
 
 
 def order(*rows: RowsOf, features: bool = False) -> HandOver:
@@ -82,14 +82,14 @@ async def test_every_taker_gets_its_layers_from_whoever_runs_them(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """a keeps its own; rows come before the order, or behind it; a second round goes on behind the first."""
-    monkeypatch.setattr(handed_rows, "JOB_ROWS", rows)
+    monkeypatch.setattr(migrated_kv, "JOB_ROWS", rows)
     fleet = Fleet()
     await fleet.begin(order(RowsOf(5, 0, 4), RowsOf(6, 0, 2)), "a", "b")
-    assert fleet.uplinks["a"].said == [Progress(7, 1, 1, handed=3)]
+    assert fleet.uplinks["a"].said == [Progress(7, 1, 1, migrated=3)]
     assert await fleet.deliver() == 2 * 4
     assert not fleet.uplinks["c"].said, "nobody has told it what to expect"
     await fleet.begin(order(RowsOf(5, 0, 4), RowsOf(6, 0, 2)), "c")
-    assert fleet.uplinks["c"].said == [Progress(7, 1, 1, handed=3)]
+    assert fleet.uplinks["c"].said == [Progress(7, 1, 1, migrated=3)]
     await fleet.begin(order(RowsOf(5, 4, 9)), "c", "a", "b")
     assert len(fleet.uplinks["c"].said) == 1
     await fleet.deliver()
@@ -125,7 +125,7 @@ async def test_a_sequence_that_is_cancelled_meanwhile_holds_nothing_up_nor_does_
     for layer in range(3, 6):
         await fleet.members["c"].take("b", KvRows(7, 5, layer, 0, numbers(5, layer, 0, 4)))
     await fleet.members["c"].take("b", KvRows(7, 5, 6, 0, None))
-    assert fleet.uplinks["c"].said == [Progress(7, 1, 1, handed=3, over=over)]
+    assert fleet.uplinks["c"].said == [Progress(7, 1, 1, migrated=3, over=over)]
 
 
 async def test_rows_count_only_from_whoever_runs_their_layer() -> None:
@@ -169,13 +169,13 @@ def test_rows_serve_the_next_epoch_and_what_is_too_much_or_out_of_place_is_left_
     assert not held._rows
     member.turn(9)
     assert member.ready is not held, "the second epoch since"
-    monkeypatch.setattr(handed_rows, "MAX_BYTES", 8 * 3)
+    monkeypatch.setattr(migrated_kv, "MAX_BYTES", 8 * 3)
     held.add("a", KvRows(8, 5, 0, 0, numbers(5, 0, 0, 4)))
     assert not held.complete(Range(0, 1))
 
 
 def test_what_no_order_named_neither_stays_nor_keeps_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    held, none = HandedRows(), torch.empty(1, 0)
+    held, none = MigratedKV(), torch.empty(1, 0)
     held.add("x", KvRows(1 << 60, 5, 0, 0, numbers(5, 0, 0, 4)))
     held.expect(order(RowsOf(5, 0, 4)))
     assert held._bytes == 0
@@ -188,7 +188,7 @@ def test_what_no_order_named_neither_stays_nor_keeps_others_out(monkeypatch: pyt
     assert held.complete(Range(0, 1))
     held.drop(5)
     assert not held._rows
-    monkeypatch.setattr(handed_rows, "MAX_BYTES", held._bytes + 2 * handed_rows.OVER_BYTES)
+    monkeypatch.setattr(migrated_kv, "MAX_BYTES", held._bytes + 2 * migrated_kv.OVER_BYTES)
     for sequence in range(9):
         held.add("a", KvRows(7, sequence, 0, 0, None))
     assert len(held._over) == 2
@@ -201,7 +201,7 @@ class LastStage:
         self.table, self.put = PageTable(9, 4), list[Any]()
         self.rows = StageRows(self.table, self, Range(2, 3))  # type: ignore[arg-type]
         self.stream = FeatureStream({}, FeatureStore(9, 4, 2, torch.float32, "cpu"))
-        self.rows.handed = self.stream.handed = self.held = HandedRows()
+        self.rows.migrated = self.stream.migrated = self.held = MigratedKV()
         stage = Stage("b", "b", Range(2, 3))
         self.held.expect(HandOver(7, (stage,), (stage,), (RowsOf(5, 0, 4),), 1, True))
         for layer in (2, 3):
@@ -211,7 +211,7 @@ class LastStage:
         self.put.append(rows)
 
     def run(self, number: int, *segments: PromptChunk, **more: Any) -> None:
-        frame = Frame(8, number, segments=segments, fused=numbers(9, 3, 0, 1), resting=True, **more)
+        frame = Frame(8, number, segments=segments, fused=numbers(9, 3, 0, 1), paused=True, **more)
         plan_frame(self.table, frame)
         self.rows.fill(frame)
         self.stream.advance(frame, {}, 0.0)

@@ -17,7 +17,7 @@ from specsot_master.grpc_api import FleetService, MasterService, open_fleet_port
 from specsot_master.master import RequestCounter
 from tests.rpc.test_master_service import INFO, FakeConductor
 from tests.rpc.test_uplink import FakeFleet
-from tests.security.papers import Authority, shown
+from tests.security.tls_files import Authority, shown
 
 TOKEN = "the-one-that-counts"
 

@@ -11,7 +11,7 @@ from specsot.members import MemberLeaving, Ready
 from specsot.transport.links import Inbox, LocalLink
 from specsot.transport.wire.members import encode_upward
 from specsot_master.grpc_api import FleetService
-from specsot_master.members import ASKS_AGAIN_SECONDS, MAX_TURNED_AWAY, TurnedAway
+from specsot_master.members import ASKS_AGAIN_SECONDS, MAX_REFUSED_MEMBERS, RefusedMembers
 from tests.fleet.test_fleet import Stand, stand_with
 from tests.fleet.test_formation import WISHES, worker
 
@@ -48,8 +48,8 @@ async def test_the_end_of_an_old_stream_never_removes_who_took_its_place(turns):
 async def test_who_is_not_let_in_is_named_by_the_master_too():
     """Once, however often it asks; its state tells of it until it is in, or asks no more."""
     fleet, now = Stand(replace(WISHES, workers=2)).fleet, [0.0]
-    turned_away = TurnedAway(lambda: now[0])
-    service = FleetService(fleet, turned_away=turned_away)
+    refused_members = RefusedMembers(lambda: now[0])
+    service = FleetService(fleet, refused_members=refused_members)
     await fleet.join(worker("a", began=1), LocalLink("master", Inbox()))
     why = "a member named a is already here, at a:1"
     said = f"worker a at elsewhere:2 is not let in: {why}"
@@ -67,25 +67,25 @@ async def test_who_is_not_let_in_is_named_by_the_master_too():
                 await asks()
     told = [line for line in lines if line["event"] == "member not let in"]
     assert [(line["name"], line["at"], line["reason"]) for line in told] == [("a", "elsewhere:2", why)]
-    assert turned_away.lines() == (said,)
+    assert refused_members.lines() == (said,)
     now[0] += ASKS_AGAIN_SECONDS - 1
-    assert turned_away.lines() == (said,)
+    assert refused_members.lines() == (said,)
     fleet.on_disconnect("a", "its link broke")
     joined = asyncio.create_task(asks())
     await turn(100)
-    assert turned_away.lines() == ()
+    assert refused_members.lines() == ()
     joined.cancel()
-    turned_away.note(worker("b"), Refused("no"))
+    refused_members.note(worker("b"), Refused("no"))
     now[0] += ASKS_AGAIN_SECONDS
-    assert turned_away.lines() == ()
+    assert refused_members.lines() == ()
 
 
 def test_a_crowd_that_is_not_let_in_fills_no_log():
-    turned_away = TurnedAway()
+    refused_members = RefusedMembers()
     with capture_logs() as lines:
-        for number in range(10 * MAX_TURNED_AWAY):
-            turned_away.note(worker(f"w{number}"), Refused("no"))
-    assert len(lines) == len(turned_away.lines()) == MAX_TURNED_AWAY
+        for number in range(10 * MAX_REFUSED_MEMBERS):
+            refused_members.note(worker(f"w{number}"), Refused("no"))
+    assert len(lines) == len(refused_members.lines()) == MAX_REFUSED_MEMBERS
 
 
 class Context:

@@ -15,7 +15,7 @@ import pytest
 from specsot.core.frames import Close, End, Outcome, Result
 from specsot_master.grpc_api import FleetService, MasterService, open_master_port
 from specsot_master.master import RequestCounter
-from tests.doors.front import Front, front, question, stub, told
+from tests.endpoints.front import Front, front, question, stub, told
 from tests.master.letters import ANSWER, COUNT, DIRECT, SAYS, SOT, finished, openings
 from tests.master.stage import turn
 from tests.rpc.test_master_service import INFO, FakeConductor

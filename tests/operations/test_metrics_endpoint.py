@@ -88,28 +88,28 @@ class Papers:
 
 
 def test_with_certificates_a_reader_must_show_one_too(tmp_path: Path) -> None:
-    papers = Papers(tmp_path)
-    with opened(papers.tls) as door:
+    tls_files = Papers(tmp_path)
+    with opened(tls_files.tls) as door:
         url = f"https://127.0.0.1:{door.port}/metrics"
-        assert "specsot:worker_frames_total" in read(url, context=papers.context(shown=True))
+        assert "specsot:worker_frames_total" in read(url, context=tls_files.context(shown=True))
         with pytest.raises((ssl.SSLError, OSError)):
-            read(url, context=papers.context(shown=False))
+            read(url, context=tls_files.context(shown=False))
 
 
 def test_a_renewed_certificate_is_taken_in_service(tmp_path: Path) -> None:
-    papers = Papers(tmp_path)
-    with opened(papers.tls) as door:
-        before = shown_at(door.port, papers)
-        papers.renew()
-        assert shown_at(door.port, papers) != before
+    tls_files = Papers(tmp_path)
+    with opened(tls_files.tls) as door:
+        before = shown_at(door.port, tls_files)
+        tls_files.renew()
+        assert shown_at(door.port, tls_files) != before
         with pytest.raises((ssl.SSLError, OSError)):
-            read(f"https://127.0.0.1:{door.port}/metrics", context=papers.context(shown=False))
+            read(f"https://127.0.0.1:{door.port}/metrics", context=tls_files.context(shown=False))
 
 
-def shown_at(port: int, papers: Papers) -> bytes | None:
+def shown_at(port: int, tls_files: Papers) -> bytes | None:
     with (
         socket.create_connection(("127.0.0.1", port), timeout=100) as plain,
-        papers.context(shown=True).wrap_socket(plain, server_hostname="127.0.0.1") as secured,
+        tls_files.context(shown=True).wrap_socket(plain, server_hostname="127.0.0.1") as secured,
     ):
         return secured.getpeercert(binary_form=True)
 

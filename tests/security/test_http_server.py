@@ -16,7 +16,7 @@ import pytest
 
 from specsot.transport.security import Tokens
 from tests.http.house import Served, served
-from tests.security.papers import Authority
+from tests.security.tls_files import Authority
 
 pytestmark = pytest.mark.timeout(60)
 

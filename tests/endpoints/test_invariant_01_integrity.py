@@ -18,7 +18,7 @@ from specsot.errors import NotFound
 from specsot.events import BranchText, Finished, MergedText, Numbered
 from specsot.transport.grpc_client import MasterClient
 from specsot.v1 import master_pb2
-from tests.doors.front import Front, front, read
+from tests.endpoints.front import Front, front, read
 from tests.master.letters import ANSWER, SOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]

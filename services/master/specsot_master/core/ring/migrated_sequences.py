@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from specsot.core.frames import Kept
+from specsot.core.frames import ReusedKV
 from specsot_master.core.request import RequestState
 from specsot_master.core.sequence import ActiveSequence
 
 
-class HandedTexts:
+class MigratedSequences:
     """The sequences whose KV was offered for migration, and how many rows of each were migrated.
 
     A sequence is recognised by the object itself, not only by its id: another ring's factory gives out the
@@ -49,16 +49,16 @@ class HandedTexts:
             del self._offered[sequence.id]
         return waited
 
-    def of_writer(self, sequence: ActiveSequence, forked: int) -> Kept | None:
+    def reused_of_sequence(self, sequence: ActiveSequence, forked: int) -> ReusedKV | None:
         """Return the rows to reuse for a sequence that is opened again, after the `forked` rows of its
         prefix; None if there are none.
 
             forked 40, 89 rows migrated -> the rows of tokens 40 .. 88
         """
         tokens = sequence.log.tokens[forked : self._count(sequence)]
-        return Kept(sequence.id, tokens) if tokens else None
+        return ReusedKV(sequence.id, tokens) if tokens else None
 
-    def of_prefix(self, request: RequestState, tokens: tuple[int, ...], forked: int) -> Kept | None:
+    def of_prefix(self, request: RequestState, tokens: tuple[int, ...], forked: int) -> ReusedKV | None:
         """Return the rows to reuse for this request's prefix, from one of its sequences that is opened again
         after the prefix; None if there are none.
 
@@ -70,7 +70,7 @@ class HandedTexts:
         for sequence in request.lost:
             last = min(self._count(sequence), len(tokens) - 1)
             if last > forked and sequence.log.tokens[: len(tokens)] == tokens:
-                return Kept(sequence.id, tokens[forked:last])
+                return ReusedKV(sequence.id, tokens[forked:last])
         return None
 
     def _count(self, sequence: ActiveSequence) -> int:

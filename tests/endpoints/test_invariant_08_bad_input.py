@@ -15,7 +15,7 @@ import pytest
 
 from specsot.v1 import fleet_pb2, master_pb2
 from tests.conftest import some
-from tests.doors.front import Front, front, question, stub, told
+from tests.endpoints.front import Front, front, question, stub, told
 from tests.master.letters import COUNT, SAYS, finished
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]

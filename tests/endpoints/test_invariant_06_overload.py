@@ -12,7 +12,7 @@ import pytest
 
 from specsot.errors import Overloaded
 from specsot_master.engine import EngineConfig
-from tests.doors.front import front, outcome, told
+from tests.endpoints.front import front, outcome, told
 from tests.master.fake_ring import STATE
 from tests.master.letters import COUNT, DIRECT, SAYS, finished
 
