@@ -112,7 +112,8 @@ def describe_requests(requests: RequestsInfo) -> str:
 def describe_steps(steps: StepsInfo) -> str:
     """Return the steps of the last seconds, and the totals."""
     tokens = steps.per_second * steps.tokens_per_step
-    pace = f"{steps.per_second:.1f}/s with {steps.tokens_per_step:.1f} tokens and {steps.rows_per_step:.1f} rows each"
+    each = f"{steps.tokens_per_step:.1f} tokens and {steps.rows_per_step:.1f} rows each"
+    pace = f"{steps.per_second:.1f}/s with {each}"
     return f"{pace} · {tokens:.0f} tokens/s · {steps.steps} steps, {steps.tokens} tokens in all"
 
 

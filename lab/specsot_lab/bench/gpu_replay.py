@@ -126,9 +126,11 @@ class Replay(Proposer):
             self._drawn = drawn._replace(sent=sent)
         return begun
 
-    def choose_async(self, texts: Sequence[int], nodes: int, room: int, trust: Floats) -> ChosenTrees | None:
+    def choose_async(
+        self, sequences: Sequence[int], nodes: int, room: int, trust: Floats
+    ) -> ChosenTrees | None:
         """The head's own trees, whose candidates the known ones replace before that."""
-        chosen = self._inner.choose_async(texts, nodes, room, trust)
+        chosen = self._inner.choose_async(sequences, nodes, room, trust)
         if not isinstance(chosen, DeviceChoice):
             return None
         tree = self._tree = self._grown(chosen.grown.levels, len(chosen.grown.depths))

@@ -6,9 +6,6 @@ it compares what the device accepted with its own verification result, and disca
 
 If the number of nodes per tree is fixed beforehand, the host may also let the device select the nodes, and
 launch the step that verifies them. The host then reads which nodes were selected.
-
-The code calls asynchronous growth *early*, a verification result a *verdict*, verifying *judging*, a
-sequence a *text*, a feature batch a *lesson*, and a step a *step*.
 """
 
 from __future__ import annotations

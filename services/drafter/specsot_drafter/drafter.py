@@ -1,7 +1,7 @@
 """The drafter as a member of the ring: receives features, drafts trees, and sends them to stage 0.
 
 The ring never waits for the drafter longer than the draft timeout, so a late, wrong or lost drafter does not
-stop any sequence. The code calls a feature batch a *lesson*.
+stop any sequence.
 """
 
 from __future__ import annotations

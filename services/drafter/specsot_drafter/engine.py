@@ -1,7 +1,6 @@
 """The draft engine of one epoch: observes committed tokens and drafts the requested trees.
 
-The engine is synchronous; only one thread may call it at a time. The code calls a sequence a *text*, a
-feature batch a *lesson*, and one forward pass of the ring (a step) a *step*.
+The engine is synchronous; only one thread may call it at a time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """One way to draft: a proposer, the policy of how much to draft, and the trees that await verification.
 
-The code calls a sequence a *text*, a feature batch a *lesson*, a step of the ring a *step*, and a pause of
-drafting a *rest*. *Early* growth is asynchronous: it is launched before the host has read the verification
-result that the trees follow.
+Asynchronous growth is launched before the host has read the verification result that the trees follow.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Migrates KV rows and features to the stages of the next epoch while the present epoch continues.
 
-A *row* is the KV of one token. Givers are the stages of the present epoch, takers those of the next one. The
-code calls migrated rows *handed*.
+A *row* is the KV of one token. Givers are the stages of the present epoch, takers those of the next one.
 """
 
 from __future__ import annotations

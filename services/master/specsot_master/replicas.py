@@ -1,6 +1,6 @@
 """Routes requests over several rings to the least loaded one, and workers to rings that lack one.
 
-A *replica* is one complete ring with its engine and its fleet. The code calls a step of a ring a *step*.
+A *replica* is one complete ring with its engine and its fleet.
 """
 
 from __future__ import annotations

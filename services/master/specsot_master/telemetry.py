@@ -1,6 +1,6 @@
 """Records requests and steps as OpenTelemetry spans, and as Prometheus metrics named after vLLM's.
 
-The code and some metrics call a step (one forward pass of the ring) a *step*.
+A *step* is one forward pass of the ring.
 """
 
 from __future__ import annotations

@@ -5,16 +5,16 @@ positions 0..n-1 are final, and that the next token to be fed (the root of the n
 A sequence's KV *rows* have the same numbers: row r holds the KV entry of position r, except that the nodes of
 a tree lie in node order in rows n, n + 1, ... until they are verified.
 
-Names. The code calls one forward pass of the ring, which this documentation calls a step, a *step*. A field
-`draft_round` counts the draft rounds of one sequence: `draft_round` = k belongs to its k-th tree, counted from 1, and
-`draft_round` = 0 to the last chunk of its prompt. `paused` means that drafting is paused, `catching_up` that drafting
-has resumed but the drafter has yet to catch up, and a `lesson` is a batch of features for the drafter.
+Names. A step is one forward pass of the ring. The field `draft_round` counts the draft rounds of one
+sequence: `draft_round` = k belongs to its k-th tree, counted from 1, and `draft_round` = 0 to the last chunk
+of its prompt. `paused` means that drafting is paused, and `catching_up` that drafting has resumed while the
+drafter still lacks features of some sequences.
 
 Worked example. A prompt of 10 tokens yields the first token, a. Draft round 1 feeds the tree a -> (b, c):
 
     TreeSegment(draft_round=1, committed=10, keep=())      nodes [a b c] in rows [10 11 12]
     Outcome(draft_round=1, accepted=(0, 2), tokens=(c, d)) the target accepts c, and d is the bonus token
-    TreeSegment(draft_round=2, committed=12, keep=(0, 2))  row 12 (c) moves to row 11; the new root d is in row 12
+    TreeSegment(draft_round=2, committed=12, keep=(0, 2))  row 12 (c) moves to row 11; root d is in row 12
 """
 
 from __future__ import annotations

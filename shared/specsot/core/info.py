@@ -108,7 +108,7 @@ class RequestsInfo:
 
 @dataclass(frozen=True, slots=True)
 class StepsInfo:
-    """The ring's steps (forward passes, which the code calls steps) since the master started, and the newest.
+    """The ring's steps (forward passes) since the master started, and the newest.
 
     steps: number of steps since the master started.
     tokens: number of tokens that these steps generated.

@@ -1,7 +1,6 @@
 """Proposes with a DFlash head: one pass drafts every place of a block; its likeliest paths are the tree.
 
-A *place* is a position of the block, for which the head gives a distribution over tokens. The code calls a
-sequence a *text* and a feature batch a *lesson*.
+A *place* is a position of the block, for which the head gives a distribution over tokens.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Proposes with an EAGLE head: one transformer layer or a few, over hidden states of the base model.
 
-The code calls a sequence a *text* and a feature batch a *lesson*. Rows that are *due* are rows of committed
-tokens whose draft KV could be computed and is not computed yet.
+Rows that are *due* are rows of committed tokens whose draft KV could be computed and is not computed yet.
 """
 
 from __future__ import annotations

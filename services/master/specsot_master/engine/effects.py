@@ -39,8 +39,7 @@ class Effects(Home):
     """Owns the requests, queue, page tables and statistics of one ring, and executes commands.
 
     `Engine` derives from this class and decides on the commands. The attribute `steps` counts the steps of
-    the
-    ring, which the code calls steps.
+    the ring.
     """
 
     def __init__(

@@ -5,7 +5,7 @@ handle                 an input: a result, a change of the ring, a client's acti
   -> _apply              executes the commands                                    effects.py
 _advance               admits, reopens and branches, the most urgent action first, until nothing is possible
 
-The code calls a step (one forward pass of the ring) a *step*.
+A *step* is one forward pass of the ring.
 """
 
 from __future__ import annotations

@@ -91,8 +91,8 @@ class RingTables:
     pages are missing, for an admission or for a branch, prefixes that no request needs are evicted, the least
     recently needed first.
 
-    The attribute `freed` is set when pages are given back, and reset by the engine. `_handed` knows the
-    sequences whose KV was migrated from the previous epoch (the code calls migration *handing over*).
+    The attribute `freed` is set when pages are given back, and reset by the engine. `_migrated` knows the
+    sequences whose KV was migrated from the previous epoch.
     """
 
     def __init__(

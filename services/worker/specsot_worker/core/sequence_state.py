@@ -15,7 +15,7 @@ from specsot_worker.core.pipeline import place_of
 class SequenceState:
     """One sequence as the sequencer of stage 0 knows it.
 
-    Words of the code: `draft_round` is the number of the sequence's draft round, which is one tree and its
+    `draft_round` is the number of the sequence's draft round, which is one tree and its
     verification. The *root* of a tree is the newest token of the sequence, which has no KV before that tree
     is fed.
 
