@@ -1,6 +1,7 @@
-"""Pydantic's adapters of FastAPI's fields, built once for all doors of a process of tests.
+"""Pydantic's adapters of FastAPI's fields, built once for all endpoints of a process of tests.
 
-Nearly every test of HTTP opens a door of its own, of the same routes: 28 ms of a processor, of which 18 went
+Nearly every test of HTTP opens an endpoint of its own, of the same routes: 28 ms of a processor, of which 18
+went
 into these adapters, which keep no state. Services that are processes of their own build theirs as ever.
 """
 

@@ -35,7 +35,7 @@ NO_REFERENCE = "SPECSOT_REFERENCE names no folder of reference data"
 DOORS = (
     r"specsot\.transport\.grpc_\w+",
     r"specsot_master\.grpc_api",
-    r"tests\.(?:doors\.front|http\.house|http\.test_\w+|rpc\.test_uplink)",
+    r"tests\.(?:endpoints\.front|http\.house|http\.test_\w+|rpc\.test_uplink)",
 )
 
 # What a file of tests says at its top that `--pure` leaves out: then it need not even be imported.

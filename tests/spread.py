@@ -36,7 +36,7 @@ WAITING = {
     f"tests/{name}.py"
     for name in (
         "app/test_standing",
-        "doors/test_invariant_09_liveness",
+        "endpoints/test_invariant_09_liveness",
         "fleet/test_standby",
         "http/test_page",
         "lab/test_ring_bench",

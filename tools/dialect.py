@@ -21,7 +21,7 @@ DIALECT: Mapping[str, str] = {
     "purse": "purse|purses|stake|stakes",
     "handed": "handed|parcel|parcels|crossing|crossings",
     "begun": "begun",
-    "door": "door|doors|papers",
+    "endpoint": "endpoint|endpoints|papers",
     "bury": "bury|buried|strand|stranded|doubted",
     "least, most": "least|most",
 }

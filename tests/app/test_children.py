@@ -255,7 +255,7 @@ def test_no_service_gets_the_token_of_who_starts_it(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_file_of_tokens_is_the_master_s_and_its_clients(tmp_path: Path) -> None:
-    """Members have no token: they come in by a door of their own."""
+    """Members have no token: they come in by an endpoint of their own."""
     tokens = tmp_path / "my tokens"
     tokens.write_text("\n sesame admin\nother\n")
     wanted = FleetOptions(kind="processes", stages=2)

@@ -162,7 +162,7 @@ def test_nobody_at_an_address_is_one_line(capsys) -> None:
     assert printed.err == f"specsot: nobody answers at {address}\n" * 2
 
 
-def test_an_address_of_the_other_door_is_told_so(capsys) -> None:
+def test_an_address_of_the_other_endpoint_is_told_so(capsys) -> None:
     """A page's address in the place of gRPC's."""
     over = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as page:

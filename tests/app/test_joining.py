@@ -1,4 +1,4 @@
-"""How a second machine joins by a code: over loopback, with doors that are wrong in one way each."""
+"""How a second machine joins by a code: over loopback, with endpoints that are wrong in one way each."""
 
 from __future__ import annotations
 
@@ -53,13 +53,15 @@ def second(tmp_path: Path) -> Path:
 @asynccontextmanager
 async def shared(first: Path, master: str = "a:50060") -> AsyncGenerator[tuple[JoinServer, list[str]]]:
     told: list[str] = []
-    async with open_join_server(first, (), f"127.0.0.1:{free_port()}", master, FLAGS, told.append) as door:
-        yield door, told
+    async with open_join_server(
+        first, (), f"127.0.0.1:{free_port()}", master, FLAGS, told.append
+    ) as endpoint:
+        yield endpoint, told
 
 
 @asynccontextmanager
 async def saying(first: Path, *words: dict[str, Any]) -> AsyncGenerator[tuple[JoinCode, list[Any]]]:
-    """A door that says these words, one before each line that it hears, and then hangs up."""
+    """An endpoint that says these words, one before each line that it hears, and then hangs up."""
     authority, heard = Authority(first), list[Any]()
     authority.write(DOOR)
 
@@ -90,8 +92,8 @@ def test_a_part_of_a_code_is_no_code(part: slice) -> None:
 async def test_who_shows_the_code_gets_a_workers_certificate_and_nothing_more(
     first: Path, second: Path
 ) -> None:
-    async with shared(first) as (door, told):
-        place, tls = await join_fleet(str(door.code), second)
+    async with shared(first) as (endpoint, told):
+        place, tls = await join_fleet(str(endpoint.code), second)
     assert place == JoinedFleet("a:50060", "127.0.0.1", FLAGS)
     assert tls.cert is not None
     assert tls.key is not None
@@ -107,14 +109,14 @@ async def test_who_shows_the_code_gets_a_workers_certificate_and_nothing_more(
 async def test_a_code_is_good_once_and_the_machine_that_used_it_needs_no_other(
     first: Path, second: Path
 ) -> None:
-    async with shared(first) as (door, told):
-        code = str(door.code)
+    async with shared(first) as (endpoint, told):
+        code = str(endpoint.code)
         before = await join_fleet(code, second)
         with pytest.raises(Refused, match="used already"):
             await join_fleet(code, second.parent / "third")
         assert told[0].endswith(code)
-        assert told[2].endswith(str(door.code))
-        await join_fleet(str(door.code), second.parent / "third")
+        assert told[2].endswith(str(endpoint.code))
+        await join_fleet(str(endpoint.code), second.parent / "third")
     assert await join_fleet(code, second) == before, "also while the first machine is away"
 
 
@@ -122,19 +124,19 @@ async def test_a_newer_code_is_asked_about_and_leaves_the_older_one_as_it_was(
     first: Path, second: Path
 ) -> None:
     """The first machine may have another address by now."""
-    async with shared(first) as (door, _):
-        before = await join_fleet(older := str(door.code), second)
-    async with shared(first, "b:50060") as (door, _):
+    async with shared(first) as (endpoint, _):
+        before = await join_fleet(older := str(endpoint.code), second)
+    async with shared(first, "b:50060") as (endpoint, _):
         with pytest.raises(Refused, match="mistyped"):
-            await join_fleet(str(JoinCode(door.code.address, door.code.authority, bytes(11))), second)
-        place, _ = await join_fleet(str(door.code), second)
+            await join_fleet(str(JoinCode(endpoint.code.address, endpoint.code.authority, bytes(11))), second)
+        place, _ = await join_fleet(str(endpoint.code), second)
     assert place.master == "b:50060"
     assert await join_fleet(older, second) == before
 
 
 async def test_a_wrong_code_is_refused_and_the_right_one_stays_good(first: Path, second: Path) -> None:
-    async with shared(first) as (door, _):
-        right = door.code
+    async with shared(first) as (endpoint, _):
+        right = endpoint.code
         with pytest.raises(Refused, match="mistyped: take the newest one"):
             await join_fleet(str(JoinCode(right.address, right.authority, bytes(11))), second)
         with pytest.raises(Refused, match="not the fleet of this code"):
@@ -173,8 +175,8 @@ async def test_a_cut_in_the_middle_leaves_nothing_behind(
         with pytest.raises(SpecsotError) as error:
             await join_fleet(str(code), second)
     assert "\n" not in str(error.value)
-    async with shared(first) as (door, _):
-        place, _ = await join_fleet(str(door.code), second)
+    async with shared(first) as (endpoint, _):
+        place, _ = await join_fleet(str(endpoint.code), second)
     assert place.flags == FLAGS
 
 
@@ -218,7 +220,7 @@ async def test_nobody_is_invited_where_a_port_is_taken() -> None:
             await keep(FleetOptions(), Models(Path(), None), port, None, Serving(joining=1))
 
 
-async def test_a_second_door_at_the_same_place_is_refused_in_words(tmp_path: Path) -> None:
+async def test_a_second_endpoint_at_the_same_place_is_refused_in_words(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         place = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(Unavailable, match=f"cannot listen at {place}: address already in use"):

@@ -3,7 +3,8 @@
     python -m tests.clients [--model DIR --draft-model DIR] [--write] [--changed] [--record FILE] [CLIENT ...]
 
 Without a model it is the demo pair, with which everything but sense can be tried. What a registry lacks here
-is left out in one line. --write puts the table into docs/clients.md, with a digest of the doors; --changed
+is left out in one line. --write puts the table into docs/clients.md, with a digest of the endpoints;
+--changed
 asks by a few clients, and only where that digest is another one now. --record keeps what clients sent, for
 tests/http/test_clients.py. `agents` alone asks by Codex and Claude Code, whose prompts are too long for the
 pair: before a scripted ring.
@@ -211,7 +212,7 @@ def go_grpc(place: Place) -> list[Row]:
 
 
 def lm_eval(place: Place) -> list[Row]:
-    """Multiple choice by log-likelihood, and free text by both doors; tasks of our own."""
+    """Multiple choice by log-likelihood, and free text by both endpoints; tasks of our own."""
     python = python_of("requirements-harnesses.txt")
     if python is None:
         return absent("lm-eval")
@@ -300,10 +301,10 @@ def agents() -> list[Row]:
 def agent(name: str, home: Path, command: Sequence[str | Path], call: dict[str, object]) -> Row:
     first = f"Let me look.\n<tool_call>\n{json.dumps(call)}\n</tool_call>"
     scripted = [sys.executable, "-m", "tests.clients.scripted", first, DONE]
-    with subprocess.Popen(scripted, stdout=subprocess.PIPE, text=True, cwd=ROOT) as door:
-        assert door.stdout is not None
-        url = door.stdout.readline().strip()
-        threading.Thread(target=door.stdout.read, daemon=True).start()
+    with subprocess.Popen(scripted, stdout=subprocess.PIPE, text=True, cwd=ROOT) as endpoint:
+        assert endpoint.stdout is not None
+        url = endpoint.stdout.readline().strip()
+        threading.Thread(target=endpoint.stdout.read, daemon=True).start()
         where = {"PATH": "/usr/bin:/bin", "HOME": str(home), "OPENAI_API_KEY": "none"}
         where |= {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": "none", "ANTHROPIC_MODEL": "demo"}
         where |= {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
@@ -312,7 +313,7 @@ def agent(name: str, home: Path, command: Sequence[str | Path], call: dict[str, 
             words, env=where, cwd=home, stdin=subprocess.DEVNULL, capture_output=True, text=True,
             timeout=SECONDS, check=False,
         )  # fmt: skip
-        door.terminate()
+        endpoint.terminate()
     good = told.returncode == 0 and DONE in told.stdout
     return Row(
         name,
@@ -342,7 +343,7 @@ def main() -> int:
     parser.add_argument("client", nargs="*")
     given = parser.parse_args()
     if given.changed and page.digest() == page.asked_digest():
-        print("the doors are those that all clients were asked at: see docs/clients.md")
+        print("the endpoints are those that all clients were asked at: see docs/clients.md")
         return 0
     began, chosen = time.monotonic(), QUICK if given.changed else given.client
     rows = show(agents()) if chosen == ["agents"] else ask(given, chosen)

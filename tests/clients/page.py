@@ -1,4 +1,4 @@
-"""The table in docs/clients.md: each client, its version, what it asked, when; and at which doors."""
+"""The table in docs/clients.md: each client, its version, what it asked, when; and at which endpoints."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = HERE.parents[1]
 PAGE = ROOT / "docs" / "clients.md"
 BEGIN, END = "<!-- written by `make clients ARGS=--write` -->\n", "<!-- until here -->\n"
 HEAD = "| client | version | works | refused, fails, or not run | on |\n|---|---|---|---|---|\n"
-DIGEST = re.compile(r"doors `(?P<digest>\w+)`")
+DIGEST = re.compile(r"endpoints `(?P<digest>\w+)`")
 # What clients meet: a change in one of these is a reason to ask all of them again.
 DOORS = (
     "services/master/specsot_master/http/*.py",
@@ -65,7 +65,7 @@ def digest() -> str:
 
 
 def asked_digest() -> str | None:
-    """Of the doors that all clients were asked at, as the page says."""
+    """Of the endpoints that all clients were asked at, as the page says."""
     found = DIGEST.search(PAGE.read_text(encoding="utf-8"))
     return found and found["digest"]
 
@@ -114,7 +114,7 @@ def write(rows: Sequence[Row], order: Sequence[str], how: str | None) -> None:
     table |= {client: line for client, line in new.items() if client not in absent & table.keys()}
     listed = sorted(table, key=lambda client: order.index(client) if client in order else len(order))
     if how is not None:
-        told = f"All of these but the agents on {date.today().isoformat()}: {how}; doors `{digest()}`."
+        told = f"All of these but the agents on {date.today().isoformat()}: {how}; endpoints `{digest()}`."
     body = "".join(f"{table[client]}\n" for client in listed)
     PAGE.write_text(f"{before}{BEGIN}{told}\n\n{HEAD}{body}{END}{behind}", encoding="utf-8")
 

@@ -40,9 +40,9 @@ def choice_of(asked: Any) -> str:
 
 @contextmanager
 def proxy(recorder: Recorder) -> Iterator[str]:
-    """A door of its own before the ring's; its address."""
+    """An endpoint of its own before the ring's; its address."""
 
-    class Door(BaseHTTPRequestHandler):
+    class Endpoint(BaseHTTPRequestHandler):
         def answer(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
             headers = {name.lower(): value for name, value in self.headers.items()}
@@ -66,7 +66,7 @@ def proxy(recorder: Recorder) -> Iterator[str]:
         def log_message(self, format: str, *args: Any) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Door) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Endpoint) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}/v1"
         server.shutdown()

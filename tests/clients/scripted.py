@@ -1,4 +1,4 @@
-"""A scripted ring behind the real door, for agents whose prompts no demo model holds: prints its address.
+"""A scripted ring behind the real endpoint, for agents whose prompts no demo model holds: prints its address.
 
 `python -m tests.clients.scripted FIRST THEN`: what is written to a question, and behind a tool's answer.
 """

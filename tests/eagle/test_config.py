@@ -11,7 +11,7 @@ from specsot.members import TreeShape
 from specsot.params import Sampling
 from specsot_bench.core.eagle_inputs import EagleConfig
 
-pytestmark = pytest.mark.torch  # the room's door opens onto torch
+pytestmark = pytest.mark.torch  # the room's endpoint opens onto torch
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A conductor behind a real gRPC door, on a fake ring whose steps a task plays.
+"""A conductor behind a real gRPC endpoint, on a fake ring whose steps a task plays.
 
 Time stands still: alarms ring when a test passes time.
 """
@@ -44,14 +44,14 @@ async def front(says: Mapping[str, str] = SAYS, patience: float = 60.0, **more: 
     stage = Stage(says, **more)
     desk = RequestCounter(stage.engine, lambda: Info(ready=True, requests=stage.engine.requests()))
     service = MasterService(desk, desk.info, patience)
-    door = await open_master_port("127.0.0.1:0", service, FleetService(FakeFleet()))
-    one = Front(stage, desk, service, f"127.0.0.1:{door.port}")
+    endpoint = await open_master_port("127.0.0.1:0", service, FleetService(FakeFleet()))
+    one = Front(stage, desk, service, f"127.0.0.1:{endpoint.port}")
     playing = asyncio.create_task(one.play())
     try:
         yield one
     finally:
         playing.cancel()
-        await door.close(0)
+        await endpoint.close(0)
 
 
 async def read(events: AsyncIterator[Numbered]) -> list[Numbered]:

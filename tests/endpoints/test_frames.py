@@ -78,7 +78,7 @@ async def test_no_row_of_a_cancelled_request_two_steps_later(way: str, steps: in
 
 @pytest.mark.parametrize("flight", [1, 3])
 @pytest.mark.parametrize("way", ["cancel", "drop the call", "drop the connection"])
-async def test_no_row_two_steps_after_it_ended_at_the_door(way: str, flight: int) -> None:
+async def test_no_row_two_steps_after_it_ended_at_the_endpoint(way: str, flight: int) -> None:
     """The same, by a call over the network: only what the master hears of it may take time."""
     ring = Framed(flight=flight)
     async with opened(ring) as channel:
@@ -107,12 +107,12 @@ async def test_no_row_two_steps_after_it_ended_at_the_door(way: str, flight: int
 
 @asynccontextmanager
 async def opened(ring: Framed) -> AsyncIterator[grpc.aio.Channel]:
-    """A gRPC door before the ring's conductor, and a channel to it."""
+    """A gRPC endpoint before the ring's conductor, and a channel to it."""
     desk = RequestCounter(ring.conductor, Info)
-    door = await open_master_port("127.0.0.1:0", MasterService(desk, Info), FleetService(FakeFleet()))
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{door.port}") as channel:
+    endpoint = await open_master_port("127.0.0.1:0", MasterService(desk, Info), FleetService(FakeFleet()))
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{endpoint.port}") as channel:
         yield channel
-    await door.close(0)
+    await endpoint.close(0)
 
 
 def writing(ring: Framed, ask: Ask) -> set[int]:

@@ -50,8 +50,8 @@ async def test_invariant_7_a_client_that_does_not_read_is_dropped() -> None:
     conductor = FakeConductor()
     conductor.endless = True
     service = MasterService(RequestCounter(conductor, lambda: INFO), lambda: INFO, patience=0.3)
-    door = await open_master_port("127.0.0.1:0", service, FleetService(FakeFleet()))
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{door.port}") as channel:
+    endpoint = await open_master_port("127.0.0.1:0", service, FleetService(FakeFleet()))
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{endpoint.port}") as channel:
         silent = stub(channel).Generate(question())
         await silent.read()
         await asyncio.wait_for(conductor.closed.wait(), 60)
@@ -62,7 +62,7 @@ async def test_invariant_7_a_client_that_does_not_read_is_dropped() -> None:
                 events += 1
             except grpc.aio.AioRpcError as error:
                 failure = error
-    await door.close(0)
+    await endpoint.close(0)
     assert failure.code() is grpc.StatusCode.CANCELLED
     assert failure.details() == "nothing was read for 0.3 s"
     assert events > 100, "what was sent before is not lost"

@@ -1,6 +1,6 @@
 """Invariant 9, liveness: a hung engine does not serve, a frozen client is noticed, deadlines are kept.
 
-Leaders that never finish stand behind the door.
+Leaders that never finish stand behind the endpoint.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ for event in master_pb2_grpc.MasterStub(channel).Generate(master_pb2.GenerateReq
 
 @pytest.fixture
 async def held() -> AsyncIterator[tuple[FakeConductor, str]]:
-    """A door whose requests begin and never go on."""
+    """An endpoint whose requests begin and never go on."""
     conductor = FakeConductor()
     conductor.hold.clear()
     terms = Terms(PUBLIC_BYTES, Keepalive(every=1.0, patience=1.0, answer=1.0))
     service = MasterService(RequestCounter(conductor, lambda: INFO), lambda: INFO)
-    door = await open_master_port("127.0.0.1:0", service, FleetService(FakeFleet()), terms)
-    yield conductor, f"127.0.0.1:{door.port}"
-    await door.close(0)
+    endpoint = await open_master_port("127.0.0.1:0", service, FleetService(FakeFleet()), terms)
+    yield conductor, f"127.0.0.1:{endpoint.port}"
+    await endpoint.close(0)
 
 
 async def test_invariant_9_a_frozen_client_is_noticed(held: tuple[FakeConductor, str]) -> None:
@@ -72,12 +72,12 @@ async def test_invariant_9_a_hung_engine_does_not_serve(demo_model: Path) -> Non
     """The event loop answers all the time, so "" is live; work without steps is what tells."""
     master = assemble(demo_model / "base", RingOptions(drafter="none"))
     service, progress = MasterService(master.requests, master.info), stall_detectors(master, 30)
-    door = await open_master_port("127.0.0.1:0", service, FleetService(master.members))
+    endpoint = await open_master_port("127.0.0.1:0", service, FleetService(master.members))
     async with engine(master) as hung:
 
         async def states(now: float) -> tuple[str, str]:
-            await update_health(master, door, progress, now)
-            address = f"127.0.0.1:{door.port}"
+            await update_health(master, endpoint, progress, now)
+            address = f"127.0.0.1:{endpoint.port}"
             return await asyncio.to_thread(probe, address, MASTER_SERVICE), await asyncio.to_thread(
                 probe, address
             )
@@ -94,7 +94,7 @@ async def test_invariant_9_a_hung_engine_does_not_serve(demo_model: Path) -> Non
         client.cancel()
         await asyncio.wait([client])
         assert await states(1063) == ("SERVING", "SERVING")
-    await door.close(0)
+    await endpoint.close(0)
 
 
 class HungEngine:

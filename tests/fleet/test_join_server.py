@@ -1,4 +1,5 @@
-"""Who comes to the fleet's door: streams that follow each other, who is not let in, and who hears of it."""
+"""Who comes to the fleet's endpoint: streams that follow each other, who is not let in, and who hears of
+it."""
 
 import asyncio
 from dataclasses import replace

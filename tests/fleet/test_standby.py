@@ -58,11 +58,11 @@ async def test_one_that_stands_by_takes_over_in_the_middle_of_an_answer(demo_mod
 async def test_specsot_rebalance_gives_it_a_range_in_the_middle_of_an_answer(demo_model):
     async with fleet_of(demo_model, "one", "two", "three") as (fleet, master):
         service = MasterService(master.requests, master.info, rebalance=master.rebalance)
-        door = await open_master_port("127.0.0.1:0", service, None)
+        endpoint = await open_master_port("127.0.0.1:0", service, None)
         done = []
 
         async def rebalance():
-            done.append(await form_anew(RebalanceOptions(f"127.0.0.1:{door.port}", wait=30.0)))
+            done.append(await form_anew(RebalanceOptions(f"127.0.0.1:{endpoint.port}", wait=30.0)))
 
         undisturbed = await written(fleet)
         assert {one.name for one in master.info().members if one.is_standby} == {"three"}
@@ -74,7 +74,7 @@ async def test_specsot_rebalance_gives_it_a_range_in_the_middle_of_an_answer(dem
         master.members.on_disconnect("one", "killed")
         with pytest.raises(Unavailable, match="the ring is not complete"):
             await rebalance()
-        await door.close(0)
+        await endpoint.close(0)
 
 
 def going_wrong(step, error):

@@ -1,4 +1,5 @@
-"""Any call at the HTTP door, made by schemathesis from its own document: answered or refused as that says.
+"""Any call at the HTTP endpoint, made by schemathesis from its own document: answered or refused as that
+says.
 
 The ring is a fake that writes one sentence. Nothing is drawn by chance, so what is
 found stays found.

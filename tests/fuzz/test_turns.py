@@ -56,7 +56,7 @@ def turns_counted() -> Generator[list[int]]:
 
 async def raw(house: Served, path: str, body: bytes) -> bytes:
     """By hand: a client's own work is not counted as the server's."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", house.door.port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", house.endpoint.port)
     head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n"
     writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
     told = await reader.read()

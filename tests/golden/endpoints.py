@@ -1,4 +1,4 @@
-"""What travels over the doors: protos, bodies and answers in JSON, streams, metrics.
+"""What travels over the endpoints: protos, bodies and answers in JSON, streams, metrics.
 
 Answers are those of a master that answers; a field that comes and goes is seen by asking for it.
 """
@@ -48,7 +48,7 @@ def protos() -> list[str]:
 
 
 async def http() -> dict[str, Any]:
-    """What the HTTP door takes and answers: as it says, and as it does."""
+    """What the HTTP endpoint takes and answers: as it says, and as it does."""
     from tests.http.house import served
 
     answers: dict[str, Any] = {}

@@ -10,7 +10,7 @@ from difflib import unified_diff
 from pathlib import Path
 from typing import Any
 
-from tests.golden import children, commands, doors, public, surface, telemetry
+from tests.golden import children, commands, endpoints, public, surface, telemetry
 
 FOLDER = Path(__file__).parent / "surface"
 
@@ -20,9 +20,9 @@ def compute() -> dict[str, str]:
     return {
         "commands.txt": typed(),
         "children.txt": written(children.record()),
-        "protos.txt": "\n".join(doors.protos()) + "\n",
-        "http.txt": written(asyncio.run(doors.http())),
-        "member-metrics.txt": written(doors.member_metrics()),
+        "protos.txt": "\n".join(endpoints.protos()) + "\n",
+        "http.txt": written(asyncio.run(endpoints.http())),
+        "member-metrics.txt": written(endpoints.member_metrics()),
         "python.txt": written(public.python()),
         "telemetry.txt": written(telemetry.telemetry()),
     }

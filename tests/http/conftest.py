@@ -1,4 +1,4 @@
-"""The door that most tests here knock at."""
+"""The endpoint that most tests here knock at."""
 
 from __future__ import annotations
 

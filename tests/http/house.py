@@ -1,4 +1,4 @@
-"""The HTTP door on a real port, before a conductor on a fake ring whose steps a task plays.
+"""The HTTP endpoint on a real port, before a conductor on a fake ring whose steps a task plays.
 
 Time stands still: alarms ring when a test passes time.
 """
@@ -73,7 +73,7 @@ class Standing:
 class Served(PlayedStage):
     stage: Stage
     desk: RequestCounter
-    door: HttpServer
+    endpoint: HttpServer
     standing: Standing
     metrics: Metrics
     app: ASGIApp
@@ -82,7 +82,7 @@ class Served(PlayedStage):
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.door.port}"
+        return f"http://127.0.0.1:{self.endpoint.port}"
 
     def client(self, **more: Any) -> httpx.AsyncClient:
         """Without the machine's certificates, which nobody here shows and which take a while to be read."""
@@ -120,8 +120,8 @@ class Served(PlayedStage):
             await self.stage.step()
 
     async def reopen(self) -> None:
-        """The door again, where it was before it was closed."""
-        self.door = await open_http_server(f"127.0.0.1:{self.door.port}", self.app)
+        """The endpoint again, where it was before it was closed."""
+        self.endpoint = await open_http_server(f"127.0.0.1:{self.endpoint.port}", self.app)
 
 
 @asynccontextmanager
@@ -161,4 +161,4 @@ async def served(
         yield one
     finally:
         playing.cancel()
-        await one.door.close(0)
+        await one.endpoint.close(0)

@@ -1,4 +1,4 @@
-"""What reaches the door as bytes: too many, too slow, of another kind, or no HTTP at all."""
+"""What reaches the endpoint as bytes: too many, too slow, of another kind, or no HTTP at all."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ async def test_a_client_that_goes_while_its_body_comes() -> None:
 
 async def say(house: Served, said: bytes) -> bytes:
     """Everything that comes back until the connection is closed."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", house.door.port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", house.endpoint.port)
     writer.write(said)
     await writer.drain()
     try:
@@ -255,8 +255,8 @@ async def test_every_head_has_its_time(house: Served, monkeypatch: pytest.Monkey
 async def test_only_what_a_client_owes_is_timed(house: Served) -> None:
     """The beginning, every head that has begun; not the answer, nor the pause before the next head."""
     house.going.clear()
-    reader, writer = await asyncio.open_connection("127.0.0.1", house.door.port)
-    connections: set[Any] = house.door._server.server_state.connections
+    reader, writer = await asyncio.open_connection("127.0.0.1", house.endpoint.port)
+    connections: set[Any] = house.endpoint._server.server_state.connections
     while not connections:
         await turn()
     (connection,) = connections

@@ -107,7 +107,7 @@ async def test_a_seed_client_goes_away(house: Served) -> None:
 
 
 async def test_random_ends_leave_nothing_behind(house: Served) -> None:
-    """Invariant 5, at this door."""
+    """Invariant 5, at this endpoint."""
     import random
 
     rng = random.Random(5)
@@ -306,17 +306,17 @@ async def test_answers_that_do_not_finish_in_time_end_with_an_error() -> None:
         told = await reading
         assert (told[-1], told[-2]["error"]["code"]) == ("[DONE]", "unavailable")
         assert (await whole).status_code == 503
-        await asyncio.wait_for(house.door.close(1), 100)
+        await asyncio.wait_for(house.endpoint.close(1), 100)
         with pytest.raises(openai.APIConnectionError):
             await house.openai().models.list()
 
 
-async def test_the_door_closes_though_a_client_does_not_go() -> None:
+async def test_the_endpoint_closes_though_a_client_does_not_go() -> None:
     async with served() as house:
         house.going.clear()
         reading = asyncio.create_task(read_events(house, {**LONG, "stream": True}))
         await house.asked()
-        await asyncio.wait_for(house.door.close(0.2), 100)
+        await asyncio.wait_for(house.endpoint.close(0.2), 100)
         await asyncio.gather(reading, return_exceptions=True)
         house.going.set()
         await house.quiet()

@@ -249,7 +249,7 @@ async def test_the_server_is_lost_and_comes_back_and_the_ring_breaks(house: Serv
         await house.asked()
         await house.steps(6)
         before = await written(page, 10)
-        await house.door.close(0)
+        await house.endpoint.close(0)
         await page.wait_for_selector(".notice")
         assert "cannot be reached" in await text_of(page, ".notice")
         assert (await text_of(page, f"{LAST} .body")).startswith(before), "what is written stays"

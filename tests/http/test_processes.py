@@ -1,4 +1,4 @@
-"""The HTTP door of a real master process: opened by a flag, closed by SIGTERM, refused in one line."""
+"""The HTTP endpoint of a real master process: opened by a flag, closed by SIGTERM, refused in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the HTTP door refuses: the status, and one clear line in OpenAI's shape with the field's name.
+"""What the HTTP endpoint refuses: the status, and one clear line in OpenAI's shape with the field's name.
 
 Scripts say what is written.
 """

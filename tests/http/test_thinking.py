@@ -1,4 +1,5 @@
-"""Models that think first, at OpenAI's and Anthropic's doors: what they are asked, and what is told of it."""
+"""Models that think first, at OpenAI's and Anthropic's endpoints: what they are asked, and what is told of
+it."""
 
 from __future__ import annotations
 

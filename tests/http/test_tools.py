@@ -235,7 +235,7 @@ class Harmony(Text):
 
 
 @pytest.mark.parametrize("streams", [False, True])
-async def test_a_model_of_harmony_at_the_chat_door(streams: bool) -> None:
+async def test_a_model_of_harmony_at_the_chat_endpoint(streams: bool) -> None:
     said = {"like in Paris": f"{THINKS}{LOOKS}{WEATHER_CALL}{TIME_CALL}"}
     async with served(said, text=Harmony()) as house:
         answer = await ask(house, stream=streams)

@@ -1,6 +1,6 @@
 """`specsot bench load`: what is counted, and that nothing is counted that was not answered.
 
-A conductor on a fake ring stands behind a real gRPC door.
+A conductor on a fake ring stands behind a real gRPC endpoint.
 """
 
 from __future__ import annotations

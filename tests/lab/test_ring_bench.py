@@ -176,8 +176,8 @@ async def test_what_is_large_gets_through_a_narrow_line_unless_pings_are_to_be_a
     monkeypatch.setattr(grpc_links, "reach", partial(reach, keepalive=keepalive))
     inbox = Inbox()
     service = RingService(inbox, "there")
-    door = await open_server("127.0.0.1:0", {SERVICE: service.attach}, Terms(RING_BYTES, keepalive))
-    line = DelayProxy(door.port, rate=2e6)
+    endpoint = await open_server("127.0.0.1:0", {SERVICE: service.attach}, Terms(RING_BYTES, keepalive))
+    line = DelayProxy(endpoint.port, rate=2e6)
     await line.open()
     link = await GrpcDialer("here", inbox).dial(line.address, 1)
     tap = Tap(1, 0, torch.ones(500, 1000))
@@ -186,7 +186,7 @@ async def test_what_is_large_gets_through_a_narrow_line_unless_pings_are_to_be_a
     assert isinstance(came, Lost if answer < 1 else Tap), came
     await link.close()
     await line.close()
-    await door.close(0)
+    await endpoint.close(0)
 
 
 @pytest.mark.torch

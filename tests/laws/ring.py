@@ -315,14 +315,14 @@ class GrpcPlace:
     async def settle(self, name: str):
         inbox = Inbox()
         service = RingService(inbox, name, nearby=self._nearby)
-        door = await self.serve(service)
+        endpoint = await self.serve(service)
         self._open.push_async_callback(service.close)
-        return inbox, f"127.0.0.1:{door.port}", GrpcDialer(name, inbox)
+        return inbox, f"127.0.0.1:{endpoint.port}", GrpcDialer(name, inbox)
 
     async def serve(self, service: RingService, listen: str = "127.0.0.1:0") -> GrpcServer:
-        door = await open_server(listen, {"specsot.v1.Ring": service.attach})
-        self._open.push_async_callback(door.close, 0)
-        return door
+        endpoint = await open_server(listen, {"specsot.v1.Ring": service.attach})
+        self._open.push_async_callback(endpoint.close, 0)
+        return endpoint
 
     async def close(self) -> None:
         await self._open.aclose()
@@ -333,9 +333,9 @@ class DirectPlace(GrpcPlace):
 
     async def settle(self, name: str):
         inbox, rows = Inbox(), DirectHost()
-        door = await self.serve(RingService(inbox, name, rows=rows))
+        endpoint = await self.serve(RingService(inbox, name, rows=rows))
         self._open.callback(rows.close)
-        return inbox, f"127.0.0.1:{door.port}", DirectDialer(name, GrpcDialer(name, inbox), rows)
+        return inbox, f"127.0.0.1:{endpoint.port}", DirectDialer(name, GrpcDialer(name, inbox), rows)
 
 
 class ZmqPlace(GrpcPlace):
@@ -349,10 +349,10 @@ class ZmqPlace(GrpcPlace):
         inbox, sockets = Inbox(), Sockets()
         listen = f"unix:{self._folder}/{name}" if self._folder else "127.0.0.1:0"
         host = ZmqHost(listen, inbox, sockets)
-        door = await self.serve(RingService(inbox, name, host), listen)
+        endpoint = await self.serve(RingService(inbox, name, host), listen)
         self._open.callback(sockets.close)
         self._open.push_async_callback(host.close)
-        address = listen if self._folder else f"127.0.0.1:{door.port}"
+        address = listen if self._folder else f"127.0.0.1:{endpoint.port}"
         return inbox, address, ZmqDialer(name, sockets, inbox)
 
 

@@ -180,7 +180,7 @@ async def test_law_1_by_a_drafter_that_guesses_well_and_breaks_the_form_often(mo
 
 
 async def test_law_6_a_form_that_cannot_be_compiled_in_the_ring_fails_alone(models):
-    """The door refuses such forms; should one come through, the others go on."""
+    """The endpoint refuses such forms; should one come through, the others go on."""
     base, _, vocabulary = models
     good = FORMS["choice"]
     async with ring_of(Setup(base)) as ring:

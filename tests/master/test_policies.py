@@ -1,4 +1,4 @@
-"""Requests whose heads keep different rows: what is refused and why, what they are charged, the doors."""
+"""Requests whose heads keep different rows: what is refused and why, what they are charged, the endpoints."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ async def test_layers_that_read_every_row_refuse_them(policy: dict[str, Window |
         await stage.answer(replace(DIRECT, **policy))  # type: ignore[arg-type]
 
 
-def test_doors_may_name_them() -> None:
+def test_endpoints_may_name_them() -> None:
     pruning = {"keep_ratio": 0.7, "skip_layers": 0}
     said = {"messages": [{"role": "user", "content": "Why?"}]}
     body = said | {"specsot": {"mode": "direct", "pruning": pruning}}

@@ -36,11 +36,11 @@ PROMETHEUS_3 = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;
 def opened(tls: Tls = PLAIN) -> Iterator[MetricsServer]:
     registry = registry_of("worker")
     Counter("specsot:worker_frames", "Frames", registry=registry).inc(3)
-    door = open_metrics_server("127.0.0.1:0", registry, tls)
+    endpoint = open_metrics_server("127.0.0.1:0", registry, tls)
     try:
-        yield door
+        yield endpoint
     finally:
-        door.close()
+        endpoint.close()
 
 
 def read(url: str, accept: str = "", context: ssl.SSLContext | None = None) -> str:
@@ -53,16 +53,19 @@ def read(url: str, accept: str = "", context: ssl.SSLContext | None = None) -> s
 
 @pytest.mark.parametrize("accept", ["", PROMETHEUS_2, PROMETHEUS_3])
 def test_names_keep_their_colons_whoever_asks(accept: str) -> None:
-    with opened() as door:
-        page = read(f"http://127.0.0.1:{door.port}/metrics", accept)
+    with opened() as endpoint:
+        page = read(f"http://127.0.0.1:{endpoint.port}/metrics", accept)
     assert "specsot:worker_frames_total 3.0" in page
     assert 'specsot_build_info{service="worker"' in page
     assert "process_resident_memory_bytes" in page
 
 
 def test_an_address_in_use_is_one_line() -> None:
-    with opened() as door, pytest.raises(Unavailable, match=r"cannot listen at .*: address already in use"):
-        open_metrics_server(f"127.0.0.1:{door.port}", CollectorRegistry())
+    with (
+        opened() as endpoint,
+        pytest.raises(Unavailable, match=r"cannot listen at .*: address already in use"),
+    ):
+        open_metrics_server(f"127.0.0.1:{endpoint.port}", CollectorRegistry())
 
 
 class Papers:
@@ -89,8 +92,8 @@ class Papers:
 
 def test_with_certificates_a_reader_must_show_one_too(tmp_path: Path) -> None:
     tls_files = Papers(tmp_path)
-    with opened(tls_files.tls) as door:
-        url = f"https://127.0.0.1:{door.port}/metrics"
+    with opened(tls_files.tls) as endpoint:
+        url = f"https://127.0.0.1:{endpoint.port}/metrics"
         assert "specsot:worker_frames_total" in read(url, context=tls_files.context(shown=True))
         with pytest.raises((ssl.SSLError, OSError)):
             read(url, context=tls_files.context(shown=False))
@@ -98,12 +101,12 @@ def test_with_certificates_a_reader_must_show_one_too(tmp_path: Path) -> None:
 
 def test_a_renewed_certificate_is_taken_in_service(tmp_path: Path) -> None:
     tls_files = Papers(tmp_path)
-    with opened(tls_files.tls) as door:
-        before = shown_at(door.port, tls_files)
+    with opened(tls_files.tls) as endpoint:
+        before = shown_at(endpoint.port, tls_files)
         tls_files.renew()
-        assert shown_at(door.port, tls_files) != before
+        assert shown_at(endpoint.port, tls_files) != before
         with pytest.raises((ssl.SSLError, OSError)):
-            read(f"https://127.0.0.1:{door.port}/metrics", context=tls_files.context(shown=False))
+            read(f"https://127.0.0.1:{endpoint.port}/metrics", context=tls_files.context(shown=False))
 
 
 def shown_at(port: int, tls_files: Papers) -> bytes | None:
@@ -141,6 +144,6 @@ def test_without_nvidias_library_there_are_none(monkeypatch: pytest.MonkeyPatch)
 def test_a_reader_that_never_asks_is_cut_off(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has a thread of the service."""
     monkeypatch.setattr(telemetry, "READER_SECONDS", 0.05)
-    with opened() as door, socket.create_connection(("127.0.0.1", door.port), 20) as reader:
+    with opened() as endpoint, socket.create_connection(("127.0.0.1", endpoint.port), 20) as reader:
         reader.sendall(said)
         assert reader.recv(1000) == b""

@@ -1,4 +1,4 @@
-"""One request as spans: its phases, whose child it is at each door, and what no span ever carries."""
+"""One request as spans: its phases, whose child it is at each endpoint, and what no span ever carries."""
 
 from __future__ import annotations
 

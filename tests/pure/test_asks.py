@@ -1,6 +1,6 @@
 """What looking at a request costs: work is counted in calls, so it is the same on every machine.
 
-Knows nothing of doors and rings.
+Knows nothing of endpoints and rings.
 """
 
 from __future__ import annotations

@@ -48,12 +48,12 @@ class There:
 async def listening() -> AsyncGenerator[There]:
     inbox = Inbox()
     ring = RingService(inbox, "there", nearby=True)
-    door = await open_server("127.0.0.1:0", {SERVICE: ring.attach})
+    endpoint = await open_server("127.0.0.1:0", {SERVICE: ring.attach})
     try:
-        yield There(inbox, ring, f"127.0.0.1:{door.port}")
+        yield There(inbox, ring, f"127.0.0.1:{endpoint.port}")
     finally:
         await ring.close()
-        await door.close(0)
+        await endpoint.close(0)
 
 
 def wire(link: SendingEnd) -> Any:

@@ -66,7 +66,7 @@ class ShakyLender(LendingService):
 
 
 class Fleet:
-    """A master's door and lenders' doors on loopback."""
+    """A master's endpoint and lenders' endpoints on loopback."""
 
     def __init__(self, stack: AsyncExitStack, address: str, master: NamedLenders, tls: Tls) -> None:
         self._stack, self.address, self.master, self._tls = stack, address, master, tls
@@ -74,10 +74,10 @@ class Fleet:
     async def lend(self, base: Path, lender: LendingService | None = None) -> str:
         lender = lender or LendingService("lender")
         lender.open(base, fingerprint(base))
-        door = await open_server("127.0.0.1:0", {MODELS_SERVICE: lender.attach}, Terms(tls=self._tls))
-        self._stack.push_async_callback(door.close, 0)
+        endpoint = await open_server("127.0.0.1:0", {MODELS_SERVICE: lender.attach}, Terms(tls=self._tls))
+        self._stack.push_async_callback(endpoint.close, 0)
         self.master.fingerprint = fingerprint(base)
-        self.master.addresses.append(f"127.0.0.1:{door.port}")
+        self.master.addresses.append(f"127.0.0.1:{endpoint.port}")
         return self.master.addresses[-1]
 
     def lenders(self, tls: Tls = PLAIN) -> Lenders:
@@ -92,9 +92,9 @@ async def fleet(tls: Tls = PLAIN, master_tls: Tls = PLAIN) -> AsyncGenerator[Fle
         def attach(server: Any) -> None:
             fleet_pb2_grpc.add_FleetServicer_to_server(master, server)
 
-        door = await open_server("127.0.0.1:0", {"specsot.v1.Fleet": attach}, Terms(tls=master_tls))
-        stack.push_async_callback(door.close, 0)
-        yield Fleet(stack, f"127.0.0.1:{door.port}", master, tls)
+        endpoint = await open_server("127.0.0.1:0", {"specsot.v1.Fleet": attach}, Terms(tls=master_tls))
+        stack.push_async_callback(endpoint.close, 0)
+        yield Fleet(stack, f"127.0.0.1:{endpoint.port}", master, tls)
 
 
 @pytest.fixture(scope="module")

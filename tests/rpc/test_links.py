@@ -31,11 +31,11 @@ pytestmark = pytest.mark.timeout(30)
 async def listening(
     inbox: Inbox, name: str = "there", largest: int = 64 << 20
 ) -> AsyncIterator[tuple[GrpcServer, str]]:
-    door = await open_server("127.0.0.1:0", {SERVICE: RingService(inbox, name).attach}, Terms(largest))
+    endpoint = await open_server("127.0.0.1:0", {SERVICE: RingService(inbox, name).attach}, Terms(largest))
     try:
-        yield door, f"127.0.0.1:{door.port}"
+        yield endpoint, f"127.0.0.1:{endpoint.port}"
     finally:
-        await door.close(0)
+        await endpoint.close(0)
 
 
 async def test_messages_arrive_whole_once_and_in_order() -> None:
@@ -73,9 +73,9 @@ async def test_what_was_sent_before_close_arrives() -> None:
 
 async def test_a_receiver_that_goes_is_lost_to_the_sender() -> None:
     own = Inbox()
-    async with listening(Inbox(), "there") as (door, address):
+    async with listening(Inbox(), "there") as (endpoint, address):
         link = await GrpcDialer("here", own).dial(address, 7)
-        await door.close(0)
+        await endpoint.close(0)
         assert (await own.get()).message == Lost("there", "the link to there broke", 7)
         with pytest.raises(Unavailable, match="the link to there broke"):
             await link.send(Drafts(7))
@@ -121,8 +121,8 @@ async def test_a_peer_that_is_busy_when_it_is_dialed_first() -> None:
                 await asyncio.gather(pass_bytes(reader, back), pass_bytes(there, writer))
 
         async with await asyncio.start_server(take, "127.0.0.1", 0) as busy:
-            door = f"127.0.0.1:{busy.sockets[0].getsockname()[1]}"
-            link = await GrpcDialer("here", patience=60).dial(door, 7)
+            endpoint = f"127.0.0.1:{busy.sockets[0].getsockname()[1]}"
+            link = await GrpcDialer("here", patience=60).dial(endpoint, 7)
             await link.close()
             for writer in came:
                 writer.close()
@@ -189,13 +189,13 @@ async def test_what_the_ring_does_not_carry() -> None:
 async def test_a_loss_is_told_while_messages_flow_both_ways() -> None:
     """Two members, two links; one dies."""
     one, two = Inbox(), Inbox()
-    async with listening(one, "one") as (_, first), listening(two, "two") as (door, second):
+    async with listening(one, "one") as (_, first), listening(two, "two") as (endpoint, second):
         there = await GrpcDialer("one", one).dial(second, 1)
         back = await GrpcDialer("two", two).dial(first, 1)
         await there.send(Drafts(1))
         await back.send(Result(1, 0))
         assert (await one.get()).message == Result(1, 0)
-        await door.close(0)
+        await endpoint.close(0)
         assert (await one.get()).message == Lost("two", "the link to two broke", 1)
         await asyncio.gather(there.close(), back.close())
 
@@ -211,12 +211,12 @@ async def test_refused_by_a_peer() -> None:
             raise Refused("not you")
 
     attach = {SERVICE: lambda server: ring_pb2_grpc.add_RingServicer_to_server(Unwilling(), server)}
-    door = await open_server("127.0.0.1:0", attach)
+    endpoint = await open_server("127.0.0.1:0", attach)
     try:
         with pytest.raises(Refused, match="not you"):
-            await GrpcDialer("here").dial(f"127.0.0.1:{door.port}", 1)
+            await GrpcDialer("here").dial(f"127.0.0.1:{endpoint.port}", 1)
     finally:
-        await door.close(0)
+        await endpoint.close(0)
 
 
 async def test_who_is_dead_is_not_waited_for_when_links_are_closed() -> None:

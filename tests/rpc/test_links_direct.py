@@ -61,13 +61,13 @@ class There:
 async def meeting(with_rows: bool = True, make: Make | None = None) -> AsyncGenerator[There]:
     inbox, own, rows, passed_on = Inbox(), Inbox(), DirectHost(make), DirectHost()
     service = RingService(inbox, "there", rows=rows if with_rows else None)
-    door = await open_server("127.0.0.1:0", {SERVICE: service.attach})
+    endpoint = await open_server("127.0.0.1:0", {SERVICE: service.attach})
     dialer = DirectDialer("here", GrpcDialer("here", own), passed_on, make=make)
     try:
-        yield There(f"127.0.0.1:{door.port}", inbox, rows, dialer, own, passed_on)
+        yield There(f"127.0.0.1:{endpoint.port}", inbox, rows, dialer, own, passed_on)
     finally:
         rows.close()
-        await door.close(0)
+        await endpoint.close(0)
 
 
 def frame(number: int, hidden: object = HIDDEN, fused: object = None) -> Frame:

@@ -59,9 +59,9 @@ async def meeting(
     host = ZmqHost(listen, inbox, here, patience=5)
     async with AsyncExitStack() as stack:
         ring = RingService(inbox, "there", host)
-        door = await open_server(listen, {SERVICE: ring.attach}, Terms(tls=theirs))
-        stack.push_async_callback(door.close, 0)
-        address = listen if listen.startswith("unix:") else f"127.0.0.1:{door.port}"
+        endpoint = await open_server(listen, {SERVICE: ring.attach}, Terms(tls=theirs))
+        stack.push_async_callback(endpoint.close, 0)
+        address = listen if listen.startswith("unix:") else f"127.0.0.1:{endpoint.port}"
         stack.callback(here.close)
         stack.callback(away.close)
         stack.push_async_callback(host.close)
@@ -70,7 +70,7 @@ async def meeting(
 
 @pytest.fixture(params=["tcp", "ipc"])
 async def there(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[There]:
-    async with meeting("127.0.0.1:0" if request.param == "tcp" else f"unix:{tmp_path}/door") as one:
+    async with meeting("127.0.0.1:0" if request.param == "tcp" else f"unix:{tmp_path}/endpoint") as one:
         yield one
 
 
@@ -269,9 +269,9 @@ async def test_nobody_at_the_place_that_was_named() -> None:
     [
         ("10.0.0.1:5", Endpoint(path="/tmp/x"), "10.0.0.1:5 named a path, which is not where it is"),
         (
-            "unix:/tmp/door",
+            "unix:/tmp/endpoint",
             Endpoint(port=5, key=b"k"),
-            "unix:/tmp/door named a port, which is not where it is",
+            "unix:/tmp/endpoint named a port, which is not where it is",
         ),
     ],
 )

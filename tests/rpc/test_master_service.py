@@ -87,10 +87,10 @@ async def _last(offset: int) -> AsyncGenerator[Numbered, None]:
 
 class Served:
     def __init__(
-        self, conductor: FakeConductor, desk: RequestCounter, door: GrpcServer, client: MasterClient
+        self, conductor: FakeConductor, desk: RequestCounter, endpoint: GrpcServer, client: MasterClient
     ) -> None:
-        self.conductor, self.desk, self.door, self.client = conductor, desk, door, client
-        self.address = f"127.0.0.1:{door.port}"
+        self.conductor, self.desk, self.endpoint, self.client = conductor, desk, endpoint, client
+        self.address = f"127.0.0.1:{endpoint.port}"
 
 
 @pytest.fixture
@@ -98,11 +98,11 @@ async def served() -> AsyncIterator[Served]:
     conductor = FakeConductor()
     desk = RequestCounter(conductor, lambda: INFO)
     service = MasterService(desk, lambda: INFO)
-    door = await open_master_port("127.0.0.1:0", service, FleetService(FakeFleet()))
-    client = await connect(f"127.0.0.1:{door.port}")
-    yield Served(conductor, desk, door, client)
+    endpoint = await open_master_port("127.0.0.1:0", service, FleetService(FakeFleet()))
+    client = await connect(f"127.0.0.1:{endpoint.port}")
+    yield Served(conductor, desk, endpoint, client)
     await client.close()
-    await door.close(0)
+    await endpoint.close(0)
 
 
 async def test_a_request_and_its_events(served: Served) -> None:
@@ -248,7 +248,7 @@ async def test_a_master_that_goes_is_unavailable(served: Served) -> None:
     served.conductor.hold.clear()
     events = served.client.generate(Ask(prompt="x"))
     await anext(events)
-    await served.door.close(0)
+    await served.endpoint.close(0)
     with pytest.raises(Unavailable):
         await anext(events)
 

@@ -1,4 +1,4 @@
-"""What every door has: reflection (both versions), health, limits, and plain words for bad bytes.
+"""What every endpoint has: reflection (both versions), health, limits, and plain words for bad bytes.
 
 Knows nothing of rings and requests.
 """
@@ -37,15 +37,15 @@ ATTACH = {MASTER: lambda server: master_pb2_grpc.add_MasterServicer_to_server(Ec
 
 
 @pytest.fixture
-async def door() -> AsyncIterator[GrpcServer]:
+async def endpoint() -> AsyncIterator[GrpcServer]:
     opened = await open_server("127.0.0.1:0", ATTACH, Terms(largest=1 << 16))
     yield opened
     await opened.close(0)
 
 
 @pytest.fixture
-async def channel(door: GrpcServer) -> AsyncIterator[grpc.aio.Channel]:
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{door.port}") as opened:
+async def channel(endpoint: GrpcServer) -> AsyncIterator[grpc.aio.Channel]:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{endpoint.port}") as opened:
         yield opened
 
 
@@ -166,7 +166,7 @@ def test_a_connection_has_only_so_many_calls_at_a_time() -> None:
     assert ("grpc.max_concurrent_streams", 2) in server_options(Terms(streams=2))
 
 
-async def test_what_is_behind_flags(door: GrpcServer) -> None:
+async def test_what_is_behind_flags(endpoint: GrpcServer) -> None:
     """Connections are told about, and services listed, only where that is wanted."""
     curious, shy = Terms(channelz=True), Terms(reflection=False)
     told = {terms: await open_server("127.0.0.1:0", ATTACH, terms) for terms in (curious, shy)}
@@ -199,7 +199,7 @@ async def services_of(channel: grpc.aio.Channel) -> set[str]:
     return {service.name for service in listed.list_services_response.service}
 
 
-async def test_health_by_service(channel: grpc.aio.Channel, door: GrpcServer) -> None:
+async def test_health_by_service(channel: grpc.aio.Channel, endpoint: GrpcServer) -> None:
     stub: Any = health_pb2_grpc.HealthStub(channel)
 
     async def state(service: str) -> int:
@@ -207,18 +207,18 @@ async def test_health_by_service(channel: grpc.aio.Channel, door: GrpcServer) ->
 
     assert await state("") == SERVING
     assert await state(MASTER) == NOT_SERVING
-    await door.report(MASTER, True)
+    await endpoint.report(MASTER, True)
     assert await state(MASTER) == SERVING
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await state("specsot.v1.Nothing")
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-async def test_health_is_watched(channel: grpc.aio.Channel, door: GrpcServer) -> None:
+async def test_health_is_watched(channel: grpc.aio.Channel, endpoint: GrpcServer) -> None:
     stub: Any = health_pb2_grpc.HealthStub(channel)
     watching = stub.Watch(health_pb2.HealthCheckRequest(service=MASTER))
     assert (await watching.read()).status == NOT_SERVING
-    await door.report(MASTER, True)
+    await endpoint.report(MASTER, True)
     assert (await watching.read()).status == SERVING
     watching.cancel()
 
@@ -258,10 +258,10 @@ async def test_an_unknown_method(channel: grpc.aio.Channel) -> None:
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_a_port_in_use_is_one_clear_line(door: GrpcServer) -> None:
+async def test_a_port_in_use_is_one_clear_line(endpoint: GrpcServer) -> None:
     with pytest.raises(Unavailable) as caught:
-        await open_server(f"127.0.0.1:{door.port}", ATTACH)
-    assert str(caught.value) == f"cannot listen at 127.0.0.1:{door.port}: address already in use"
+        await open_server(f"127.0.0.1:{endpoint.port}", ATTACH)
+    assert str(caught.value) == f"cannot listen at 127.0.0.1:{endpoint.port}: address already in use"
 
 
 @pytest.mark.parametrize("listen", ["nowhere", "127.0.0.1:port", "127.0.0.1:65536", "127.0.0.1"])
@@ -298,15 +298,15 @@ def test_addresses() -> None:
 
 
 async def test_a_unix_socket_is_only_an_address(tmp_path: Path) -> None:
-    door = await open_server(f"unix:{tmp_path}/door", ATTACH)
-    async with grpc.aio.insecure_channel(f"unix:{tmp_path}/door") as channel:
+    endpoint = await open_server(f"unix:{tmp_path}/endpoint", ATTACH)
+    async with grpc.aio.insecure_channel(f"unix:{tmp_path}/endpoint") as channel:
         answer = await master_pb2_grpc.MasterStub(channel).Cancel(master_pb2.CancelRequest(request_id="x"))
     assert answer.cancelled
-    await door.close(0)
+    await endpoint.close(0)
 
 
-async def test_the_probe(door: GrpcServer) -> None:
-    address = f"127.0.0.1:{door.port}"
+async def test_the_probe(endpoint: GrpcServer) -> None:
+    address = f"127.0.0.1:{endpoint.port}"
     assert await asyncio.to_thread(probe, address) == "SERVING"
     assert await asyncio.to_thread(probe, address, MASTER) == "NOT_SERVING"
     assert await asyncio.to_thread(probe, address, "a.Service") == "there is no a.Service here"

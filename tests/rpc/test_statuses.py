@@ -52,8 +52,8 @@ class Raising(master_pb2_grpc.MasterServicer):
 
 async def opened(servicer: Raising) -> tuple[GrpcServer, str]:
     attach = {"specsot.v1.Master": lambda s: master_pb2_grpc.add_MasterServicer_to_server(servicer, s)}
-    door = await open_server("127.0.0.1:0", attach)
-    return door, f"127.0.0.1:{door.port}"
+    endpoint = await open_server("127.0.0.1:0", attach)
+    return endpoint, f"127.0.0.1:{endpoint.port}"
 
 
 def facts(error: SpecsotError) -> tuple[object, ...]:
@@ -65,7 +65,7 @@ def facts(error: SpecsotError) -> tuple[object, ...]:
 async def test_an_error_comes_back_as_itself(error: SpecsotError) -> None:
     servicer = Raising()
     servicer.error = error
-    door, address = await opened(servicer)
+    endpoint, address = await opened(servicer)
     async with grpc.aio.insecure_channel(address) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await master_pb2_grpc.MasterStub(channel).GetInfo(master_pb2.GetInfoRequest())
@@ -75,17 +75,17 @@ async def test_an_error_comes_back_as_itself(error: SpecsotError) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()
         assert facts(error_of(caught.value)) == facts(error)
-    await door.close(0)
+    await endpoint.close(0)
 
 
 async def test_nothing_of_python_reaches_a_peer() -> None:
     servicer = Raising()
     servicer.error = KeyError("/home/somebody/secret")
-    door, address = await opened(servicer)
+    endpoint, address = await opened(servicer)
     async with grpc.aio.insecure_channel(address) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await master_pb2_grpc.MasterStub(channel).GetInfo(master_pb2.GetInfoRequest())
-    await door.close(0)
+    await endpoint.close(0)
     assert caught.value.code() is grpc.StatusCode.INTERNAL
     assert caught.value.details() == "internal error"
 
@@ -135,7 +135,7 @@ def test_details_of_another_domain_are_not_ours() -> None:
 async def test_the_longest_words_fit_into_trailers(letter: str) -> None:
     """gRPC would drop trailers over 8 KiB, and with them what went wrong."""
     servicer = Raising()
-    door, address = await opened(servicer)
+    endpoint, address = await opened(servicer)
     async with grpc.aio.insecure_channel(address) as channel:
         for error in (
             errors.PlanError("no line: " + letter * 100_000, text=letter * 100_000),
@@ -147,4 +147,4 @@ async def test_the_longest_words_fit_into_trailers(letter: str) -> None:
             found = error_of(caught.value)
             assert type(found) is type(error)
             assert 100 < len(str(found)) < len(str(error))
-    await door.close(0)
+    await endpoint.close(0)

@@ -67,15 +67,15 @@ class FakeFleet:
 
 
 class Master:
-    """A door with a fleet service behind it."""
+    """An endpoint with a fleet service behind it."""
 
-    def __init__(self, fleet: FakeFleet, service: FleetService, door: GrpcServer, nearby: bool) -> None:
-        self.fleet, self.service, self.door, self.nearby = fleet, service, door, nearby
-        self.address = f"127.0.0.1:{door.port}"
+    def __init__(self, fleet: FakeFleet, service: FleetService, endpoint: GrpcServer, nearby: bool) -> None:
+        self.fleet, self.service, self.endpoint, self.nearby = fleet, service, endpoint, nearby
+        self.address = f"127.0.0.1:{endpoint.port}"
 
     async def close(self) -> None:
         await self.service.close()
-        await self.door.close(0)
+        await self.endpoint.close(0)
 
 
 async def opened(nearby: bool, pulse: Heartbeat | None = None) -> Master:
@@ -134,14 +134,14 @@ async def test_a_master_that_does_not_say_how_often_it_beats_is_not_watched_with
             await anext(requests)
             await context.write(fleet_pb2.JoinResponse(joined=fleet_pb2.Joined(heartbeat=1)))
 
-    door = await open_server(
+    endpoint = await open_server(
         "127.0.0.1:0", {"specsot.v1.Fleet": lambda s: fleet_pb2_grpc.add_FleetServicer_to_server(Mute(), s)}
     )
     try:
         with pytest.raises(WireError, match="how often it beats"):
-            await join(f"127.0.0.1:{door.port}", WORKER, Inbox())
+            await join(f"127.0.0.1:{endpoint.port}", WORKER, Inbox())
     finally:
-        await door.close(0)
+        await endpoint.close(0)
 
 
 async def test_the_last_word_is_heard_by_a_master_that_reads_late() -> None:
@@ -155,18 +155,18 @@ async def test_the_last_word_is_heard_by_a_master_that_reads_late() -> None:
             await reads.wait()
             heard.extend([request.WhichOneof("message") async for request in requests])
 
-    door = await open_server(
+    endpoint = await open_server(
         "127.0.0.1:0", {"specsot.v1.Fleet": lambda s: fleet_pb2_grpc.add_FleetServicer_to_server(Late(), s)}
     )
     try:
-        uplink = await join(f"127.0.0.1:{door.port}", WORKER, Inbox())
+        uplink = await join(f"127.0.0.1:{endpoint.port}", WORKER, Inbox())
         await uplink.send(MemberLeaving())
         closing = asyncio.create_task(uplink.close())
         await asyncio.wait({closing}, timeout=0.2)
         reads.set()
         await closing
     finally:
-        await door.close(0)
+        await endpoint.close(0)
     assert heard == ["leaving"]
 
 
@@ -311,10 +311,10 @@ async def test_nobody_there() -> None:
 
 
 async def test_somebody_who_is_no_master() -> None:
-    door = await open_server("127.0.0.1:0", {})
+    endpoint = await open_server("127.0.0.1:0", {})
     with pytest.raises(Unavailable, match="Method not found"):
-        await join(f"127.0.0.1:{door.port}", WORKER, Inbox())
-    await door.close(0)
+        await join(f"127.0.0.1:{endpoint.port}", WORKER, Inbox())
+    await endpoint.close(0)
 
 
 @NEARBY

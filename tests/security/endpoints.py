@@ -1,4 +1,4 @@
-"""A master's doors with papers: one for clients, one for members; fakes behind them."""
+"""A master's endpoints with papers: one for clients, one for members; fakes behind them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOKEN = "the-one-that-counts"
 
 
 @dataclass(frozen=True, slots=True)
-class Doors:
+class Endpoints:
     """known: what a client needs to trust the master."""
 
     clients: GrpcServer
@@ -52,8 +52,8 @@ async def rebalanced() -> Rebalanced:
 
 
 @asynccontextmanager
-async def guarded(authority: Authority, **more: bool) -> AsyncIterator[Doors]:
-    """`more` goes to the terms of the clients' door."""
+async def guarded(authority: Authority, **more: bool) -> AsyncIterator[Endpoints]:
+    """`more` goes to the terms of the clients' endpoint."""
     own, file = authority.issue("master"), authority.folder / "tokens"
     file.write_text(f"another\n{TOKEN}\n")
     conductor, fleet = FakeConductor(), FakeFleet()
@@ -64,7 +64,7 @@ async def guarded(authority: Authority, **more: bool) -> AsyncIterator[Doors]:
     clients = await open_master_port("127.0.0.1:0", service, None, terms)
     members = await open_fleet_port("127.0.0.1:0", FleetService(fleet), Terms(PUBLIC_BYTES, tls=own))
     try:
-        yield Doors(clients, members, conductor, fleet, authority.known, file)
+        yield Endpoints(clients, members, conductor, fleet, authority.known, file)
     finally:
         await members.close(0)
         await clients.close(0)

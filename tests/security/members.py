@@ -1,4 +1,4 @@
-"""A member's door, with an inbox behind it."""
+"""A member's endpoint, with an inbox behind it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from specsot.transport.security import Tls
 async def listening(tls: Tls, inbox: Inbox | None = None) -> AsyncIterator[str]:
     """Its address."""
     ring = RingService(inbox or Inbox(), "there")
-    door = await open_server("127.0.0.1:0", {SERVICE: ring.attach}, Terms(tls=tls))
+    endpoint = await open_server("127.0.0.1:0", {SERVICE: ring.attach}, Terms(tls=tls))
     try:
-        yield f"127.0.0.1:{door.port}"
+        yield f"127.0.0.1:{endpoint.port}"
     finally:
-        await door.close(0)
+        await endpoint.close(0)

@@ -53,7 +53,7 @@ def test_loopback_needs_nothing(address: str) -> None:
         (("--tls-cert", "c"), "--tls-cert needs --tls-key"),
         (("--tls-key", "k"), "--tls-key needs --tls-cert"),
         (("--tls-ca", "a", "--fleet-listen", OUT), "--tls-ca needs --tls-cert and --tls-key"),
-        (("--tls-ca", "a", *PAPERS), "--tls-ca is for members: give members a door of their own"),
+        (("--tls-ca", "a", *PAPERS), "--tls-ca is for members: give members an endpoint of their own"),
     ],
 )
 def test_a_master_says_what_is_missing(
@@ -62,11 +62,11 @@ def test_a_master_says_what_is_missing(
     refused(read_master, (*MASTER, *arguments), line, capsys)
 
 
-def test_tokens_and_members_do_not_share_a_door(
+def test_tokens_and_members_do_not_share_a_endpoint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPECSOT_TOKEN", "secret")
-    refused(read_master, MASTER, "tokens are for clients: give members a door of their own", capsys)
+    refused(read_master, MASTER, "tokens are for clients: give members an endpoint of their own", capsys)
     monkeypatch.delenv("SPECSOT_TOKEN")
     (tmp_path / "tokens").write_text("\n")
     told = ("--token-file", str(tmp_path / "tokens"))
@@ -104,10 +104,12 @@ def refused(
     assert "secret" not in said
 
 
-def test_papers_open_every_door(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_papers_open_every_endpoint(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("SPECSOT_TOKEN", "secret")
-    doors = ("--listen", OUT, "--http", "0.0.0.0:8000", "--fleet-listen", "0.0.0.0:50060")
-    whole = (*MASTER, *doors, *PAPERS, "--tls-ca", "a")
+    endpoints = ("--listen", OUT, "--http", "0.0.0.0:8000", "--fleet-listen", "0.0.0.0:50060")
+    whole = (*MASTER, *endpoints, *PAPERS, "--tls-ca", "a")
     refused(read_master, (*whole, "--client-tls", "off"), f"--listen {OUT} is open", capsys)
     config = read_master([*whole])
     assert config.service.tls.mutual
@@ -146,9 +148,9 @@ def test_strangers_are_not_told_what_is_here(terms: Terms, reflects: bool) -> No
 
 
 @pytest.mark.parametrize(("terms", "warned"), [(Terms(), 1), (Terms(tokens=Tokens(token="t")), 0)])
-async def test_a_door_that_lets_everybody_in_says_so(terms: Terms, warned: int) -> None:
+async def test_a_endpoint_that_lets_everybody_in_says_so(terms: Terms, warned: int) -> None:
     """Once, when it opens."""
     with capture_logs() as said:
-        door = await open_server("0.0.0.0:0", {}, terms)
-    await door.close(0)
+        endpoint = await open_server("0.0.0.0:0", {}, terms)
+    await endpoint.close(0)
     assert [one["log_level"] for one in said] == ["warning"] * warned

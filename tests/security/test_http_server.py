@@ -1,4 +1,4 @@
-"""The HTTP door with tokens and TLS: who comes in, what the others are told, and in whose words."""
+"""The HTTP endpoint with tokens and TLS: who comes in, what the others are told, and in whose words."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ async def test_a_long_question_without_a_token_is_refused_before_it_is_read(hous
 async def test_over_tls(authority: Authority, tmp_path: Path) -> None:
     trusting = ssl.create_default_context(cafile=authority.file)
     async with secured(authority, tmp_path) as house:
-        url = f"https://127.0.0.1:{house.door.port}"
+        url = f"https://127.0.0.1:{house.endpoint.port}"
         async with httpx.AsyncClient(base_url=url, verify=trusting, trust_env=False, timeout=100) as client:
             assert (await client.get("/health")).status_code == 200
             assert (await client.get("/v1/models")).status_code == 401
@@ -106,7 +106,7 @@ async def test_over_tls(authority: Authority, tmp_path: Path) -> None:
             with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
                 await stranger.get(f"{url}/health")
             with pytest.raises(httpx.HTTPError):
-                await stranger.get(f"http://127.0.0.1:{house.door.port}/health")
+                await stranger.get(f"http://127.0.0.1:{house.endpoint.port}/health")
 
 
 async def test_its_certificate_is_renewed_in_service(authority: Authority, tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ async def serial(house: Served, authority: Authority) -> str:
     """Of the certificate that is shown."""
     context = ssl.create_default_context(cafile=authority.file)
     _, writer = await asyncio.open_connection(
-        "127.0.0.1", house.door.port, ssl=context, server_hostname="localhost"
+        "127.0.0.1", house.endpoint.port, ssl=context, server_hostname="localhost"
     )
     shown = writer.get_extra_info("peercert")
     writer.close()

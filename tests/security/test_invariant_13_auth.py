@@ -25,7 +25,7 @@ from specsot.transport.security import PLAIN
 from specsot.transport.uplink import join
 from specsot.v1 import master_pb2, master_pb2_grpc
 from tests.rpc.test_uplink import WORKER
-from tests.security.endpoints import SHOWN, TOKEN, Doors, guarded
+from tests.security.endpoints import SHOWN, TOKEN, Endpoints, guarded
 from tests.security.members import listening
 from tests.security.tls_files import Authority, shown
 
@@ -55,15 +55,15 @@ WRONG = {
 
 
 @pytest.fixture
-async def doors(authority: Authority) -> AsyncIterator[Doors]:
+async def endpoints(authority: Authority) -> AsyncIterator[Endpoints]:
     async with guarded(authority, reflection=True, channelz=True) as opened:
         yield opened
 
 
 @pytest.mark.parametrize("style", ["unary_unary", "unary_stream", "stream_unary", "stream_stream"])
-async def test_invariant_13_no_call_without_a_known_token(doors: Doors, style: str) -> None:
+async def test_invariant_13_no_call_without_a_known_token(endpoints: Endpoints, style: str) -> None:
     """What unary calls send does not even parse: that would be told to those who may come in."""
-    async with doors.channel() as channel:
+    async with endpoints.channel() as channel:
         for method, metadata in product(METHODS, WRONG.values()):
             sent = () if style.startswith("stream") else (b"\xff\xff",)
             call = getattr(channel, style)(method)(*sent, metadata=metadata, timeout=100)
@@ -75,11 +75,11 @@ async def test_invariant_13_no_call_without_a_known_token(doors: Doors, style: s
             told = status_pb2.Status.FromString(dict(await call.trailing_metadata())[TRAILER])
             assert told.code == grpc.StatusCode.UNAUTHENTICATED.value[0]
             assert b"Traceback" not in told.SerializeToString()
-    assert doors.conductor.asked == []
+    assert endpoints.conductor.asked == []
 
 
-async def test_invariant_13_with_a_token_everything_is_as_ever(doors: Doors) -> None:
-    client = await connect(doors.address, tls=doors.known, token=TOKEN)
+async def test_invariant_13_with_a_token_everything_is_as_ever(endpoints: Endpoints) -> None:
+    client = await connect(endpoints.address, tls=endpoints.known, token=TOKEN)
     assert (await client.info()).ready
     assert await client.cancel("r1")
     events = [numbered async for numbered in client.generate(Ask(prompt="hi"))]
@@ -87,25 +87,25 @@ async def test_invariant_13_with_a_token_everything_is_as_ever(doors: Doors) -> 
     await client.close()
 
 
-async def test_invariant_13_a_token_that_was_taken_away(doors: Doors) -> None:
+async def test_invariant_13_a_token_that_was_taken_away(endpoints: Endpoints) -> None:
     """From the next call on; what runs goes on."""
-    doors.conductor.hold.clear()
-    client = await connect(doors.address, tls=doors.known, token=TOKEN)
+    endpoints.conductor.hold.clear()
+    client = await connect(endpoints.address, tls=endpoints.known, token=TOKEN)
     running = client.generate(Ask(prompt="hi"))
     first = await anext(running)
-    doors.tokens.write_text("another\n")
+    endpoints.tokens.write_text("another\n")
     with pytest.raises(Unauthenticated, match="this token is not known here"):
         await client.info()
-    doors.conductor.hold.set()
+    endpoints.conductor.hold.set()
     assert [first, *[numbered async for numbered in running]][-1].number == 2
     await client.close()
 
 
-async def test_invariant_13_health_is_open(doors: Doors) -> None:
-    address, known = doors.address, doors.known
+async def test_invariant_13_health_is_open(endpoints: Endpoints) -> None:
+    address, known = endpoints.address, endpoints.known
     assert await asyncio.to_thread(probe, address, "", 5.0, known) == "SERVING"
     assert await asyncio.to_thread(probe, address, MASTER, 5.0, known) == "NOT_SERVING"
-    async with doors.channel() as channel:
+    async with endpoints.channel() as channel:
         watching = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
         assert (await watching.read()).status == health_pb2.HealthCheckResponse.SERVING
         watching.cancel()
@@ -113,16 +113,16 @@ async def test_invariant_13_health_is_open(doors: Doors) -> None:
 
 @pytest.mark.parametrize("method", REFLECTION)
 async def test_invariant_13_reflection_is_off_unless_asked_for(authority: Authority, method: str) -> None:
-    async with guarded(authority) as doors, doors.channel() as channel:
+    async with guarded(authority) as endpoints, endpoints.channel() as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await list_services(channel, method)
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 @pytest.mark.parametrize("method", REFLECTION)
-async def test_invariant_13_reflection_for_those_who_may(doors: Doors, method: str) -> None:
+async def test_invariant_13_reflection_for_those_who_may(endpoints: Endpoints, method: str) -> None:
     """What `grpcurl -cacert ca.pem -H "authorization: Bearer ..." HOST:PORT list` does."""
-    async with doors.channel() as channel:
+    async with endpoints.channel() as channel:
         assert MASTER in await list_services(channel, method)
 
 
@@ -136,24 +136,24 @@ async def list_services(channel: grpc.aio.Channel, method: str) -> set[str]:
 
 
 async def test_invariant_13_who_does_not_trust_the_master_sends_nothing(
-    doors: Doors, authority: Authority
+    endpoints: Endpoints, authority: Authority
 ) -> None:
     other = Authority.at(authority.folder / "other").known
     with pytest.raises(Unavailable, match="its certificate is not vouched for by --tls-ca"):
-        await connect(doors.address, tls=other, token=TOKEN)
+        await connect(endpoints.address, tls=other, token=TOKEN)
     with pytest.raises(Unavailable, match="one side speaks TLS and the other does not"):
-        await connect(doors.address, token=TOKEN)
-    elsewhere = doors.address.replace("127.0.0.1", "127.0.0.2")
-    assert "nobody answers" in await asyncio.to_thread(probe, elsewhere, "", 5.0, doors.known)
+        await connect(endpoints.address, token=TOKEN)
+    elsewhere = endpoints.address.replace("127.0.0.1", "127.0.0.2")
+    assert "nobody answers" in await asyncio.to_thread(probe, elsewhere, "", 5.0, endpoints.known)
 
 
-async def test_invariant_13_a_member_with_its_certificate(doors: Doors, authority: Authority) -> None:
-    uplink = await join(doors.fleet_address, WORKER, Inbox(), tls=authority.issue("worker"))
-    assert doors.fleet.downlinks.keys() == {"w0"}
+async def test_invariant_13_a_member_with_its_certificate(endpoints: Endpoints, authority: Authority) -> None:
+    uplink = await join(endpoints.fleet_address, WORKER, Inbox(), tls=authority.issue("worker"))
+    assert endpoints.fleet.downlinks.keys() == {"w0"}
     await uplink.close()
 
 
-async def test_invariant_13_no_certificate_no_connection(doors: Doors, authority: Authority) -> None:
+async def test_invariant_13_no_certificate_no_connection(endpoints: Endpoints, authority: Authority) -> None:
     """None, one that another CA gave, one that is too old, none of this in the clear: not even health."""
     other = Authority.at(authority.folder / "other").issue("worker")
     tls_files = {
@@ -164,10 +164,10 @@ async def test_invariant_13_no_certificate_no_connection(doors: Doors, authority
     }
     for what, tls in tls_files.items():
         with pytest.raises(Unavailable, match="nobody answers"):
-            await join(doors.fleet_address, WORKER, Inbox(), tls=tls)
-        assert "nobody answers" in await asyncio.to_thread(probe, doors.fleet_address, "", 5.0, tls), what
-    assert doors.fleet.downlinks == {}
-    assert doors.fleet.gone.empty()
+            await join(endpoints.fleet_address, WORKER, Inbox(), tls=tls)
+        assert "nobody answers" in await asyncio.to_thread(probe, endpoints.fleet_address, "", 5.0, tls), what
+    assert endpoints.fleet.downlinks == {}
+    assert endpoints.fleet.gone.empty()
 
 
 @pytest.mark.parametrize(
@@ -181,23 +181,23 @@ async def test_invariant_13_no_certificate_no_connection(doors: Doors, authority
     ],
 )
 async def test_invariant_13_a_certificate_for_something_else(
-    doors: Doors, authority: Authority, names: tuple[str, ...], kind: str, complaint: str
+    endpoints: Endpoints, authority: Authority, names: tuple[str, ...], kind: str, complaint: str
 ) -> None:
     tls = authority.issue(*names, into="mine")
     with pytest.raises(Refused, match=complaint):
-        await join(doors.fleet_address, replace(WORKER, kind=kind), Inbox(), tls=tls)
-    assert doors.fleet.downlinks == {}
+        await join(endpoints.fleet_address, replace(WORKER, kind=kind), Inbox(), tls=tls)
+    assert endpoints.fleet.downlinks == {}
 
 
-async def test_invariant_13_a_master_that_is_none(doors: Doors, authority: Authority) -> None:
+async def test_invariant_13_a_master_that_is_none(endpoints: Endpoints, authority: Authority) -> None:
     """A worker's certificate does not make a master: members hang up before they say a word."""
     async with listening(authority.issue("worker")) as address:
         with pytest.raises(Unavailable, match="its certificate is for another name"):
             await join(address, WORKER, Inbox(), tls=authority.issue("worker", into="mine"))
 
 
-async def test_invariant_13_clients_have_no_business_at_the_members_door(
-    doors: Doors, authority: Authority
+async def test_invariant_13_clients_have_no_business_at_the_members_endpoint(
+    endpoints: Endpoints, authority: Authority
 ) -> None:
     """Nor members at that of the clients, whatever they show.
 
@@ -205,43 +205,43 @@ async def test_invariant_13_clients_have_no_business_at_the_members_door(
     """
     worker = authority.issue("worker")
     with pytest.raises(SpecsotError):
-        await join(doors.address, WORKER, Inbox(), tls=worker)
-    client = await connect(doors.fleet_address, tls=worker, token=TOKEN)
+        await join(endpoints.address, WORKER, Inbox(), tls=worker)
+    client = await connect(endpoints.fleet_address, tls=worker, token=TOKEN)
     with pytest.raises(Unavailable, match="Method not found"):
         await client.info()
     await client.close()
 
 
-async def test_invariant_13_a_request_is_its_tokens(doors: Doors) -> None:
-    """What the conductor is told of whose call it is: the same by every door, never the token."""
-    doors.tokens.write_text(f"another\n{TOKEN}\n")
+async def test_invariant_13_a_request_is_its_tokens(endpoints: Endpoints) -> None:
+    """What the conductor is told of whose call it is: the same by every endpoint, never the token."""
+    endpoints.tokens.write_text(f"another\n{TOKEN}\n")
     owners: list[list[str]] = []
-    async with doors.channel() as channel:
+    async with endpoints.channel() as channel:
         stub = master_pb2_grpc.MasterStub(channel)
         for token in (TOKEN, "another"):
-            doors.conductor.owners.clear()
+            endpoints.conductor.owners.clear()
             ask = master_pb2.GenerateRequest(prompt="hi", request_id="mine")
             later = master_pb2.GenerateRequest(request_id="mine", resume_from=1)
             for request in (ask, later):
                 async for _ in stub.Generate(request, metadata=shown(token)):
                     pass
             await stub.Cancel(master_pb2.CancelRequest(request_id="mine"), metadata=shown(token))
-            owners.append(list(doors.conductor.owners))
+            owners.append(list(endpoints.conductor.owners))
     (mine,), (others,) = map(set, owners)
     assert mine != others
     assert len(owners[0]) == 3
     assert TOKEN not in mine
-    assert doors.conductor.asked[-1][2] == others, "one token is one client, wherever it comes from"
+    assert endpoints.conductor.asked[-1][2] == others, "one token is one client, wherever it comes from"
 
 
-async def test_invariant_13_a_ring_is_shared_out_anew_for_administrators(doors: Doors) -> None:
+async def test_invariant_13_a_ring_is_shared_out_anew_for_administrators(endpoints: Endpoints) -> None:
     request = master_pb2.RebalanceRequest()
-    async with doors.channel() as channel:
+    async with endpoints.channel() as channel:
         stub = master_pb2_grpc.MasterStub(channel)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.Rebalance(request, metadata=shown(TOKEN))
         assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
         assert "administrator" in (caught.value.details() or "")
         for text in (f"another\n{TOKEN} admin\n", f"{TOKEN}\n"):
-            doors.tokens.write_text(text)
+            endpoints.tokens.write_text(text)
             await stub.Rebalance(request, metadata=shown(TOKEN))

@@ -1,4 +1,4 @@
-"""What a stranger can make large, at the doors themselves; what requests may hold is tested elsewhere."""
+"""What a stranger can make large, at the endpoints themselves; what requests may hold is tested elsewhere."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ pytestmark = pytest.mark.timeout(60)
 
 @pytest.mark.parametrize("method", ["Cancel", "Generate"])
 async def test_a_message_that_unpacks_to_more_than_allowed(method: str) -> None:
-    """64 MiB in 64 KiB of gzip: refused by what it would become, and the door lives."""
-    door = await open_server("127.0.0.1:0", ATTACH, Terms(largest=1 << 20))
+    """64 MiB in 64 KiB of gzip: refused by what it would become, and the endpoint lives."""
+    endpoint = await open_server("127.0.0.1:0", ATTACH, Terms(largest=1 << 20))
     options = [("grpc.max_send_message_length", -1)]
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{door.port}", options=options) as channel:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{endpoint.port}", options=options) as channel:
         call = channel.unary_unary(f"/specsot.v1.Master/{method}")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call(bytes(64 << 20), compression=grpc.Compression.Gzip)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         stub = master_pb2_grpc.MasterStub(channel)
         assert (await stub.Cancel(master_pb2.CancelRequest(request_id="x"))).cancelled
-    await door.close(0)
+    await endpoint.close(0)
 
 
 async def test_a_head_that_does_not_end() -> None:
     async with served() as house:
-        reader, writer = await asyncio.open_connection("127.0.0.1", house.door.port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", house.endpoint.port)
         writer.write(b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * HEADER_BYTES)
         assert (await reader.readline()).startswith(b"HTTP/1.1 431")
         writer.close()

@@ -155,7 +155,7 @@ async def test_papers_that_do_not_fit_are_not_taken(authority: Authority) -> Non
 
 
 async def certificate_at(address: str, tls: Tls) -> bytes:
-    """What a door shows."""
+    """What an endpoint shows."""
     context = ssl.create_default_context(cafile=tls.ca)
     assert tls.cert
     context.load_cert_chain(tls.cert, tls.key)
@@ -209,7 +209,7 @@ def encrypted(key: bytes) -> bytes:
     return loaded.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, locked)
 
 
-async def test_a_door_does_not_open_with_bad_papers(authority: Authority, tmp_path: Path) -> None:
+async def test_a_endpoint_does_not_open_with_bad_papers(authority: Authority, tmp_path: Path) -> None:
     tls = authority.issue("worker")
     with pytest.raises(InvalidRequest, match="nowhere: no such file"):
         async with listening(replace(tls, cert=tmp_path / "nowhere")):
@@ -218,8 +218,8 @@ async def test_a_door_does_not_open_with_bad_papers(authority: Authority, tmp_pa
 
 async def test_a_stranger_who_never_speaks_is_cut(authority: Authority) -> None:
     """A connection that does not begin a handshake is gone after a while."""
-    door = await open_server("127.0.0.1:0", {}, Terms(tls=authority.issue("worker"), handshake=0.2))
-    reader, writer = await asyncio.open_connection("127.0.0.1", door.port)
+    endpoint = await open_server("127.0.0.1:0", {}, Terms(tls=authority.issue("worker"), handshake=0.2))
+    reader, writer = await asyncio.open_connection("127.0.0.1", endpoint.port)
     assert await asyncio.wait_for(reader.read(), 100) == b""
     writer.close()
-    await door.close(0)
+    await endpoint.close(0)

@@ -1,4 +1,4 @@
-"""DNS rebinding: a page from elsewhere cannot make a browser use a door that asks for no token."""
+"""DNS rebinding: a page from elsewhere cannot make a browser use an endpoint that asks for no token."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ TERMS = Terms(PUBLIC_BYTES)
 
 @pytest.fixture
 async def url(demo_model: Path) -> AsyncIterator[str]:
-    door, place = await gateway(demo_model, TERMS)
+    endpoint, place = await gateway(demo_model, TERMS)
     yield place
-    await door.close(0)
+    await endpoint.close(0)
 
 
 async def gateway(
     demo_model: Path, terms: Terms, listen: str = "127.0.0.1:0", names: Iterable[str] = ()
 ) -> tuple[HttpServer, str]:
     master = assemble(demo_model / "base", RingOptions())
-    door = await open_http(listen, master, terms, observe_master(master), names=names)
-    return door, f"http://127.0.0.1:{door.port}"
+    endpoint = await open_http(listen, master, terms, observe_master(master), names=names)
+    return endpoint, f"http://127.0.0.1:{endpoint.port}"
 
 
 async def status(url: str, host: str, target: str = "/version") -> int:
@@ -69,14 +69,14 @@ async def test_a_name_in_the_request_line_counts_instead_of_the_hosts(url: str) 
         assert await status(url, host, "http://localhost@evil.example/version") == 421
 
 
-async def test_a_door_for_everybody_is_guarded_too_and_has_the_names_that_it_is_given(
+async def test_a_endpoint_for_everybody_is_guarded_too_and_has_the_names_that_it_is_given(
     demo_model: Path,
 ) -> None:
     """As in a container that is published on its host's loopback alone: a browser there reaches it."""
-    door, url = await gateway(demo_model, TERMS, "0.0.0.0:0", ["Master", "fleet.example"])
+    endpoint, url = await gateway(demo_model, TERMS, "0.0.0.0:0", ["Master", "fleet.example"])
     assert [await status(url, host) for host in ("master:8000", "FLEET.example", "127.0.0.1")] == [200] * 3
     assert [await status(url, host) for host in ("evil.example", "master.evil.example")] == [421] * 2
-    await door.close(0)
+    await endpoint.close(0)
 
 
 @pytest.mark.parametrize("names", ["a,,b", "fleet.example:80", "http://x", " "])
@@ -88,6 +88,6 @@ def test_what_is_no_name_is_refused(names: str, capsys: pytest.CaptureFixture[st
 
 async def test_with_tokens_the_name_does_not_matter(demo_model: Path) -> None:
     """A page from elsewhere has none, and a proxy in front may use any name."""
-    door, url = await gateway(demo_model, Terms(PUBLIC_BYTES, tokens=Tokens(token="secret")))
+    endpoint, url = await gateway(demo_model, Terms(PUBLIC_BYTES, tokens=Tokens(token="secret")))
     assert await status(url, "fleet.example") == 401
-    await door.close(0)
+    await endpoint.close(0)

@@ -177,7 +177,7 @@ async def test_a_documented_line(
     answers = await asyncio.to_thread(replay, line, fleet[0].address)
     if line.words == ("list",):
         assert "specsot.v1.Master" in answers
-        assert "specsot.v1.Fleet" not in answers, "that is behind another door"
+        assert "specsot.v1.Fleet" not in answers, "that is behind another endpoint"
     else:
         assert answers[0]["ready"]
 

@@ -49,7 +49,7 @@ def test_everything_else(tmp_path: Path, header: str | None) -> None:
     assert not let_in(Tokens(file), header)
 
 
-def test_tokens_change_while_the_door_is_open(tmp_path: Path) -> None:
+def test_tokens_change_while_the_endpoint_is_open(tmp_path: Path) -> None:
     """Added, taken away, broken, all gone: a file that says nothing lets nobody in."""
     file = tmp_path / "tokens"
     file.write_text("one\n")

@@ -79,7 +79,7 @@ class Last:
 
 @pytest.fixture
 async def ring():
-    """The last stage and its part, in an epoch, with three frames at its door."""
+    """The last stage and its part, in an epoch, with three frames at its endpoint."""
     last = Last()
     with ThreadPoolExecutor(1) as compute, ThreadPoolExecutor(1) as reading:
         part = Worker(last, last, compute, verify_thread=reading)  # type: ignore[arg-type]

@@ -303,18 +303,18 @@ async def open_join_server(
     authority = Authority(folder)
     for role in (DOOR, *roles):
         authority.write(role)
-    door = JoinServer(authority, address, master, flags, tell)
+    endpoint = JoinServer(authority, address, master, flags, tell)
     context = context_of(Tls(cert=folder / DOOR / "own.pem", key=folder / DOOR / "own.key"))
     host, _, port = address.rpartition(":")
     try:
         server = await asyncio.start_server(
-            door.meet, host.strip("[]"), int(port), ssl=context, limit=LONGEST
+            endpoint.meet, host.strip("[]"), int(port), ssl=context, limit=LONGEST
         )
     except OSError as error:
         raise Unavailable(f"cannot listen at {address}: {reason(error)}") from None
     async with server:
-        tell(invitation(door.code))
-        yield door
+        tell(invitation(endpoint.code))
+        yield endpoint
 
 
 async def join_fleet(written: str, folder: Path) -> tuple[JoinedFleet, Tls]:

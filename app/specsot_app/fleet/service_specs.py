@@ -365,10 +365,10 @@ def spread(serving: Serving, fleet: str | None, insecure: bool) -> Serving:
             )
     if serving.certificates is None and not insecure:
         raise InvalidRequest(f"{elsewhere} is another machine: {_TLS_FILES}", "certificates")
-    return replace(serving, fleet=fleet or _door(hosts, serving.here, elsewhere))
+    return replace(serving, fleet=fleet or _endpoint(hosts, serving.here, elsewhere))
 
 
-def _door(hosts: Iterable[str], here: frozenset[str], elsewhere: str) -> str:
+def _endpoint(hosts: Iterable[str], here: frozenset[str], elsewhere: str) -> str:
     """Return the address of the members' server: this machine's among the hosts. Raises InvalidRequest if
     none is this machine.
     """

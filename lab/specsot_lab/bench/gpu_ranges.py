@@ -144,12 +144,12 @@ async def _live(spread: Spread, number: int, way: Connection) -> None:
 async def _member(
     spread: Spread, number: int, inbox: Inbox, heard: asyncio.Queue[Any]
 ) -> AsyncGenerator[Inbox]:
-    """A worker with its door; heard: what it says to the master."""
+    """A worker with its endpoint; heard: what it says to the master."""
     place = spread.stages[number]
     rows = DirectHost()
     leaving = asyncio.Event()
     service = RingService(inbox, place.name, rows=rows)
-    door = await open_server(place.address, {SERVICE: service.attach})
+    endpoint = await open_server(place.address, {SERVICE: service.attach})
     dialer: Dialer = GrpcDialer(place.name, inbox)
     if spread.transport == "direct":
         dialer = DirectDialer(place.name, dialer, rows)
@@ -164,7 +164,7 @@ async def _member(
         leaving.set()
         await life
         rows.close()
-        await door.close(0)
+        await endpoint.close(0)
         for each in filter(None, (thread, reading)):
             each.shutdown()
 

@@ -175,22 +175,22 @@ async def _measure(
     """Of one fleet, whose drafter begins anew."""
     rows: list[Row] = []
     async with fleet_of(base, head, device, drafts) as (grpc, http):
-        doors: dict[str, FleetClients] = {"gRPC": GrpcClients(grpc), "HTTP": HttpClients(http)}
+        endpoints: dict[str, FleetClients] = {"gRPC": GrpcClients(grpc), "HTTP": HttpClients(http)}
         for drafter in drafts.drafters:
-            await doors["gRPC"].ask(1, 99, WARMING, drafter)
+            await endpoints["gRPC"].ask(1, 99, WARMING, drafter)
         for many, drafter in itertools.product(clients, drafts.drafters):
             said = f"drafter {drafter}{drafts.said}"
-            await doors["gRPC"].ask(many, 32, many, drafter)
-            for door, ways in doors.items():
+            await endpoints["gRPC"].ask(many, 32, many, drafter)
+            for endpoint, ways in endpoints.items():
                 level = await ways.ask(many, TOKENS[many], PER_CLIENT[many] * many, drafter)
-                rows.append(row_of(level, door, said, TOKENS[many]))
+                rows.append(row_of(level, endpoint, said, TOKENS[many]))
     return rows
 
 
-def row_of(level: LoadLevel, door: str, said: str, tokens: int) -> Row:
+def row_of(level: LoadLevel, endpoint: str, said: str, tokens: int) -> Row:
     """Milliseconds, medians and 99th percentiles."""
     told = level.row()
-    row: Row = {"what": f"served, {door}, {said}", "requests": level.clients, "answers": tokens}
+    row: Row = {"what": f"served, {endpoint}, {said}", "requests": level.clients, "answers": tokens}
     row |= {"tokens/s": told["tokens_per_second"], "errors": told["errors"]}
     for name, key in (
         ("first text", "first_text_seconds"),
@@ -210,7 +210,7 @@ def row_of(level: LoadLevel, door: str, said: str, tokens: int) -> Row:
 async def fleet_of(
     base: Path, head: Path, device: str, drafts: DraftingFleet
 ) -> AsyncGenerator[tuple[str, str]]:
-    """Addresses of a fleet of processes: its gRPC, and its HTTP door."""
+    """Addresses of a fleet of processes: its gRPC, and its HTTP endpoint."""
     wanted = FleetOptions(
         kind="processes", model=str(base), draft_model=str(head), device=device, stages=1, tree=drafts.tree
     )

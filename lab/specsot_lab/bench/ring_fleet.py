@@ -353,15 +353,15 @@ async def _settled(site: Site, hosts: Hosts) -> AsyncGenerator[None]:
 async def _settle(
     hosts: Hosts, name: str, site: Site, leaving: asyncio.Event, stack: AsyncExitStack
 ) -> asyncio.Task[None]:
-    """A member with a door, a thread and, unless it drafts, a proxy of its own."""
+    """A member with an endpoint, a thread and, unless it drafts, a proxy of its own."""
     inbox, compute = Inbox(), ComputeThread(name)
     stack.callback(compute.shutdown)
-    door = await open_server("127.0.0.1:0", {"specsot.v1.Ring": RingService(inbox, name).attach})
-    stack.push_async_callback(door.close, 0)
+    endpoint = await open_server("127.0.0.1:0", {"specsot.v1.Ring": RingService(inbox, name).attach})
+    stack.push_async_callback(endpoint.close, 0)
     make = site.drafter
-    address = f"127.0.0.1:{door.port}"
+    address = f"127.0.0.1:{endpoint.port}"
     if name != "drafter":
-        address = await _move_to_namespace(hosts, door.port, stack)
+        address = await _move_to_namespace(hosts, endpoint.port, stack)
         make = partial(_with_watch, site.worker, hosts.probes[-1])
     assert make is not None
     dialer = GrpcDialer(name, inbox)

@@ -128,7 +128,7 @@ class MasterConfig:
         service.check()
         if self.fleet_listen is None and (self.guarded or tls.ca):
             shown = "tokens are for clients" if self.guarded else "--tls-ca is for members"
-            raise InvalidRequest(f"{shown}: give members a door of their own by --fleet-listen")
+            raise InvalidRequest(f"{shown}: give members an endpoint of their own by --fleet-listen")
         if tls.ca and not tls.cert:
             raise InvalidRequest("--tls-ca needs --tls-cert and --tls-key")
         needs = "--tls-cert, --tls-key and --token-file (or SPECSOT_TOKEN)"

@@ -361,16 +361,16 @@ async def open_master_port(
     services = {MASTER_SERVICE: partial(master_pb2_grpc.add_MasterServicer_to_server, master)}
     if fleet is not None:
         services |= {FLEET_SERVICE: partial(fleet_pb2_grpc.add_FleetServicer_to_server, fleet)}
-    door = await open_server(listen, services, terms)
+    endpoint = await open_server(listen, services, terms)
     if fleet is not None:
-        await door.report(FLEET_SERVICE, True)
-    return door
+        await endpoint.report(FLEET_SERVICE, True)
+    return endpoint
 
 
 async def open_fleet_port(listen: str, fleet: FleetService, terms: Terms) -> GrpcServer:
     """Open a port for members only, which is reported as healthy at once. Raises Unavailable."""
-    door = await open_server(
+    endpoint = await open_server(
         listen, {FLEET_SERVICE: partial(fleet_pb2_grpc.add_FleetServicer_to_server, fleet)}, terms
     )
-    await door.report(FLEET_SERVICE, True)
-    return door
+    await endpoint.report(FLEET_SERVICE, True)
+    return endpoint

@@ -74,16 +74,16 @@ async def run_master(config: MasterConfig, seen: Observation, leaving: asyncio.E
     await master.leader.revive(journal.kept if journal else ())
     members = FleetService(master.members, config.pulse, master.refused_members, nearby=True)
     metrics = start_telemetry(master, seen, config)
-    async with open_endpoints(config, master, members, metrics) as door:
+    async with open_endpoints(config, master, members, metrics) as endpoint:
         spare_collector()
         log.info("waiting for the ring", missing=master.waiting_for())
         tending = [one.fleet.tend(TEND_SECONDS) for one in master.replicas]
         async with running_alongside(
-            *tending, watch_health(master, door, stall_detectors(master, config.stuck_after))
+            *tending, watch_health(master, endpoint, stall_detectors(master, config.stuck_after))
         ):
             await leaving.wait()
             log.info("leaving", grace=config.service.grace)
-            await shut_down(master, members, door, config.service.grace)
+            await shut_down(master, members, endpoint, config.service.grace)
             if journal:
                 await journal.close()
 
@@ -123,14 +123,14 @@ def stall_detectors(master: Master, stuck_after: float) -> list[StallDetector]:
     return [StallDetector(stuck_after) for _ in master.replicas]
 
 
-async def watch_health(master: Master, door: GrpcServer, progress: Sequence[StallDetector]) -> None:
+async def watch_health(master: Master, endpoint: GrpcServer, progress: Sequence[StallDetector]) -> None:
     """Keep the reported health of `specsot.v1.Master` up to date. Runs until cancelled.
 
     The health is checked every TEND_SECONDS, and whenever a ring becomes complete or breaks. progress: one
     detector per ring.
     """
     while True:
-        await update_health(master, door, progress, asyncio.get_running_loop().time())
+        await update_health(master, endpoint, progress, asyncio.get_running_loop().time())
         master.changed.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(TEND_SECONDS):
@@ -138,7 +138,7 @@ async def watch_health(master: Master, door: GrpcServer, progress: Sequence[Stal
 
 
 async def update_health(
-    master: Master, door: GrpcServer, progress: Sequence[StallDetector], now: float
+    master: Master, endpoint: GrpcServer, progress: Sequence[StallDetector], now: float
 ) -> None:
     """Report whether the master serves: some ring is complete and makes steps if it has work.
 
@@ -151,17 +151,17 @@ async def update_health(
         if not moves and master.serving:
             log.error("no step comes, though there is work", epoch=one.fleet.epoch)
     master.serving = serving and not master.leaving
-    await door.report(MASTER_SERVICE, master.serving)
+    await endpoint.report(MASTER_SERVICE, master.serving)
 
 
-async def shut_down(master: Master, members: FleetService, door: GrpcServer, grace: float) -> None:
+async def shut_down(master: Master, members: FleetService, endpoint: GrpcServer, grace: float) -> None:
     """Refuse new requests, wait for running ones, fail those that are left, then dismiss the members.
 
     grace: seconds for which running requests may continue.
     """
     master.leaving = True
     master.serving = False
-    await door.report(MASTER_SERVICE, False)
+    await endpoint.report(MASTER_SERVICE, False)
     if not await master.requests.drain(grace):
         master.end("the master is shutting down")
         await master.requests.drain(1.0)
@@ -208,18 +208,20 @@ async def open_endpoints(
     # Checked first, because a missing extra would otherwise close ports that have admitted clients already.
     if config.http is not None:
         check_extra()
-    async with AsyncExitStack() as doors:
-        door = await open_master_port(listen, clients, members if apart is None else None, _public(config))
-        doors.push_async_callback(door.close, CLOSE_SECONDS)
-        log.info("listening", at=reachable(None, listen, door.port), model=master.model.name)
+    async with AsyncExitStack() as endpoints:
+        endpoint = await open_master_port(
+            listen, clients, members if apart is None else None, _public(config)
+        )
+        endpoints.push_async_callback(endpoint.close, CLOSE_SECONDS)
+        log.info("listening", at=reachable(None, listen, endpoint.port), model=master.model.name)
         if apart is not None:
             fleet = await open_fleet_port(apart, members, _terms(config, config.service.tls))
-            doors.push_async_callback(fleet.close, CLOSE_SECONDS)
+            endpoints.push_async_callback(fleet.close, CLOSE_SECONDS)
             log.info("listening", at=reachable(None, apart, fleet.port), whom="members")
         if config.http is not None:
             http = await open_http(config.http, config, master, metrics)
-            doors.push_async_callback(http.close, CLOSE_SECONDS)
-        yield door
+            endpoints.push_async_callback(http.close, CLOSE_SECONDS)
+        yield endpoint
 
 
 def check_extra() -> None:
@@ -242,10 +244,10 @@ async def open_http(listen: str, config: MasterConfig, master: Master, metrics: 
     names = config.http_names
     origins = config.allowed_origins
     answers = config.default_mode, config.sse_ping_interval
-    door = await open_http(listen, master, terms, metrics, *answers, names, origins)
+    endpoint = await open_http(listen, master, terms, metrics, *answers, names, origins)
     scheme = "http" if terms.tls.cert is None else "https"
-    log.info("listening", at=f"{scheme}://{reachable(None, listen, door.port)}/")
-    return door
+    log.info("listening", at=f"{scheme}://{reachable(None, listen, endpoint.port)}/")
+    return endpoint
 
 
 def _public(config: MasterConfig) -> Terms:

@@ -69,16 +69,16 @@ class ReportingMember:
     """
 
     def __init__(
-        self, part: RingMember, kind: Kind, door: GrpcServer, dialers: Dialers, idle_timer: IdleTimer
+        self, part: RingMember, kind: Kind, endpoint: GrpcServer, dialers: Dialers, idle_timer: IdleTimer
     ) -> None:
         """part: the wrapped member.
 
-        door: the gRPC server that reports the health.
+        endpoint: the gRPC server that reports the health.
         dialers: the dialers by transport.
         idle_timer: restarted whenever there is work.
         """
         self._part = part
-        self._door = door
+        self._endpoint = endpoint
         self._dialers = dialers
         self._idle = idle_timer
         self._services = (SERVICE, ROLE_SERVICES[kind])
@@ -115,7 +115,7 @@ class ReportingMember:
 
     async def _report(self, serving: bool) -> None:
         for service in self._services:
-            await self._door.report(service, serving)
+            await self._endpoint.report(service, serving)
 
 
 def run_members(*programs: MemberProgram) -> int:
@@ -187,8 +187,8 @@ async def _serve(
         ROLE_SERVICES[program.kind]: partial(ring.attach_role, program.kind),
         MODELS_SERVICE: lending.attach,
     }
-    door = await open_server(service.listen, services, terms)
-    address = reachable(member.advertise, service.listen, door.port)
+    endpoint = await open_server(service.listen, services, terms)
+    address = reachable(member.advertise, service.listen, endpoint.port)
     ring.name = lending.name = name_of(member.name, address)
     log.info("listening", at=address, name=ring.name)
     idle_timer = IdleTimer(IDLE_SECONDS, return_freed_memory, asyncio.get_running_loop())
@@ -209,13 +209,13 @@ async def _serve(
         exchange.introduce(address, part, compute)
         if borrowed_of(options.base) is None:
             lending.open(options.base, fingerprint(options.base))
-            await door.report(MODELS_SERVICE, True)
+            await endpoint.report(MODELS_SERVICE, True)
 
         async def connect(registration: Registration) -> Link:
             return await join(member.master, replace(registration, began=began), inbox, tls=service.tls)
 
         await run_membership(
-            ReportingMember(part, program.kind, door, dialers, idle_timer), inbox, connect, leaving
+            ReportingMember(part, program.kind, endpoint, dialers, idle_timer), inbox, connect, leaving
         )
         log.info("left")
     finally:
@@ -224,4 +224,4 @@ async def _serve(
         await ring.close()
         await host.close()
         sockets.close()
-        await door.close(0)
+        await endpoint.close(0)

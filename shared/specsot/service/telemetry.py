@@ -210,15 +210,15 @@ def observed(service: str, options: ServiceOptions) -> Generator[Observation]:
         yield Observation(tracer=tracer)
         return
     registry = registry_of(service)
-    door = open_metrics_server(options.metrics, registry, options.tls)
+    endpoint = open_metrics_server(options.metrics, registry, options.tls)
     scheme = "http" if options.tls.cert is None else "https"
     log.info(
-        "figures", service=service, at=f"{scheme}://{reachable(None, options.metrics, door.port)}/metrics"
+        "figures", service=service, at=f"{scheme}://{reachable(None, options.metrics, endpoint.port)}/metrics"
     )
     try:
         yield Observation(registry, tracer)
     finally:
-        door.close()
+        endpoint.close()
 
 
 @dataclass(frozen=True, slots=True)

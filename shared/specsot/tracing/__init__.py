@@ -18,7 +18,7 @@ Value = str | int | float | bool | Sequence[str]
 About = Mapping[str, Value]  # attributes: OpenTelemetry's names where it has one, else specsot.*; never text
 
 caller: ContextVar[str | None] = ContextVar("caller", default=None)
-"""The context that whoever called brought along; doors set it."""
+"""The context that whoever called brought along; endpoints set it."""
 
 current: ContextVar[str | None] = ContextVar("current", default=None)
 """The context of the request that is being taken in."""

@@ -90,11 +90,11 @@ async def open_server(listen: str, services: Mapping[str, Attach], terms: Terms 
         channelz.add_channelz_servicer(server)
     if terms.reflects:
         reflect(server, names_of(services, terms))
-    door = GrpcServer(server, _bind(server, listen, credentials), state)
+    endpoint = GrpcServer(server, _bind(server, listen, credentials), state)
     for name in services:
-        await door.report(name, False)
+        await endpoint.report(name, False)
     await server.start()
-    return door
+    return endpoint
 
 
 def names_of(services: Iterable[str], terms: Terms) -> list[str]:
