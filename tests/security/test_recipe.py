@@ -195,7 +195,7 @@ def test_the_command_line_reaches_it(
 
 
 @pytest.mark.parametrize(
-    ("papers", "line"),
+    ("tls_files", "line"),
     [
         ((), "one side speaks TLS and the other does not"),
         (("--tls-ca", "ca.pem"), "a token is needed"),

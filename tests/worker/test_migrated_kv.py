@@ -42,7 +42,7 @@ class Kv:
 
 
 def opening(sequence: int, tokens: int, **more: Any) -> Opening:
-    return Opening(99, tokens + 1, kept=ReusedKV(sequence, tuple(range(tokens))), **more)
+    return Opening(99, tokens + 1, reused=ReusedKV(sequence, tuple(range(tokens))), **more)
 
 
 def order(*rows: RowsOf, features: bool = False) -> HandOver:
