@@ -375,7 +375,7 @@ class Progress:
     fetched: bytes of the model's files that the member has. Grows while it fetches files.
     layers: the layers that StandBy asked the member to load in advance and that it has loaded. If `done` is
         less than `total`, the member has no room for all of them.
-    handed: number of the HandOver whose rows have all arrived at the member. 0 if there is none.
+    migrated: number of the HandOver whose rows have all arrived at the member. 0 if there is none.
     over: sequences of that HandOver that were closed in the meantime, so that no rows of them arrived.
     """
 

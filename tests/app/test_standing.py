@@ -51,7 +51,7 @@ def test_every_fact_is_a_line() -> None:
         "pages     384 of 512 free · 3 hold beginnings of prompts",
         "requests  2 running in 9 sequences · 1 waiting · 7 stop · 3 refused"
         " · 25% of prompt tokens were there",
-        "steps      12.5/s with 4.2 tokens and 31.0 rows each · 52 tokens/s · 100 steps, 420 tokens in all",
+        "steps     12.5/s with 4.2 tokens and 31.0 rows each · 52 tokens/s · 100 steps, 420 tokens in all",
         "epoch     2 · ready",
         "version   1.2.3",
     ]

@@ -17,7 +17,7 @@ def test_behind_rows_that_were_kept_trees_are_asked_for_once_the_drafter_was_tol
     monkeypatch.setattr(pipeline, "MAX_ROWS_PER_STEP", 16)
     sequencer = Sequencer(1, FrameBudget(64, 1, 9), PageTable(PAGES, ROWS), DraftTimeout(0.5))
     kept = ReusedKV(9, tuple(range(40)))
-    sequencer.apply_order(order_of(1, [*kept.tokens, 7], 300, kept=kept))
+    sequencer.apply_order(order_of(1, [*kept.tokens, 7], 300, reused=kept))
     first_answer(sequencer)
     sequencer.add_drafts(Drafts(1))
     assert step(sequencer) == ("waking", 1)
@@ -44,8 +44,8 @@ def test_rows_of_a_text_that_is_over_stay_for_whoever_waits_to_begin_with_them(o
     sequencer = Sequencer(1, FrameBudget(64, 1, 0), PageTable(5, ROWS), DraftTimeout(0.0))
     kept = ReusedKV(9, (5,) * 4 * ROWS)
     first = order_of(1, [1] * 2 * ROWS, 9, decodes=False)
-    beginning = order_of(2, [*kept.tokens, 7], 1, decodes=False, kept=kept)
-    text = [order_of(3, [*kept.tokens, 7], 9, kept=kept)] if ordered else []
+    beginning = order_of(2, [*kept.tokens, 7], 1, decodes=False, reused=kept)
+    text = [order_of(3, [*kept.tokens, 7], 9, reused=kept)] if ordered else []
     told = list[tuple[tuple[int, ...], list[int]]]()
     for orders in [first, beginning, *text], [Close(1), Close(3) if ordered else Close(9, kept=True)], []:
         for order in orders:

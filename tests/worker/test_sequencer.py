@@ -329,7 +329,7 @@ def test_nobody_forks_kept_rows_that_are_not_in_pages_yet():
     sequencer = Sequencer(1, FrameBudget(8, 1, 9), PageTable(PAGES, ROWS), DraftTimeout(0.0))
     sequencer.apply_order(order_of(1, [1] * 20, 9))
     kept = ReusedKV(9, tuple(range(30)))
-    sequencer.apply_order(order_of(2, [*kept.tokens, 7, 7], 1, decodes=False, kept=kept))
+    sequencer.apply_order(order_of(2, [*kept.tokens, 7, 7], 1, decodes=False, reused=kept))
     sequencer.apply_order(order_of(3, [4], 9, Fork(2, 12)))
     frames = list[Frame]()
     while not any(one.sequence == 3 for frame in frames for one in frame.openings):
