@@ -217,7 +217,7 @@ class Statistics:
     plan_tokens: tokens of the plan, or of the markers around a direct answer.
     heading_tokens: tokens of the answer's headings, which the model does not generate.
     polish_tokens: tokens of the turn that joined the branches. Its text is then the answer.
-    draft_paused: fraction of the trees for which nothing was drafted, because drafting was paused as
+    paused_share: fraction of the trees for which nothing was drafted, because drafting was paused as
     unprofitable.
     phases: seconds by phase: queue, decision, and skeleton, branches, polish, or direct. A name with
         `_prefill`, such as `skeleton_prefill`, has the seconds from the beginning of that phase to its first
@@ -240,7 +240,7 @@ class Statistics:
     plan_tokens: int = 0
     heading_tokens: int = 0
     polish_tokens: int = 0
-    draft_paused: float = 0.0
+    paused_share: float = 0.0
     phases: dict[str, float] = field(default_factory=dict)
     decision: str = ""
     in_time: bool = False

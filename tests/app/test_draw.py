@@ -111,16 +111,16 @@ def ended(reason: Reason, panels: Sequence[Reason] = (), drafts: float = 1.0, **
 
 SIX = [Reason.STOP] * 6
 PLAN = ended(Reason.STOP, SIX, 1.8, steps=71, merged_tokens=392)
-CUT = ended(Reason.LENGTH, draft_paused=0.97, merged_tokens=1020, completion_tokens=1024, steps=1019)
+CUT = ended(Reason.LENGTH, paused_share=0.97, merged_tokens=1020, completion_tokens=1024, steps=1019)
 ONE_CUT = ended(Reason.LENGTH, [*SIX[:4], Reason.LENGTH], steps=71)
 STOPPED = ended(Reason.CANCELLED, [*SIX[:4], Reason.CANCELLED], steps=9)
 POLISHED = ended(Reason.STOP, SIX, steps=71, polish_tokens=60, phases={"polish": 2.5})
-BARELY = ended(Reason.STOP, draft_paused=0.1, merged_tokens=9, steps=9)
+BARELY = ended(Reason.STOP, paused_share=0.1, merged_tokens=9, steps=9)
 TIMED = ended(Reason.LENGTH, merged_tokens=8, steps=8, in_time=True)
 DROPPED: dict[str, Any] = {"merged_tokens": 216, "plan_tokens": 84, "completion_tokens": 300, "steps": 262}
 UNPLANNED = ended(Reason.LENGTH, decision=f"direct: {NO_PLAN}", **DROPPED)
 LEFT = "216 tokens and a dropped plan of 84 in 262 steps"
-RESTED = ended(Reason.STOP, draft_paused=0.6, drafts=1.4, merged_tokens=9, steps=9)
+RESTED = ended(Reason.STOP, paused_share=0.6, drafts=1.4, merged_tokens=9, steps=9)
 NOTHING = ended(Reason.CANCELLED, steps=16, decision="planned: asked for")
 RESTS = "drafting rests: it does not pay here"
 

@@ -277,7 +277,7 @@ def test_a_drafter_that_does_not_pay_says_so_and_draws_nothing(head: DraftHead, 
     assert drafts_of(engine) == ()
     assert engine.paused_trees == 2 * LOOK_STEPS, "it looks at a plain step first"
     engine.observe(
-        replace(text.feature_batch(1, 10, 11, 2, final=True), fed=2, seconds=1.0, wall=1.0, draft_paused=2)
+        replace(text.feature_batch(1, 10, 11, 2, final=True), fed=2, seconds=1.0, wall=1.0, paused_trees=2)
     )
     engine.observe(text.feature_batch(2, 10, 11, 2, final=True))
     assert drafts_of(engine) == ()
@@ -309,7 +309,7 @@ def test_what_comes_behind_a_rest_is_learned_in_one(head: DraftHead, text: Text)
     drafts_of(engine)
     before = tuner_of(engine).acceptance.by_depth()
     engine.observe(
-        replace(text.feature_batch(1, 10, 40, 31, final=True), fed=1, seconds=1.0, draft_paused=29)
+        replace(text.feature_batch(1, 10, 40, 31, final=True), fed=1, seconds=1.0, paused_trees=29)
     )
     assert tuner_of(engine).acceptance.by_depth() == before
     (draft,) = drafts_of(engine)
@@ -325,7 +325,7 @@ def test_behind_a_rest_it_says_when_it_has_caught_up_and_draws_once_it_is_asked(
     engine.observe(text.feature_batch(1, 0, 10, 1, final=True))
     drafts_of(engine)
     assert not engine.awake
-    engine.observe(replace(text.feature_batch(1, 10, 40), fed=1, draft_paused=30))
+    engine.observe(replace(text.feature_batch(1, 10, 40), fed=1, paused_trees=30))
     assert drafts_of(engine) == ()
     assert (engine.awake, engine.paused_trees) == (True, 0)
     engine.observe(replace(text.feature_batch(1, 40, 41, 32, final=True), fed=1))
@@ -340,11 +340,11 @@ def test_a_rest_that_its_ring_ends_too_early_goes_on(head: DraftHead, text: Text
     engine.observe(text.feature_batch(1, 0, 10, 1, final=True))
     drafts_of(engine)
     engine.observe(
-        replace(text.feature_batch(1, 10, 11, 2, final=True), fed=1, seconds=1.0, wall=1.0, draft_paused=1)
+        replace(text.feature_batch(1, 10, 11, 2, final=True), fed=1, seconds=1.0, wall=1.0, paused_trees=1)
     )
     drafts_of(engine)
     paused_trees = engine.paused_trees
-    engine.observe(replace(text.feature_batch(1, 11, 14), fed=1, draft_paused=3))
+    engine.observe(replace(text.feature_batch(1, 11, 14), fed=1, paused_trees=3))
     assert drafts_of(engine) == ()
     assert engine.paused_trees == paused_trees - 3
 

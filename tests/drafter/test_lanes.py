@@ -148,14 +148,14 @@ def test_when_all_rest_the_ring_is_told_for_how_long() -> None:
     feature_batches = tuple(FeatureBatch(sequence, 2, (3,), 4, 2) for sequence in (1, 2))
     engine.observe(
         Features(
-            1, 0, feature_batches=feature_batches, fed=2, seconds=1e-3, wall=1e-3, draft_paused=2 * LOOK_STEPS
+            1, 0, feature_batches=feature_batches, fed=2, seconds=1e-3, wall=1e-3, paused_trees=2 * LOOK_STEPS
         )
     )
     assert drafts_of(engine) == ()
     before = engine.paused_trees
     assert before >= 32
     feature_batches = tuple(FeatureBatch(sequence, 3, (4, 5, 7), 6, 5) for sequence in (1, 2))
-    engine.observe(Features(1, 0, feature_batches=feature_batches, fed=2, seconds=1e-3, draft_paused=10))
+    engine.observe(Features(1, 0, feature_batches=feature_batches, fed=2, seconds=1e-3, paused_trees=10))
     assert drafts_of(engine) == ()
     assert engine.paused_trees == before - 11, "what is left of it, this step's trees taken off"
 
@@ -187,10 +187,10 @@ def test_a_rest_ends_for_new_texts_but_not_for_one_beside_others(hope: bool) -> 
     teach(engine, 1, [1, 2, 3])
     assert (trees(engine), engine.paused_trees) == ({}, 50)
     teach(engine, 2, [1, 2, 3])
-    engine.observe(Features(1, 0, feature_batches=(FeatureBatch(1, 2, (3,), 4, 2),), fed=1, draft_paused=3))
+    engine.observe(Features(1, 0, feature_batches=(FeatureBatch(1, 2, (3,), 4, 2),), fed=1, paused_trees=3))
     assert (trees(engine), engine.paused_trees) == ({}, 45)
     assert len(budget.hopes) == 1, "one of those it rests for is there"
-    engine.observe(Features(1, 0, closings=(1, 2), fed=1, draft_paused=4))
+    engine.observe(Features(1, 0, closings=(1, 2), fed=1, paused_trees=4))
     teach(engine, 3, [1, 2, 3])
     assert [*trees(engine)] == ([3] if hope else [])
     assert (engine.paused_trees, budget.draft_paused) == ((0, [9]) if hope else (40, []))

@@ -117,7 +117,7 @@ def test_every_frame_is_told_as_it_comes():
     check(told, 1, 0, 4, 1)
     (told,) = script.tell(script.grow(1, others=2))
     check(told, 1, 4, 5, 2)
-    assert (told.fed, told.seconds, told.draft_paused) == (3, 0.5, 0)
+    assert (told.fed, told.seconds, told.paused_trees) == (3, 0.5, 0)
 
 
 def test_a_step_is_told_in_the_order_of_its_frame_in_which_it_is_stored():
@@ -135,7 +135,7 @@ def test_nothing_is_told_during_a_rest_and_all_of_it_behind():
         assert script.tell(script.grow(1, others=1), paused=True) == ()
     (told,) = script.tell(script.grow(1))
     check(told, 1, 4, 14, 11)
-    assert (told.fed, told.draft_paused) == (1, 9)
+    assert (told.fed, told.paused_trees) == (1, 9)
 
 
 def test_behind_a_rest_a_drafter_catches_up_before_it_is_asked_for_trees():
@@ -150,10 +150,10 @@ def test_behind_a_rest_a_drafter_catches_up_before_it_is_asked_for_trees():
         feature_batch.bonus,
         feature_batch.draft_round,
     ) == (4, 2, root, None)
-    assert told.draft_paused == 2
+    assert told.paused_trees == 2
     (told,) = script.tell(script.grow(1))
     check(told, 1, 6, 7, 4)
-    assert told.draft_paused == 0
+    assert told.paused_trees == 0
 
 
 def test_who_came_and_went_during_a_rest_is_never_told():
@@ -164,7 +164,7 @@ def test_who_came_and_went_during_a_rest_is_never_told():
     (told,) = script.tell(script.grow(1), closings=[2])
     assert [one.sequence for one in told.feature_batches] == [1]
     assert (told.openings, told.closings) == ((), ())
-    assert told.draft_paused == 3
+    assert told.paused_trees == 3
 
 
 def test_a_known_sequence_that_closed_during_a_rest_is_told_closed_before_others_are_opened():

@@ -354,7 +354,7 @@ def work(told: Statistics, drafter: bool) -> list[str]:
     if told.decision.endswith(NO_PLAN):
         tokens = f"{tokens} and a dropped plan of {told.plan_tokens:,}"
     line = f"{branches if told.branches else tokens} in {counted(told.steps, 'step')}"
-    if drafter and told.draft_paused >= MOSTLY:
+    if drafter and told.paused_share >= MOSTLY:
         return [line, "drafting rests: it does not pay here"]
     brought = told.mean_accepted >= WORTHWHILE or (drafter and told.steps)
     return [f"{line}, drafts brought {told.mean_accepted:.1f} tokens a step" if brought else line]

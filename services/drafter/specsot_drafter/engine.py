@@ -283,10 +283,10 @@ class DraftEngine:
             for feature_batch in batch.feature_batches
             if feature_batch.draft_round is not None and feature_batch.draft_round > 1
         ]
-        if batch.draft_paused:
+        if batch.paused_trees:
             self._woken, live = True, max(self._sequences.drafted, 1)
             for lane in [one for one in self.speculators.values() if one.paused_trees]:
-                lane.record_pause(batch.draft_paused, live)
+                lane.record_pause(batch.paused_trees, live)
             self._record_plain_steps(batch, feature_batches)
             return
         trees = {feature_batch.sequence: self._resolve(feature_batch) for feature_batch in feature_batches}

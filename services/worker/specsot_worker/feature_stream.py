@@ -208,7 +208,7 @@ class FeatureStream:
                 seconds=timing.seconds,
                 wall=timing.wall,
                 trace=timing.trace,
-                draft_paused=receiver.unsent_trees,
+                paused_trees=receiver.unsent_trees,
                 must_answer=len(self._receivers) > 1,
             )
             receiver.unsent_trees = 0

@@ -350,7 +350,7 @@ class Features:
         carries prompt chunks.
     seconds: compute time of all stages for the newest frame.
     wall: wall-clock seconds of such a step, transfers and waiting included. 0 if unknown.
-    draft_paused: number of trees verified since the preceding message while drafting was paused or resuming.
+    paused_trees: number of trees verified since the preceding message while drafting was paused or resuming.
     The
         drafter learns only the tokens of these trees.
     trace: the trace context of the newest frame's step, for spans. None if the step is not traced.
@@ -367,7 +367,7 @@ class Features:
     fed: int = 0
     seconds: float = 0.0
     wall: float = 0.0
-    draft_paused: int = 0
+    paused_trees: int = 0
     trace: str | None = None
     must_answer: bool = False
 

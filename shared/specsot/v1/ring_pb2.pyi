@@ -330,7 +330,7 @@ class FeatureBatch(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., start: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., bonus: _Optional[int] = ..., draft_round: _Optional[int] = ..., forced: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Features(_message.Message):
-    __slots__ = ("epoch", "number", "openings", "feature_batches", "closings", "rows", "fed", "seconds", "wall", "draft_paused", "trace", "must_answer")
+    __slots__ = ("epoch", "number", "openings", "feature_batches", "closings", "rows", "fed", "seconds", "wall", "paused_trees", "trace", "must_answer")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     OPENINGS_FIELD_NUMBER: _ClassVar[int]
@@ -340,7 +340,7 @@ class Features(_message.Message):
     FED_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     WALL_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_PAUSED_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_TREES_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
     MUST_ANSWER_FIELD_NUMBER: _ClassVar[int]
     epoch: int
@@ -352,10 +352,10 @@ class Features(_message.Message):
     fed: int
     seconds: float
     wall: float
-    draft_paused: int
+    paused_trees: int
     trace: str
     must_answer: bool
-    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., openings: _Optional[_Iterable[_Union[Opening, _Mapping]]] = ..., feature_batches: _Optional[_Iterable[_Union[FeatureBatch, _Mapping]]] = ..., closings: _Optional[_Iterable[int]] = ..., rows: _Optional[_Union[_values_pb2.Tensor, _Mapping]] = ..., fed: _Optional[int] = ..., seconds: _Optional[float] = ..., wall: _Optional[float] = ..., draft_paused: _Optional[int] = ..., trace: _Optional[str] = ..., must_answer: bool = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., openings: _Optional[_Iterable[_Union[Opening, _Mapping]]] = ..., feature_batches: _Optional[_Iterable[_Union[FeatureBatch, _Mapping]]] = ..., closings: _Optional[_Iterable[int]] = ..., rows: _Optional[_Union[_values_pb2.Tensor, _Mapping]] = ..., fed: _Optional[int] = ..., seconds: _Optional[float] = ..., wall: _Optional[float] = ..., paused_trees: _Optional[int] = ..., trace: _Optional[str] = ..., must_answer: bool = ...) -> None: ...
 
 class Draft(_message.Message):
     __slots__ = ("sequence", "draft_round", "tree")

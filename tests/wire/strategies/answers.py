@@ -30,7 +30,7 @@ figures = st.builds(
     plan_tokens=small,
     heading_tokens=small,
     polish_tokens=small,
-    draft_paused=seconds,
+    paused_share=seconds,
     phases=st.dictionaries(text, seconds, max_size=3),
     decision=text,
     in_time=st.booleans(),

@@ -142,7 +142,7 @@ def features(draw: st.DrawFn) -> fr.Features:
         fed=draw(small),
         seconds=draw(seconds),
         wall=draw(seconds),
-        draft_paused=draw(small),
+        paused_trees=draw(small),
         trace=draw(traces),
         must_answer=draw(st.booleans()),
     )

@@ -46,7 +46,7 @@ class RequestTally:
     steps: steps of the ring that returned at least one outcome of the request.
     trees: draft rounds, over all sequences.
     tree_tokens: tokens that the draft rounds added.
-    rested_trees: draft rounds without drafts, because the drafter was paused as unprofitable.
+    paused_trees: draft rounds without drafts, because the drafter was paused as unprofitable.
     first_token: when the first token arrived that was not part of the router's score; None before.
     phase: the phase that runs now, or None.
     phase_began: when that phase began.
@@ -59,7 +59,7 @@ class RequestTally:
     steps: int = 0
     trees: int = 0
     tree_tokens: int = 0
-    rested_trees: int = 0
+    paused_trees: int = 0
     first_token: float | None = None
     phase: str | None = None
     phase_began: float = 0.0
@@ -88,7 +88,7 @@ class RequestTally:
         for outcome in outcomes:
             if outcome.draft_round:
                 self.trees += 1
-                self.rested_trees += outcome.draft_paused
+                self.paused_trees += outcome.draft_paused
                 self.tree_tokens += len(outcome.tokens)
             if self.first_token is None and outcome.tokens and self.phase != "decision":
                 self.first_token = now
@@ -113,7 +113,7 @@ class RequestTally:
             tokens_per_second=round(counts.merged / seconds, RATIO_DIGITS) if seconds > 0 else 0.0,
             steps=self.steps,
             mean_accepted=round(self.tree_tokens / self.trees, RATIO_DIGITS) if self.trees else 1.0,
-            draft_paused=round(self.rested_trees / self.trees, RATIO_DIGITS) if self.trees else 0.0,
+            paused_share=round(self.paused_trees / self.trees, RATIO_DIGITS) if self.trees else 0.0,
             branches=branches,
             phases={name: round(took, SECONDS_DIGITS) for name, took in self.phases.items()},
         )

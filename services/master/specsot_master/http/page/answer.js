@@ -274,7 +274,7 @@ function foreseen(forecast) {
 
 // One line with seconds; what else was measured is behind it.
 function figuresOf(turn, parts) {
-  const told = turn.figures, rests = told.rested >= .5, drafted = told.mean_accepted > NOTHING_NEW;
+  const told = turn.figures, rests = told.paused_share >= .5, drafted = told.mean_accepted > NOTHING_NEW;
   const branches = parts.filter((one) => one.id);
   const alone = branches.reduce((sum, one) => sum + one.steps, 0);
   const line = [`${told.seconds.toFixed(1)} s`, count(told.merged_tokens, "token"), `${told.tokens_per_second.toFixed(1)} tokens/s`];
