@@ -8,7 +8,7 @@ from typing import Literal
 from specsot.errors import InvalidRequest
 from specsot.members import TreeShape
 from specsot.params import require_field
-from specsot.service.option_table import POSITIVE, option, same
+from specsot.service.option_table import POSITIVE, option
 
 DraftMode = Literal["linear", "tree", "pruned"]
 TunerName = Literal["measured", "seed", "fixed"]
@@ -55,9 +55,7 @@ class DraftOptions:
         None,
         "Maximum depth of draft trees: tokens on their longest path, without the root.",
         flag="draft-depth",
-        aliases=("draft-tokens", "num-speculative-tokens"),
         kind=POSITIVE,
-        keywords={"draft_tokens": same},
     )
     breadth: int | None = option(
         None, "Children of each node of a draft tree.", flag="draft-breadth", kind=POSITIVE

@@ -71,26 +71,20 @@ class TreeShape:
         7,
         "Maximum depth of draft trees: tokens on their longest path, without the root.",
         flag="draft-depth",
-        aliases=("draft-tokens", "num-speculative-tokens"),
         kind=counted(-1),
-        keywords={"depth": POSITIVE.read},
     )
-    top_k: int = option(
-        4, "Children of each node of a draft tree.", flag="draft-breadth", aliases=("width",), kind=POSITIVE
-    )
+    top_k: int = option(4, "Children of each node of a draft tree.", flag="draft-breadth", kind=POSITIVE)
     nodes: int = option(
         24,
         "Maximum number of nodes in a draft tree, without its root.",
         flag="draft-nodes",
         kind=counted(1),
-        keywords={"nodes": POSITIVE.read},
     )
     fixed: bool = option(
         False,
         "`measured`, `seed`: draft as much as the drafter's policy says; `fixed`: always the largest tree.",
         flag="tuner",
         kind=is_word("fixed", "measured", "seed"),
-        keywords={"tree": is_word("fixed", "tuned").read},
     )
 
     @property

@@ -40,7 +40,6 @@ class InferOptions:
         None,
         "The question; read from stdin if not given, or if -.",
         positional=True,
-        keywords={"prompt": str},
     )
     json: bool = option(False, "Print one JSON object per event.")
     compare: bool = option(

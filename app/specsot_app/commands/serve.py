@@ -97,7 +97,6 @@ class ServeOptions:
     log_level: LogLevel | None = option(
         None,
         "Minimum severity of the log lines of all services.",
-        aliases=("uvicorn-log-level",),
         tier="common",
         unset="info",
     )

@@ -14,7 +14,7 @@ from specsot.core.skeleton import Point
 from specsot.core.view import View
 from specsot.errors import InvalidRequest, Unavailable
 from specsot.events import Reason, Statistics, TokenLogprobs
-from specsot.service.option_table import SECONDS, Tier, mode_of, option, truth
+from specsot.service.option_table import SECONDS, Tier, option
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +27,11 @@ class RequestOptions:
     mode: params.Mode = option(
         "auto",
         "`auto`: the question decides; `sot`: write a plan, then its points; `direct`: no plan.",
-        keywords={"enable_parallel": mode_of},
         tier="common",
     )
     max_new_tokens: int | None = option(
         None,
         "Maximum number of tokens generated: plan, headings and branches together.",
-        aliases=("max-tokens", "n-predict"),
         tier="common",
         unset="1024, or what the context holds",
     )
@@ -41,9 +39,7 @@ class RequestOptions:
     max_skeleton_tokens: int | None = option(None, "Maximum number of tokens in a plan.", keyword_only=True)
     max_parallel: int | None = option(None, "Maximum number of branches written at once.", unset="8")
     stop: tuple[str, ...] = option((), "Text that ends a branch.")
-    constraint: bool = option(
-        True, "Constrain the plan to its grammar.", keywords={"use_semantic_constraint": truth}, paired=True
-    )
+    constraint: bool = option(True, "Constrain the plan to its grammar.", paired=True)
     finish_within_s: float | None = option(
         None,
         "Finish the answer within this many seconds, its last sentence complete.",
@@ -78,7 +74,6 @@ class SamplingOptions:
     temperature: float | None = option(
         None,
         "Sampling temperature; 0 takes the most likely token.",
-        aliases=("temp",),
         tier="common",
         unset="0",
     )
@@ -92,7 +87,6 @@ class SamplingOptions:
     repetition_penalty: float | None = option(
         None,
         "Divides the logits of tokens in prompt and answer; 1 for none.",
-        aliases=("repeat-penalty",),
         unset="1",
     )
     presence_penalty: float | None = option(

@@ -90,12 +90,6 @@ def parse_planned(devices: str | Sequence[str]) -> tuple[PlannedPlace, ...]:
     return tuple(map(PlannedPlace, places, rooms, speeds))
 
 
-def devices_of(gpus: Any) -> str:
-    """Return gpu_ids "0,1" or [0, 1] as places: GPUs of this machine, one a stage."""
-    listed = gpus.split(",") if isinstance(gpus, str) else gpus
-    return ",".join(f"127.0.0.1#{str(gpu).strip()}" for gpu in listed)
-
-
 def splits_of(splits: Any) -> str:
     """Return layer_splits as ranges: "14,28" or [14, 28] -> "0:14,14:28,28:"; the last stage ends with the
     model.

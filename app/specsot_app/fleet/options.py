@@ -14,7 +14,7 @@ from specsot.checkpoint.resolving import address_of_model, resolve_model
 from specsot.errors import InvalidRequest
 from specsot.members import CommMode, HopDtype, Layout, Range, Transport
 from specsot.params import MODELLESS, DrafterName, PlanStyle
-from specsot.service.option_table import Tier, checked, entries_of, option, same, truth, warn_inactive
+from specsot.service.option_table import Tier, checked, entries_of, option, truth, warn_inactive
 from specsot.service.options import DraftModelOptions
 from specsot.transport.security import Tls, first_token
 from specsot_app.core.ask import Preset, filled
@@ -22,7 +22,6 @@ from specsot_app.core.device_map import (
     HostDevice,
     check_order,
     check_stages,
-    devices_of,
     parse_devices,
     parse_ranges,
     splits_of,
@@ -48,7 +47,6 @@ class ClientOptions:
     tls_ca: Path | None = option(
         None,
         "Use TLS; CA certificates (PEM) that verify the server.",
-        aliases=("ssl-ca-certs",),
         metavar="FILE",
     )
     token_file: Path | None = option(
@@ -73,11 +71,6 @@ class ClientOptions:
             yield client
         finally:
             await client.close()
-
-
-def layout_of(packed: Any) -> Layout:
-    """Return the layout that the seeds' `use_bim_mode` stands for."""
-    return "packed" if truth(packed) else "batched"
 
 
 def with_stages(distributed: bool, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -180,20 +173,16 @@ class FleetOptions(DraftModelOptions):
     stages: int | None = option(
         None,
         "Layer ranges that the model is split into, one worker each.",
-        aliases=("pipeline-parallel-size",),
-        keywords={"world_size": same},
         tier="common",
     )
     layers: str | Sequence[str] | None = option(
         None,
         "Layer range of each stage, such as 0:4,4:8.",
-        keywords={"layer_splits": splits_of},
         metavar="RANGES",
     )
     devices: str | Sequence[str] | None = option(
         None,
         "A device for each stage, ring by ring: HOST#GPU or HOST#cpu, separated by commas.",
-        keywords={"gpu_ids": devices_of},
         metavar="PLACES",
         tier="common",
     )
@@ -201,7 +190,6 @@ class FleetOptions(DraftModelOptions):
         "batched",
         "Layout of branches in a frame.",
         flag="branch-layout",
-        keywords={"use_bim_mode": layout_of},
     )
     use_eagle3: bool | None = option(
         None, "Whether the head is EAGLE-3.", keywords={"use_eagle3": truth}, keyword_only=True

@@ -11,7 +11,7 @@ from specsot.checkpoint.resolving import resolve_model
 from specsot.errors import InvalidRequest
 from specsot.params import Mode
 from specsot.service.command import read
-from specsot.service.option_table import HOST_NAMES, ORIGINS, SECONDS, Offer, Option, Tier, mode_of, option
+from specsot.service.option_table import HOST_NAMES, ORIGINS, SECONDS, Offer, Option, Tier, option
 from specsot.service.options import ServiceOptions
 from specsot.transport.heartbeat import Heartbeat
 from specsot.transport.security import Tokens
@@ -56,7 +56,6 @@ class MasterConfig:
     default_mode: Mode = option(
         "direct",
         "Mode for OpenAI clients that do not choose one.",
-        keywords={"enable_parallel": mode_of},
         tier="common",
     )
     sse_ping_interval: float = option(
@@ -79,7 +78,6 @@ class MasterConfig:
     token_file: Path | None = option(
         None,
         "File of valid client tokens, one per line; or one in SPECSOT_TOKEN.",
-        aliases=("api-key-file",),
         tier="common",
         metavar="FILE",
     )

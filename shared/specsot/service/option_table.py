@@ -15,12 +15,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from functools import cache
+from importlib.metadata import entry_points
 from inspect import get_annotations
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
     Annotated,
     Any,
+    Final,
     Generic,
     Literal,
     TypeVar,
@@ -34,6 +36,8 @@ from typing import (
 from specsot.errors import InvalidRequest
 
 T = TypeVar("T")
+# Packages that know other systems' names of options provide a mapping {(class, field): OtherNames} here.
+OTHER_NAMES_GROUP: Final = "specsot.option_names"
 Tier = Literal["common", "expert"]
 
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -111,6 +115,30 @@ def option(default: T, told: Option | str, **more: Any) -> T:
     """
     said = replace(told, **more) if isinstance(told, Option) else Option(told, **more)
     return field(default=default, repr=not said.secret, metadata={"option": said})
+
+
+@dataclass(frozen=True, slots=True)
+class OtherNames:
+    """The names that other systems give to one option.
+
+    flags: flags of other systems, such as vLLM, with the same meaning and the same values.
+    keywords: names of the option in other systems' Python calls, each with a function that returns this
+        project's value for their value.
+    """
+
+    flags: tuple[str, ...] = ()
+    keywords: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict[str, Callable[[Any], Any]])
+
+
+@cache
+def other_names() -> Mapping[tuple[str, str], OtherNames]:
+    """Return the names that installed packages give to options, by (name of the settings class, field).
+
+    Returns an empty mapping if no installed package provides names. If several packages name one option, the
+    last package by the name of its entry point wins.
+    """
+    points = sorted(entry_points(group=OTHER_NAMES_GROUP), key=lambda point: point.name)
+    return {key: names for point in points for key, names in point.load().items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,13 +254,28 @@ def _entries(kind: type, offer: Offer, heading: str, tier: Tier, path: tuple[str
         noted = (one.metadata.get("option"), *notes)
         found = next((note for note in noted if isinstance(note, Option)), None)
         held = _held(hint)
-        declared = _declaring(kind, one.name).__dict__
-        here = declared.get("HEADING", heading)
-        level = declared.get("TIER", tier)
+        owner = _declaring(kind, one.name)
+        here = owner.__dict__.get("HEADING", heading)
+        level = owner.__dict__.get("TIER", tier)
         if found is not None:
-            yield replace(_entry(one, found, hint, offer, here, (*path, one.name)), tier=found.tier or level)
+            named = _with_other_names(found, owner.__name__, one.name)
+            yield replace(_entry(one, named, hint, offer, here, (*path, one.name)), tier=found.tier or level)
         elif held is not None:
             yield from _entries(held, offer.of(one.name, notes), here, level, (*path, one.name))
+
+
+def _with_other_names(option: Option, owner: str, name: str) -> Option:
+    """Return the option with the names that other systems give to it.
+
+    owner: name of the settings class that declares the field.
+    name: name of the field.
+    """
+    found = other_names().get((owner, name))
+    if found is None:
+        return option
+    return replace(
+        option, aliases=(*option.aliases, *found.flags), keywords={**option.keywords, **found.keywords}
+    )
 
 
 def _declaring(kind: type, name: str) -> type:
@@ -523,11 +566,6 @@ def truth(given: Any) -> bool:
     if said not in (*YES, *NO):
         raise ValueError(f"{given!r} is not True or False")
     return said in YES
-
-
-def mode_of(parallel: Any) -> Literal["auto", "direct"]:
-    """Return the mode that other systems' option `enable_parallel` means."""
-    return "auto" if truth(parallel) else "direct"
 
 
 def same(value: T) -> T:

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from specsot.checkpoint.config import require_torch
 from specsot.checkpoint.resolving import resolve_model
@@ -18,7 +17,7 @@ from specsot.drafting import DraftOptions
 from specsot.errors import InvalidRequest
 from specsot.members import KvDtype, Overrides, Quantization, Range, WeightFormat
 from specsot.params import DrafterName
-from specsot.service.option_table import MEMORY, SECONDS, Kind, Offer, Tier, option, same
+from specsot.service.option_table import MEMORY, SECONDS, Kind, Offer, Tier, option
 from specsot.transport.security import PLAIN, Tls, exposed
 
 LogFormat = Literal["console", "json"]
@@ -43,9 +42,7 @@ class ServiceOptions:
         tier="common",
     )
     log_format: LogFormat = option("console", "Format of log lines.")
-    log_level: LogLevel = option(
-        "info", "Minimum severity of log lines.", aliases=("uvicorn-log-level",), tier="common"
-    )
+    log_level: LogLevel = option("info", "Minimum severity of log lines.", tier="common")
     grace: float = option(5.0, "Seconds that running work has to finish after SIGTERM.", kind=SECONDS)
     metrics: str | None = option(
         None,
@@ -107,25 +104,6 @@ def check_member(service: ServiceOptions) -> None:
     service.check_exposure("listen", service.listen, needs, service.tls.mutual)
 
 
-def device_of(device_map: Any) -> str:
-    """Return the device of Transformers' device_map, which is a name or a mapping with a single device.
-
-    Raises InvalidRequest if the mapping has several devices.
-    """
-    if isinstance(device_map, Mapping):
-        places = {str(place) for place in device_map.values()}
-        if len(places) != 1:
-            raise InvalidRequest(f"device_map names {len(places)} devices; name one", field="device_map")
-        return device_of(next(iter(places)))
-    return f"cuda:{device_map}" if str(device_map).isdigit() else str(device_map)
-
-
-def dtype_of(dtype: Any) -> str:
-    """Return this project's name of a type: "bf16" for torch.bfloat16, "bfloat16" and "bf16"."""
-    name = str(dtype).removeprefix("torch.")
-    return {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(name, name)
-
-
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
     """Options of the base model: its files, and the types in which it is stored and computed.
@@ -139,7 +117,6 @@ class ModelOptions:
     model: str | Path | None = option(
         None,
         "Base model: a directory, a GGUF file, or owner/name[@revision] on the hub.",
-        keywords={"base_model_path": same},
         metavar="MODEL",
         unset="the demo model",
     )
@@ -148,9 +125,7 @@ class ModelOptions:
         "`bin` reads pytorch_model.bin (weights only) if there are no safetensors files.",
         tier="expert",
     )
-    dtype: Dtype = option(
-        "auto", "Data type to compute in.", keywords={"dtype": dtype_of, "torch_dtype": dtype_of}
-    )
+    dtype: Dtype = option("auto", "Data type to compute in.")
     quantization: Quantization | None = option(
         None, "Quantize the model's weights.", unset="none; with --dtype auto as they are published"
     )
@@ -160,7 +135,6 @@ class ModelOptions:
     kv_memory: int | None = option(
         None,
         "Memory for the KV pages of each worker, and of the drafter, such as 512M or 4G.",
-        aliases=("kv-cache-memory-bytes",),
         kind=MEMORY,
         unset="1G, or 512M in a fleet within one process",
     )
@@ -169,14 +143,10 @@ class ModelOptions:
         "On GPUs: make each row's result independent of the rows computed with it, bit for bit. Slower.",
         tier="expert",
     )
-    device: str = option(
-        "cpu", "Torch device, such as cpu, cuda or cuda:0.", keywords={"device_map": device_of}
-    )
+    device: str = option("cpu", "Torch device, such as cpu, cuda or cuda:0.")
     tensor_parallel: int = option(
         1,
         "Split each layer over this many GPUs of the host: --device cuda:0 and those that follow it.",
-        aliases=("tensor-parallel-size",),
-        keywords={"tensor_parallel_size": same},
         metavar="N",
     )
 
@@ -211,8 +181,6 @@ class DraftModelOptions(ModelOptions):
     draft_model: str | Path | None = option(
         None,
         "EAGLE head or small model: a directory, or a name on the hub like --model.",
-        aliases=("model-draft",),
-        keywords={"eagle_model_path": same, "ea_model_path": same},
         metavar="MODEL",
         tier="common",
     )

@@ -88,17 +88,13 @@ class Tls:
         None,
         "CA certificates (PEM) that verify the other services of the fleet.",
         flag="tls-ca",
-        aliases=("ssl-ca-certs",),
         metavar="FILE",
     )
-    cert: Path | None = option(
-        None, "Certificate of this service (PEM).", flag="tls-cert", aliases=("ssl-certfile",), metavar="FILE"
-    )
+    cert: Path | None = option(None, "Certificate of this service (PEM).", flag="tls-cert", metavar="FILE")
     key: Path | None = option(
         None,
         "Private key of the certificate (PEM).",
         flag="tls-key",
-        aliases=("ssl-keyfile",),
         metavar="FILE",
     )
 

@@ -110,7 +110,6 @@ class EngineConfig:
         64,
         "Maximum number of requests in the ring at once.",
         flag="max-requests",
-        aliases=("max-num-seqs", "parallel"),
         tier="common",
         kind=POSITIVE,
     )
@@ -158,7 +157,6 @@ class RingOptions:
         "",
         "Public name of the model.",
         flag="served-model-name",
-        aliases=("alias",),
         former=("name",),
         tier="common",
         unset="the directory's name",
@@ -169,7 +167,6 @@ class RingOptions:
     replicas: int = option(
         1,
         "Complete rings, each with workers and a drafter of its own.",
-        aliases=("data-parallel-size",),
         kind=POSITIVE,
     )
     max_stages: int | None = option(
@@ -190,7 +187,6 @@ class RingOptions:
     page_rows: int | None = option(
         None,
         "Positions per KV page.",
-        aliases=("block-size",),
         kind=POSITIVE,
         unset="64 where a GPU computes, else 256",
     )
@@ -198,7 +194,6 @@ class RingOptions:
         512,
         "Maximum number of rows in one frame. While nobody writes, prompts may take frames of 2,048 rows "
         "where one GPU runs all layers, unless this is below 512.",
-        aliases=("max-num-batched-tokens",),
         kind=POSITIVE,
     )
     max_in_flight: int | None = option(
