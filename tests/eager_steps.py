@@ -16,7 +16,11 @@ from specsot_model.step_rows import FilledStep, Outputs, StepRows, device_tree_e
 
 
 class EagerSteps:
-    """See `specsot_worker.next_step.Steps`. launched: steps; unread: of those with trees no host had read."""
+    """Runs steps kernel by kernel; see `specsot_worker.overlap.next_step.Steps`.
+
+    launched: number of steps.
+    unread: number of those that were launched with trees that the host had not read.
+    """
 
     def __init__(
         self,

@@ -14,8 +14,8 @@ from specsot.core.tree import chain, single
 from specsot.errors import Unavailable
 from specsot.members import Configuration, Range, Stage
 from specsot.transport.links import Exchange, Inbox, LocalDialer, LocalLink
-from specsot_worker.colocated_drafts import ColocatedDrafts
 from specsot_worker.frame_work import reporting
+from specsot_worker.overlap.drafted_step import ColocatedDrafts
 from specsot_worker.ring_links import RingLinks
 from specsot_worker.verifier import VerifiedFrame
 from specsot_worker.worker import colocated_drafter
@@ -89,14 +89,15 @@ def test_behind_a_prompt_its_root_goes_with_the_trees_that_others_have(
         begin_async=lambda verdict: grown.append(verdict.trees),
         choose_async=lambda segments: judged.append(segments) or object(),
     )
-    stage: Any = SimpleNamespace(launch_with_device_trees=lambda segments, _: begun.append(segments) or True)
+    draft_round = SimpleNamespace(launch_selected=lambda segments, _: begun.append(segments) or True)
+    stage: Any = SimpleNamespace(next_draft_round=draft_round)
     places = {2: (2, 2), 9: place}
     near = ColocatedDrafts(stage, lambda one: places[one.sequence], lambda: True)
     near.drafter = drafter
     tree = TreeSegment(2, 4, 7, (0,), chain((1, 2)))
     frame = Frame(1, 1, segments=(tree, chunk), fused=object())  # type: ignore[arg-type]
-    near.begin(frame, object())  # type: ignore[arg-type]
+    near.start(frame, object())  # type: ignore[arg-type]
     assert grown == [(tree,)], "trees beside prompts grow early in any case"
-    near.follow(frame, {2: Outcome(2, 4, (0, 1), (2, 3)), **({9: outcome} if outcome else {})})
+    near.predict(frame, {2: Outcome(2, 4, (0, 1), (2, 3)), **({9: outcome} if outcome else {})})
     told = [TreeSegment(2, 5, 9, (0, 1), single(3)), TreeSegment(9, 1, 5, (), single(8))]
     assert begun == judged == ([told] if begins else [])

@@ -32,7 +32,7 @@ from specsot_model.decoder import Decoder
 from specsot_worker import sampling, verifier
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget
 from specsot_worker.core.sequencer import Sequencer
-from specsot_worker.next_step import NextStep
+from specsot_worker.overlap.next_draft_round import NextStep
 from specsot_worker.stage import DecoderStage
 from specsot_worker.verifier import Verifier
 from tests.eager_steps import EagerSteps
@@ -128,9 +128,9 @@ def test_law_1_steps_that_are_begun_early_write_the_same(decoder: Decoder, windo
 
 
 def begun_of(monkeypatch: pytest.MonkeyPatch, way: str) -> list[bool]:
-    """Whether steps were begun in this way of the stage's, from now on, whenever it was asked."""
-    begun, ask = list[bool](), getattr(DecoderStage, way)
-    monkeypatch.setattr(DecoderStage, way, lambda *given: begun.append(ask(*given)) or begun[-1])
+    """Return a list that gets the answer of every later call of this method: whether it launched a step."""
+    begun, ask = list[bool](), getattr(NextStep, way)
+    monkeypatch.setattr(NextStep, way, lambda *given: begun.append(ask(*given)) or begun[-1])
     return begun
 
 
@@ -140,7 +140,7 @@ def test_plain_steps_go_on_at_once_where_some_end(decoder: Decoder, monkeypatch:
     stop = wanted[2][19]
     stopped = wanted[2].index(stop) + 1
     at_once: Orders = {0: [opened(one, stop_ids=(stop,) if one == 2 else ()) for one in LENGTHS]}
-    begun = begun_of(monkeypatch, "go_on")
+    begun = begun_of(monkeypatch, "launch")
     found, stage, steps, number = write(decoder, True, at_once)
     assert found == wanted | {2: wanted[2][:stopped]}
     assert steps.launched == number == LENGTHS[1], "none for nothing"
@@ -156,7 +156,7 @@ def test_plain_steps_behind_prompts_go_on_at_once_in_order(
     others = [opened(one) for one in LENGTHS if one not in (new, 4)] + [opened(5)] * (new != 5)
     joins: Orders = {0: others, 5: [opened(new, family=family)]}
     wanted, *_ = write(decoder, ahead=False, due=dict(joins))
-    begun = begun_of(monkeypatch, "go_on")
+    begun = begun_of(monkeypatch, "launch")
     found, _, steps, number = write(decoder, True, joins)
     assert found == wanted
     last = new == 5 and family is None
@@ -266,7 +266,7 @@ def test_others_go_on_at_once_where_one_ends(decoder: Decoder, monkeypatch: pyte
     """Only the first ones, of prompts and behind those, are not begun early."""
     at_once: Orders = {0: [opened(sequence) for sequence in LENGTHS]}
     wanted, *_ = write(decoder, ahead=False, due=at_once)
-    begun = begun_of(monkeypatch, "grow_on")
+    begun = begun_of(monkeypatch, "launch_drafts")
     drafted: Orders = {0: [opened(sequence, drafted=True) for sequence in LENGTHS]}
     found, _, steps, number = write(decoder, True, drafted, engine_of(Erring(wanted)))
     assert found == wanted
@@ -282,7 +282,7 @@ def test_law_1_plain_steps_begun_early_beside_whoever_comes_and_goes_write_the_s
     decoder: Decoder, seed: int, window: Window | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted, *_ = write(decoder, ahead=False, due=random_orders(seed, window, drafted=False))
-    begun = begun_of(monkeypatch, "go_on")
+    begun = begun_of(monkeypatch, "launch")
     pages = PAGES if seed % 2 else FEW_PAGES
     found, stage, _, number = write(decoder, True, random_orders(seed, window, drafted=False), pages=pages)
     assert found == wanted
@@ -297,7 +297,7 @@ def test_law_1_drafted_steps_that_are_begun_early_write_the_same(
 ) -> None:
     at_once = [order for due in orders(window).values() for order in due if isinstance(order, Open)]
     wanted, *_ = write(decoder, ahead=False, due={0: at_once})
-    begun = begun_of(monkeypatch, "grow_on")
+    begun = begun_of(monkeypatch, "launch_drafts")
     engine = engine_of(Erring(wanted, chains))
     found, stage, steps, number = write(decoder, True, random_orders(seed, window), engine)
     assert {sequence: found[sequence] for sequence in (1, 3, 4, 5)} == {n: wanted[n] for n in (1, 3, 4, 5)}
@@ -418,8 +418,7 @@ def test_law_1_steps_with_trees_that_no_host_had_read_write_the_same(
 def test_only_the_first_step_of_a_rest_begins_late(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody drafts behind it, nor behind the one that wakes the drafter up."""
     wanted, *_ = write(decoder, ahead=False, due={0: [opened(2)]})
-    begun, frames, go_on, run = list[bool](), list[Frame](), DecoderStage.go_on, DecoderStage.run
-    monkeypatch.setattr(DecoderStage, "go_on", lambda *given: begun.append(go_on(*given)) or begun[-1])
+    begun, frames, run = begun_of(monkeypatch, "launch"), list[Frame](), DecoderStage.run
     monkeypatch.setattr(DecoderStage, "run", lambda self, one: frames.append(one) or run(self, one))
     engine = engine_of(Erring(wanted), Dozing(1))
     found, *_ = write(decoder, True, {0: [opened(2, drafted=True)]}, engine)
@@ -432,13 +431,13 @@ def test_only_the_first_step_of_a_rest_begins_late(decoder: Decoder, monkeypatch
 def test_what_no_graph_has_room_for_is_arranged_once() -> None:
     table, filled = PageTable(4, PAGE), list[Any]()
     steps: Any = SimpleNamespace(fill=filled.append)
-    ahead = NextStep(table, None, steps)  # type: ignore[arg-type]
+    ahead = NextStep(table, None, steps, 100)  # type: ignore[arg-type]
     plan_frame(table, Frame(1, 1, (Opening(1, 2, limit=9),), (PromptChunk(1, 0, (5, 6), True),)))
     tree = chain((7, 8))
     for draft_round in (1, 2):
-        ahead.guess(
+        ahead.predict(
             Frame(1, 1 + draft_round, segments=(TreeSegment(1, draft_round, 1 + draft_round, (0,), tree),))
         )
-    assert ahead.apply_forecast([TreeSegment(1, 3, 3, (0,), tree)])
-    assert not ahead.grow([tree])
+    assert ahead.prepare([TreeSegment(1, 3, 3, (0,), tree)])
+    assert not ahead.launch_drafts([tree])
     assert len(filled) == 1

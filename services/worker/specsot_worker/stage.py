@@ -8,10 +8,9 @@ from dataclasses import replace
 import structlog
 import torch
 
-from specsot.core.device_verification import DeviceTrees
 from specsot.core.frames import Frame, Payload, TreeSegment, tokens_of
+from specsot.core.overlap import OverlapEvent
 from specsot.core.pages import HeadShares, PageTable, RowPruning
-from specsot.core.tree import Tree
 from specsot.errors import WireError
 from specsot.members import Layout, Range
 from specsot.transport.pending_rows import PendingRows
@@ -28,7 +27,7 @@ from specsot_model.cuda_graphs import (
 from specsot_model.decoder import Decoder, Tap
 from specsot_model.kv import Moves, indices
 from specsot_worker.migrated_kv import StageRows
-from specsot_worker.next_step import GuessedStep, NextStep, Steps
+from specsot_worker.overlap.next_draft_round import NextStep, SpeculativeStep, Steps
 from specsot_worker.stage_timers import make_timer
 
 log = structlog.get_logger()
@@ -41,11 +40,9 @@ RowsOut = tuple[torch.Tensor | None, torch.Tensor | None]
 class DecoderStage:
     """One layer range with its KV pages, for one epoch. Call `run` with frames strictly in order.
 
-    The stage can launch the next step speculatively, before its frame arrives (`NextStep`; the code says
-    `step`
-    for a step and `guess` for a predicted step). If another frame arrives, the launched step is discarded.
-
     uncaptured: Number of frames that ran kernel by kernel although CUDA graphs were captured.
+    next_draft_round: Launches the next step speculatively, before its frame arrives. None if this stage cannot:
+        there are no CUDA graphs, it is not the whole model, or its layers have recurrent states.
     """
 
     def __init__(
@@ -72,9 +69,7 @@ class DecoderStage:
         self._kv.shared = self._table.shared
         self._taps: dict[int, Tap] = {}
         self._graphs: Steps | None = None
-        self._next: NextStep | None = None
-        # True while a speculatively launched step waits for its frame, which must not count as compute time.
-        self._held = False
+        self.next_draft_round: NextStep | None = None
         self.rows = StageRows(self._table, self._kv, decoder.layers)
         self.uncaptured = 0
         first, last = decoder.layers.first == 0, decoder.layers.last == decoder.config.layers
@@ -99,7 +94,7 @@ class DecoderStage:
         Captured graphs and a predicted step become invalid.
         """
         self._taps[layer] = self._decoder.hold_tap(weight)
-        self._graphs = self._next = None
+        self._graphs = self.next_draft_round = None
 
     def prompt_rows(self, rows: int) -> int:
         """Return the maximum number of tokens of a frame that carries prompts only, if other frames may have
@@ -121,8 +116,11 @@ class DecoderStage:
         self._graphs = graphs
         # Speculative launches need the whole model on one device. Layers with recurrent states are excluded:
         # a discarded step would have advanced the states.
-        guess = self._whole and not self._decoder.config.delta
-        self._next = NextStep(self._table, self._kv, graphs) if guess else None
+        overlaps = self._whole and not self._decoder.config.delta
+        vocabulary = self._decoder.config.vocab
+        self.next_draft_round = (
+            NextStep(self._table, self._kv, graphs, vocabulary, self._timer.begin) if overlaps else None
+        )
 
     @torch.inference_mode()
     def run(self, frame: Frame) -> Frame:
@@ -134,71 +132,24 @@ class DecoderStage:
         """
         if self._prepare_frame:
             self._prepare_frame()
-        guess = self._next.take(frame) if self._next else None
-        if self._next and not guess:
-            frame = self._next.settled(frame)
-        if guess is None or guess.outputs is None or self._held:
+        draft_round = self.next_draft_round.take(frame) if self.next_draft_round else None
+        if self.next_draft_round and draft_round is None:
+            frame = self.next_draft_round.without_applied_moves(frame)
+        if draft_round is None or not draft_round.timed:
             self._timer.begin()
-        self._held = False
-        hidden, fused = self._run_guessed(frame, guess) if guess else self._run_planned(frame)
-        if self._next:
-            self._next.guess(frame)
+        hidden, fused = self._run_predicted(frame, draft_round) if draft_round else self._run_planned(frame)
+        if self.next_draft_round:
+            self.next_draft_round.predict(frame)
         seconds = (*frame.seconds, self._timer.end(0 if hidden is None else len(hidden)))
         if self._last and isinstance(frame.hidden, PendingRows):
             # An error in the transfer is raised on the last stage, which waits for the device anyway.
             frame.hidden.check()
         return replace(frame, hidden=hidden, fused=fused, seconds=seconds)
 
-    @torch.inference_mode()
-    def go_on(self, tokens: list[int]) -> bool:
-        """Launch the predicted next step with these tokens, one per sequence, as soon as they are known.
-        Return whether it was launched.
-
-        If another frame arrives than the predicted one, the launched step is discarded.
-        """
-        if not self._next or max(tokens) >= self._decoder.config.vocab:
-            return False
-        self._timer.begin()
-        return self._next.start(tokens)
-
-    @torch.inference_mode()
-    def apply_forecast(self, segments: Sequence[TreeSegment]) -> bool:
-        """Prepare the next step, whose frame has these segments. The tokens of the trees are open, and so are
-        their shapes, which may differ from the given ones.
-
-        Returns whether `grow_on` is to be called when the trees arrive.
-        """
-        return self._next is not None and self._next.apply_forecast(segments)
-
-    @torch.inference_mode()
-    def grow_on(self, trees: Sequence[Tree]) -> bool:
-        """Launch the step that `apply_forecast` has prepared, with these trees. Return whether it was
-        launched."""
-        if not self._next or max(max(tree.tokens) for tree in trees) >= self._decoder.config.vocab:
-            return False
-        self._timer.begin()
-        return self._next.grow(trees)
-
-    @torch.inference_mode()
-    def launch_with_device_trees(self, segments: Sequence[TreeSegment], trees: DeviceTrees) -> bool:
-        """Launch the next step, whose frame has these roots, with trees that the device chooses and the host
-        has not read. Return whether it was launched.
-
-        Call `read` when the host has the trees.
-        """
-        return self._next is not None and self._next.launch_with_device_trees(segments, trees)
-
-    def read(self, trees: Sequence[Tree]) -> bool:
-        """Record the trees with which `launch_with_device_trees` has launched a step. Return whether they
-        match the launched
-        step in size.
-        """
-        self._timer.begin()
-        return self._next is not None and self._next.read(trees)
-
     def hold(self) -> None:
         """Stop counting time for a launched step: it waits for its frame."""
-        self._held = True
+        if self.next_draft_round:
+            self.next_draft_round.pause_timer()
 
     def _run_planned(self, frame: Frame) -> RowsOut:
         """Run a frame that was not launched before: plan it, change the pages, and run its tokens."""
@@ -209,11 +160,14 @@ class DecoderStage:
         self._clear(arrangement.freed)
         return passed
 
-    def _run_guessed(self, frame: Frame, guess: GuessedStep) -> RowsOut:
-        """Run a frame that was predicted, and may have been launched."""
-        assert self._next is not None
-        entry, before = self._inputs(frame, guess.rows)
-        hidden, fused = guess.outputs or self._next.launch(guess, entry)
+    def _run_predicted(self, frame: Frame, draft_round: SpeculativeStep) -> RowsOut:
+        """Run a frame whose step was predicted: launch the step, if that has not been done, and use its
+        outputs.
+        """
+        assert self.next_draft_round is not None
+        entry, before = self._inputs(frame, draft_round.rows)
+        hidden, fused = draft_round.outputs or self.next_draft_round.run_prepared(draft_round, entry)
+        draft_round.apply(OverlapEvent.RELEASED)
         self.rows.fill(frame)
         self._clear(page for sequence in frame.closings for page in self._table.close(sequence))
         return hidden, _sum(fused, before)

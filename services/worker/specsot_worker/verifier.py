@@ -24,17 +24,19 @@ from specsot.core.frames import (
     TreeSegment,
     rows_of,
 )
+from specsot.core.overlap import OverlapState
 from specsot.core.tree import single
 from specsot.grammar import Grammar, IsolatedGrammar, SpellingHabits
 from specsot.members import RowsOf
 from specsot_model.kv import indices
-from specsot_worker.colocated_drafts import ColocatedDrafts, RunsAhead
 from specsot_worker.core.accept import DecodeState, TokenCounts, accept_prompt, accept_tree, grammar_masks
 from specsot_worker.core.pipeline import are_in_order
 from specsot_worker.feature_store import FeatureStore
 from specsot_worker.feature_stream import FeatureStream
 from specsot_worker.logprobs import add_logprobs
 from specsot_worker.migrated_kv import MigratedKV
+from specsot_worker.overlap.drafted_step import ColocatedDrafts, OverlapsSteps
+from specsot_worker.overlap.next_draft_round import NextStep
 from specsot_worker.pending_grammars import PendingGrammars
 from specsot_worker.prompt_scores import PromptScores
 from specsot_worker.sampling import TargetQuery, Targets, find_targets
@@ -59,6 +61,14 @@ class VerifiedFrame:
     features: Mapping[str, tuple[Features, ...]]
     drafts: tuple[Drafts, ...] | None = None
 
+    def on_host(self) -> VerifiedFrame:
+        """Return the same with features that were copied to the host's memory."""
+        features = {
+            drafter: tuple(one if one.rows is None else replace(one, rows=one.rows.cpu()) for one in messages)
+            for drafter, messages in self.features.items()
+        }
+        return replace(self, features=features)
+
 
 class Verifier:
     """Verifies frames that have passed every layer. Remembers the tokens of every sequence."""
@@ -68,7 +78,7 @@ class Verifier:
         logits: Logits,
         find_grammar: FindGrammar,
         store: FeatureStore | None = None,
-        stage: RunsAhead | None = None,
+        stage: OverlapsSteps | None = None,
     ) -> None:
         """Start without sequences.
 
@@ -92,8 +102,17 @@ class Verifier:
         self.near = ColocatedDrafts(stage, self._place, lambda: self.quiet())
         # Returns whether no message has arrived that would change the next frame.
         self.quiet = lambda: True
-        # True if the next frame has been launched speculatively.
-        self.launched_next = False
+
+    @property
+    def next_confirmed(self) -> bool:
+        """True if the next step has been launched with the tokens of the results, and waits for its frame."""
+        draft_round = self._next_step
+        return draft_round is not None and draft_round.state is OverlapState.CONFIRMED
+
+    @property
+    def _next_step(self) -> NextStep | None:
+        """The stage's next step. None if there is no stage that launches steps speculatively."""
+        return self._stage.next_draft_round if self._stage else None
 
     @property
     def has_pending(self) -> bool:
@@ -120,13 +139,12 @@ class Verifier:
         # The device is still computing this frame, so the host has time for this.
         self._features.catch_up()
         outcomes = self._outcomes(verifiable)
-        ahead = None if self._pending or self.launched_next else self.near.follow(frame, outcomes)
+        ahead = None if self._pending or self.next_confirmed else self.near.predict(frame, outcomes)
         now = time.perf_counter()
         spent = _add_verify_time(frame, now - began)
         result = _result(spent, tuple(outcomes.values()))
         features = self._features.advance(spent if verifiable is frame else verifiable, outcomes, now)
-        drafts, begun = self.near.draft(_for_sole_drafter(features), ahead)
-        self.launched_next |= begun
+        drafts = self.near.draft(_for_sole_drafter(features), ahead)
         self._forget(frame, outcomes)
         return VerifiedFrame(result, features if drafts is None else {}, drafts)
 
@@ -156,7 +174,7 @@ class Verifier:
             self._decoding[sequence].set_grammar(IsolatedGrammar(found.result))
         outcomes = self._outcomes(frame)
         features = self._features.advance(frame, outcomes, time.perf_counter())
-        drafts, _ = self.near.draft(_for_sole_drafter(features))
+        drafts = self.near.draft(_for_sole_drafter(features))
         self._forget(frame, outcomes)
         result = Result(frame.epoch, frame.number, tuple(outcomes.values()))
         return VerifiedFrame(result, features if drafts is None else {}, drafts)
@@ -212,7 +230,6 @@ class Verifier:
             # a tree of 3 nodes, a final prompt chunk of 4 tokens, and one of 2 tokens that is not final:
             # tokens of the frame [t0 t1 t2 | p0 p1 p2 p3 | q0 q1] -> logits of tokens [0, 1, 2, 6]
         """
-        self.launched_next = False
         self._append_prompt(frame)
         self._scores.read(frame)
         # Numbers of the tokens whose logits are needed.
@@ -231,10 +248,12 @@ class Verifier:
         assert hidden is not None
         logits = self._logits(hidden if len(rows) == first else hidden[indices(rows, hidden.device)])
         questions = [question for _, question in queries]
-        steady = self._stage is not None and self._steady(frame, questions)
-        meanwhile = None if self._pending else partial(self.near.begin, frame)
-        found = find_targets(logits, questions, meanwhile=meanwhile, astray=self.near.record_misprediction)
-        self.launched_next = steady and self.quiet() and self._begin_next(questions, found)
+        next_draft_round = self._next_step
+        steady = next_draft_round is not None and self._steady(frame, questions)
+        meanwhile = None if self._pending else partial(self.near.start, frame)
+        found = find_targets(logits, questions, meanwhile=meanwhile, astray=self.near.discard)
+        if next_draft_round and steady and self.quiet():
+            self._launch_next(next_draft_round, questions, found)
         rests = frame.paused or frame.catching_up
         outcomes = [self._outcome(one, targets, rests) for (one, _), targets in zip(queries, found)]
         return {one.sequence: one for one in add_logprobs(outcomes, questions, logits)}
@@ -250,16 +269,19 @@ class Verifier:
         )
         return bool(alone) and all(going) and are_in_order([one.state.opening for one in queries])
 
-    def _begin_next(self, queries: list[TargetQuery], found: list[Targets]) -> bool:
-        """Launch the next frame before results are made, because every sequence waits for it. Return whether
-        it was launched.
+    def _launch_next(self, draft_round: NextStep, queries: list[TargetQuery], found: list[Targets]) -> None:
+        """Launch the next step before results are made, because every sequence waits for it.
 
+        step: Launches the step.
+        queries: One of each sequence.
         found: Targets of each query: one token each, or [None] if the logits are not finite.
+
+        Nothing is launched if any logits are not finite, or if every sequence ends with its token.
         """
         tokens = [token for (token,) in found if token is not None]
         free = [one.state for one, token in zip(queries, tokens) if token not in one.state.opening.stop_ids]
-        goes = len(tokens) == len(found) and any(state.remaining > 1 for state in free)
-        return goes and self._stage is not None and self._stage.go_on(tokens)
+        if len(tokens) == len(found) and any(state.remaining > 1 for state in free):
+            draft_round.launch(tokens)
 
     def _place(self, segment: Segment) -> tuple[int, int] | None:
         """Return the place of a segment's sequence among a frame's trees, if its next tree is the drafter's.

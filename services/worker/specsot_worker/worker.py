@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import structlog
@@ -42,12 +43,12 @@ from specsot.transport.links import (
     RingLink,
     close_in_background,
 )
-from specsot_worker.async_verify import AsyncVerifier, LaunchedFrame, launch_frame
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget, PipelineDepth
 from specsot_worker.core.sequencer import Sequencer
-from specsot_worker.frame_work import reporting, run_and_pass_on, run_and_verify
+from specsot_worker.frame_work import reporting, run_and_pass_on, run_and_verify, run_stage
 from specsot_worker.migrated_kv import Copies, KeepsRows, LayerRows, RowHandover
 from specsot_worker.observer import WorkerObserver
+from specsot_worker.overlap.async_verify import AsyncVerifier, LaunchedFrame, launch_frame
 from specsot_worker.ring_links import FutureEpochMessages, RingLinks, connect, may_send, stage_index
 from specsot_worker.stage_provider import StageProvider, StageRunner
 from specsot_worker.verifier import VerifiedFrame, Verifier
@@ -87,7 +88,7 @@ class _WorkerEpoch:
     lost_drafters: set[str] = field(default_factory=set[str])
     leaving_drafters: set[str] = field(default_factory=set[str])
     joining_drafters: dict[str, RingLink] = field(default_factory=dict[str, RingLink])
-    async_verifier: AsyncVerifier | None = None
+    async_verifier: AsyncVerifier[VerifiedFrame] | None = None
 
 
 class Worker:
@@ -342,10 +343,10 @@ class Worker:
         while (frame := active.sequencer.compose(self._clock())) is not None:
             await self._report_rejections(active)
             await self._run_frame(active, self._observer.launched(frame, self._clock()))
-            if not (active.verifier and active.verifier.launched_next):
+            if not (active.verifier and active.verifier.next_confirmed):
                 return 0.0
             await self._between_verifications(active)
-        if active.verifier and active.verifier.launched_next:
+        if active.verifier and active.verifier.next_confirmed:
             # The launched step waits for its frame, which is no compute time.
             active.stage.hold()
         await self._report_rejections(active)
@@ -375,7 +376,9 @@ class Worker:
             return
         if active.async_verifier:
             active.async_verifier.submit(
-                await self._compute.run(launch_frame, active.stage, frame, within=_time_limit(active, frame))
+                await self._compute.run(
+                    launch_frame, partial(run_stage, active.stage), frame, within=_time_limit(active, frame)
+                )
             )
             return
         verify = reporting(active.links, active.verifier.verify)

@@ -6,18 +6,26 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
 from specsot.core.frames import Frame
 from specsot.service.compute import Compute
-from specsot_worker.frame_work import run_stage
-from specsot_worker.stage_provider import StageRunner
-from specsot_worker.verifier import VerifiedFrame
 
 OnLaunched = Callable[["LaunchedFrame"], Awaitable[None]]
+
+
+class HasHostCopy(Protocol):
+    """What a verification returns. See `VerifiedFrame`."""
+
+    def on_host(self: Verified) -> Verified:
+        """Return the same, with every tensor in the host's memory."""
+        ...
+
+
+Verified = TypeVar("Verified", bound=HasHostCopy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +42,19 @@ class LaunchedFrame:
     computed: Any
 
 
-def launch_frame(stage: StageRunner, frame: Frame) -> LaunchedFrame:
-    """Run a frame through the stage without waiting for the device."""
-    passed = run_stage(stage, frame)
+def launch_frame(run: Callable[[Frame], Frame], frame: Frame) -> LaunchedFrame:
+    """Run a frame through a stage without waiting for the device.
+
+    run: Runs the frame. Returns it with the stage's hidden states.
+    """
+    passed = run(frame)
     computed = None
     if passed.hidden is not None and passed.hidden.is_cuda:
         computed = torch.cuda.current_stream(passed.hidden.device).record_event()
     return LaunchedFrame(frame, passed, computed)
 
 
-class AsyncVerifier:
+class AsyncVerifier(Generic[Verified]):
     """Verifies the frames of one epoch in order, one at a time, each as soon as its hidden states are
     computed.
     """
@@ -51,6 +62,7 @@ class AsyncVerifier:
     def __init__(self, name: str, executor: Executor, on_launched: OnLaunched) -> None:
         """Start the task that verifies.
 
+        name: Name of the worker, for errors.
         executor: Executor of one thread.
         on_launched: Verifies and announces one frame; awaited for each frame in order.
         """
@@ -76,10 +88,10 @@ class AsyncVerifier:
 
     async def run(
         self,
-        verify: Callable[..., VerifiedFrame],
+        verify: Callable[..., Verified],
         launched: LaunchedFrame | None = None,
         within: float | None = None,
-    ) -> VerifiedFrame:
+    ) -> Verified:
         """Run `verify` on the verification thread, with `launched.passed` if there is a frame. See
         `Compute.run`.
 
@@ -98,7 +110,7 @@ class AsyncVerifier:
             await self._on_launched(await self._queue.get())
             self._unverified -= 1
 
-    def _verify(self, verify: Callable[..., VerifiedFrame], launched: LaunchedFrame | None) -> VerifiedFrame:
+    def _verify(self, verify: Callable[..., Verified], launched: LaunchedFrame | None) -> Verified:
         """Verify on a CUDA stream of its own: on the stage's stream, verification would wait for the frames
         launched after this one.
 
@@ -106,15 +118,11 @@ class AsyncVerifier:
         host.
         """
         with self._side_stream(launched):
-            verified = verify(launched.passed) if launched else verify()
-            features = {
-                drafter: tuple(one if one.rows is None else replace(one, rows=one.rows.cpu()) for one in told)
-                for drafter, told in verified.features.items()
-            }
+            verified = (verify(launched.passed) if launched else verify()).on_host()
             if self._stream:
                 # Until the stream is done, it reads tensors that belong to other streams.
                 self._stream.synchronize()
-            return replace(verified, features=features)
+            return verified
 
     def _side_stream(self, launched: LaunchedFrame | None) -> AbstractContextManager[object]:
         """Return a context in which tensor work runs on the verifier's stream, after the frame's hidden

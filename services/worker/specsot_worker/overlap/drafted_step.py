@@ -10,29 +10,15 @@ from specsot.core.device_verification import DeviceTrees, DeviceVerification
 from specsot.core.frames import Drafts, Features, Frame, Outcome, Payload, PromptChunk, Segment, TreeSegment
 from specsot.core.tree import Tree, single
 from specsot.transport.links import ColocatedDrafter
+from specsot_worker.overlap.next_draft_round import NextStep
 
 
-class RunsAhead(Protocol):
-    """A stage that can launch the next step speculatively. See `DecoderStage`."""
+class OverlapsSteps(Protocol):
+    """A stage that may launch its next step speculatively. See `DecoderStage`."""
 
-    def go_on(self, tokens: list[int]) -> bool:
-        """See `DecoderStage.go_on`."""
-        ...
-
-    def apply_forecast(self, segments: Sequence[TreeSegment]) -> bool:
-        """See `DecoderStage.apply_forecast`."""
-        ...
-
-    def grow_on(self, trees: Sequence[Tree]) -> bool:
-        """See `DecoderStage.grow_on`."""
-        ...
-
-    def launch_with_device_trees(self, segments: Sequence[TreeSegment], trees: DeviceTrees) -> bool:
-        """See `DecoderStage.launch_with_device_trees`."""
-        ...
-
-    def read(self, trees: Sequence[Tree]) -> bool:
-        """See `DecoderStage.read`."""
+    @property
+    def next_draft_round(self) -> NextStep | None:
+        """The predicted step, or None if the stage launches no step before its frame arrives."""
         ...
 
 
@@ -44,51 +30,53 @@ Place = Callable[[Segment], tuple[int, int] | None]
 class DraftedStep:
     """The step after a verified frame, if it consists of trees for exactly the sequences that continue.
 
-    Sequences that have just generated their first token come last. If the device chooses the trees, the tree
+    Sequences that have just generated their first token come last. If the device selects the trees, the tree
     of such a sequence is its root alone.
 
-    unread: Trees that the device has chosen and the host has not read, if the step has been launched with
-        them.
+    selected: Trees that the device selects and the host has not read, if the step has been launched with
+        them. Otherwise None.
     """
 
     def __init__(
-        self, stage: RunsAhead, frame: Frame, outcomes: Mapping[int, Outcome], places: Sequence[object]
+        self, draft_round: NextStep, frame: Frame, outcomes: Mapping[int, Outcome], places: Sequence[object]
     ) -> None:
         """Predict the segments that follow `frame`.
 
+        step: Launches the step.
+        frame: The verified frame.
         outcomes: Of the frame, by sequence.
         places: Of the frame's segments, see `ColocatedDrafts`.
         """
-        self._stage = stage
+        self._step = draft_round
         self._frame = frame
         self._outcomes = outcomes
         self._segments = self._following(places)
-        self.unread: DeviceTrees | None = None
+        self.selected: DeviceTrees | None = None
 
-    def launch(self, drafter: ColocatedDrafter) -> None:
-        """Launch the step before results are made, if the device chooses the trees.
+    def launch_selected(self, drafter: ColocatedDrafter) -> None:
+        """Launch the step before results are made, if the device selects the trees.
 
         Not if a grammar forces tokens, because the host adds those to the trees.
         """
         forced = any(one.forced for one in self._outcomes.values())
         trees = drafter.choose_async(self._segments) if self._segments and not forced else None
-        if trees and self._stage.launch_with_device_trees(self._segments, trees):
-            self.unread = trees
+        if trees and self._step.launch_selected(self._segments, trees):
+            self.selected = trees
 
-    def arrange(self) -> None:
+    def prepare(self) -> None:
         """Prepare the step while the trees grow, with the shapes of the frame's own trees."""
-        if self._segments and not self.unread:
+        if self._segments and not self.selected:
             segments = self._frame.segments
             trees = {one.sequence: one.tree for one in segments if isinstance(one, TreeSegment)}
             alike = [replace(one, tree=trees.get(one.sequence, one.tree)) for one in self._segments]
-            if not self._stage.apply_forecast(alike):
+            if not self._step.prepare(alike):
                 self._segments = []
 
-    def begin(self, drafts: Drafts) -> bool:
-        """Launch the step with these drafts, or confirm it if it was launched already. Return whether a step
-        is running with trees for all sequences.
+    def launch_or_confirm(self, drafts: Drafts) -> None:
+        """Launch the step with these drafts, or confirm it if it was launched already.
 
-        A draft is needed for every sequence that continues, with the expected draft round and root.
+        Nothing happens unless there is a draft for every sequence that continues, with the expected draft
+        round and root. `NextStep.state` is CONFIRMED if the step runs with these trees.
         """
         found = {draft.sequence: draft for draft in drafts.drafts}
         trees = list[Tree]()
@@ -99,11 +87,13 @@ class DraftedStep:
                 or draft.draft_round != segment.draft_round
                 or draft.tree.tokens[0] != segment.tree.tokens[0]
             ):
-                return False
+                return
             trees.append(draft.tree)
-        if self.unread:
-            return self.unread.taken and self._stage.read(trees)
-        return bool(trees) and self._stage.grow_on(trees)
+        if self.selected is None:
+            if trees:
+                self._step.launch_drafts(trees)
+        elif self.selected.taken:
+            self._step.confirm(trees)
 
     def _following(self, every: Sequence[object]) -> list[TreeSegment]:
         """Return the roots of the next frame. Return an empty list if a segment has no outcome or no new
@@ -137,7 +127,7 @@ class ColocatedDrafts:
     drafter: None if the drafter is elsewhere, or if there is none.
     """
 
-    def __init__(self, stage: RunsAhead | None, place: Place, quiet: Callable[[], bool]) -> None:
+    def __init__(self, stage: OverlapsSteps | None, place: Place, quiet: Callable[[], bool]) -> None:
         """Start without a drafter.
 
         stage: Launches steps. None if no stage can.
@@ -149,12 +139,13 @@ class ColocatedDrafts:
         self._stage = stage
         self._place = place
         self._quiet = quiet
-        # Number and verification of the frame for which `begin` was called last.
+        # Number and verification of the frame for which `start` was called last.
         self._begun: tuple[int, DeviceVerification] | None = None
 
-    def begin(self, frame: Frame, targets: Payload) -> None:
+    def start(self, frame: Frame, targets: Payload) -> None:
         """Let the drafter start from a verification whose results are still on the device.
 
+        frame: The frame that is being verified.
         targets: int32 [num_tokens] on the device, see `DeviceVerification`.
 
         This is done only for frames of trees followed by prompt chunks, with features, while drafting is
@@ -175,40 +166,44 @@ class ColocatedDrafts:
             self._begun = frame.number, verdict
             self.drafter.begin_async(verdict)
 
-    def record_misprediction(self, sequence: int) -> None:
+    def discard(self, sequence: int) -> None:
         """Record that the host has found other target tokens for this sequence than the device."""
         if self._begun:
             self._begun[1].astray.add(sequence)
 
-    def follow(self, frame: Frame, outcomes: Mapping[int, Outcome]) -> DraftedStep | None:
-        """Return the step that follows a verified frame, launched already if the device chooses its trees.
+    def predict(self, frame: Frame, outcomes: Mapping[int, Outcome]) -> DraftedStep | None:
+        """Return the step that follows a verified frame, launched already if the device selects its trees.
         Return None if the next frame cannot be predicted.
+
+        outcomes: Of the frame, by sequence.
         """
-        if not (frame.number and self._stage and self.drafter):
+        draft_round = self._stage.next_draft_round if self._stage else None
+        if not (frame.number and draft_round and self.drafter):
             return None
         places = [*map(self._place, frame.segments)]
         if not all(places):
             return None
-        ahead = DraftedStep(self._stage, frame, outcomes, places)
+        ahead = DraftedStep(draft_round, frame, outcomes, places)
         number, verdict = self._begun or (0, None)
         if verdict and number == frame.number and not verdict.astray and self._quiet():
-            ahead.launch(self.drafter)
+            ahead.launch_selected(self.drafter)
         return ahead
 
     def draft(
         self, features: Sequence[Features], ahead: DraftedStep | None = None
-    ) -> tuple[tuple[Drafts, ...] | None, bool]:
-        """Have the drafter grow trees. Return its messages for stage 0, and whether the next step is running
-        with these trees.
+    ) -> tuple[Drafts, ...] | None:
+        """Have the drafter grow trees, and launch or confirm the step that verifies them. Return the
+        drafter's messages for stage 0.
 
         features: Messages for the drafter, in order.
-        ahead: The step that follows, from `follow`. None if it cannot be predicted.
+        ahead: The step that follows, from `predict`. None if it cannot be predicted.
 
-        The messages are None if the drafter is elsewhere, if there is nothing to send it, or if it takes
-        nothing this way now.
+        Return None if the drafter is elsewhere, if there is nothing to send it, or if it takes nothing this
+        way now.
         """
         if self.drafter is None or not features:
-            return None, False
-        drafts = self.drafter.draft(features, ahead.arrange if ahead else lambda: None)
-        will_continue = drafts and ahead and (ahead.unread or self._quiet()) and ahead.begin(drafts[0])
-        return drafts, bool(will_continue)
+            return None
+        drafts = self.drafter.draft(features, ahead.prepare if ahead else lambda: None)
+        if drafts and ahead and (ahead.selected or self._quiet()):
+            ahead.launch_or_confirm(drafts[0])
+        return drafts
