@@ -31,7 +31,7 @@ from specsot_bench.hf_baseline import HfBaseline
 from specsot_bench.results import Clock, Stopwatch, now
 from specsot_drafter import loader as drafters
 from specsot_drafter.drafter import Drafter
-from specsot_drafter.drafter import DrafterObserver as DrafterWatch
+from specsot_drafter.observer import DrafterObserver as DrafterWatch
 from specsot_master.core.ring.ring_state import RingOptions
 from specsot_master.engine import EngineConfig
 from specsot_master.prompts import Prompts

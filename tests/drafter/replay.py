@@ -367,11 +367,11 @@ class Replay:
         offers = [text[at] for text, at in zip(self.texts[:few], self.at)]
         width = getattr(policy, "width", None) or LAYOUT[0]
         candidates, fed = _grow(offers, levels, width, None if self.machine.graphs else policy.keep_growing)
-        grown, due = len(fed), sum(self.due[:few])
+        grown = len(fed)
+        due = sum(self.due[:few])
         first, *more = (float(self.level.at(few * nodes)) for nodes in fed)
         first = (self.machine.growth + first + self.machine.row * due) * factor
         growing = first + sum(more) * factor
-        policy.record_growth(few, grown, due, growing)
         values, foreseen = policy.score(candidates), 0
         if self.machine.graphs and few == live:  # a device chooses them
             foreseen = policy.predict_nodes(few, grown, 512 - live)

@@ -20,8 +20,8 @@ from specsot_drafter import growth
 from specsot_drafter.core.selection import Candidates
 from specsot_drafter.eagle_kv import DraftPages, compute_rows
 from specsot_drafter.engine import DraftEngine
-from specsot_drafter.graph_growth import GraphInput, max_due_rows
 from specsot_drafter.heads import DraftHead
+from specsot_drafter.overlap.graph_growth import GraphInput, max_due_rows
 from specsot_model.decoder import Decoder
 from specsot_worker.feature_store import FeatureStore
 from specsot_worker.stage import DecoderStage

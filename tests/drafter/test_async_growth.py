@@ -16,22 +16,25 @@ import torch
 
 from specsot.core.device_verification import DeviceTrees, DeviceVerification
 from specsot.core.frames import Close, FeatureBatch, Open, Opening, TreeSegment
+from specsot.core.overlap import OverlapEvent, OverlapState
 from specsot.core.pages import PageTable
 from specsot.core.tree import Tree, single
 from specsot.errors import ModelError
 from specsot.grammar import Grammar
 from specsot.members import Configuration, TreeShape
 from specsot_bench.eagle.generation import StepLoop
-from specsot_drafter.async_growth import AsyncGrowth, DeviceChoice
+from specsot_drafter.core.async_growth import AsyncGrowth
 from specsot_drafter.core.budget import ROOT_ONLY, UNKNOWN_SECONDS, FixedBudget, StepSeconds, TreeOutcome
 from specsot_drafter.core.selection import Candidates
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.eagle_kv import DueRows, FollowedSequence
 from specsot_drafter.engine import DraftEngine
-from specsot_drafter.graph_growth import TreeGraphs
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.fused import FusedHead
 from specsot_drafter.heads.loading import load_head
+from specsot_drafter.overlap.device_growth import DeviceGrowth
+from specsot_drafter.overlap.device_selection import DeviceChoice
+from specsot_drafter.overlap.graph_growth import TreeGraphs
 from specsot_drafter.proposers import Proposer, eagle
 from specsot_drafter.speculator import Speculator
 from specsot_model.cuda_graphs import Captured, CapturedSteps, GraphCapture, Work
@@ -123,12 +126,16 @@ def write(
     taken = list[bool]()
 
     class Proposer(eagle.EagleProposer):
-        def begin_async(self, *given: Any) -> bool:
-            return early and super().begin_async(*given)
+        started: AsyncGrowth | None = None
+
+        def start_growth(self, *given: Any) -> AsyncGrowth | None:
+            self.started = super().start_growth(*given) if early else None
+            return self.started
 
         def begin(self, *given: Any) -> Any:
             offer = super().begin(*given)
-            taken.append(self.used_async)
+            taken.append(self.started is not None and self.started.confirmed)
+            self.started = None
             return offer
 
     def graphs(head: DraftHead, memory: Any, shape: TreeShape) -> TreeGraphs:
@@ -279,12 +286,12 @@ def written(seen: Seen) -> dict[int, tuple[int, ...]]:
 
 def test_features_beyond_what_the_device_stores_are_the_hosts() -> None:
     """Trees that others' candidates joined may go deeper than the head's own."""
-    early = AsyncGrowth({7: (0, 4)}, 2, lambda: pytest.fail("nobody reads"))
+    early = DeviceGrowth.launched({7: (0, 4)}, 2, lambda: pytest.fail("nobody reads"))
     assert not early.covers(FeatureBatch(7, 4, (1, 2, 3), 4, 1))
 
 
 def test_a_text_that_is_fed_once_more_has_features_of_its_own_step() -> None:
-    early = AsyncGrowth({7: (0, 4)}, 2, lambda: pytest.fail("nobody reads"))
+    early = DeviceGrowth.launched({7: (0, 4)}, 2, lambda: pytest.fail("nobody reads"))
     assert early.covers(FeatureBatch(7, 4, (1, 2), 3, 1))
     assert not early.covers(FeatureBatch(7, 4, (1, 2), 3, 2))
 
@@ -292,12 +299,30 @@ def test_a_text_that_is_fed_once_more_has_features_of_its_own_step() -> None:
 def test_of_texts_that_do_not_all_go_on_nothing_is_taken() -> None:
     """What is due of them is asked for once more, in another way."""
     texts = [FollowedSequence(begun(sequence), extended=at) for sequence, at in ((7, 2), (8, 3))]
-    early = AsyncGrowth({7: (0, 2), 8: (1, 2)}, 2, lambda: pytest.fail("nobody reads"))
-    for asked in (texts, [texts[0], None]):
+    nobody = FollowedSequence(begun(9), extended=2)
+    for asked in (texts, [texts[0], None], [texts[0], nobody]):
+        early = growth_of({7: (0, 2), 8: (1, 2)})
         assert early.take(asked) == []
+        assert early.state is OverlapState.DISCARDED
         assert [text.due for text in texts] == [2, 1]
+    early = growth_of({7: (0, 2), 8: (1, 2)})
     assert early.take(texts[:1]) == [DueRows(7, 2, (4, 5), True)]
+    assert early.confirmed
     assert texts[0].due == 0
+
+
+def growth_of(places: dict[int, tuple[int, int]]) -> DeviceGrowth:
+    return DeviceGrowth.launched(places, 2, lambda: pytest.fail("nobody reads"))
+
+
+def test_trees_of_a_sequence_that_the_host_saw_otherwise_are_not_taken_but_other_features_stay() -> None:
+    """The device has stored the features of the other sequences, which are right."""
+    early = growth_of({7: (0, 4), 8: (1, 4)})
+    early.discard(7)
+    assert early.take([]) == []
+    assert early.state is OverlapState.DISCARDED
+    covered = [early.covers(FeatureBatch(sequence, 4, (1, 2), 3, 1)) for sequence in (7, 8)]
+    assert covered == [False, True]
 
 
 OFFER = Candidates(np.array([[7]]), np.array([[-0.1]]), np.zeros((1, 1), np.int64), np.ones(1, np.int64))
@@ -330,10 +355,10 @@ class Ahead(Proposer):
     def propose(self, *given: Any) -> Candidates | None:
         return self.offer
 
-    def begin_async(self, *given: Any) -> bool:
-        return True
+    def start_growth(self, verification: DeviceVerification, ids: int, levels: int) -> AsyncGrowth:
+        return AsyncGrowth(frozenset(tree.sequence for tree in verification.trees))
 
-    def choose_async(self, texts: Sequence[int], nodes: int, room: int, trust: Any) -> Any:
+    def select(self, growth: Any, texts: Sequence[int], nodes: int, room: int, trust: Any) -> Any:
         return texts, nodes, room
 
 
@@ -345,7 +370,7 @@ class Learning(FixedBudget):
     def __init__(self) -> None:
         super().__init__(SHAPE)
         self.heard, self.levels, self.looks = list[float](), 2, False
-        self.grown, self.worth = 0, list[np.ndarray]()
+        self.worth = list[np.ndarray]()
 
     def plan_levels(self, *given: Any) -> int:
         return self.levels
@@ -355,9 +380,6 @@ class Learning(FixedBudget):
 
     def record_step(self, trees: Sequence[TreeOutcome], spent: StepSeconds = UNKNOWN_SECONDS) -> None:
         self.heard.append(spent.wall)
-
-    def record_growth(self, *given: Any) -> None:
-        self.grown += 1
 
     def record_worth(self, values: Any, depths: Any) -> None:
         self.worth.append(values)
@@ -370,7 +392,7 @@ def test_a_step_is_learned_from_while_a_device_is_at_the_next_one() -> None:
     text, verdict = begun(1), verdict_of(1)
 
     def step(wall: float) -> None:
-        lane.begin_async(verdict, 9)
+        lane.start_growth(verdict, 9)
         lane.record_step([ROOT_ONLY], StepSeconds(0.0, wall))
         if levels := lane.plan_levels([text]):
             lane.begin(levels)
@@ -399,8 +421,8 @@ def test_a_device_chooses_where_nobody_else_had_candidates() -> None:
     text, verdict = begun(1), verdict_of(1)
 
     def step(told: int) -> Any:
-        lane.begin_async(verdict, 9)
-        chosen = lane.choose_async([(text, told)], 9)
+        lane.start_growth(verdict, 9)
+        chosen = lane.select([(text, told)], 9)
         lane._chosen = None  # nobody launches it
         lane.finish(lane.begin(lane.plan_levels([text])), 9)
         return chosen
@@ -430,20 +452,10 @@ def test_what_a_device_chose_is_looked_at_no_further_while_a_choice_is_held() ->
         tuner.holding = holding
         growth = lane.begin(lane.plan_levels([begun(1)]))
         chosen: Any = SimpleNamespace(take=lambda: np.ones((1, 1), np.bool_))
-        own.used_async = True
-        assert lane.finish(replace(growth, chosen=chosen), 9)
+        ahead = AsyncGrowth(frozenset({1}))
+        ahead.apply(OverlapEvent.MATCHED)
+        assert lane.finish(replace(growth, chosen=chosen, ahead=ahead), 9)
         assert len(tuner.worth) == looked
-
-
-def test_what_grew_behind_texts_that_ended_does_not_spoil_what_others_cost() -> None:
-    tuner, own = Learning(), Ahead()
-    own.offer = OFFER
-    lane = Speculator(own, tuner, None, lambda: 0.0)
-    for number, (sequence, heard) in enumerate(((1, 1), (1, 1), (2, 2))):
-        if number:
-            lane.begin_async(verdict_of(1), 9)
-        lane.finish(lane.begin(lane.plan_levels([begun(sequence)])), 9)
-        assert tuner.grown == heard
 
 
 def test_what_a_device_chose_before_a_rest_is_nobodys_behind_it() -> None:
@@ -451,11 +463,13 @@ def test_what_a_device_chose_before_a_rest_is_nobodys_behind_it() -> None:
     own.offer, text = OFFER, begun(1)
     lane = Speculator(own, tuner, None, lambda: 0.0)
     lane.begin(lane.plan_levels([text]))
-    lane.begin_async(verdict_of(1), 9)
-    assert lane.choose_async([(text, 4)], 9)
+    growth = lane.start_growth(verdict_of(1), 9)
+    assert lane.select([(text, 4)], 9)
     tuner.levels = 0
     assert lane.plan_levels([text]) == 0
     assert lane._chosen is None
+    assert growth
+    assert growth.state is OverlapState.DISCARDED
 
 
 def test_what_fails_where_a_device_chooses_is_told_when_its_drafter_takes_that() -> None:
@@ -464,4 +478,4 @@ def test_what_fails_where_a_device_chooses_is_told_when_its_drafter_takes_that()
     chosen.choose(*[torch.zeros(1)] * 3, 9)
     with pytest.raises(AttributeError):
         chosen.take()
-    assert not chosen.taken
+    assert not chosen.confirmed

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from specsot.core.tree import shape_of
-from specsot_drafter.async_growth import MAX_CHOSEN_NODES, AsyncGrowth, DeviceChoice, GrownPool, TreeChooser
 from specsot_drafter.core.selection import Candidates, Floats, best_each, build_trees
+from specsot_drafter.overlap.device_growth import DeviceGrowth
+from specsot_drafter.overlap.device_selection import MAX_CHOSEN_NODES, DeviceChoice, GrownPool, TreeChooser
 from specsot_kernels.growing import CandidatePool
 
 if find_spec("triton") is None:
@@ -55,7 +56,7 @@ def test_a_device_chooses_what_the_host_would(seed: int, k: int, levels: int, no
     candidates = grown(seed, trees, k, levels)
     chooser = TreeChooser(trees, candidates.tokens.shape[1], levels, torch.device(DEVICE))
     trust: Floats = -np.sort(np.random.default_rng(seed).integers(0, 3, levels) / 4)
-    early = AsyncGrowth({7: (2, 1), 8: (1, 1), 9: (0, 1)}, 2, lambda: pytest.fail("nobody reads"),
+    early = DeviceGrowth.launched({7: (2, 1), 8: (1, 1), 9: (0, 1)}, 2, lambda: pytest.fail("nobody reads"),
                         on_device(candidates, chooser))  # fmt: skip
     chosen = early.choose((7, 9), nodes, levels, trust)
     assert isinstance(chosen, DeviceChoice)
@@ -91,8 +92,8 @@ def test_what_a_device_may_not_choose() -> None:
     chooser = TreeChooser(1, candidates.tokens.shape[1], 3, torch.device(DEVICE))
     pool, trust = on_device(candidates, chooser), np.zeros(3)
 
-    def early(pool: GrownPool | None) -> AsyncGrowth:
-        return AsyncGrowth({7: (0, 1)}, 2, lambda: pytest.fail("nobody reads"), pool)
+    def early(pool: GrownPool | None) -> DeviceGrowth:
+        return DeviceGrowth.launched({7: (0, 1)}, 2, lambda: pytest.fail("nobody reads"), pool)
 
     assert early(pool).choose((7,), 5, 3, trust)
     assert early(pool).choose((7, 8), 5, 3, trust) is None

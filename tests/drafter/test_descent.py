@@ -11,16 +11,17 @@ import pytest
 import torch
 
 from specsot.core.frames import TreeSegment
+from specsot.core.overlap import OverlapState
 from specsot.core.tree import Tree
 from specsot.members import TreeShape
-from specsot_drafter import graph_growth
-from specsot_drafter.async_growth import VerifiedTree
 from specsot_drafter.eagle_kv import DraftPages, DueRows, compute_rows
-from specsot_drafter.graph_growth import GraphInput, TreeGraphs
 from specsot_drafter.growth import TreeGrowth
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.fused import FusedHead, can_fuse
 from specsot_drafter.heads.loading import load_head
+from specsot_drafter.overlap import graph_growth
+from specsot_drafter.overlap.device_growth import VerifiedTree
+from specsot_drafter.overlap.graph_growth import GraphInput, TreeGraphs
 from specsot_drafter.proposers import eagle
 from specsot_model.cuda_graphs import Captured, GraphCapture, Work
 from tests.drafter.heads import turn_to_eagle_1
@@ -201,20 +202,17 @@ def test_a_device_grows_behind_a_verdict_that_its_host_has_not_seen(folder: Path
         assert memory.features[list(same)].equal(other.features[list(slots)])
         inputs.append(GraphInput(DueRows(sequence, first, tokens, 1), room))  # type: ignore[arg-type]
     wanted = there(graphs[1].run(inputs, LEVELS))
-    assert early.of([inputs[0].due._replace(sequence=3)]) is None, "nobody's tree"
-    assert early.of([inputs[0].due._replace(first=18)]) is None, "it did not go on from there"
     due = [one.due for one in reversed(inputs)]
     if wrong:
         due[0] = due[0]._replace(tokens=(12,))
-    grown = there(early.of(due))
-    found = grown()
+    found = early.candidates_for(due)
     if wrong:
         assert found is None, "the device said something else"
+        assert early.state is OverlapState.DISCARDED
         return
     assert found is not None
     assert found.tokens.tolist() == wanted.tokens[::-1].tolist()
     assert found.parents.tolist() == wanted.parents[::-1].tolist()
     assert found.scores.tolist() == wanted.scores[::-1].tolist()
-    last = there(early.of(due[:1]))
-    alone = there(last())
+    alone = there(early.candidates_for(due[:1]))
     assert alone.tokens.tolist() == wanted.tokens[1:].tolist()

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from specsot.core.frames import FeatureBatch, Features
+from specsot.core.overlap import OverlapEvent
 from specsot.core.tree import Tree
 from specsot.members import TreeShape
 from specsot.params import DrafterName
 from specsot_drafter import speculator
+from specsot_drafter.core.async_growth import AsyncGrowth
 from specsot_drafter.core.budget import ROOT_ONLY, BudgetPolicy, FixedBudget, TreeOutcome
 from specsot_drafter.core.control import LOOK_STEPS, DraftPolicy
 from specsot_drafter.core.selection import Candidates, KeepGrowing
@@ -213,14 +215,14 @@ def test_where_trees_grow_early_what_the_text_suggests_joins_if_it_brings_much(
     monkeypatch.setattr(speculator, "LEAST_GAIN", least)
     parrot = Parrot(7)
     engine = engine_with({"eagle": (parrot, cheap())}, blend=ngrams(8))
-    begin = parrot.begin
+    begin, growth = parrot.begin, AsyncGrowth(frozenset({1}))
 
-    def begin_async(*given: object) -> object:
-        offer = begin(*given)  # type: ignore[arg-type]
-        parrot.used_async = True
-        return offer
+    def continue_growth(*given: object) -> object:
+        growth.apply(OverlapEvent.MATCHED)
+        return begin(*given)  # type: ignore[arg-type]
 
-    parrot.begin = begin_async  # type: ignore[method-assign]
+    parrot.begin = continue_growth  # type: ignore[method-assign]
+    engine.speculators["eagle"]._ahead = growth
     teach(engine, 1, [5, 6] * 6)
     (tree,) = trees(engine).values()
     assert (5 in tree.tokens[1:]) is joins

@@ -56,7 +56,9 @@ async def beside(proposer: Parrot) -> Worker:
     await drafter.configure(replace(told, you="d"), said)
     await worker.configure(told, said)
     feature_batch = FeatureBatch(9, 0, (1,) * 4, 1, 1)
-    drafter.draft((Features(1, 0, (opening(9, 4, limit=9),), (feature_batch,)),), lambda: None)
+    handle = drafter.start_drafts()
+    assert handle
+    handle.result((Features(1, 0, (opening(9, 4, limit=9),), (feature_batch,)),), lambda: None)
     return worker
 
 

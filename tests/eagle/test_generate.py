@@ -122,7 +122,7 @@ def test_a_drafter_that_says_nothing_is_not_heard() -> None:
     loop = StepLoop(None, verifier, None, engine)  # type: ignore[arg-type]
     for rest, awake in ((0, False), (3, False), (0, False), (0, True)):
         engine.paused_trees, engine.awake = rest, awake
-        heard += [one.paused_trees for one in loop.draft((), lambda: None)]
+        heard += [one.paused_trees for one in loop.start_drafts().result((), lambda: None)]
     assert heard == [3, 0]
 
 

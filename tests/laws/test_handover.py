@@ -22,8 +22,9 @@ from specsot.params import Ask, Form, Limits, Sampling
 from specsot.service.membership import RingMember, run_membership
 from specsot.service.options import DraftModelOptions, ModelOptions
 from specsot.transport.links import Arrival, Exchange, LocalDialer, LocalLink
-from specsot_drafter.drafter import Drafter, DrafterObserver
+from specsot_drafter.drafter import Drafter
 from specsot_drafter.loader import DraftLoader
+from specsot_drafter.observer import DrafterObserver
 from specsot_master.core.ring.ring_state import RingOptions
 from specsot_master.master import Master, assemble
 from specsot_worker import feature_stream

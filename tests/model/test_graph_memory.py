@@ -16,8 +16,8 @@ from specsot.errors import ModelError
 from specsot.members import Range
 from specsot.service.options import ModelOptions
 from specsot_drafter.eagle_kv import DraftPages
-from specsot_drafter.graph_growth import TreeGraphs, tree_graph_bytes
 from specsot_drafter.heads.fused import FusedHead
+from specsot_drafter.overlap.graph_growth import TreeGraphs, tree_graph_bytes
 from specsot_lab.bench.gpu_drafts import head_shape, made_up_head
 from specsot_lab.bench.synthetic_models import MadeUp, config_of
 from specsot_model.attention import RowSpan

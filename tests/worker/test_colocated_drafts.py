@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from specsot.core.frames import Draft, Drafts, Frame, Outcome, PromptChunk, Result, TreeSegment
+from specsot.core.overlap import OverlapState
 from specsot.core.tree import chain, single
 from specsot.errors import Unavailable
 from specsot.members import Configuration, Range, Stage
@@ -55,7 +56,7 @@ async def test_it_drafts_at_once_unless_other_frames_would_wait(told: Configurat
 
 async def test_a_drafter_is_asked_by_its_own_thread_alone() -> None:
     """Who is not in the process is dialed by others, where there are any."""
-    drafter: Any = SimpleNamespace(begin_async=print, choose_async=print, draft=print)
+    drafter: Any = SimpleNamespace(start_drafts=print)
     exchange, own, other = Exchange(), ThreadPoolExecutor(), ThreadPoolExecutor()
     exchange.listen("d")
     exchange.introduce("d", drafter, own)
@@ -85,10 +86,10 @@ def test_behind_a_prompt_its_root_goes_with_the_trees_that_others_have(
 ) -> None:
     """The next step begins with those trees, which grow behind the same verdict."""
     grown, begun, judged = list[Any](), list[Any](), list[Any]()
-    drafter: Any = SimpleNamespace(
-        begin_async=lambda verdict: grown.append(verdict.trees),
-        choose_async=lambda segments: judged.append(segments) or object(),
+    handle = SimpleNamespace(
+        state=OverlapState.LAUNCHED, select=lambda segments: judged.append(segments) or object()
     )
+    drafter: Any = SimpleNamespace(start_drafts=lambda verdict: grown.append(verdict.trees) or handle)
     draft_round = SimpleNamespace(launch_selected=lambda segments, _: begun.append(segments) or True)
     stage: Any = SimpleNamespace(next_draft_round=draft_round)
     places = {2: (2, 2), 9: place}

@@ -28,7 +28,7 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
 class Unknown:
     """Trees of three nodes that nobody knows."""
 
-    nodes, taken = 3, False
+    nodes, confirmed = 3, False
 
     def choose(self, tokens: Any, positions: Any, bits: Any, vocabulary: int) -> None: ...
 

@@ -16,12 +16,14 @@ import pytest
 import torch
 
 from specsot.core.frames import Close, Fork, Frame, Lease, Open, Opening, Order, PromptChunk, TreeSegment
+from specsot.core.overlap import OverlapEvent
 from specsot.core.pages import PageTable
 from specsot.core.tree import accept, chain, shape_of
 from specsot.errors import ModelError
 from specsot.members import Configuration, TreeShape
 from specsot.params import Sampling, Window
 from specsot_bench.eagle.generation import StepLoop
+from specsot_drafter.core.async_growth import AsyncGrowth
 from specsot_drafter.core.budget import FixedBudget
 from specsot_drafter.core.selection import Candidates, best_each, build_trees
 from specsot_drafter.core.sequences import DraftSequence
@@ -315,7 +317,7 @@ class Chosen:
     nodes: int
     written: list[int]  # tokens of each text by then
     candidates: Candidates
-    taken: bool = False
+    confirmed: bool = False
     made: bool = False
     broken: bool = False
 
@@ -336,7 +338,7 @@ class Chosen:
 
     def take(self) -> Any:
         assert not self.broken
-        self.taken = self.made
+        self.confirmed = self.made
         return self.flags if self.made else None
 
 
@@ -347,21 +349,23 @@ class Choosing(Erring):
         super().__init__(texts)
         self._odds, self._prompts, self._written = random.Random(seed), dict[int, int](), dict[int, int]()
         self._chosen: Chosen | None = None
+        self._ahead: AsyncGrowth | None = None
         self.intact = -1  # choices until one fails
 
     def open(self, sequence: DraftSequence) -> None:
         super().open(sequence)
         self._prompts[sequence.id] = sequence.opening.prompt
 
-    def begin_async(self, verdict: Any, ids: int, levels: int) -> bool:
-        targets, self._written, self._chosen = verdict.targets.tolist(), {}, None
-        for one in verdict.trees:
+    def start_growth(self, verification: Any, ids: int, levels: int) -> AsyncGrowth | None:
+        targets, self._written, self._chosen = verification.targets.tolist(), {}, None
+        for one in verification.trees:
             own, targets = targets[: len(one.tree)], targets[len(one.tree) :]
             more = len(accept(one.tree, own)) + 1 - self._prompts[one.sequence]
             self._written[one.sequence] = one.committed + more
-        return self._odds.random() < 0.95
+        self._ahead = AsyncGrowth(frozenset(self._written)) if self._odds.random() < 0.95 else None
+        return self._ahead
 
-    def choose_async(self, texts: Sequence[int], nodes: int, room: int, trust: Any) -> Any:
+    def select(self, growth: Any, texts: Sequence[int], nodes: int, room: int, trust: Any) -> Any:
         levels, odds = len(self.widths) + 1, self._odds
         if room < levels or not self._written.keys() >= set(texts) or odds.random() < 0.05:
             return None
@@ -373,14 +377,19 @@ class Choosing(Erring):
 
     def begin(self, sequences: Sequence[DraftSequence], levels: int, keep_growing: Any = None) -> Any:
         chosen, self._chosen, odd = self._chosen, None, self._odds.random()
+        ahead, self._ahead = self._ahead, None
         if chosen is None or chosen.sequences != tuple(text.id for text in sequences) or odd < 0.05:
+            if ahead:
+                ahead.discard()
             return super().begin(sequences, levels, keep_growing)
         assert chosen.written == [len(text.tokens) - text.opening.prompt for text in sequences]
-        self.used_async = True
+        assert ahead
+        ahead.apply(OverlapEvent.MATCHED)
 
         def offer() -> Candidates | None:
-            self.used_async = odd > 0.1
-            return chosen.candidates if self.used_async else self.propose(sequences, levels)
+            if odd <= 0.1:
+                ahead.discard()
+            return chosen.candidates if ahead.confirmed else self.propose(sequences, levels)
 
         return offer
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from specsot.core.frames import Close, End, Features, Fork, Open, Opening, Result, tokens_of
+from specsot.core.overlap import OverlapState
 from specsot.core.pages import PageTable
 from specsot.errors import ModelError
 from specsot.members import Configuration, Range, Ready, Stage
@@ -100,16 +101,19 @@ class Provider:
 
 
 class Near:
-    """See `ColocatedDrafter`: it says what it was told, and nothing else."""
+    """A `ColocatedDrafter`, and its handle: it records the features that it is given, and drafts nothing."""
+
+    state = OverlapState.IDLE
 
     def __init__(self, said: AnswerMessage) -> None:
         self._error_text = said
 
-    def begin_async(self, verdict): ...
+    def start_drafts(self, verification=None):
+        return self
 
-    def choose_async(self, verified): ...
+    def discard(self, sequence): ...
 
-    def draft(self, features, meanwhile):
+    def result(self, features, meanwhile):
         self._error_text += features
         meanwhile()
         return ()

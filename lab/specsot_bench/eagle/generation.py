@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from specsot.core.device_verification import DeviceTrees, DeviceVerification
 from specsot.core.frames import Drafts, End, Features, Frame, Open, Opening, Outcome, Result, TreeSegment
+from specsot.core.overlap import OverlapState
 from specsot.core.pages import PageTable
 from specsot.core.tree import Tree
 from specsot.errors import ModelError
@@ -16,6 +17,7 @@ from specsot.members import Configuration, TreeShape
 from specsot_bench.core.eagle_inputs import EagleConfig
 from specsot_bench.core.pairing import Comparison, Sample, turns
 from specsot_bench.eagle.models import TargetAndDraft
+from specsot_drafter.core.async_growth import AsyncGrowth
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.loader import make_engine
 from specsot_kernels import TreeStatistics
@@ -121,6 +123,8 @@ class StepLoop:
     """Sequencer, stage, verifier and drafter of one ring, called one after another in this thread.
 
     trees: by sequence, the trees that the drafter proposed last.
+    engine: the drafter, or None.
+    at: the phases of the present turn, see `turn`.
     """
 
     def __init__(
@@ -130,8 +134,8 @@ class StepLoop:
         self.trees = dict[int, Tree]()
         self._stage = stage
         self._verifier = verifier
-        self._engine = engine
-        self._at: Phases = untimed
+        self.engine = engine
+        self.at: Phases = untimed
         verifier.near.drafter = self if engine else None
         verifier.quiet = lambda: not sequencer.prompt_rows_due
 
@@ -142,7 +146,7 @@ class StepLoop:
             arrange.
         Raises ModelError if nothing can be computed, that is, no sequence is left.
         """
-        self._at = at
+        self.at = at
         self.trees = {}
         with at("compose"):
             frame = self.sequencer.compose(0.0)
@@ -158,23 +162,38 @@ class StepLoop:
                 self.sequencer.add_drafts(drafts)
         return Step(frame, verified.result)
 
-    def begin_async(self, verdict: DeviceVerification) -> None:
-        """Start drafting from a verification result on the device; see `ColocatedDrafter`."""
-        assert self._engine is not None
-        with self._at("draft"):
-            self._engine.begin_async(verdict)
+    def start_drafts(self, verification: DeviceVerification | None = None) -> LoopHandle:
+        """See `ColocatedDrafter.start_drafts`."""
+        return LoopHandle(self, verification)
 
-    def choose_async(self, verified: Sequence[TreeSegment]) -> DeviceTrees | None:
-        """Select tree nodes on the device; see `ColocatedDrafter`."""
-        assert self._engine is not None
-        with self._at("arrange"):
-            return self._engine.choose_async(verified)
 
-    def draft(self, features: Sequence[Features], meanwhile: Callable[[], None]) -> tuple[Drafts, ...]:
-        """Take in features and draft; see `ColocatedDrafter`."""
+class LoopHandle:
+    """The drafts of one step of a `StepLoop`; see `DraftHandle`."""
+
+    def __init__(self, loop: StepLoop, verification: DeviceVerification | None) -> None:
+        """Start drafting from the verification result on the device. None: there is none."""
+        assert loop.engine is not None
+        self._loop = loop
+        self._engine = loop.engine
+        self._growth: AsyncGrowth | None = None
+        if verification:
+            with loop.at("draft"):
+                self._growth = self._engine.start_growth(verification)
+
+    @property
+    def state(self) -> OverlapState:
+        """See `DraftHandle.state`."""
+        return self._growth.state if self._growth else OverlapState.IDLE
+
+    def select(self, segments: Sequence[TreeSegment]) -> DeviceTrees | None:
+        """See `DraftHandle.select`."""
+        with self._loop.at("arrange"):
+            return self._engine.select(segments)
+
+    def result(self, features: Sequence[Features], meanwhile: Callable[[], None]) -> tuple[Drafts, ...]:
+        """See `DraftHandle.result`."""
         engine = self._engine
-        at = self._at
-        assert engine is not None
+        at = self._loop.at
         with at("learn"):
             for one in features:
                 engine.observe(one)
@@ -184,9 +203,14 @@ class StepLoop:
             meanwhile()
         with at("draft"):
             drafts = engine.finish()
-        self.trees = {draft.sequence: draft.tree for draft in drafts}
+        self._loop.trees = {draft.sequence: draft.tree for draft in drafts}
         said = drafts or engine.paused_trees or engine.awake
         return (Drafts(EPOCH, drafts, engine.paused_trees),) if said else ()
+
+    def discard(self, sequence: int) -> None:
+        """See `DraftHandle.discard`."""
+        if self._growth:
+            self._growth.discard(sequence)
 
 
 # Makes a stage of a decoder, a number of pages, and the rows of a page.

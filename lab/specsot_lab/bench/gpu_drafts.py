@@ -14,10 +14,10 @@ import torch
 from specsot.checkpoint.config import ModelConfig
 from specsot.members import Quantization
 from specsot_drafter.eagle_kv import DraftPages, DueRows
-from specsot_drafter.graph_growth import GraphInput, TreeGraphs
 from specsot_drafter.heads.checkpoint import HeadShape
 from specsot_drafter.heads.eagle import Eagle3Head, HeadLayers, SummedTaps
 from specsot_drafter.heads.fused import FusedHead
+from specsot_drafter.overlap.graph_growth import GraphInput, TreeGraphs
 from specsot_lab.bench.clock import each_of
 from specsot_lab.bench.gpu_steps import Speeds, floor_of_draft, kernels_of
 from specsot_lab.bench.synthetic_models import MadeUp

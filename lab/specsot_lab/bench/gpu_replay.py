@@ -23,10 +23,11 @@ from torch import Tensor
 
 from specsot.core.device_verification import DeviceVerification
 from specsot.core.frames import Features
-from specsot_drafter.async_growth import DeviceChoice
+from specsot_drafter.core.async_growth import AsyncGrowth
 from specsot_drafter.core.selection import Candidates, Flags, Floats, Ints, KeepGrowing
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.grammar import filter_candidates
+from specsot_drafter.overlap.device_selection import DeviceChoice
 from specsot_drafter.proposers import ChosenTrees, Offer, Proposer
 from specsot_drafter.proposers.eagle import EagleProposer
 from specsot_lab.bench.acceptance import even_ranks, even_runs
@@ -99,7 +100,6 @@ class Replay(Proposer):
     ) -> Offer:
         """The head's own offer, for its time; what takes its place is found while a device is at that."""
         offer = self._inner.begin(sequences, levels, keep_growing)
-        self.used_async = self._inner.used_async
         drawn = self._draw([text.id for text in sequences], self._tree)
         self._drawn = None
         roots = [text.tokens[-1] for text in sequences]
@@ -108,7 +108,6 @@ class Replay(Proposer):
         def replay() -> Candidates | None:
             if (real := offer()) is None:
                 return None
-            self.used_async = self._inner.used_async
             self._tree = tree = self._grown(real.levels, real.tokens.shape[1])
             tokens = told if tree is before else self._tokens(roots, _offsets(tree, drawn.draws))
             scores, parents = repeated(tree, len(sequences))
@@ -116,21 +115,26 @@ class Replay(Proposer):
 
         return replay
 
-    def begin_async(self, verdict: DeviceVerification, ids: int, levels: int) -> bool:
-        """What takes the candidates' places is found, and sent, while a device is at the step before."""
-        begun = self._inner.begin_async(verdict, ids, levels)
-        self._drawn = None
-        if begun:
-            drawn = self._draw([tree.sequence for tree in verdict.trees], self._tree)
-            sent = indices(drawn.offsets, verdict.targets.device)  # pyrefly: ignore[bad-argument-type]
-            self._drawn = drawn._replace(sent=sent)
-        return begun
+    def start_growth(self, verification: DeviceVerification, ids: int, levels: int) -> AsyncGrowth | None:
+        """Start the head's own growth; see `Proposer.start_growth`.
 
-    def choose_async(
-        self, sequences: Sequence[int], nodes: int, room: int, trust: Floats
+        The tokens that replace its candidates are drawn, and sent to the device, while the device computes
+        the step before.
+        """
+        growth = self._inner.start_growth(verification, ids, levels)
+        self._drawn = None
+        if growth:
+            drawn = self._draw([tree.sequence for tree in verification.trees], self._tree)
+            device = verification.targets.device
+            sent = indices(drawn.offsets, device)  # pyrefly: ignore[bad-argument-type]
+            self._drawn = drawn._replace(sent=sent)
+        return growth
+
+    def select(
+        self, growth: AsyncGrowth, sequences: Sequence[int], nodes: int, room: int, trust: Floats
     ) -> ChosenTrees | None:
-        """The head's own trees, whose candidates the known ones replace before that."""
-        chosen = self._inner.choose_async(sequences, nodes, room, trust)
+        """Select among the head's own trees, after the known tokens have replaced its candidates."""
+        chosen = self._inner.select(growth, sequences, nodes, room, trust)
         if not isinstance(chosen, DeviceChoice):
             return None
         tree = self._tree = self._grown(chosen.grown.levels, len(chosen.grown.depths))
@@ -252,8 +256,8 @@ class ReplayedChoice:
         self.chosen.choose(tokens, positions, bits, vocabulary)
 
     @property
-    def taken(self) -> bool:
-        return self.chosen.taken
+    def confirmed(self) -> bool:
+        return self.chosen.confirmed
 
     def take(self) -> Flags | None:
         return self.chosen.take()

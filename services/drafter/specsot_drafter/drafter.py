@@ -6,64 +6,27 @@ stop any sequence.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import structlog
 
 from specsot.core.deadline import Deadline
-from specsot.core.device_verification import DeviceTrees, DeviceVerification
-from specsot.core.frames import Drafts, Features, TreeSegment
+from specsot.core.device_verification import DeviceVerification, DraftHandle
+from specsot.core.frames import Features
 from specsot.core.info import memory_in_words
-from specsot.errors import SpecsotError, Unavailable
+from specsot.errors import Unavailable
 from specsot.members import Configuration, HandOver, Ready, Registration, StandBy, Tap
-from specsot.service.compute import Compute, allow, explain_failure
+from specsot.service.compute import Compute
 from specsot.service.membership import report_progress
 from specsot.transport.links import Arrival, Dialer, Link, Lost, close_in_background
 from specsot_drafter.engine import DraftEngine
+from specsot_drafter.epoch import DrafterEpoch, rows_of_batches
+from specsot_drafter.observer import DrafterObserver
+from specsot_drafter.overlap.colocated import ColocatedHandle
 
 log = structlog.get_logger()
-
-
-class DrafterObserver:
-    """Is notified of a drafter's work. This base class ignores everything."""
-
-    def formed(self, configuration: Configuration, free: Callable[[], int]) -> None:
-        """Called when an epoch begins. free: returns the number of free KV pages at any moment."""
-
-    def drafting(self, feature_batches: Sequence[Features]) -> AbstractContextManager[object]:
-        """Return a context that is entered while these features are observed and trees are drafted."""
-        return nullcontext()
-
-    def drafted(self, drafts: Drafts, seconds: float) -> None:
-        """Called with the result of a draft, and with the seconds that observing and drafting took."""
-
-    def disbanded(self) -> None:
-        """Called when the epoch is over."""
-
-
-@dataclass(slots=True)
-class _DrafterEpoch:
-    """Everything that lives exactly as long as one epoch.
-
-    configuration: The configuration of the epoch.
-    engine: The draft engine of the epoch.
-    stage: The link to the stage that the drafter sends trees to.
-    pending: Features that arrived since the last draft.
-    deadline: Bounds how long a job may compute.
-    failure: The error of a colocated draft, which `handle` raises; None: there was none.
-    """
-
-    configuration: Configuration
-    engine: DraftEngine
-    stage: Link
-    pending: list[Features]
-    deadline: Deadline
-    failure: SpecsotError | None = None
 
 
 class Drafter:
@@ -86,7 +49,7 @@ class Drafter:
         self._dialer = dialer
         self._compute = Compute(loader.name, compute)
         self._observer = observer or DrafterObserver()
-        self._active: _DrafterEpoch | None = None
+        self._active: DrafterEpoch | None = None
 
     @property
     def epoch(self) -> int:
@@ -111,7 +74,9 @@ class Drafter:
             engine = await self._compute.run(self._loader.make_engine, configuration)
             await self._send_taps(configuration, taps, sent)
             stage = await self._dialer.dial(configuration.drafted_for.address, configuration.epoch)
-        self._active = _DrafterEpoch(configuration, engine, stage, [], Deadline(configuration.curve))
+        self._active = DrafterEpoch(
+            self._loader.name, configuration, engine, stage, Deadline(configuration.curve)
+        )
         self._observer.formed(configuration, lambda: engine.free_pages)
         await uplink.send(Ready(configuration.epoch))
 
@@ -146,59 +111,23 @@ class Drafter:
         batches = active.pending
         active.pending = []
         with self._observer.drafting(batches):
-            drafts, speaks, seconds = await self._compute.run(
-                _observe_and_draft, active, batches, within=active.deadline.seconds(_rows(batches))
+            finished = await self._compute.run(
+                active.observe_and_draft, batches, within=active.deadline.seconds(rows_of_batches(batches))
             )
-        self._observer.drafted(drafts, seconds)
-        if speaks:
-            await active.stage.send(drafts)
+        self._observer.drafted(finished.drafts, finished.seconds)
+        if finished.sent:
+            await active.stage.send(finished.drafts)
         return None
 
-    def begin_async(self, verdict: DeviceVerification) -> None:
-        """See `ColocatedDrafter`."""
-        active = self._active
-        if active is not None and active.failure is None and verdict.epoch == active.configuration.epoch:
-            with self._blamed(active):
-                active.engine.begin_async(verdict)
-
-    def choose_async(self, verified: Sequence[TreeSegment]) -> DeviceTrees | None:
-        """See `ColocatedDrafter`."""
-        active = self._active
-        if active is not None and active.failure is None:
-            with self._blamed(active):
-                return active.engine.choose_async(verified)
-        return None
-
-    def draft(self, features: Sequence[Features], meanwhile: Callable[[], None]) -> tuple[Drafts, ...] | None:
+    def start_drafts(self, verification: DeviceVerification | None = None) -> DraftHandle | None:
         """See `ColocatedDrafter`; called on the thread that computes.
 
-        Return None outside an epoch, and after an error. Errors of the drafter are kept and raised by
-        `handle`, because here they would fail the worker that calls this method.
+        Return None outside an epoch, and after an error in this one.
         """
         active = self._active
-        if active is None or active.failure is not None or features[0].epoch != active.configuration.epoch:
+        if active is None or active.failure is not None:
             return None
-        began = time.perf_counter()
-        rows = 0
-        with self._observer.drafting(features):
-            with self._blamed(active):
-                rows = _begin(active, features)
-            if active.failure is None:
-                meanwhile()
-                with self._blamed(active):
-                    drafts, speaks, seconds = _finish(active, rows, began)
-                    self._observer.drafted(drafts, seconds)
-                    return (drafts,) if speaks else ()
-        return None
-
-    @contextmanager
-    def _blamed(self, active: _DrafterEpoch) -> Generator[None]:
-        """Keep an error of the body as the failure of this epoch instead of raising it."""
-        try:
-            yield
-        except Exception as error:
-            ours = isinstance(error, SpecsotError)
-            active.failure = error if ours else explain_failure(self._loader.name, error)
+        return ColocatedHandle(active, lambda: active is self._active, self._observer, verification)
 
     async def disband(self) -> None:
         """Leave the epoch, and close its link in the background."""
@@ -208,7 +137,7 @@ class Drafter:
             self._observer.disbanded()
             await close_in_background(active.stage.close())
 
-    def _handle_loss(self, active: _DrafterEpoch, arrival: Arrival, lost: Lost) -> None:
+    def _handle_loss(self, active: DrafterEpoch, arrival: Arrival, lost: Lost) -> None:
         """Raise Unavailable if the lost peer is a stage that the drafter needs.
 
         Only a worker may report its own loss; other reports are ignored.
@@ -234,54 +163,6 @@ class Drafter:
             sent.append(layer)
             size = memory_in_words(weight.nbytes)
             log.info("a stage has its slice of the head", layer=layer, whom=stage.name, size=size)
-
-
-def _rows(batches: Sequence[Features]) -> int:
-    """Return the number of rows that the time limit of a draft is based on.
-
-    These are the rows of the base model's frames, the tokens of the feature batches, and the forked tokens,
-    whose rows the drafter may have to compute before they are shared.
-    """
-    feature_batches = sum(
-        len(feature_batch.tokens) for one in batches for feature_batch in one.feature_batches
-    )
-    shared = sum(opening.forked for one in batches for opening in one.openings)
-    return sum(one.fed for one in batches) + feature_batches + shared
-
-
-def _observe_and_draft(active: _DrafterEpoch, batches: Sequence[Features]) -> tuple[Drafts, bool, float]:
-    """Return the drafts, whether they are to be sent to stage 0, and the seconds that they took."""
-    began = time.perf_counter()
-    return _finish(active, _begin(active, batches), began)
-
-
-def _begin(active: _DrafterEpoch, batches: Sequence[Features]) -> int:
-    """Observe features and launch the trees. Return the number of rows that the time limit is based on.
-
-    The limit is extended by the rows that must be computed before trees can grow. When a sequence is drafted
-    for the first time, these are all of its rows, and a colocated worker on the same thread waits for them.
-    """
-    rows = _rows(batches)
-    allow(active.deadline.seconds(rows))
-    for features in batches:
-        active.engine.observe(features)
-    rows += active.engine.begin()
-    allow(active.deadline.seconds(rows))
-    return rows
-
-
-def _finish(active: _DrafterEpoch, rows: int, began: float) -> tuple[Drafts, bool, float]:
-    """Take the trees that `_begin` launched; return the same as `_observe_and_draft`.
-
-    rows: what `_begin` returned. began: when it started.
-    """
-    engine = active.engine
-    drafts = Drafts(
-        active.configuration.epoch, engine.finish(), engine.paused_trees, active.configuration.you
-    )
-    seconds = time.perf_counter() - began
-    active.deadline.took(rows, seconds)
-    return drafts, bool(drafts.drafts or drafts.paused_trees or engine.awake), seconds
 
 
 class EngineProvider(Protocol):

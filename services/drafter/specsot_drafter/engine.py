@@ -17,11 +17,15 @@ from specsot.core.vocabulary import Vocabulary
 from specsot.errors import NotFound
 from specsot.members import Configuration
 from specsot.params import DrafterName
+from specsot_drafter.core.async_growth import AsyncGrowth
 from specsot_drafter.core.budget import ROOT_ONLY, UNKNOWN_SECONDS, BudgetPolicy, StepSeconds, TreeOutcome
 from specsot_drafter.core.selection import graft
 from specsot_drafter.core.sequences import DraftSequence, DraftSequences
 from specsot_drafter.proposers import Proposer
 from specsot_drafter.speculator import IDLE_REST_STEPS, Clock, Growth, PendingTree, Speculator
+
+# Token ids. The bound of a kernel's token ids where a proposer names none: the largest int32.
+MAX_IDS = 2**31 - 1
 
 Proposers = Mapping[DrafterName, tuple[Proposer, BudgetPolicy]]
 
@@ -124,24 +128,26 @@ class DraftEngine:
             self._close(sequence)
 
     @torch.inference_mode()
-    def begin_async(self, verdict: DeviceVerification) -> None:
+    def start_growth(self, verification: DeviceVerification) -> AsyncGrowth | None:
         """Start growing the next trees before the host has read the verification result of these trees.
 
-        Does nothing unless one speculator drafts for all sequences of the frame. The feature batches that
-        follow decide whether the growth can be used.
+        Return None, and grow nothing, unless one speculator drafts for all sequences of the frame. The
+        feature batches that follow decide whether the growth can be used.
         """
-        if lane := self._lane_of(verdict.trees):
-            lane.begin_async(verdict, 2**31 - 1 if self._ids is None else self._ids)
+        lane = self._lane_of(verification.trees)
+        ids = MAX_IDS if self._ids is None else self._ids
+        return lane.start_growth(verification, ids) if lane else None
 
-    def choose_async(self, verified: Sequence[TreeSegment]) -> DeviceTrees | None:
-        """Let the device select the trees that are growing; see `ColocatedDrafter`. Return None if it
-        cannot."""
+    def select(self, verified: Sequence[TreeSegment]) -> DeviceTrees | None:
+        """Let the device select the trees that are growing; see `DraftHandle.select`. Return None if it
+        cannot.
+        """
         # Sequences whose first draft round is next have no tree that is growing; each takes one root row.
         trees = [one for one in verified if one.draft_round > 1]
         lane = self._lane_of(trees)
         found = self._sequences.find
         sequences = [(sequence, one.committed) for one in trees if (sequence := found(one.sequence))]
-        return lane.choose_async(sequences, self._rows - len(verified) + len(trees)) if lane else None
+        return lane.select(sequences, self._rows - len(verified) + len(trees)) if lane else None
 
     def _lane_of(self, trees: Sequence[TreeSegment]) -> Speculator | None:
         """Return the speculator of these sequences; None if one is unknown or they have different ones."""

@@ -34,7 +34,6 @@ from specsot_drafter.core.control import make_budget
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.eagle_kv import DraftPages, DueRows
 from specsot_drafter.engine import DraftEngine
-from specsot_drafter.graph_growth import GraphInput, TreeGraphs, tree_graph_bytes
 from specsot_drafter.growth import TreeGrowth, TreeRoom
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.checkpoint import Checkpoint, kind_of
@@ -44,6 +43,7 @@ from specsot_drafter.heads.eagle import Eagle3Head
 from specsot_drafter.heads.fused import fuse_head, graph_head
 from specsot_drafter.heads.loading import load_head
 from specsot_drafter.memory import beam_graph_bytes
+from specsot_drafter.overlap.graph_growth import GraphInput, TreeGraphs, tree_graph_bytes
 from specsot_drafter.proposers import Proposer
 from specsot_drafter.proposers.block import BlockProposer
 from specsot_drafter.proposers.eagle import EagleProposer

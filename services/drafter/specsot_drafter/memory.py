@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from specsot.checkpoint.config import ModelConfig
 from specsot.members import AS_PUBLISHED, Head, Overrides, TreeShape
-from specsot_drafter.graph_growth import max_due_rows, tree_graph_bytes
 from specsot_drafter.heads.checkpoint import Checkpoint, HeadShape, kind_of, read_shape
 from specsot_drafter.heads.eagle import can_pack
 from specsot_drafter.heads.loading import EMBEDDING, MASK, fusion_norms, rope_of, taps_of
+from specsot_drafter.overlap.graph_growth import max_due_rows, tree_graph_bytes
 from specsot_drafter.proposers.lm import MODEL_TREES, BeamShape, can_capture_beam
 from specsot_model.fused import can_capture
 from specsot_model.memory_fit import WeightForm, bytes_of, drafts_of

@@ -1,6 +1,10 @@
 """One way to draft: a proposer, the policy of how much to draft, and the trees that await verification.
 
-Asynchronous growth is launched before the host has read the verification result that the trees follow.
+Trees may grow asynchronously: they are launched before the host has read the verification result that they
+follow. `specsot_drafter.overlap` has the timing.
+
+The code calls a sequence a *text*, a feature batch a *lesson*, a step of the ring a *step*, and a pause of
+drafting a *rest*.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from specsot.core.device_verification import DeviceTrees, DeviceVerification
 from specsot.core.draft_pause import DraftPause, PauseEvent, PauseState
 from specsot.core.frames import FeatureBatch
 from specsot.core.tree import Tree, children
+from specsot_drafter.core.async_growth import AsyncGrowth
 from specsot_drafter.core.budget import ROOT_ONLY, BudgetPolicy, StepSeconds, TreeOutcome
 from specsot_drafter.core.selection import (
     Candidates,
@@ -62,8 +67,8 @@ class Speculator:
     _unlearned: list[tuple[Sequence[TreeOutcome], StepSeconds]] = field(
         default_factory=list[tuple[Sequence[TreeOutcome], StepSeconds]], init=False
     )
-    # Ids of the sequences whose next trees grow asynchronously, until `begin` continues or discards them.
-    _early: frozenset[int] = field(default=NO_SEQUENCES, init=False)
+    # The trees that grow asynchronously, until `begin` continues or discards them.
+    _ahead: AsyncGrowth | None = field(default=None, init=False)
     # The nodes that the device selects from these trees; None if the host selects.
     _chosen: ChosenTrees | None = field(default=None, init=False)
     # True if candidates of the second proposer joined the last trees.
@@ -88,7 +93,7 @@ class Speculator:
         that the host delays nothing.
         """
         self._unlearned.append((trees, spent))
-        if not self._early:
+        if self._ahead is None:
             self._learn()
 
     def _learn(self) -> None:
@@ -108,7 +113,7 @@ class Speculator:
         sequences: those that request a tree. drafted: number of all sequences that are drafted for.
         """
         live = self._live(sequences)
-        growing = [(sequence, most) for sequence, most in live if sequence.id in self._early] or live
+        growing = [(sequence, most) for sequence, most in live if sequence.id in self._ahead_of] or live
         planned = growing[: self.budget.limit_sequences(len(live))]
         own = [sequence for sequence, _ in planned]
         limits = [most for _, most in planned]
@@ -127,8 +132,7 @@ class Speculator:
                 self.budget.paused_trees or IDLE_REST_STEPS * num_sequences, num_sequences
             )
         if not levels:
-            self._early = NO_SEQUENCES
-            self._chosen = None
+            self._drop_ahead()
         return levels
 
     def _start_sequences(self, sequences: frozenset[int]) -> None:
@@ -176,39 +180,46 @@ class Speculator:
         """Launch trees of `levels` levels for the planned sequences, or continue asynchronous growth."""
         (live, limits, due), began = self._planned, self.clock()
         self._levels = levels
-        early = self._early
-        self._early = NO_SEQUENCES
-        self.proposer.used_async = False
-        offer = self.proposer.begin(live, levels, self.budget.keep_growing)
-        took = self.proposer.used_async
+        ahead = self._ahead
         chosen = self._chosen
-        self._chosen = None
-        own = tuple(sequence.id for sequence in live)
-        if chosen and not (took and chosen.sequences == own):
+        self._ahead = self._chosen = None
+        offer = self.proposer.begin(live, levels, self.budget.keep_growing)
+        if chosen and not (
+            ahead and ahead.confirmed and chosen.sequences == tuple(sequence.id for sequence in live)
+        ):
             chosen = None
-        # Asynchronous growth that was discarded still occupies the device, so these trees cannot be timed.
-        spoilt = not (took or early.isdisjoint(own))
-        return Growth(live, limits, due, offer, self.clock() - began, spoilt, chosen)
+        return Growth(live, limits, due, offer, self.clock() - began, ahead, chosen)
 
-    def begin_async(self, verdict: DeviceVerification, ids: int) -> None:
-        """Launch the next trees asynchronously, while the host has not read the results of `verdict.trees`.
+    def start_growth(self, verification: DeviceVerification, ids: int) -> AsyncGrowth | None:
+        """Launch the next trees asynchronously, while the host has not read the results of
+        `verification.trees`.
 
-        Nothing is launched if drafting is paused or if the policy would not draft for all these sequences in
-        the next step. The trees have as many levels as the last ones. ids: see `Proposer.begin_async`.
+        Return None, and launch nothing, if drafting is paused or if the policy would not draft for all these
+        sequences in the next step. The trees have as many levels as the last ones.
+
+        ids: see `Proposer.start_growth`.
         """
         self._learn()
+        self._drop_ahead()
         budget = self.budget
-        many = len(verdict.trees)
-        self._early = NO_SEQUENCES
-        will_continue = self._levels and not self.paused_trees and budget.limit_sequences(many) >= many
-        if (
-            will_continue
-            and not budget.looks_next(many)
-            and self.proposer.begin_async(verdict, ids, self._levels)
-        ):
-            self._early = frozenset(tree.sequence for tree in verdict.trees)
+        many = len(verification.trees)
+        continues = self._levels and not self.paused_trees and budget.limit_sequences(many) >= many
+        if continues and not budget.looks_next(many):
+            self._ahead = self.proposer.start_growth(verification, ids, self._levels)
+        return self._ahead
 
-    def choose_async(self, sequences: Sequence[tuple[DraftSequence, int]], rows: int) -> DeviceTrees | None:
+    @property
+    def _ahead_of(self) -> frozenset[int]:
+        """Ids of the sequences whose next trees grow asynchronously."""
+        return self._ahead.sequences if self._ahead else NO_SEQUENCES
+
+    def _drop_ahead(self) -> None:
+        """Discard the trees that grow asynchronously, and the selection among them."""
+        if self._ahead:
+            self._ahead.discard()
+        self._ahead = self._chosen = None
+
+    def select(self, sequences: Sequence[tuple[DraftSequence, int]], rows: int) -> DeviceTrees | None:
         """Let the device select the nodes of the trees that grow asynchronously. None: the host must select.
 
         The host must select if a second proposer's candidates joined the last trees, if all sequences may
@@ -221,16 +232,19 @@ class Speculator:
         """
         self._chosen = None
         live = len(sequences)
-        ahead = bool(self._early) and not self._blends
+        ahead = None if self._blends else self._ahead
         # If no sequence may write more than the bonus token, roots suffice.
-        ahead &= any(sequence.remaining + sequence.committed - told > 1 for sequence, told in sequences)
-        if nodes := ahead and self.budget.predict_nodes(live, self._levels, rows - live):
+        if ahead is None or not any(
+            sequence.remaining + sequence.committed - told > 1 for sequence, told in sequences
+        ):
+            return None
+        if nodes := self.budget.predict_nodes(live, self._levels, rows - live):
             levels = [
                 self.proposer.levels_at(sequence, told - sequence.committed) for sequence, told in sequences
             ]
             own = [sequence.id for sequence, _ in sequences]
             trust = self.budget.log_trust()
-            self._chosen = self.proposer.choose_async(own, 1 + nodes, min(levels), trust)
+            self._chosen = self.proposer.select(ahead, own, 1 + nodes, min(levels), trust)
         return self._chosen
 
     def finish(self, growth: Growth, rows: int) -> dict[int, PendingTree]:
@@ -248,17 +262,15 @@ class Speculator:
             return {}
         depth = candidates.levels
         self.growing_seconds = growth.seconds + self.clock() - began
-        if not growth.spoilt:
-            self.budget.record_growth(len(live), depth, growth.due, self.growing_seconds)
         candidates = candidates if min(limits) >= depth else limit_depths(candidates, limits)
         whole = candidates
         chosen = None
-        if growth.chosen and self.proposer.used_async:
+        if growth.chosen and growth.overlapped:
             chosen = growth.chosen.take()
         if chosen is None or not self.budget.holding:
             values = self.budget.score(candidates)
             self.budget.record_worth(values, candidates.depths)
-            joined, values = self._blended(live, candidates, values)
+            joined, values = self._blended(growth, candidates, values)
             if chosen is None:
                 whole = joined
                 chosen = self.budget.select(values, depth, rows - len(live))
@@ -280,12 +292,10 @@ class Speculator:
         return [
             (sequence, most)
             for sequence, most in zip(sequences, limits)
-            if most or sequence.id in self._early
+            if most or sequence.id in self._ahead_of
         ]
 
-    def _blended(
-        self, sequences: Sequence[DraftSequence], candidates: Candidates, values: Floats
-    ) -> tuple[Candidates, Floats]:
+    def _blended(self, growth: Growth, candidates: Candidates, values: Floats) -> tuple[Candidates, Floats]:
         """Return the candidates joined with those of the second proposer, and the worth of all of them.
 
         Candidates and worth are returned unchanged if there is no second proposer, if the policy never
@@ -294,12 +304,12 @@ class Speculator:
         """
         if self.blend is None or not self.budget.adaptive:
             return candidates, values
-        others = self.blend.propose(sequences, len(self.blend.widths) + 1)
+        others = self.blend.propose(growth.sequences, len(self.blend.widths) + 1)
         self._blends = False
         if others is None:
             return candidates, values
         joined, worth = merge_trees(candidates, values, others, np.exp(others.scores))
-        if self.proposer.used_async and _total(worth) - _total(values) < LEAST_GAIN * len(sequences):
+        if growth.overlapped and _total(worth) - _total(values) < LEAST_GAIN * len(growth.sequences):
             return candidates, values
         self._blends = True
         return joined, worth
@@ -319,7 +329,7 @@ class Growth:
     due: Rows of committed tokens that are computed before the trees grow.
     offer: Waits for the growth and returns its candidates.
     seconds: Time that launching the growth took.
-    spoilt: True if the device must first finish discarded trees, so that the growth cannot be timed.
+    ahead: The trees that grew asynchronously for this step; None if there were none.
     chosen: The nodes that the device selects; None if the host selects.
     """
 
@@ -328,8 +338,13 @@ class Growth:
     due: int
     offer: Offer
     seconds: float
-    spoilt: bool = False
+    ahead: AsyncGrowth | None = None
     chosen: ChosenTrees | None = None
+
+    @property
+    def overlapped(self) -> bool:
+        """True if the candidates are those of trees that grew asynchronously."""
+        return self.ahead is not None and self.ahead.confirmed
 
 
 class PendingTree(NamedTuple):

@@ -12,7 +12,7 @@ from specsot.core.frames import Drafts, Features
 from specsot.members import Configuration
 from specsot.service.telemetry import STEP_BUCKETS, Observation, PolledCollector, epoch_gauges
 from specsot.tracing import spanning
-from specsot_drafter.drafter import DrafterObserver
+from specsot_drafter.observer import DrafterObserver
 
 
 class DrafterTelemetry(DrafterObserver):

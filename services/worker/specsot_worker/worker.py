@@ -14,6 +14,7 @@ from typing import Any
 import structlog
 
 from specsot.core.deadline import Deadline
+from specsot.core.device_verification import ColocatedDrafter
 from specsot.core.frames import Close, Drafts, Frame, Lease, Open, Result, rows_of
 from specsot.core.pages import PageTable
 from specsot.errors import SpecsotError, Unavailable
@@ -35,7 +36,6 @@ from specsot.service.membership import report_progress
 from specsot.tasks import start
 from specsot.transport.links import (
     Arrival,
-    ColocatedDrafter,
     Dialer,
     Link,
     LocalLink,

@@ -1,11 +1,18 @@
-"""Verification results and draft trees that are still on the GPU, before the host has read them."""
+"""Verification results and draft trees that are still on the GPU, and the protocol that works with them.
+
+A drafter that runs on the thread of the verifier starts to draft before the host has read the verification.
+The verifier and the drafter share one protocol: `start_drafts` returns a handle, `result` returns the drafts
+that the handle stands for, and `discard` says that the drafts are for another result than the host's.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
-from specsot.core.frames import Payload, TreeSegment
+from specsot.core.frames import Drafts, Features, Payload, TreeSegment
+from specsot.core.overlap import OverlapState
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,29 +25,26 @@ class DeviceVerification:
     trees: the tree segments at the beginning of the frame.
     targets: int32 [num_tokens], the target token at each node. Negative if the node's logits are not finite.
     features: [num_tokens, width], the fused features of the frame.
-    astray: sequences for which the host has found another target than the device. The device-side result of
-        these sequences must be discarded.
     """
 
     epoch: int
     trees: tuple[TreeSegment, ...]
     targets: Payload
     features: Payload
-    astray: set[int] = field(default_factory=set[int], init=False)
 
 
 class DeviceTrees(Protocol):
     """Draft trees on the GPU that the host has not read.
 
     nodes: number of nodes of each tree, its root included.
-    taken: True once the drafter has read these trees and its drafts consist of them.
+    confirmed: True once the drafter has read these trees and its drafts consist of them.
     """
 
     @property
     def nodes(self) -> int: ...
 
     @property
-    def taken(self) -> bool: ...
+    def confirmed(self) -> bool: ...
 
     def choose(self, tokens: Payload, positions: Payload, bits: Payload, vocabulary: int) -> None:
         """Write the trees, once grown, into the tensors from which the next step reads its batch.
@@ -48,5 +52,60 @@ class DeviceTrees(Protocol):
         See `specsot_kernels.growing.TreeRows` for the layout of `tokens`, `positions` and `bits`.
         `vocabulary` is the number of token ids. An error is not raised here, but when the drafter reads the
         trees.
+        """
+        ...
+
+
+class DraftHandle(Protocol):
+    """The drafts that follow one verified frame. Call `result` once, or drop the handle."""
+
+    @property
+    def state(self) -> OverlapState:
+        """LAUNCHED while trees grow that follow from the verification on the GPU; IDLE if none do; DISCARDED
+        if the host has found another verification result.
+        """
+        ...
+
+    def select(self, segments: Sequence[TreeSegment]) -> DeviceTrees | None:
+        """Return the trees that grow, so that the next step can be launched with them before the host has
+        read them. `result` will return exactly these trees, if the step is launched; except that a sequence's
+        first tree will be its root only.
+
+        segments: the next segments of all sequences that continue, with trees that are only roots.
+
+        Return None if it is unknown which trees `result` will return.
+        """
+        ...
+
+    def result(
+        self, features: Sequence[Features], meanwhile: Callable[[], None]
+    ) -> tuple[Drafts, ...] | None:
+        """Take in features, propose trees, and return the messages for stage 0.
+
+        features: the messages with the host's verification result, in order.
+        meanwhile: called once while the GPU may be computing.
+
+        Return None if the drafter takes no features in this way now, so that they must be sent as messages.
+        """
+        ...
+
+    def discard(self, sequence: int) -> None:
+        """Declare that the host has found other target tokens for this sequence than the GPU. The trees that
+        grow are not used: `result` grows all of them again.
+        """
+        ...
+
+
+@runtime_checkable
+class ColocatedDrafter(Protocol):
+    """A drafter that runs in the process and on the compute thread of the stage that verifies."""
+
+    def start_drafts(self, verification: DeviceVerification | None = None) -> DraftHandle | None:
+        """Start the drafts that follow one frame.
+
+        verification: the verification result on the GPU, which the host has not read yet. Trees start to grow
+            from it if possible. None: nothing grows before `DraftHandle.result`.
+
+        Return None if the drafter takes no features in this way now.
         """
         ...

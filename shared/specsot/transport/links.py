@@ -12,15 +12,14 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Lock, get_ident
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
-from specsot.core.device_verification import DeviceTrees, DeviceVerification
-from specsot.core.frames import Drafts, Features, TreeSegment
+from specsot.core.device_verification import ColocatedDrafter
 from specsot.errors import Unavailable
 from specsot.members import Kind, Transport
 from specsot.tasks import IdleTimer
@@ -208,38 +207,6 @@ class RingLink(Link, Protocol):
         ...
 
 
-@runtime_checkable
-class ColocatedDrafter(Protocol):
-    """A colocated drafter: it runs in the process and on the compute thread of the stage that verifies."""
-
-    def begin_async(self, verdict: DeviceVerification) -> None:
-        """Allow the drafter to start growing the next trees from a verification result on the GPU.
-
-        The host has not read the result yet. `draft` will later be called for the same trees.
-        """
-        ...
-
-    def choose_async(self, verified: Sequence[TreeSegment]) -> DeviceTrees | None:
-        """Return the trees that already grow on the GPU, so that the next step can be launched with them.
-
-        `draft` will return exactly these trees, except that a sequence's first tree will be its root only.
-        Returns None if it is unknown which trees `draft` will return.
-
-        verified: the next segments of all sequences that continue, with trees that are only roots.
-        """
-        ...
-
-    def draft(self, features: Sequence[Features], meanwhile: Callable[[], None]) -> tuple[Drafts, ...] | None:
-        """Take in features and propose trees.
-
-        meanwhile: called once while the GPU may be computing.
-
-        Returns the messages for stage 0, or None if the drafter does not accept features in this way now, so
-        that they must be sent as messages.
-        """
-        ...
-
-
 # Tasks that close links in the background. The event loop holds only weak references to tasks.
 _parting = set[asyncio.Task[Any]]()
 
@@ -318,8 +285,11 @@ class LocalLink:
         prepare: Prepare | None = None,
         drafter: ColocatedDrafter | None = None,
     ) -> None:
-        """prepare: a function that is applied to each message before it is sent, or None.
+        """Open a link on the running event loop.
 
+        sender: name of the sending member.
+        inbox: where the messages arrive.
+        prepare: a function that is applied to each message before it is sent, or None.
         drafter: the receiving drafter, if it computes on the sender's thread; otherwise None.
         """
         self._sender = sender

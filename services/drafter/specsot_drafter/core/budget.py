@@ -149,9 +149,6 @@ class BudgetPolicy:
     def record_step(self, trees: Sequence[TreeOutcome], spent: StepSeconds = UNKNOWN_SECONDS) -> None:
         """Record a finished step: the outcomes of its trees, and its duration."""
 
-    def record_growth(self, live: int, levels: int, due: int, seconds: float) -> None:
-        """Record that growing `live` trees took `seconds`, with `due` rows computed first."""
-
 
 # Levels. First, smallest and largest depth of `--tuner seed`. Precedent: the seed's own values, kept for
 # comparison.

@@ -10,6 +10,7 @@ from typing import Protocol
 from specsot.core.device_verification import DeviceTrees, DeviceVerification
 from specsot.core.frames import Features
 from specsot.params import MAX_TOKENS
+from specsot_drafter.core.async_growth import AsyncGrowth
 from specsot_drafter.core.selection import Candidates, Flags, Floats, KeepGrowing
 from specsot_drafter.core.sequences import DraftSequence
 
@@ -43,13 +44,11 @@ class Proposer(ABC):
     widths: Most nodes per tree that are fed to grow level 2, 3, ...; the deepest tree has one level more.
     positions: Number of positions that the draft model supports.
     at_once: True if all levels are launched at once, so that growth cannot stop between levels.
-    used_async: True if the last `begin` continued the growth that `begin_async` had launched.
     """
 
     widths: tuple[int, ...]
     positions: int = MAX_TOKENS
     at_once = False
-    used_async = False
 
     @property
     @abstractmethod
@@ -83,26 +82,30 @@ class Proposer(ABC):
     ) -> Offer:
         """Launch what `propose` computes, and return a function that waits for it and returns the candidates.
 
+        Growth that `start_growth` has launched is continued, whatever its levels, and confirmed; or it is
+        discarded. The returned function may still discard a confirmed growth.
+
         The device may be computing until that function is called. Until then, call no other method.
         """
         return partial(self.propose, sequences, levels, keep_growing)
 
-    def begin_async(self, verdict: DeviceVerification, ids: int, levels: int) -> bool:
+    def start_growth(self, verification: DeviceVerification, ids: int, levels: int) -> AsyncGrowth | None:
         """Launch the growth of the next trees before the host has read the verification result of these.
 
-        Return whether the growth was launched. If so, the next `begin` continues that growth, whatever its
-        `levels`, and sets `used_async`; or it discards the growth and clears `used_async`.
-        verdict: the trees that are being verified, and their results on the device.
+        verification: the trees that are being verified, and their results on the device.
         ids: number of token ids that may be fed; token 0 is fed instead of a target outside 0 .. ids - 1.
+        levels: levels of the trees that grow.
+
+        Return None if nothing was launched. At most one growth exists at a time: an earlier one is dropped.
         """
-        return False
+        return None
 
-    def choose_async(
-        self, sequences: Sequence[int], nodes: int, room: int, trust: Floats
+    def select(
+        self, growth: AsyncGrowth, sequences: Sequence[int], nodes: int, room: int, trust: Floats
     ) -> ChosenTrees | None:
-        """Let the device select nodes of the trees whose growth `begin_async` launched.
+        """Let the device select nodes of the trees of a growth that `start_growth` has returned.
 
-        Return None if that is impossible. See `AsyncGrowth.choose` for the arguments.
+        Return None if that is impossible. See `DeviceGrowth.choose` for the other arguments.
         """
         return None
 

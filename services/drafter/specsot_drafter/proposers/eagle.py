@@ -6,7 +6,6 @@ Rows that are *due* are rows of committed tokens whose draft KV could be compute
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -16,15 +15,16 @@ from specsot.core.device_verification import DeviceVerification
 from specsot.core.frames import FeatureBatch, Features, Opening, TreeSegment
 from specsot.errors import NotFound, Overloaded, WireError
 from specsot.members import TreeShape
-from specsot_drafter.async_growth import AsyncGrowth, VerifiedTree
+from specsot_drafter.core.async_growth import AsyncGrowth
 from specsot_drafter.core.selection import Candidates, Floats, KeepGrowing, pad_rows
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.eagle_kv import DraftPages, DueRows, FollowedSequence, compute_rows
 from specsot_drafter.grammar import filter_candidates, make_guide
-from specsot_drafter.graph_growth import LEVEL_ROWS, GraphInput, TreeGraphs
 from specsot_drafter.growth import TreeGrowth, TreeRoom
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.fused import fuse_head
+from specsot_drafter.overlap.device_growth import DeviceGrowth, VerifiedTree
+from specsot_drafter.overlap.graph_growth import LEVEL_ROWS, GraphInput, TreeGraphs
 from specsot_drafter.proposers import ChosenTrees, Offer, Proposer
 from specsot_model.core.kv_plan import window_of
 from specsot_model.cuda_graphs import PROMPT_ROWS, GraphCapture
@@ -58,7 +58,7 @@ class EagleProposer(Proposer):
         self._followed: dict[int, FollowedSequence] = {}
         self._graphs: TreeGraphs | None = None
         # The growth that was launched before the host has read the verification result it follows.
-        self._early: AsyncGrowth | None = None
+        self._ahead: DeviceGrowth | None = None
         if graphs := _graphs(head, self._pages, shape):
             self._warm_up()
             self._graphs = graphs
@@ -109,7 +109,7 @@ class EagleProposer(Proposer):
         for feature_batch in batch.feature_batches:
             stop = first + len(feature_batch.tokens)
             follows = feature_batch.sequence in self._followed
-            there = follows and self._early and self._early.covers(feature_batch)
+            there = follows and self._ahead and self._ahead.covers(feature_batch)
             if not there and (own := self._room_for(feature_batch)):
                 rows += range(first, stop)
                 slots += own
@@ -154,9 +154,9 @@ class EagleProposer(Proposer):
         In this order of preference: continue asynchronous growth, launch a graph, or grow level by level when
         the offer is called. Sequences without free KV pages get barred candidates.
         """
-        early = self._early
-        self._early = None
-        if early and (offer := self._go_on(early, sequences, levels)):
+        ahead = self._ahead
+        self._ahead = None
+        if ahead and (offer := self._continue(ahead, sequences, levels)):
             return offer
         rooms = [self._reserve(sequence) for sequence in sequences]
         growing = [(sequence, room) for sequence, room in zip(sequences, rooms) if room]
@@ -164,7 +164,6 @@ class EagleProposer(Proposer):
             return lambda: None
         grow = self._begin_graph(growing, levels) or partial(self._grow, growing, levels, keep_growing)
         present = [room is not None for room in rooms]
-        self.used_async &= all(present)
         return grow if all(present) else lambda: pad_rows(grow(), present)
 
     def _grow(
@@ -218,23 +217,20 @@ class EagleProposer(Proposer):
             return None
         return lambda: filter_candidates(grown(), sequences, self._max_nodes)
 
-    def _go_on(self, early: AsyncGrowth, sequences: Sequence[DraftSequence], levels: int) -> Offer | None:
-        """Return the offer of asynchronous growth if all these sequences continue from there, else None.
+    def _continue(self, ahead: DeviceGrowth, sequences: Sequence[DraftSequence], levels: int) -> Offer | None:
+        """Return the offer of asynchronous growth if all these sequences continue from there. Otherwise
+        discard the growth and return None.
 
-        If the device's verification result differs from the host's, the returned function grows the trees
-        again, and clears `used_async`.
+        levels: levels of the trees that grow again if the device's verification result differs from the
+            host's. The returned function finds that out, and then discards the growth.
         """
-        if not (due := early.take([self._followed.get(sequence.id) for sequence in sequences])):
+        if not (due := ahead.take([self._followed.get(sequence.id) for sequence in sequences])):
             return None
-        self.used_async = True
-        grown = early.of(due)
 
         def offer() -> Candidates | None:
-            if (found := grown() if grown else None) is None and self._graphs:
-                self.used_async, rooms = (
-                    False,
-                    [room for sequence in sequences if (room := self._reserve(sequence))],
-                )
+            found = ahead.candidates_for(due)
+            if found is None and self._graphs:
+                rooms = [room for sequence in sequences if (room := self._reserve(sequence))]
                 found = self._graphs.run([GraphInput(*each) for each in zip(due, rooms)], levels)
             assert found is not None, "it had room for as many"
             return filter_candidates(found, sequences, self._max_nodes)
@@ -242,35 +238,35 @@ class EagleProposer(Proposer):
         return offer
 
     @torch.inference_mode()
-    def begin_async(self, verdict: DeviceVerification, ids: int, levels: int) -> bool:
-        """See `Proposer.begin_async`.
+    def start_growth(self, verification: DeviceVerification, ids: int, levels: int) -> AsyncGrowth | None:
+        """See `Proposer.start_growth`.
 
         Growth is launched only with graphs, and only if the rows of every sequence are complete up to its
         tree and its pages can be reserved. Outstanding rows are computed first.
         """
-        self._early = None
+        self._ahead = None
         graphs = self._graphs
         head = self._head
-        followed = [self._followed.get(tree.sequence) for tree in verdict.trees]
+        followed = [self._followed.get(tree.sequence) for tree in verification.trees]
         if graphs:
             self._compute_due((*filter(None, followed), *self._reading()))
-        if graphs is None or not all(map(self._is_known, followed, verdict.trees)):
-            return False
+        if graphs is None or not all(map(self._is_known, followed, verification.trees)):
+            return None
         cover = self._pages.cover_tree
         more = graphs.async_rows
-        pages = [cover(tree.sequence, tree.committed, more) for tree in verdict.trees]
-        trees = [VerifiedTree(tree, own) for tree, own in zip(verdict.trees, pages) if own]
+        pages = [cover(tree.sequence, tree.committed, more) for tree in verification.trees]
+        trees = [VerifiedTree(tree, own) for tree, own in zip(verification.trees, pages) if own]
         if len(trees) == len(pages):
-            features = head.features(verdict.features.to(head.device, head.dtype))
-            early = graphs.begin_async(trees, verdict.targets.to(head.device), features, ids, levels)
-            self._early = early and replace(early, astray=verdict.astray)
-        return self._early is not None
+            features = head.features(verification.features.to(head.device, head.dtype))
+            targets = verification.targets.to(head.device)
+            self._ahead = graphs.begin_async(trees, targets, features, ids, levels)
+        return self._ahead
 
-    def choose_async(
-        self, sequences: Sequence[int], nodes: int, room: int, trust: Floats
+    def select(
+        self, growth: AsyncGrowth, sequences: Sequence[int], nodes: int, room: int, trust: Floats
     ) -> ChosenTrees | None:
-        """See `AsyncGrowth.choose`; `sequences` are sequence ids."""
-        return self._early.choose(sequences, nodes, room, trust) if self._early else None
+        """See `DeviceGrowth.choose`."""
+        return growth.choose(sequences, nodes, room, trust) if isinstance(growth, DeviceGrowth) else None
 
     def _is_known(self, followed: FollowedSequence | None, tree: TreeSegment) -> bool:
         """Return whether the sequence's draft rows and features are complete up to this tree's root.

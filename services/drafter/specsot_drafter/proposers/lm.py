@@ -25,10 +25,10 @@ from specsot_drafter.core.selection import Candidates, KeepGrowing, pad_rows
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.eagle_kv import DraftPages, DueRows
 from specsot_drafter.grammar import filter_candidates, make_guide
-from specsot_drafter.graph_growth import GraphInput, TreeGraphs
 from specsot_drafter.growth import TreeGrowth, TreeRoom
 from specsot_drafter.heads import HeadRows
 from specsot_drafter.heads.decoder import DecoderHead
+from specsot_drafter.overlap.graph_growth import GraphInput, TreeGraphs
 from specsot_drafter.proposers import Proposer
 from specsot_model.attention import RowSpan
 from specsot_model.core.kv_plan import window_of

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from specsot.core.device_verification import DeviceTrees, DeviceVerification
+from specsot.core.device_verification import ColocatedDrafter, DeviceTrees, DeviceVerification, DraftHandle
 from specsot.core.frames import Drafts, Features, Frame, Outcome, Payload, PromptChunk, Segment, TreeSegment
+from specsot.core.overlap import OverlapState
 from specsot.core.tree import Tree, single
-from specsot.transport.links import ColocatedDrafter
 from specsot_worker.overlap.next_draft_round import NextStep
 
 
@@ -53,13 +53,15 @@ class DraftedStep:
         self._segments = self._following(places)
         self.selected: DeviceTrees | None = None
 
-    def launch_selected(self, drafter: ColocatedDrafter) -> None:
+    def launch_selected(self, handle: DraftHandle) -> None:
         """Launch the step before results are made, if the device selects the trees.
 
         Not if a grammar forces tokens, because the host adds those to the trees.
+
+        handle: The trees, which grow on the device.
         """
         forced = any(one.forced for one in self._outcomes.values())
-        trees = drafter.choose_async(self._segments) if self._segments and not forced else None
+        trees = handle.select(self._segments) if self._segments and not forced else None
         if trees and self._step.launch_selected(self._segments, trees):
             self.selected = trees
 
@@ -92,7 +94,7 @@ class DraftedStep:
         if self.selected is None:
             if trees:
                 self._step.launch_drafts(trees)
-        elif self.selected.taken:
+        elif self.selected.confirmed:
             self._step.confirm(trees)
 
     def _following(self, every: Sequence[object]) -> list[TreeSegment]:
@@ -139,8 +141,9 @@ class ColocatedDrafts:
         self._stage = stage
         self._place = place
         self._quiet = quiet
-        # Number and verification of the frame for which `start` was called last.
-        self._begun: tuple[int, DeviceVerification] | None = None
+        # The drafts that follow the frame that is being verified, if they were started before the host has
+        # read the result.
+        self._handle: DraftHandle | None = None
 
     def start(self, frame: Frame, targets: Payload) -> None:
         """Let the drafter start from a verification whose results are still on the device.
@@ -151,7 +154,7 @@ class ColocatedDrafts:
         This is done only for frames of trees followed by prompt chunks, with features, while drafting is
         active.
         """
-        self._begun = None
+        self._handle = None
         if (
             self.drafter is None
             or frame.fused is None
@@ -163,13 +166,12 @@ class ColocatedDrafts:
         trees = [one for one in frame.segments if isinstance(one, TreeSegment) and self._place(one)]
         if trees and all(isinstance(one, PromptChunk) for one in frame.segments[len(trees) :]):
             verdict = DeviceVerification(frame.epoch, tuple(trees), targets, frame.fused)
-            self._begun = frame.number, verdict
-            self.drafter.begin_async(verdict)
+            self._handle = self.drafter.start_drafts(verdict)
 
     def discard(self, sequence: int) -> None:
         """Record that the host has found other target tokens for this sequence than the device."""
-        if self._begun:
-            self._begun[1].astray.add(sequence)
+        if self._handle:
+            self._handle.discard(sequence)
 
     def predict(self, frame: Frame, outcomes: Mapping[int, Outcome]) -> DraftedStep | None:
         """Return the step that follows a verified frame, launched already if the device selects its trees.
@@ -184,9 +186,8 @@ class ColocatedDrafts:
         if not all(places):
             return None
         ahead = DraftedStep(draft_round, frame, outcomes, places)
-        number, verdict = self._begun or (0, None)
-        if verdict and number == frame.number and not verdict.astray and self._quiet():
-            ahead.launch_selected(self.drafter)
+        if self._handle and self._handle.state is OverlapState.LAUNCHED and self._quiet():
+            ahead.launch_selected(self._handle)
         return ahead
 
     def draft(
@@ -201,9 +202,12 @@ class ColocatedDrafts:
         Return None if the drafter is elsewhere, if there is nothing to send it, or if it takes nothing this
         way now.
         """
+        handle = self._handle
+        self._handle = None
         if self.drafter is None or not features:
             return None
-        drafts = self.drafter.draft(features, ahead.prepare if ahead else lambda: None)
+        handle = handle or self.drafter.start_drafts()
+        drafts = handle.result(features, ahead.prepare if ahead else lambda: None) if handle else None
         if drafts and ahead and (ahead.selected or self._quiet()):
             ahead.launch_or_confirm(drafts[0])
         return drafts

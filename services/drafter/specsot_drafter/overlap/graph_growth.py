@@ -7,6 +7,7 @@ must be asked between levels grow in `growth`.
 
 Rows that are *due* are rows of committed tokens that the head has not computed yet. *Early* growth is
 asynchronous: it is launched before the host has read the verification result (*verdict*) that it follows.
+The graphs of both ways of growth are the same; only the tables come from the host or from a kernel.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ from torch import Tensor
 
 from specsot.core.frames import TreeSegment
 from specsot.core.tree import single
-from specsot_drafter.async_growth import AsyncGrowth, GrownPool, JudgedTrees, TreeChooser, VerifiedTree
 from specsot_drafter.core.selection import Candidates
 from specsot_drafter.eagle_kv import DraftPages, DueRows
 from specsot_drafter.growth import TreeRoom
 from specsot_drafter.heads import GraphHead, HeadRows
 from specsot_drafter.heads.checkpoint import HeadShape
+from specsot_drafter.overlap.device_growth import DeviceGrowth, JudgedTrees, VerifiedTree
+from specsot_drafter.overlap.device_selection import GrownPool, TreeChooser
 from specsot_kernels.attention_tables import (
     as_arrays,
     cut_pieces,
@@ -200,7 +202,7 @@ class TreeGraphs:
     @torch.inference_mode()
     def begin_async(
         self, trees: Sequence[VerifiedTree], targets: Tensor, features: Tensor, ids: int, levels: int
-    ) -> AsyncGrowth | None:
+    ) -> DeviceGrowth | None:
         """Launch the growth of the next trees, before the host has read the verification result of `trees`.
 
         The device verifies the trees itself and continues from what it accepted. Return None if no graph has
@@ -218,7 +220,7 @@ class TreeGraphs:
         if read is None:
             return None
         found = {tree.sequence: (place, tree.committed) for place, (tree, _) in enumerate(trees)}
-        return AsyncGrowth(found, self.due, read, graph.grown(self._chooser))
+        return DeviceGrowth.launched(found, self.due, read, graph.grown(self._chooser))
 
     @torch.inference_mode()
     def begin(self, inputs: Sequence[GraphInput], levels: int) -> Grown | None:

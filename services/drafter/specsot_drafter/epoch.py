@@ -1,0 +1,108 @@
+"""One epoch of a drafter: its engine, what has arrived for it, and the jobs that its thread computes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from specsot.core.deadline import Deadline
+from specsot.core.frames import Drafts, Features
+from specsot.errors import SpecsotError
+from specsot.members import Configuration
+from specsot.service.compute import allow, explain_failure
+from specsot.transport.links import Link
+from specsot_drafter.engine import DraftEngine
+
+
+class FinishedDrafts(NamedTuple):
+    """The result of a draft job.
+
+    drafts:  The message for stage 0.
+    sent:    True if the message is to be sent: it has trees, or a pause begins or has ended.
+    seconds: Seconds that observing and drafting took.
+    """
+
+    drafts: Drafts
+    sent: bool
+    seconds: float
+
+
+@dataclass(slots=True)
+class DrafterEpoch:
+    """Everything that lives exactly as long as one epoch.
+
+    name: The drafter's name, for errors.
+    configuration: The configuration of the epoch.
+    engine: The draft engine of the epoch.
+    stage: The link to the stage that the drafter sends trees to.
+    deadline: Bounds how long a job may compute.
+    pending: Features that arrived since the last draft.
+    failure: The error of a colocated draft, which `Drafter.handle` raises; None: there was none.
+    """
+
+    name: str
+    configuration: Configuration
+    engine: DraftEngine
+    stage: Link
+    deadline: Deadline
+    pending: list[Features] = field(default_factory=list[Features])
+    failure: SpecsotError | None = None
+
+    def observe_and_draft(self, batches: Sequence[Features]) -> FinishedDrafts:
+        """Observe features and draft once. Called on the thread that computes."""
+        began = time.perf_counter()
+        return self.finish(self.begin(batches), began)
+
+    def begin(self, batches: Sequence[Features]) -> int:
+        """Observe features and launch the trees. Return the number of rows that the time limit is based on.
+
+        The limit is extended by the rows that must be computed before trees can grow. When a sequence is
+        drafted for the first time, these are all of its rows, and a colocated worker on the same thread waits
+        for them.
+        """
+        rows = rows_of_batches(batches)
+        allow(self.deadline.seconds(rows))
+        for features in batches:
+            self.engine.observe(features)
+        rows += self.engine.begin()
+        allow(self.deadline.seconds(rows))
+        return rows
+
+    def finish(self, rows: int, began: float) -> FinishedDrafts:
+        """Return the trees that `begin` launched.
+
+        rows: what `begin` returned.
+        began: time in seconds, of `time.perf_counter`, at which the job began.
+        """
+        engine = self.engine
+        drafts = Drafts(
+            self.configuration.epoch, engine.finish(), engine.paused_trees, self.configuration.you
+        )
+        seconds = time.perf_counter() - began
+        self.deadline.took(rows, seconds)
+        return FinishedDrafts(drafts, bool(drafts.drafts or drafts.paused_trees or engine.awake), seconds)
+
+    @contextmanager
+    def keep_failure(self) -> Generator[None]:
+        """Keep an error of the body as the failure of this epoch instead of raising it."""
+        try:
+            yield
+        except Exception as error:
+            ours = isinstance(error, SpecsotError)
+            self.failure = error if ours else explain_failure(self.name, error)
+
+
+def rows_of_batches(batches: Sequence[Features]) -> int:
+    """Return the number of rows that the time limit of a draft is based on.
+
+    These are the rows of the base model's frames, the tokens of the feature batches, and the forked tokens,
+    whose rows the drafter may have to compute before they are shared.
+    """
+    feature_batches = sum(
+        len(feature_batch.tokens) for one in batches for feature_batch in one.feature_batches
+    )
+    shared = sum(opening.forked for one in batches for opening in one.openings)
+    return sum(one.fed for one in batches) + feature_batches + shared

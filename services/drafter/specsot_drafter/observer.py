@@ -1,0 +1,26 @@
+"""What a drafter reports of its work: calls that observers override."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+from specsot.core.frames import Drafts, Features
+from specsot.members import Configuration
+
+
+class DrafterObserver:
+    """Is notified of a drafter's work. This base class ignores everything."""
+
+    def formed(self, configuration: Configuration, free: Callable[[], int]) -> None:
+        """Called when an epoch begins. free: returns the number of free KV pages at any moment."""
+
+    def drafting(self, feature_batches: Sequence[Features]) -> AbstractContextManager[object]:
+        """Return a context that is entered while these features are observed and trees are drafted."""
+        return nullcontext()
+
+    def drafted(self, drafts: Drafts, seconds: float) -> None:
+        """Called with the result of a draft, and with the seconds that observing and drafting took."""
+
+    def disbanded(self) -> None:
+        """Called when the epoch is over."""

@@ -1,0 +1,86 @@
+"""The drafter's side of the protocol with a verifier on the same thread: see `specsot.core.device_verification`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from specsot.core.device_verification import DeviceTrees, DeviceVerification
+from specsot.core.frames import Drafts, Features, TreeSegment
+from specsot.core.overlap import OverlapState
+from specsot_drafter.core.async_growth import AsyncGrowth
+from specsot_drafter.epoch import DrafterEpoch
+from specsot_drafter.observer import DrafterObserver
+
+
+class ColocatedHandle:
+    """The drafts that follow one verified frame; see `DraftHandle`.
+
+    Errors of the drafter are kept in the epoch, and `Drafter.handle` raises them: raised here, they would
+    fail the worker that calls these methods.
+    """
+
+    def __init__(
+        self,
+        epoch: DrafterEpoch,
+        is_current: Callable[[], bool],
+        observer: DrafterObserver,
+        verification: DeviceVerification | None,
+    ) -> None:
+        """Launch the growth of the next trees, if there is a verification result on the device.
+
+        epoch: the drafter's epoch.
+        is_current: returns whether the drafter is still in this epoch.
+        observer: is notified of the work.
+        verification: the result that the host has not read; None: there is none. The result of another epoch
+            is ignored.
+        """
+        self._epoch = epoch
+        self._is_current = is_current
+        self._observer = observer
+        self._growth: AsyncGrowth | None = None
+        if verification and verification.epoch == epoch.configuration.epoch:
+            with epoch.keep_failure():
+                self._growth = epoch.engine.start_growth(verification)
+
+    @property
+    def state(self) -> OverlapState:
+        """See `DraftHandle.state`."""
+        return self._growth.state if self._growth else OverlapState.IDLE
+
+    def select(self, segments: Sequence[TreeSegment]) -> DeviceTrees | None:
+        """See `DraftHandle.select`. Return None also after an error, and if the epoch is over."""
+        if self._usable:
+            with self._epoch.keep_failure():
+                return self._epoch.engine.select(segments)
+        return None
+
+    def result(
+        self, features: Sequence[Features], meanwhile: Callable[[], None]
+    ) -> tuple[Drafts, ...] | None:
+        """See `DraftHandle.result`. Return None also after an error, and if the epoch is over."""
+        epoch = self._epoch
+        if not self._usable or features[0].epoch != epoch.configuration.epoch:
+            return None
+        began = time.perf_counter()
+        rows = 0
+        with self._observer.drafting(features):
+            with epoch.keep_failure():
+                rows = epoch.begin(features)
+            if epoch.failure is None:
+                meanwhile()
+                with epoch.keep_failure():
+                    finished = epoch.finish(rows, began)
+                    self._observer.drafted(finished.drafts, finished.seconds)
+                    return (finished.drafts,) if finished.sent else ()
+        return None
+
+    def discard(self, sequence: int) -> None:
+        """See `DraftHandle.discard`."""
+        if self._growth:
+            self._growth.discard(sequence)
+
+    @property
+    def _usable(self) -> bool:
+        """True if the drafter is still in the epoch and has not failed."""
+        return self._epoch.failure is None and self._is_current()

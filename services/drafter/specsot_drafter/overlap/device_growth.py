@@ -1,0 +1,192 @@
+"""Trees that grow on a GPU while the host has not read the verification result that they follow.
+
+The device finds out by itself which tokens were accepted, and in which slots their draft rows and features
+belong. The host sends everything else while the device computes the step. See the package for the timing.
+
+The code calls a verification result a *verdict*, verifying *judging*, a sequence a *text* and a feature batch
+a *lesson*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specsot.core.frames import FeatureBatch, TreeSegment
+from specsot.core.overlap import OverlapEvent, OverlapState
+from specsot_drafter.core.async_growth import AsyncGrowth
+from specsot_drafter.core.selection import Candidates, Floats
+from specsot_drafter.eagle_kv import DueRows, FollowedSequence
+from specsot_drafter.overlap.device_selection import MAX_CHOSEN_NODES, DeviceChoice, GrownPool
+from specsot_kernels.growing import VerifiedTrees
+from specsot_model.kv import ALIGNED, Numbers, Staging, size_of, views
+
+# Rows. Bounds the tree nodes of a frame after which trees grow asynchronously. Untuned.
+MAX_JUDGED_ROWS = 2048
+# The place of a sequence that has no tree.
+NOWHERE = (-1, -1)
+
+
+class VerifiedTree(NamedTuple):
+    """A tree that the device has verified, or is verifying, and whose result the host has not read.
+
+    segment: The tree, and the number of committed tokens before its root.
+    pages: Draft KV pages of its sequence, up to the last row that accepting and growing may need.
+    """
+
+    segment: TreeSegment
+    pages: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class DeviceGrowth(AsyncGrowth):
+    """Trees that a captured graph grows from what the device itself has accepted.
+
+    places: By sequence id, the index of its tree in the frame and its number of tokens before that tree.
+    due:    Most accepted tokens of a tree for which the device stores features.
+    read:   Waits for the device. Returns the candidates of all trees, and the acceptance that the device
+            found, int32 [trees, 1 + due]: the number of tokens that continue the sequence, then these tokens.
+    pool:   Where the device may select nodes from; None: it cannot.
+    observed: Ids of the sequences whose feature batch of this step has arrived. A later batch of such a
+            sequence belongs to another step, even if it begins at the same position.
+    """
+
+    places: Mapping[int, tuple[int, int]]
+    due: int
+    read: Callable[[], tuple[Candidates, Numbers]]
+    pool: GrownPool | None = None
+    observed: set[int] = field(default_factory=set[int], init=False)
+
+    @classmethod
+    def launched(
+        cls,
+        places: Mapping[int, tuple[int, int]],
+        due: int,
+        read: Callable[[], tuple[Candidates, Numbers]],
+        pool: GrownPool | None = None,
+    ) -> DeviceGrowth:
+        """Return a growth whose graph was just launched. The arguments are the fields."""
+        return cls(frozenset(places), places, due, read, pool)
+
+    def covers(self, feature_batch: FeatureBatch) -> bool:
+        """Return whether the device has already stored the features of this batch.
+
+        True at most once for each sequence. False if the sequence is mispredicted or unknown, if the batch
+        begins elsewhere, or if it has more tokens than the device handles.
+        """
+        if feature_batch.sequence in self.observed:
+            return False
+        self.observed.add(feature_batch.sequence)
+        place = (
+            None if feature_batch.sequence in self.mispredicted else self.places.get(feature_batch.sequence)
+        )
+        return place is not None and place[1] == feature_batch.start and len(feature_batch.tokens) <= self.due
+
+    def take(self, sequences: Sequence[FollowedSequence | None]) -> list[DueRows]:
+        """Take the due rows of these sequences, if all of them continue from their trees here: the growth is
+        confirmed.
+
+        Otherwise discard the growth, take nothing and return an empty list. None in `sequences` stands for a
+        sequence that is not followed.
+        """
+        known = [one for one in sequences if one]
+        most = self.due
+        at = self.places
+        here = [one for one in known if 0 < one.due <= most and at.get(one.id, NOWHERE)[1] == one.extended]
+        if self.state is not OverlapState.LAUNCHED or len(here) < len(sequences):
+            self.discard()
+            return []
+        self.apply(OverlapEvent.MATCHED)
+        return [one.take(asked=True) for one in here]
+
+    def candidates_for(self, due: Sequence[DueRows]) -> Candidates | None:
+        """Wait for the candidates of these sequences, and return one row each, in this order.
+
+        Return None, and discard the growth, if the device accepted other tokens than the host for any of
+        them.
+
+        due: what `take` returned: the rows of accepted tokens of each sequence, by the host's result.
+        """
+        places = [self.places[one.sequence][0] for one in due]
+        offer, accepted = self.read()
+        # `accepted` has a row [count, token, token, ...] per tree: [2, 7, 9, -, -] continues by 7 and 9.
+        rows = accepted.tolist()
+        wanted = [[len(one.tokens), *one.tokens] for one in due]
+        if any(rows[at][: len(want)] != want for at, want in zip(places, wanted)):
+            self.discard()
+            return None
+        if places == [*range(len(offer))]:
+            return offer
+        return Candidates(offer.tokens[places], offer.scores[places], offer.parents[places], offer.depths)
+
+    def choose(self, sequences: Sequence[int], nodes: int, room: int, trust: Floats) -> DeviceChoice | None:
+        """Let the device select trees for these sequences. Return None if the device cannot.
+
+        sequences: ids, in the order of the trees in the next frame.
+        nodes: most nodes per tree, root included.
+        room: most levels that every one of the sequences can have. The device does not check the depth, so
+        it cannot select if the trees have more levels.
+        trust: see `ChoiceNumbers`.
+        """
+        found = [self.places.get(one) for one in sequences]
+        if self.pool is None or room < self.pool.levels or None in found:
+            return None
+        nodes = min(nodes, self.pool.pool.tokens.shape[1] + 1, MAX_CHOSEN_NODES)
+        places = tuple(place[0] for place in found if place)
+        return DeviceChoice(tuple(sequences), nodes, places, self.pool, trust) if nodes > 1 else None
+
+
+class JudgedTrees:
+    """Sends a frame's trees to the device, so that the device can find out which nodes were accepted."""
+
+    def __init__(self, room: int, trees: int, page_rows: int, device: torch.device) -> None:
+        """Allocate the buffers.
+
+        room: draft rows per tree that get a slot: accepted tokens, and the rows of the tree that grows next.
+        trees: most trees of a frame.
+        """
+        self.room = room
+        self._most = trees
+        self._page_rows = page_rows
+        size = 2 * MAX_JUDGED_ROWS + trees * (3 + room) + 4 * ALIGNED
+        self._numbers = torch.zeros(size, dtype=torch.int32, device=device)
+        self._staging = Staging(size, device)
+        # Target tokens of the made-up tree of the warm-up.
+        self.targets = self._numbers.new_zeros(1)
+
+    def send(self, trees: Sequence[VerifiedTree], targets: Tensor) -> VerifiedTrees | None:
+        """Send the trees with which a frame begins, in this order. Return None if there are too many.
+
+        targets: int32, at least one per node of the frame: the base model's token after the node.
+        """
+        tokens = list[int]()
+        parents = list[int]()
+        told = list[tuple[int, int, int]]()
+        size = self._page_rows
+        for segment, _ in trees:
+            tree = segment.tree
+            told.append((len(tokens), len(tree.tokens), segment.committed))
+            tokens += tree.tokens
+            parents += tree.parents
+        if len(tokens) > MAX_JUDGED_ROWS or len(trees) > self._most:
+            return None
+        parts = [np.array(part, np.int32) for part in (tokens, parents, told)]
+        # The slots of `room` draft rows per tree, [trees, room], from the committed tokens on. `every` has
+        # the pages of all trees, `firsts` where each tree's pages begin in it. A row at column c lies in the
+        # page c // size, and its slot is page * size + c % size = (page - c // size) * size + c.
+        # size 4, pages [7 2 5], 6 committed tokens, room 3 -> columns [6 7 8] -> slots [10 11 20]
+        held = np.array([len(pages) for _, pages in trees], np.int32)
+        every = np.fromiter(chain.from_iterable(pages for _, pages in trees), np.int32, int(held.sum()))
+        columns = parts[2][:, 2:] + np.arange(self.room, dtype=np.int32)
+        place = columns // np.int32(size)
+        firsts = (held.cumsum(dtype=np.int32) - held)[:, None]
+        parts.append((every[place + firsts] - place) * np.int32(size) + columns)
+        self._staging.send(parts, self._numbers)
+        shapes = (len(tokens),), (len(tokens),), (len(trees), 3), (len(trees), self.room)
+        return VerifiedTrees(targets, *views(self._numbers[: size_of(shapes)], shapes))

@@ -1,0 +1,135 @@
+"""Lets a GPU select nodes of the trees that it has grown, so that a step is launched with them at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specsot.core.overlap import OverlapEvent, OverlappedWork, OverlapState
+from specsot_drafter.core.selection import Flags, Floats
+from specsot_kernels.growing import WORD, CandidatePool, ChoiceNumbers, TreeRows
+from specsot_model.kv import Numbers, Staging, size_of, views
+
+# Nodes. Bounds a tree whose nodes the device selects, root included: the kernel writes two words of mask
+# bits.
+MAX_CHOSEN_NODES = 2 * WORD
+
+
+@dataclass(frozen=True, slots=True)
+class GrownPool:
+    """The candidates that a graph has grown, on the device.
+
+    pool: Tokens, scores and parents of all candidates.
+    depths: Depth of each candidate, int32 [n], on the device.
+    levels: Levels of every tree.
+    chooser: Selects nodes from these candidates.
+    """
+
+    pool: CandidatePool
+    depths: Tensor
+    levels: int
+    chooser: TreeChooser
+
+
+@dataclass(slots=True)
+class DeviceChoice(OverlappedWork):
+    """A selection of nodes that the device makes when a step reads it; see `DeviceTrees`.
+
+    sequences: Sequence id of each tree.
+    nodes: Nodes of every tree, root included.
+    places: Index of each tree in the pool.
+    grown: The candidates.
+    trust: What is added to a candidate's score at each depth, see `ChoiceNumbers`.
+
+    States: PREPARED while no step has asked for the nodes, LAUNCHED once the kernel that selects is launched,
+    CONFIRMED once the host has read the nodes, so that the drafts consist of them.
+    """
+
+    sequences: tuple[int, ...]
+    nodes: int
+    places: tuple[int, ...]
+    grown: GrownPool
+    trust: Floats
+    _failure: Exception | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.apply(OverlapEvent.WRITTEN)
+
+    def choose(self, tokens: Tensor, positions: Tensor, bits: Tensor, vocabulary: int) -> None:
+        """See `DeviceTrees`. An error is kept, and raised by `take`."""
+        self.apply(OverlapEvent.LAUNCHED)
+        try:
+            self.grown.chooser.choose(self, TreeRows(tokens, positions, bits), vocabulary)
+        except Exception as error:  # The caller runs the step, which must go on if the drafter fails.
+            self._failure = error
+
+    def take(self) -> Flags | None:
+        """Wait for the device and return [trees, n] flags of the selected candidates.
+
+        Return None if `choose` was not called. Raises the error that `choose` met.
+        """
+        if self._failure:
+            raise self._failure
+        if self.state is not OverlapState.LAUNCHED:
+            return None
+        self.apply(OverlapEvent.MATCHED)
+        chosen = self.grown.chooser.read(len(self.places), self.nodes - 1)
+        flags = np.zeros((len(chosen), self.grown.pool.tokens.shape[1]), np.bool_)
+        np.put_along_axis(flags, chosen.astype(np.int64), True, 1)
+        return flags
+
+
+class TreeChooser:
+    """The inputs and outputs of the kernel `choose_rows`; holds one selection at a time."""
+
+    def __init__(self, trees: int, candidates: int, levels: int, device: torch.device) -> None:
+        """Allocate for selections of at most so many trees, candidates per tree and levels."""
+        on_gpu = device.type == "cuda"
+        self._shapes = (trees,), (levels,)
+        self._numbers = torch.zeros(size_of(self._shapes), dtype=torch.int32, device=device)
+        self._staging = Staging(len(self._numbers), device)
+        self._ranks = self._numbers.new_zeros(trees * candidates)
+        self._chosen = self._numbers.new_zeros(trees * (MAX_CHOSEN_NODES - 1))
+        self._host = torch.empty(self._chosen.shape, dtype=torch.int32, pin_memory=on_gpu)
+        self._told = torch.cuda.Event() if on_gpu else None
+
+    def warm_up(self, grown: GrownPool) -> None:
+        """Compile the kernel for these candidates, so that no request waits for that."""
+        told = self._numbers.new_zeros(2)
+        rows = TreeRows(told, torch.zeros_like(told), told.new_zeros((2, 1)))
+        self.choose(DeviceChoice((0,), 2, (0,), grown, np.zeros(1)), rows, 1)
+
+    def choose(self, asked: DeviceChoice, rows: TreeRows, vocabulary: int) -> None:
+        """Launch the selection, and the copy of its result to the host. See `choose_rows`."""
+        from specsot_kernels.gpu.choosing import choose_rows
+
+        trees = len(asked.places)
+        below = asked.nodes - 1
+        grown = asked.grown
+        (most,), (levels,) = self._shapes
+        places = np.zeros(most, np.int32)
+        trust = np.zeros(levels, np.float32)
+        places[:trees], trust[: len(asked.trust)] = asked.places, asked.trust[:levels]
+        self._staging.send([places, trust.view(np.int32)], self._numbers)
+        sent, factors = views(self._numbers, self._shapes)
+        ranks = self._ranks[: trees * len(grown.depths)]
+        chosen = self._chosen[: trees * below]
+        numbers = ChoiceNumbers(
+            sent, grown.depths, factors.view(torch.float32), ranks, chosen.view(trees, below)
+        )
+        choose_rows(grown.pool, numbers, rows, asked.nodes, vocabulary)
+        self._host[: len(chosen)].copy_(chosen, non_blocking=True)
+        if self._told:
+            self._told.record(torch.cuda.current_stream(chosen.device))
+
+    def read(self, trees: int, nodes: int) -> Numbers:
+        """Wait for the last selection and return the candidates in it, int32 [trees, nodes], without roots.
+
+        The result is a view of a buffer that the next selection overwrites.
+        """
+        if self._told:
+            self._told.synchronize()
+        return self._host[: trees * nodes].view(trees, nodes).numpy()
