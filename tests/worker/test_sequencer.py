@@ -15,6 +15,7 @@ from specsot.core.frames import (
     Open,
     Opening,
     Outcome,
+    ParentNode,
     Result,
     ReusedKV,
     TreeSegment,
@@ -210,6 +211,25 @@ def test_a_tree_that_no_base_could_ask_for_counts_as_missed(tokens):
     (growth,) = frame.segments
     assert isinstance(growth, TreeSegment)
     assert growth.tree == chain([3])
+
+
+def test_a_tree_for_an_unverified_root_counts_as_missed() -> None:
+    """It needs a second tree frame of its sequence in flight."""
+    sequencer = answered()
+    sequencer.add_drafts(Drafts(1, (Draft(1, 1, chain([3, 4]), ParentNode(0, 0)),)), 0.0)
+    assert only_tree(sequencer.compose(0.0)).tree == chain([3])
+
+
+def test_every_tree_frame_grows_from_the_verified_root_in_the_scratch_slots_from_0_on() -> None:
+    sequencer = answered()
+    for draft_round, root in ((1, 3), (2, 5), (3, 6)):
+        sequencer.add_drafts(Drafts(1, (Draft(1, draft_round, chain([root, 4])),)))
+        frame = there(sequencer.compose(0.0))
+        tree = only_tree(frame)
+        assert (tree.draft_round, tree.parent, tree.scratch, tree.freed) == (draft_round, None, 0, ())
+        outcome = Outcome(1, draft_round, (0,), ({1: 5, 2: 6, 3: 7}[draft_round],))
+        assert outcome.dropped == ()
+        sequencer.apply_result(Result(1, frame.number, (outcome,)), 0.0)
 
 
 def test_a_wrong_early_tree_does_not_shut_out_the_right_one_that_comes_early_too():

@@ -165,17 +165,37 @@ class PromptChunk:
 
 
 @value
+class ParentNode:
+    """The unverified node that a tree grows from; see `specsot.core.tree_frames`.
+
+    draft_round: draft round of the tree that has the node.
+    node: number of the node in that tree. Its target token is expected to be the root of the growing tree.
+    """
+
+    draft_round: int
+    node: int
+
+
+@value
 class TreeSegment:
     """The tree of one draft round of a sequence, to be fed at rows committed .. committed + len(tree) - 1.
 
     sequence: id of the sequence.
     draft_round: number of the draft round, counted from 1.
     committed: number of committed positions, the nodes of `keep` included; the row of this tree's root.
-    keep: accepted node numbers of the preceding tree, root first. Their rows move down to the rows that end
-        before `committed`. Empty for the first tree, and if nothing was accepted. Example: the preceding
-        tree had its nodes in rows 10..14 and keep is (0, 2, 3), so row 12 moves to row 11, row 13 moves to
-        row 12, and committed is 13.
+    keep: scratch slots of the nodes that were accepted since the preceding tree frame, root first. As every
+        tree has its nodes in the scratch slots from 0 on, these are the node numbers of the preceding tree.
+        Their rows move down to the rows that end before `committed`. Empty for the first tree, and if nothing
+        was accepted. Example: the preceding tree had its nodes in rows 10..14 and keep is (0, 2, 3), so row
+        12 moves to row 11, row 13 moves to row 12, and committed is 13.
     tree: the root and the drafted nodes.
+    parent: the unverified node that the tree grows from. None: the verified root, which is the newest token
+        of the sequence. Always None as long as one tree frame of a sequence is in flight.
+    scratch: the first scratch slot of the tree's nodes: node i is in slot scratch + i. Slot 0 is row
+        `committed`. Always 0 as long as one tree frame of a sequence is in flight.
+    freed: draft rounds that were verified or dropped, and whose scratch slots every stage frees before it
+        writes this tree. A tree that grows from the verified root while no other is in flight frees those of
+        all earlier rounds, which are not named.
     """
 
     sequence: int
@@ -183,6 +203,9 @@ class TreeSegment:
     committed: int
     keep: tuple[int, ...]
     tree: Tree
+    parent: ParentNode | None = None
+    scratch: int = 0
+    freed: tuple[int, ...] = ()
 
     @property
     def once_more(self) -> bool:
@@ -273,6 +296,8 @@ class Outcome:
     draft_paused: True if nothing was drafted for a drafted sequence, because drafting was paused or resuming.
     prompt_chances: the log-probability of each token of the prompt but the first, if the sequence asks for
         these. Set only where `draft_round` is 0.
+    dropped: draft rounds of the sequence's tree frames in flight that this result drops, because they grow
+        from nodes that were not accepted. Always empty as long as one tree frame of a sequence is in flight.
     """
 
     sequence: int
@@ -284,6 +309,7 @@ class Outcome:
     forced: tuple[int, ...] = ()
     draft_paused: bool = False
     prompt_chances: tuple[Logprob, ...] = ()
+    dropped: tuple[int, ...] = ()
 
 
 @value
@@ -379,11 +405,13 @@ class Draft:
     sequence: id of the sequence.
     draft_round: number of the draft round.
     tree: the root, which is the bonus token of draft round `draft_round` - 1, and the drafted nodes.
+    parent: the unverified node that the tree grows from. None: the verified root.
     """
 
     sequence: int
     draft_round: int
     tree: Tree
+    parent: ParentNode | None = None
 
 
 @value

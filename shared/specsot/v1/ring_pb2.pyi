@@ -215,19 +215,33 @@ class Chunk(_message.Message):
     final: bool
     def __init__(self, sequence: _Optional[int] = ..., start: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., final: bool = ...) -> None: ...
 
+class ParentNode(_message.Message):
+    __slots__ = ("draft_round", "node")
+    DRAFT_ROUND_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    draft_round: int
+    node: int
+    def __init__(self, draft_round: _Optional[int] = ..., node: _Optional[int] = ...) -> None: ...
+
 class Growth(_message.Message):
-    __slots__ = ("sequence", "draft_round", "committed", "keep", "tree")
+    __slots__ = ("sequence", "step", "committed", "keep", "tree", "parent", "scratch", "freed")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     DRAFT_ROUND_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     KEEP_FIELD_NUMBER: _ClassVar[int]
     TREE_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    SCRATCH_FIELD_NUMBER: _ClassVar[int]
+    FREED_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     draft_round: int
     committed: int
     keep: _containers.RepeatedScalarFieldContainer[int]
     tree: _values_pb2.Tree
-    def __init__(self, sequence: _Optional[int] = ..., draft_round: _Optional[int] = ..., committed: _Optional[int] = ..., keep: _Optional[_Iterable[int]] = ..., tree: _Optional[_Union[_values_pb2.Tree, _Mapping]] = ...) -> None: ...
+    parent: ParentNode
+    scratch: int
+    freed: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, sequence: _Optional[int] = ..., step: _Optional[int] = ..., committed: _Optional[int] = ..., keep: _Optional[_Iterable[int]] = ..., tree: _Optional[_Union[_values_pb2.Tree, _Mapping]] = ..., parent: _Optional[_Union[ParentNode, _Mapping]] = ..., scratch: _Optional[int] = ..., freed: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Segment(_message.Message):
     __slots__ = ("chunk", "growth")
@@ -274,7 +288,7 @@ class Chance(_message.Message):
     def __init__(self, logprob: _Optional[float] = ..., top_tokens: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Outcome(_message.Message):
-    __slots__ = ("sequence", "draft_round", "accepted", "tokens", "end", "chances", "forced", "draft_paused", "prompt_chances")
+    __slots__ = ("sequence", "step", "accepted", "tokens", "end", "chances", "forced", "rested", "prompt_chances", "dropped")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     DRAFT_ROUND_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
@@ -284,6 +298,7 @@ class Outcome(_message.Message):
     FORCED_FIELD_NUMBER: _ClassVar[int]
     DRAFT_PAUSED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_CHANCES_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     draft_round: int
     accepted: _containers.RepeatedScalarFieldContainer[int]
@@ -293,7 +308,8 @@ class Outcome(_message.Message):
     forced: _containers.RepeatedScalarFieldContainer[int]
     draft_paused: bool
     prompt_chances: _containers.RepeatedCompositeFieldContainer[Chance]
-    def __init__(self, sequence: _Optional[int] = ..., draft_round: _Optional[int] = ..., accepted: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., end: _Optional[_Union[End, str]] = ..., chances: _Optional[_Iterable[_Union[Chance, _Mapping]]] = ..., forced: _Optional[_Iterable[int]] = ..., draft_paused: bool = ..., prompt_chances: _Optional[_Iterable[_Union[Chance, _Mapping]]] = ...) -> None: ...
+    dropped: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, sequence: _Optional[int] = ..., step: _Optional[int] = ..., accepted: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., end: _Optional[_Union[End, str]] = ..., chances: _Optional[_Iterable[_Union[Chance, _Mapping]]] = ..., forced: _Optional[_Iterable[int]] = ..., rested: bool = ..., prompt_chances: _Optional[_Iterable[_Union[Chance, _Mapping]]] = ..., dropped: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Result(_message.Message):
     __slots__ = ("epoch", "number", "outcomes", "seconds", "rows", "drafts", "drafted")
@@ -358,14 +374,16 @@ class Features(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., openings: _Optional[_Iterable[_Union[Opening, _Mapping]]] = ..., feature_batches: _Optional[_Iterable[_Union[FeatureBatch, _Mapping]]] = ..., closings: _Optional[_Iterable[int]] = ..., rows: _Optional[_Union[_values_pb2.Tensor, _Mapping]] = ..., fed: _Optional[int] = ..., seconds: _Optional[float] = ..., wall: _Optional[float] = ..., paused_trees: _Optional[int] = ..., trace: _Optional[str] = ..., must_answer: bool = ...) -> None: ...
 
 class Draft(_message.Message):
-    __slots__ = ("sequence", "draft_round", "tree")
+    __slots__ = ("sequence", "step", "tree", "parent")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     DRAFT_ROUND_FIELD_NUMBER: _ClassVar[int]
     TREE_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     draft_round: int
     tree: _values_pb2.Tree
-    def __init__(self, sequence: _Optional[int] = ..., draft_round: _Optional[int] = ..., tree: _Optional[_Union[_values_pb2.Tree, _Mapping]] = ...) -> None: ...
+    parent: ParentNode
+    def __init__(self, sequence: _Optional[int] = ..., step: _Optional[int] = ..., tree: _Optional[_Union[_values_pb2.Tree, _Mapping]] = ..., parent: _Optional[_Union[ParentNode, _Mapping]] = ...) -> None: ...
 
 class Drafts(_message.Message):
     __slots__ = ("epoch", "drafts", "paused_trees", "drafter")

@@ -24,6 +24,7 @@ from operator import or_
 from specsot.core.frames import Frame, Opening, PromptChunk, Segment, TreeSegment, rows_of
 from specsot.core.pages import PageCopy, PageTable, Policy, RowPruning
 from specsot.core.tree import shape_of
+from specsot.core.tree_frames import check_supported
 from specsot.errors import WireError
 from specsot.params import LEAST_RECENT, MAX_TOKENS, HeadCounts, HeadPruning, HeadWindows, Pruning, Window
 from specsot.values import value
@@ -102,8 +103,9 @@ def plan_frame(table: PageTable, frame: Frame) -> KvPlan:
     Sequences that were open before the frame are trimmed first. A scheduler that counts free pages opening
     by opening and segment by segment therefore never counts a page that is not free yet.
 
-    Raises WireError if an opening repeats an id, NotFound if a segment or a fork names a sequence that is
-    not open, and Overloaded if the pages do not suffice.
+    Raises WireError if an opening repeats an id, or if a tree frame is not supported (`check_supported`);
+    NotFound if a segment or a fork names a sequence that is not open; and Overloaded if the pages do not
+    suffice.
 
     Example, pages of 8 rows, sequence 1 holds page 0, six of its tokens are committed after this frame's
     keep. The previous tree had its root at position 4, and its nodes 0 and 2 were accepted:
@@ -129,6 +131,7 @@ def plan_frame(table: PageTable, frame: Frame) -> KvPlan:
         # of the node, so siblings share a position but not a slot.
         at: Sequence[int] = range(base, base + rows_of(segment))
         if isinstance(segment, TreeSegment):
+            check_supported(segment)
             moves += kept_rows(table, segment)
             far, visible = shape_of(segment.tree.parents)
             at = [base + depth for depth in far]

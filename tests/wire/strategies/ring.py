@@ -66,11 +66,15 @@ def opens(draw: st.DrawFn) -> fr.Open:
     return fr.Open(opening, fed, draw(small))
 
 
+parents = st.none() | st.builds(fr.ParentNode, draft_round=small, node=small)
+
+
 @st.composite
 def growths(draw: st.DrawFn) -> fr.TreeSegment:
     keep = draw(rising)
     committed = draw(st.integers(len(keep), 2**32 - 1))
-    return fr.TreeSegment(draw(big), draw(small), committed, keep, draw(trees()))
+    identity = draw(parents), draw(small), draw(rising)
+    return fr.TreeSegment(draw(big), draw(small), committed, keep, draw(trees()), *identity)
 
 
 segments = (
@@ -101,9 +105,8 @@ def outcomes(draw: st.DrawFn) -> fr.Outcome:
     told = draw(st.just(()) | st.tuples(*(chances for _ in written)))
     end = draw(st.none() | st.sampled_from(fr.End))
     read = draw(st.lists(chances, max_size=2).map(tuple))
-    return fr.Outcome(
-        draw(big), draw(small), draw(rising), written, end, told, draw(tokens), draw(st.booleans()), read
-    )
+    known = draw(big), draw(small), draw(rising), written, end, told
+    return fr.Outcome(*known, draw(tokens), draw(st.booleans()), read, draw(rising))
 
 
 results = st.builds(
@@ -151,10 +154,10 @@ def features(draw: st.DrawFn) -> fr.Features:
 drafts = st.builds(
     fr.Drafts,
     epoch=big,
-    drafts=st.lists(st.builds(fr.Draft, sequence=big, draft_round=small, tree=trees()), max_size=3).map(
-        tuple
-    ),
-    paused_trees=small,
+    drafts=st.lists(
+        st.builds(fr.Draft, sequence=big, draft_round=small, tree=trees(), parent=parents), max_size=3
+    ).map(tuple),
+    rest=small,
     drafter=text,
 )
 taps = st.builds(members.Tap, epoch=big, layer=small, weight=tensors())

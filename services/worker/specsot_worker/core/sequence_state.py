@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from specsot.core.frames import Draft, Opening, Outcome, PromptChunk, TreeSegment
 from specsot.core.pages import Policy
 from specsot.core.tree import Tree, chain, first_nodes, shallow, single
+from specsot.core.tree_frames import TreeFrames
 from specsot_model.core.kv_plan import policy_of, tree_depth_limit
 from specsot_worker.core.pipeline import place_of
 
@@ -32,7 +33,7 @@ class SequenceState:
     fed.
     keep: Accepted node numbers of the last verified tree, root first. The next tree frame carries them, so
         that every stage moves the KV of these nodes down to the committed end.
-    in_flight: True while a tree of the sequence is in a frame whose result has not arrived.
+    tree_frames: The sequence's tree frames whose results have not arrived.
     tree: The tree that the next frame carries. None if no usable tree has arrived.
     next_tree: A tree for the draft round after the current one, if it arrived before the result that it
         builds on.
@@ -61,7 +62,7 @@ class SequenceState:
     root: int | None = None
     draft_round: int = 0
     keep: tuple[int, ...] = ()
-    in_flight: bool = False
+    tree_frames: TreeFrames = field(default_factory=TreeFrames)
     tree: Tree | None = None
     next_tree: Tree | None = None
     waiting_since: float | None = None
@@ -86,10 +87,15 @@ class SequenceState:
 
     @property
     def can_decode(self) -> bool:
-        """True if the sequence has a root, no tree in flight, and a lease that reaches past its committed
-        tokens.
+        """True if the sequence has a root, room for another tree frame in flight, and a lease that reaches
+        past its committed tokens.
         """
-        return self.root is not None and not self.in_flight and self.committed < self.lease
+        return self.root is not None and self.tree_frames.has_room and self.committed < self.lease
+
+    @property
+    def in_flight(self) -> bool:
+        """True while the tree of the current draft round is in a frame whose result has not arrived."""
+        return self.draft_round in self.tree_frames
 
     @property
     def wanted_rows(self) -> int:
@@ -123,8 +129,10 @@ class SequenceState:
         tree = self.tree or (chain((self.root, *self.forced)) if self.forced else single(self.root))
         levels = tree_depth_limit(self.policy, self.committed) if self.policy else None
         tree = first_nodes(tree if levels is None else shallow(tree, levels), rows)
-        growth = TreeSegment(self.opening.sequence, self.draft_round, self.committed, self.keep, tree)
-        self.in_flight = True
+        scratch = self.tree_frames.launch(self.draft_round, len(tree.tokens))
+        growth = TreeSegment(
+            self.opening.sequence, self.draft_round, self.committed, self.keep, tree, scratch=scratch
+        )
         self.tree = None
         self.waiting_since = None
         self.root_only = False
@@ -150,13 +158,13 @@ class SequenceState:
         An outcome without tokens accepted nothing: its root is fed once more, alone. A tree that arrived
         before this result is offered now.
         """
+        self.tree_frames.finish(outcome.draft_round, outcome.dropped)
         self.committed += len(outcome.accepted)
         self.keep = outcome.accepted
         if outcome.tokens:
             self.root = outcome.tokens[-1]
         self.root_only = not outcome.tokens
         self.draft_round = outcome.draft_round + 1
-        self.in_flight = False
         self.forced = outcome.forced
         waits = awaits and self.opening.drafted and self.drafter_informed and not self.root_only
         self.waiting_since = now if waits else None

@@ -147,7 +147,8 @@ class Sequencer:
 
         now: Time in seconds, from which the usual wait for a tree is estimated. None: nothing is estimated.
 
-        A tree with invalid token ids or with the wrong root counts as a miss of its drafter. While the
+        A tree with invalid token ids, with the wrong root, or for an unverified root counts as a miss of its
+        drafter. While the
         drafter still receives features that a pause held back, it answers all results that it was sent at
         once: if it answers one sequence of a result, the other sequences that wait since that result stop
         waiting. If the drafter pauses (`drafts.paused_trees`), no tree is asked for until the pause is over.
@@ -162,7 +163,9 @@ class Sequencer:
                 continue
             since = live.waiting_since
             live.drafter = drafts.drafter
-            if not self._valid_ids(draft.tree.tokens) or live.contradicts(draft):
+            # A tree that grows from an unverified node needs a second tree frame in flight.
+            unverified = draft.parent is not None
+            if unverified or not self._valid_ids(draft.tree.tokens) or live.contradicts(draft):
                 self._stop_waiting(live, draft.draft_round)
             elif live.offer_tree(draft.draft_round, draft.tree):
                 waited = None if now is None or since is None else now - since

@@ -277,7 +277,9 @@ class NextStep:
         unknown = chain((0,) * trees.nodes)
         draft_round = self._prepare(
             [
-                TreeSegment(one.sequence, one.draft_round, one.committed, one.keep, unknown)
+                TreeSegment(
+                    one.sequence, one.draft_round, one.committed, one.keep, unknown, one.parent, one.scratch
+                )
                 if one.draft_round > 1
                 else one
                 for one in segments
@@ -430,6 +432,8 @@ def _is_alike(segment: Segment, predicted: TreeSegment, tree: Tree) -> bool:
         and segment.sequence == predicted.sequence
         and segment.committed == predicted.committed
         and segment.keep == predicted.keep
+        and segment.parent == predicted.parent
+        and segment.scratch == predicted.scratch
         and segment.tree.parents == tree.parents
     )
 

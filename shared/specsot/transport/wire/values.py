@@ -176,6 +176,9 @@ def encode_segment(segment: frames.Segment) -> ring_pb2.Segment:
         committed=segment.committed,
         keep=segment.keep,
         tree=encode_tree(segment.tree),
+        parent=encode_parent(segment.parent),
+        scratch=segment.scratch,
+        freed=segment.freed,
     )
     return ring_pb2.Segment(growth=growth)
 
@@ -188,9 +191,24 @@ def decode_segment(message: ring_pb2.Segment) -> frames.Segment:
     growth = message.growth
     keep = check_ascending(growth.keep, "kept nodes")
     require(len(keep) <= growth.committed, "more nodes are kept than rows are committed")
+    parent = decode_parent(growth.parent) if growth.HasField("parent") else None
+    tree = decode_tree(growth.tree)
+    freed = check_ascending(growth.freed, "freed draft rounds")
     return frames.TreeSegment(
-        growth.sequence, growth.draft_round, growth.committed, keep, decode_tree(growth.tree)
+        growth.sequence, growth.draft_round, growth.committed, keep, tree, parent, growth.scratch, freed
     )
+
+
+def encode_parent(parent: frames.ParentNode | None) -> ring_pb2.ParentNode | None:
+    """Return the message of the node that a tree grows from, or None for the verified root."""
+    if parent is None:
+        return None
+    return ring_pb2.ParentNode(draft_round=parent.draft_round, node=parent.node)
+
+
+def decode_parent(message: ring_pb2.ParentNode) -> frames.ParentNode:
+    """Return the node that a tree grows from."""
+    return frames.ParentNode(message.draft_round, message.node)
 
 
 def encode_tree(tree: Tree) -> values_pb2.Tree:
@@ -217,13 +235,15 @@ def encode_outcome(outcome: frames.Outcome) -> ring_pb2.Outcome:
         forced=outcome.forced,
         draft_paused=outcome.draft_paused,
         prompt_chances=map(encode_logprob, outcome.prompt_chances),
+        dropped=outcome.dropped,
     )
 
 
 def decode_outcome(message: ring_pb2.Outcome) -> frames.Outcome:
     """Return the outcome of a message.
 
-    Raises WireError if accepted nodes do not ascend, or if log-probabilities do not match the tokens.
+    Raises WireError if accepted nodes or dropped draft rounds do not ascend, or if log-probabilities do not
+    match the tokens.
     """
     accepted = check_ascending(message.accepted, "accepted nodes")
     tokens = tuple(few(message.tokens, "tokens"))
@@ -235,6 +255,7 @@ def decode_outcome(message: ring_pb2.Outcome) -> frames.Outcome:
     forced = tuple(message.forced)
     told = message.prompt_chances
     prompt = tuple(map(decode_logprob, told)) if told else ()
+    dropped = check_ascending(message.dropped, "dropped draft rounds")
     return frames.Outcome(
         message.sequence,
         message.draft_round,
@@ -245,6 +266,7 @@ def decode_outcome(message: ring_pb2.Outcome) -> frames.Outcome:
         forced,
         message.draft_paused,
         prompt,
+        dropped,
     )
 
 
@@ -266,6 +288,7 @@ register(
         seconds=STAGE_SECONDS,
     ),
     Schema(frames.FeatureBatch, ring_pb2.FeatureBatch),
+    Schema(frames.ParentNode, ring_pb2.ParentNode),
     Schema(frames.Draft, ring_pb2.Draft, tree=FieldCodec(encode_tree, decode_tree)),
     Schema(frames.Drafts, ring_pb2.Drafts),
 )

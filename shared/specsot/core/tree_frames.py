@@ -1,0 +1,119 @@
+"""The tree frames of one sequence that are in flight: which node each of them grows from, and where it lies.
+
+A *tree frame* is one draft round of a sequence on its way through the stages. It is identified by the number
+of its draft round. It grows either from the verified root (the newest token of the sequence, which the last
+result has named), or from a node of an earlier tree frame whose result has not arrived. Several tree frames
+of one sequence therefore form trees of trees:
+
+    verified root --- round 4: a -> (b, c) --- node 2 (c) --- round 5: d -> (e)
+                                          \\-- node 1 (b) --- round 6: f
+
+Until a node is accepted, its KV lies in a *scratch slot* of its sequence. Scratch slots are numbered from 0.
+A tree frame names the first slot of its nodes, so that no stage has to count:
+
+    round 4, scratch 0: nodes [a b c] in slots [0 1 2]
+    round 5, scratch 3: nodes [d e]   in slots [3 4]
+    round 6, scratch 5: nodes [f]     in slots [5]
+
+A result verifies one tree frame and names the frames that it drops: those that grew from a node that was not
+accepted. If a and c are accepted in round 4, and d follows, round 6 is dropped and round 5 stays in flight.
+
+Today MAX_TREE_FRAMES is 1: every tree frame grows from the verified root, has its nodes in the scratch slots
+from 0 on, and no result drops any frame. Stages reject other tree frames (`check_supported`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from specsot.core.frames import ParentNode, TreeSegment
+from specsot.errors import WireError
+
+# Tree frames. How many tree frames of one sequence may be in flight. The stages support one: see
+# `check_supported`.
+MAX_TREE_FRAMES: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class InFlightTree:
+    """One tree frame in flight.
+
+    parent: the node that it grows from; None: the verified root.
+    slots: the scratch slots of its nodes.
+    """
+
+    parent: ParentNode | None
+    slots: range
+
+
+@dataclass(slots=True)
+class TreeFrames:
+    """The tree frames of one sequence that are in flight, by draft round, oldest first.
+
+    limit: how many there may be.
+
+    >>> frames = TreeFrames(limit=3)
+    >>> [frames.launch(4, nodes=3), frames.launch(5, nodes=2, parent=ParentNode(4, 2))]
+    [0, 3]
+    >>> frames.launch(6, nodes=1, parent=ParentNode(4, 1)), frames.has_room
+    (5, False)
+    >>> frames.finish(4, dropped=[6])
+    >>> frames.rounds, frames.launch(7, nodes=3)  # the slots of round 4 are free again
+    ((5,), 0)
+    """
+
+    limit: int = MAX_TREE_FRAMES
+    _trees: dict[int, InFlightTree] = field(default_factory=dict[int, InFlightTree], init=False)
+
+    def __contains__(self, draft_round: int) -> bool:
+        """Return whether the tree frame of this draft round is in flight."""
+        return draft_round in self._trees
+
+    @property
+    def rounds(self) -> tuple[int, ...]:
+        """Draft rounds of the tree frames in flight, in the order in which they were launched."""
+        return tuple(self._trees)
+
+    @property
+    def has_room(self) -> bool:
+        """True if another tree frame may be launched."""
+        return len(self._trees) < self.limit
+
+    def launch(self, draft_round: int, nodes: int, parent: ParentNode | None = None) -> int:
+        """Record a tree frame as in flight. Return its first scratch slot: the lowest from which on as many
+        slots as it has nodes are free.
+
+        draft_round: number of the draft round, which is not in flight yet.
+        nodes: number of nodes of the tree, its root included.
+        parent: the node that it grows from. Its tree frame must be in flight. None: the verified root.
+        """
+        assert self.has_room, "more tree frames than the limit"
+        assert parent is None or parent.draft_round in self._trees, "the parent is not in flight"
+        first = 0
+        for slots in sorted((one.slots for one in self._trees.values()), key=lambda one: one.start):
+            if first + nodes <= slots.start:
+                break
+            first = slots.stop
+        self._trees[draft_round] = InFlightTree(parent, range(first, first + nodes))
+        return first
+
+    def finish(self, draft_round: int, dropped: Iterable[int] = ()) -> None:
+        """Record that a tree frame was verified, and that its result drops other ones: their scratch slots
+        are free. Rounds that are not in flight are ignored.
+        """
+        for one in (draft_round, *dropped):
+            self._trees.pop(one, None)
+
+
+def check_supported(segment: TreeSegment) -> None:
+    """Raise WireError for a tree frame that the stages of this version cannot run: one that grows from an
+    unverified node, that has its nodes elsewhere than in the scratch slots from 0 on, or that frees the
+    scratch slots of rounds by name.
+    """
+    if segment.parent is not None or segment.scratch or segment.freed:
+        raise WireError(
+            f"draft round {segment.step} of sequence {segment.sequence} is one of several in flight; "
+            f"the stages of this version run {MAX_TREE_FRAMES} tree frame of a sequence at a time"
+        )
