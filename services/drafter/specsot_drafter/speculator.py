@@ -113,7 +113,8 @@ class Speculator:
         sequences: those that request a tree. drafted: number of all sequences that are drafted for.
         """
         live = self._live(sequences)
-        growing = [(sequence, most) for sequence, most in live if sequence.id in self._ahead_of] or live
+        ahead_of = self._ahead_of
+        growing = [(sequence, most) for sequence, most in live if sequence.id in ahead_of] or live
         planned = growing[: self.budget.limit_sequences(len(live))]
         own = [sequence for sequence, _ in planned]
         limits = [most for _, most in planned]
@@ -289,10 +290,9 @@ class Speculator:
         A sequence whose tree grows asynchronously is included even if its most levels are 0 by now.
         """
         limits = map(self.proposer.max_levels, sequences)
+        ahead_of = self._ahead_of
         return [
-            (sequence, most)
-            for sequence, most in zip(sequences, limits)
-            if most or sequence.id in self._ahead_of
+            (sequence, most) for sequence, most in zip(sequences, limits) if most or sequence.id in ahead_of
         ]
 
     def _blended(self, growth: Growth, candidates: Candidates, values: Floats) -> tuple[Candidates, Floats]:

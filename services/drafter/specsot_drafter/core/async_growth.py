@@ -12,7 +12,7 @@ class AsyncGrowth(OverlappedWork):
     """Trees that grow after trees whose verification result the host has not read.
 
     States: LAUNCHED while they grow, CONFIRMED once `Proposer.begin` continues this growth, DISCARDED if the
-    host has found another verification result, or draws trees for other sequences.
+    host has found another verification result, or if trees of other sequences are requested.
 
     sequences: Ids of the sequences that have a tree here.
     mispredicted: Ids of the sequences for which the host has found another verification result.

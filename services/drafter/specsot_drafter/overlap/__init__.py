@@ -3,19 +3,24 @@
 Without this room, a GPU idles while the host reads which tokens were accepted, sends the features to the
 drafter and launches the next trees:
 
-    host     launch k | wait ....| read k | result k | features k | grow trees | wait ..........| read trees
-    device      [==== step k ====]                                     [==== trees k+1 ====]
+    host     launch k | wait ...... | read k | features k | launch trees | wait ........... | read trees
+    device      [===== step k ======]                        [======= grow trees =======]
 
 With it, the device finds out by itself which tokens it accepted, and grows the trees from them. Everything
 else that growth needs (pages, slots, tables) is sent while the device still computes the step:
 
-    host     launch k | start_drafts | wait | read k | result k | result(features k) = reads trees
-    device      [======== step k =======][= verify =][====== trees k+1 ======]
-                                                    ^ select: the device also selects the nodes, and the next
-                                                      step is launched before `result` (see the worker's room)
+    host     launch k | start_drafts | wait | read k | features k | read trees
+    device      [========= step k ==========][====== grow trees ======]
 
-    Legend: k is a step. [===] is work of the device. `start_drafts`, `select`, `result`: the methods of
-    `ColocatedDrafter` and `DraftHandle` (`specsot.core.device_verification`), which the verifier calls on this thread.
+If the number of nodes is fixed beforehand, the device also selects the nodes. Then the step that verifies the
+trees is launched before the host has read them (way 3 in `specsot_worker.overlap`):
+
+    host     launch k | start_drafts | wait | read k | select | launch k+1 | features k | read trees
+    device      [========= step k ==========][====== grow trees ======][ select ][===== step k+1 =======
+
+    Legend: k is a step. [===] is work of the device. `read k`: the host waits for the target tokens of step
+    k. `start_drafts` and `select` are methods of `ColocatedDrafter` and `DraftHandle`, which the verifier
+    calls on this thread; `DraftHandle.result` is `features k` and `read trees` (`specsot.core.device_verification`).
 
 `result` compares what the device accepted with the host's own verification result. If they differ, the trees
 are discarded and grown again from the host's result, so that drafts never depend on the overlap.

@@ -3,32 +3,34 @@
 Without this room, a GPU idles between two steps while the host reads the target tokens, makes the result,
 composes the next frame and launches it:
 
-    host     compose k | launch k | wait ............. | read k | result k | compose k+1 | launch k+1 | wait
-    device                 [========= step k =========]                                    [===== step k+1 ==
+    host     compose k | launch k | wait ....... | read k | result k | compose k+1 | launch k+1 | wait
+    device                  [====== step k ======]                                     [==== step k+1 ==
 
 The room predicts the next frame and launches its step as soon as what it needs is known. There are three
 ways, by where the tokens of the next step come from.
 
-1. Without drafts, every sequence feeds its one new token (`NextStep.predict`, `launch`):
+1. Without drafts, every sequence feeds its one new token (`NextStep.predict`, `launch`). The step is launched
+   once the tokens are known, before the result is made:
 
-    host     launch k | prepare k+1 | wait ....| read k | launch k+1 | result k | compose k+1 = predicted
-    device      [=========== step k ==========]            [=========== step k+1 ============
-                                                          ^ tokens of k+1 are known, results are not made
+    host     launch k | prepare k+1 | wait ..... | read k | launch k+1 | result k | compose k+1
+    device      [========== step k ==============]             [============ step k+1 ==============
 
-2. The drafter grows trees, and the host selects their nodes (`DraftedStep.prepare`, `launch_drafts`):
+2. The drafter grows trees, and the host selects their nodes (`DraftedStep.prepare`, `launch_or_confirm`). The
+   step is prepared while the trees grow, with the shapes of the last trees:
 
-    host     read k | result k | start trees | prepare k+1 | read trees | launch k+1 | compose k+1 = predicted
-    device                         [=== grow trees ===]                    [======= step k+1 ======
+    host     launch k | wait . | read k | result k | grow trees | prepare k+1 | read trees | launch k+1
+    device      [=== step k ===]                       [====== grow trees ======]               [== k+1 ==
 
-3. The device verifies, grows and selects by itself (`DraftedStep.launch_selected`, `confirm`):
+3. The device verifies, grows and selects by itself (`DraftedStep.launch_selected`, `launch_or_confirm`). The
+   step is launched with trees that the host has not read, and confirmed when the host has read them:
 
-    host     wait .| start trees | read k | launch k+1 | result k | read trees | confirm | compose k+1
-    device   ep k ===][== grow trees ==][= select =][============ step k+1 ============
-                                                      ^ the tokens of k+1 are on the device only
+    host     launch k | start_drafts | wait | read k | launch k+1 | result k | read trees | confirm k+1
+    device      [========= step k ==========][==== grow trees ====][ select ][======= step k+1 ==========
 
     Legend: k is a step. [===] is work of the device. `read k`: the host waits for the target tokens of step
-    k. `start trees`, `read trees`: the drafter on the same thread (`ColocatedDrafts`). `compose k+1 =
-    predicted`: the sequencer composes exactly the frame whose step is running, so that the step is confirmed.
+    k. `start_drafts`, `grow trees`, `read trees`: the drafter on the same thread (`ColocatedDrafts`). After
+    the last column the sequencer composes frame k+1. If it is the predicted frame, the stage uses the
+    outputs of the step that is running already.
 
 A step has the states of `specsot.core.overlap`:
 
