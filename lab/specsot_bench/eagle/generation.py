@@ -130,6 +130,7 @@ class StepLoop:
     def __init__(
         self, stage: DecoderStage, verifier: Verifier, sequencer: Sequencer, engine: DraftEngine | None = None
     ) -> None:
+        """Connect the parts of one ring. engine: drafts on this thread; None: nothing is drafted."""
         self.sequencer = sequencer
         self.trees = dict[int, Tree]()
         self._stage = stage

@@ -70,29 +70,37 @@ class Replay(Proposer):
 
     @property
     def free_pages(self) -> int:
+        """See `Proposer.free_pages`."""
         return self._inner.free_pages
 
     def due_rows(self, sequences: Sequence[DraftSequence]) -> int:
+        """See `Proposer.due_rows`."""
         return self._inner.due_rows(sequences)
 
     def open(self, sequence: DraftSequence) -> None:
+        """See `Proposer.open`."""
         self._inner.open(sequence)
 
     def observe(self, batch: Features) -> None:
+        """See `Proposer.observe`."""
         self._inner.observe(batch)
 
     def close(self, sequence: int) -> None:
+        """See `Proposer.close`."""
         self._inner.close(sequence)
 
     def follows(self, sequence: int) -> bool:
+        """See `Proposer.follows`."""
         return self._inner.follows(sequence)
 
     def catch_up(self) -> None:
+        """See `Proposer.catch_up`."""
         self._inner.catch_up()
 
     def propose(
         self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
     ) -> Candidates | None:
+        """See `Proposer.propose`."""
         return self.begin(sequences, levels, keep_growing)()
 
     def begin(
@@ -106,6 +114,7 @@ class Replay(Proposer):
         before, told = self._tree, self._tokens(roots, drawn.offsets)
 
         def replay() -> Candidates | None:
+            """Wait for the head's own offer, and return the known candidates in its place."""
             if (real := offer()) is None:
                 return None
             self._tree = tree = self._grown(real.levels, real.tokens.shape[1])
@@ -168,11 +177,13 @@ Draw = tuple[int | None, ...]  # of each level, which guess is right; None, or n
 
 
 def _by_tau(chance: float) -> Iterator[Draw]:
+    """Yield draws of which a level is right with one chance, by its likeliest node. chance: of a level."""
     for right in even_runs(chance):
         yield (0,) * right
 
 
 def _by_rank(ranks: Ranks, levels: int) -> Iterator[Draw]:
+    """Yield draws of which each rank is right with a chance of its own. levels: of a tree."""
     return zip(*(even_ranks(ranks, level) for level in range(levels)))
 
 
@@ -208,6 +219,7 @@ def _offsets(tree: ReplayedTree, draws: Sequence[Draw]) -> Ints:
 
 @lru_cache(65536)  # no head would spend the time
 def _offsets_of(tree: ReplayedTree, draw: Draw) -> Ints:
+    """Return the offsets of one tree; see `_offsets`."""
     right = tree.follow(draw)
     told = tree.wrong.copy()
     told[right] = tree.depths[right]
@@ -233,13 +245,16 @@ class ReplayedChoice:
 
     @property
     def sequences(self) -> tuple[int, ...]:
+        """See `ChosenTrees`."""
         return self.chosen.sequences
 
     @property
     def nodes(self) -> int:
+        """See `DeviceTrees`."""
         return self.chosen.nodes
 
     def choose(self, tokens: Tensor, positions: Tensor, bits: Tensor, vocabulary: int) -> None:
+        """Replace the head's own candidates by the known ones, and select among these."""
         pool = self.chosen.grown.pool
         trees = len(self.drawn.offsets)
         offsets = self.drawn.sent
@@ -257,9 +272,11 @@ class ReplayedChoice:
 
     @property
     def confirmed(self) -> bool:
+        """See `DeviceTrees`."""
         return self.chosen.confirmed
 
     def take(self) -> Flags | None:
+        """See `ChosenTrees.take`."""
         return self.chosen.take()
 
 

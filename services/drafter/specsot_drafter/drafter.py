@@ -53,6 +53,7 @@ class Drafter:
 
     @property
     def epoch(self) -> int:
+        """Number of the current epoch; 0 outside an epoch."""
         return self._active.configuration.epoch if self._active else 0
 
     @property
@@ -61,6 +62,7 @@ class Drafter:
         return self._active.engine.free_pages if self._active else None
 
     async def registration(self) -> Registration:
+        """Return what the drafter registers with; see `EngineProvider.registration`."""
         return await self._compute.run(self._loader.registration)
 
     async def configure(self, configuration: Configuration, uplink: Link) -> None:

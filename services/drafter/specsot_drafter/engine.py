@@ -226,6 +226,7 @@ class DraftEngine:
             drafter.close(sequence)
 
     def _speculator(self, opening: Opening) -> Speculator:
+        """Return the speculator that drafts for a sequence: the one that its opening names, or the first."""
         name = opening.drafter
         return self.speculators[name if name in self.speculators else self._default]
 

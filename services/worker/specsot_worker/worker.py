@@ -246,6 +246,7 @@ class Worker:
         verifying = Compute(self._loader.name, thread) if thread else self._compute
 
         async def copies(asked: Sequence[LayerRows]) -> Sequence[Any]:
+            """Return copies of these rows. The layer number after the last layer stands for features."""
             if verifier and asked[0][1] == stage.layers.last:
                 return await verifying.run(verifier.feature_rows, [one for one, _ in asked])
             return await self._compute.run(stage.rows.copies, asked)

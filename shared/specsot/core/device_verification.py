@@ -41,10 +41,14 @@ class DeviceTrees(Protocol):
     """
 
     @property
-    def nodes(self) -> int: ...
+    def nodes(self) -> int:
+        """See the class docstring."""
+        ...
 
     @property
-    def confirmed(self) -> bool: ...
+    def confirmed(self) -> bool:
+        """See the class docstring."""
+        ...
 
     def choose(self, tokens: Payload, positions: Payload, bits: Payload, vocabulary: int) -> None:
         """Write the trees, once grown, into the tensors from which the next step reads its batch.

@@ -132,6 +132,7 @@ class SendQueue(Generic[T]):
                 self._news.set()
 
     async def _next(self) -> tuple[T, int] | None:
+        """Return the next message with its size, and wait for one. Return None if the queue is finished."""
         while not self._items:
             self._news.clear()
             await self._news.wait()
@@ -140,6 +141,7 @@ class SendQueue(Generic[T]):
             return self._items.popleft()
 
     def _wake(self) -> None:
+        """Wake `write_all`, from any thread."""
         if self._loop is None or self._thread == get_ident():
             self._news.set()
         else:
@@ -236,6 +238,7 @@ class Dialers:
     """Dials with the transport that the epoch's configuration names."""
 
     def __init__(self, by: Mapping[Transport, Dialer]) -> None:
+        """Dial over gRPC at first. by: the dialer of each transport."""
         self._by = by
         self._now = by["grpc"]
 
@@ -252,6 +255,7 @@ class Inbox:
     """The receiving end of all of a member's links: one queue, arrivals in order per sender."""
 
     def __init__(self) -> None:
+        """Start with an empty queue."""
         self._queue: asyncio.Queue[Arrival] = asyncio.Queue()
 
     def put(self, sender: str, message: Any, names: frozenset[str] | None = None) -> None:
@@ -271,6 +275,7 @@ class Inbox:
         return None if self._queue.empty() else self._queue.get_nowait()
 
     async def __aiter__(self) -> AsyncIterator[Arrival]:
+        """Yield messages for ever, in the order of their arrival."""
         while True:
             yield await self._queue.get()
 
@@ -311,11 +316,13 @@ class LocalLink:
             self._loop.call_soon_threadsafe(self._inbox.put, self._sender, ready)
 
     def _ready(self, message: Any) -> Any:
+        """Return the message as it is sent. Raises Unavailable if the link is closed."""
         if not self._open:
             raise Unavailable("link is closed")
         return self._prepare(message) if self._prepare else message
 
     async def close(self) -> None:
+        """Reject later messages; those that were sent have arrived."""
         self._open = False
 
 

@@ -22,6 +22,7 @@ class AsyncGrowth(OverlappedWork):
     mispredicted: set[int] = field(default_factory=set[int], init=False)
 
     def __post_init__(self) -> None:
+        """Record that the growth was just launched."""
         self.apply(OverlapEvent.WRITTEN, OverlapEvent.LAUNCHED)
 
     def discard(self, sequence: int | None = None) -> None:

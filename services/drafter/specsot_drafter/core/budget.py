@@ -76,11 +76,13 @@ class BudgetPolicy:
     holding = True
 
     def __init__(self, shape: TreeShape) -> None:
+        """Start without observations. shape: gives the nodes and the levels of a tree."""
         self._each = shape.nodes - 1
         self._levels = shape.depth + 1
 
     @property
     def drafting(self) -> bool:
+        """See the class docstring."""
         return True
 
     @property
@@ -177,14 +179,17 @@ class SeedBudget(FixedBudget):
     """
 
     def __init__(self, shape: TreeShape) -> None:
+        """Start with the seed's first depth. shape: see `BudgetPolicy`."""
         super().__init__(shape)
         self.depth = SEED_FIRST_DEPTH
         self.mean = SEED_FIRST_MEAN
 
     def plan_levels(self, live: int, most: int, due: int = 0, beside: int = 0) -> int:
+        """Return the present depth, or `most` if that is less. See `BudgetPolicy.plan_levels`."""
         return min(self.depth, most)
 
     def record_step(self, trees: Sequence[TreeOutcome], spent: StepSeconds = UNKNOWN_SECONDS) -> None:
+        """Update the running mean with the outcomes of a step, and change the depth by one level."""
         for tree in trees:
             if tree.grown:
                 self.mean = SEED_DECAY * self.mean + (1 - SEED_DECAY) * tree.accepted / tree.grown

@@ -56,6 +56,7 @@ class DeviceChoice(OverlappedWork):
     _failure: Exception | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
+        """Record that the number of nodes is fixed."""
         self.apply(OverlapEvent.WRITTEN)
 
     def choose(self, tokens: Tensor, positions: Tensor, bits: Tensor, vocabulary: int) -> None:

@@ -100,6 +100,7 @@ class GraphSize:
 
     @property
     def levels(self) -> int:
+        """Number of levels of every tree."""
         return len(self.widths) + 1
 
     @property
@@ -255,6 +256,7 @@ def _fed(widths: Sequence[int], trees: int, rows: int | None) -> tuple[int, ...]
 
 
 def _same(offer: Candidates) -> Candidates:
+    """Return the candidates that were read already."""
     return offer
 
 
@@ -296,6 +298,7 @@ class _TreeGraph:
     def __init__(
         self, head: GraphHead, pages: DraftPages, size: GraphSize, capture: Capture, grow: Grow
     ) -> None:
+        """Allocate tables and candidates, and capture the graph. See `TreeGraphs` for the arguments."""
         self._head = head
         self._pages = pages
         self._size = size

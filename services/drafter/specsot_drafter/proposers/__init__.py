@@ -25,7 +25,9 @@ class ChosenTrees(DeviceTrees, Protocol):
     """
 
     @property
-    def sequences(self) -> tuple[int, ...]: ...
+    def sequences(self) -> tuple[int, ...]:
+        """See the class docstring."""
+        ...
 
     def take(self) -> Flags | None:
         """Wait for the device and return [trees, n] flags of the selected candidates.

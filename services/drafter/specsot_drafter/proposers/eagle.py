@@ -67,6 +67,7 @@ class EagleProposer(Proposer):
 
     @property
     def free_pages(self) -> int:
+        """Number of free KV pages of the head."""
         return self._pages.table.free
 
     def due_rows(self, sequences: Sequence[DraftSequence]) -> int:
@@ -90,6 +91,7 @@ class EagleProposer(Proposer):
             self._pages.close(sequence.id)
 
     def follows(self, sequence: int) -> bool:
+        """See `Proposer.follows`."""
         return sequence in self._followed
 
     def observe(self, batch: Features) -> None:
@@ -118,10 +120,12 @@ class EagleProposer(Proposer):
             self._store(batch.rows, first, rows, slots)
 
     def close(self, sequence: int) -> None:
+        """See `Proposer.close`."""
         self._followed.pop(sequence, None)
         self._pages.close(sequence)
 
     def catch_up(self) -> None:
+        """Compute the due rows of all sequences."""
         self._compute_due(self._followed.values())
 
     def _compute_due(self, sequences: Iterable[FollowedSequence]) -> None:
@@ -144,6 +148,7 @@ class EagleProposer(Proposer):
     def propose(
         self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
     ) -> Candidates | None:
+        """See `Proposer.propose`."""
         return self.begin(sequences, levels, keep_growing)()
 
     def begin(
@@ -228,6 +233,7 @@ class EagleProposer(Proposer):
             return None
 
         def offer() -> Candidates | None:
+            """Wait for the candidates; grow them again if the device accepted other tokens than the host."""
             found = ahead.candidates_for(due)
             if found is None and self._graphs:
                 rooms = [room for sequence in sequences if (room := self._reserve(sequence))]
@@ -285,6 +291,7 @@ class EagleProposer(Proposer):
         return self._pages.reserve_tree(followed.id, followed.length, self._grown)
 
     def _start(self, sequence: DraftSequence) -> FollowedSequence:
+        """Follow a sequence that forks no other one."""
         self._pages.table.open(sequence.id, window_of(sequence.opening))
         return FollowedSequence(sequence)
 

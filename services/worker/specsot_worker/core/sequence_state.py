@@ -76,6 +76,7 @@ class SequenceState:
     policy: Policy | None = field(init=False)
 
     def __post_init__(self) -> None:
+        """Derive what follows from the opening. Forked and reused tokens count as fed."""
         self.place = place_of(self.opening)
         self.policy = policy_of(self.opening)
         self.fed = self.committed = self.opening.begun
