@@ -23,16 +23,16 @@ def test_one_tree_frame_of_a_sequence_is_in_flight_from_the_first_scratch_slot_o
     for draft_round in range(1, 5):
         assert frames.has_room
         assert frames.launch(draft_round, nodes=draft_round) == 0
-        assert (frames.rounds, frames.has_room, draft_round in frames) == ((draft_round,), False, True)
+        assert ([*frames.trees], frames.has_room) == ([draft_round], False)
         frames.finish(draft_round)
-        assert frames.rounds == ()
+        assert not frames.trees
 
 
 def test_a_result_frees_the_slots_of_its_own_frame_and_of_those_that_it_drops() -> None:
     frames = TreeFrames(limit=4)
     assert [frames.launch(1, 4), frames.launch(2, 3, ParentNode(1, 2)), frames.launch(3, 2)] == [0, 4, 7]
     frames.finish(1, dropped=[3])
-    assert frames.rounds == (2,)
+    assert [*frames.trees] == [2]
     assert frames.launch(4, 5, ParentNode(2, 0)) == 7, "slots 0 to 3 are too few for five nodes"
     assert frames.launch(5, 4) == 0
 
@@ -42,8 +42,8 @@ def test_slots_of_frames_in_flight_never_overlap() -> None:
     frames = TreeFrames(limit=4)
     slots = dict[int, set[int]]()
     for draft_round in range(1, 400):
-        while not frames.has_room or (frames.rounds and rng.random() < 0.3):
-            frames.finish(gone := rng.choice(frames.rounds))
+        while not frames.has_room or (frames.trees and rng.random() < 0.3):
+            frames.finish(gone := rng.choice([*frames.trees]))
             del slots[gone]
         nodes = rng.randint(1, 9)
         first = frames.launch(draft_round, nodes)
@@ -58,7 +58,7 @@ def test_a_result_of_a_round_that_is_not_in_flight_changes_nothing() -> None:
     frames = TreeFrames()
     frames.launch(1, 3)
     frames.finish(0, dropped=[7])
-    assert frames.rounds == (1,)
+    assert [*frames.trees] == [1]
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from specsot.core.frames import ParentNode, TreeSegment
 from specsot.errors import WireError
@@ -36,23 +36,26 @@ from specsot.errors import WireError
 MAX_TREE_FRAMES: Final = 1
 
 
-@dataclass(frozen=True, slots=True)
-class InFlightTree:
+class InFlightTree(NamedTuple):
     """One tree frame in flight.
 
     parent: the node that it grows from; None: the verified root.
-    slots: the scratch slots of its nodes.
+    first: the first scratch slot of its nodes.
+    stop: the scratch slot after its last one.
     """
 
     parent: ParentNode | None
-    slots: range
+    first: int
+    stop: int
 
 
 @dataclass(slots=True)
 class TreeFrames:
-    """The tree frames of one sequence that are in flight, by draft round, oldest first.
+    """The tree frames of one sequence that are in flight.
 
     limit: how many there may be.
+    trees: the tree frames by draft round, in the order in which they were launched.
+    has_room: True if another tree frame may be launched.
 
     >>> frames = TreeFrames(limit=3)
     >>> [frames.launch(4, nodes=3), frames.launch(5, nodes=2, parent=ParentNode(4, 2))]
@@ -60,26 +63,13 @@ class TreeFrames:
     >>> frames.launch(6, nodes=1, parent=ParentNode(4, 1)), frames.has_room
     (5, False)
     >>> frames.finish(4, dropped=[6])
-    >>> frames.rounds, frames.launch(7, nodes=3)  # the slots of round 4 are free again
-    ((5,), 0)
+    >>> list(frames.trees), frames.launch(7, nodes=3)  # the slots of round 4 are free again
+    ([5], 0)
     """
 
     limit: int = MAX_TREE_FRAMES
-    _trees: dict[int, InFlightTree] = field(default_factory=dict[int, InFlightTree], init=False)
-
-    def __contains__(self, draft_round: int) -> bool:
-        """Return whether the tree frame of this draft round is in flight."""
-        return draft_round in self._trees
-
-    @property
-    def rounds(self) -> tuple[int, ...]:
-        """Draft rounds of the tree frames in flight, in the order in which they were launched."""
-        return tuple(self._trees)
-
-    @property
-    def has_room(self) -> bool:
-        """True if another tree frame may be launched."""
-        return len(self._trees) < self.limit
+    trees: dict[int, InFlightTree] = field(default_factory=dict[int, InFlightTree], init=False)
+    has_room: bool = field(default=True, init=False)
 
     def launch(self, draft_round: int, nodes: int, parent: ParentNode | None = None) -> int:
         """Record a tree frame as in flight. Return its first scratch slot: the lowest from which on as many
@@ -90,21 +80,29 @@ class TreeFrames:
         parent: the node that it grows from. Its tree frame must be in flight. None: the verified root.
         """
         assert self.has_room, "more tree frames than the limit"
-        assert parent is None or parent.draft_round in self._trees, "the parent is not in flight"
-        first = 0
-        for slots in sorted((one.slots for one in self._trees.values()), key=lambda one: one.start):
-            if first + nodes <= slots.start:
-                break
-            first = slots.stop
-        self._trees[draft_round] = InFlightTree(parent, range(first, first + nodes))
+        assert parent is None or parent.draft_round in self.trees, "the parent is not in flight"
+        first = self._first_free(nodes) if self.trees else 0
+        self.trees[draft_round] = InFlightTree(parent, first, first + nodes)
+        self.has_room = len(self.trees) < self.limit
         return first
 
     def finish(self, draft_round: int, dropped: Iterable[int] = ()) -> None:
         """Record that a tree frame was verified, and that its result drops other ones: their scratch slots
         are free. Rounds that are not in flight are ignored.
         """
-        for one in (draft_round, *dropped):
-            self._trees.pop(one, None)
+        self.trees.pop(draft_round, None)
+        for one in dropped:
+            self.trees.pop(one, None)
+        self.has_room = len(self.trees) < self.limit
+
+    def _first_free(self, nodes: int) -> int:
+        """Return the lowest scratch slot from which on `nodes` slots are free."""
+        first = 0
+        for tree in sorted(self.trees.values(), key=lambda one: one.first):
+            if first + nodes <= tree.first:
+                break
+            first = tree.stop
+        return first
 
 
 def check_supported(segment: TreeSegment) -> None:

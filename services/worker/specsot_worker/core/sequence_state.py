@@ -96,7 +96,7 @@ class SequenceState:
     @property
     def in_flight(self) -> bool:
         """True while the tree of the current draft round is in a frame whose result has not arrived."""
-        return self.draft_round in self.tree_frames
+        return self.draft_round in self.tree_frames.trees
 
     @property
     def wanted_rows(self) -> int:
@@ -132,7 +132,7 @@ class SequenceState:
         tree = first_nodes(tree if levels is None else shallow(tree, levels), rows)
         scratch = self.tree_frames.launch(self.draft_round, len(tree.tokens))
         growth = TreeSegment(
-            self.opening.sequence, self.draft_round, self.committed, self.keep, tree, scratch=scratch
+            self.opening.sequence, self.draft_round, self.committed, self.keep, tree, None, scratch
         )
         self.tree = None
         self.waiting_since = None
