@@ -54,8 +54,8 @@ def test_trees_that_a_window_may_hide_something_from_are_not_launched_unread(
     """The third of three nodes may be two positions behind the first."""
     stage, following = writing(decoder, rows)
     trees: Any = Unknown()
-    assert stage.next_draft_round
-    assert stage.next_draft_round.launch_selected(following, trees) == launched
+    assert stage.next_step
+    assert stage.next_step.launch_selected(following, trees) == launched
 
 
 def test_pages_that_a_window_leaves_are_given_back_wiped_before_its_next_frame_is_there(

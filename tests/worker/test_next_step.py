@@ -34,7 +34,7 @@ from specsot_model.decoder import Decoder
 from specsot_worker import sampling, verifier
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget
 from specsot_worker.core.sequencer import Sequencer
-from specsot_worker.overlap.next_draft_round import NextStep
+from specsot_worker.overlap.next_step import NextStep
 from specsot_worker.stage import DecoderStage
 from specsot_worker.verifier import Verifier
 from tests.eager_steps import EagerSteps

@@ -13,7 +13,7 @@ from specsot.core.overlap import OverlapState
 from specsot.core.pages import PageTable
 from specsot.core.tree import Tree, chain, single
 from specsot_model.core.kv_plan import plan_frame
-from specsot_worker.overlap.next_draft_round import NextStep, SpeculativeStep
+from specsot_worker.overlap.next_step import NextStep, SpeculativeStep
 
 PAGE_ROWS, PAGES, VOCABULARY = 2, 6, 100
 IDLE, PREPARED, LAUNCHED, CONFIRMED, DISCARDED = OverlapState

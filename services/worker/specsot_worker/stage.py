@@ -27,7 +27,7 @@ from specsot_model.cuda_graphs import (
 from specsot_model.decoder import Decoder, Tap
 from specsot_model.kv import Moves, indices
 from specsot_worker.migrated_kv import StageRows
-from specsot_worker.overlap.next_draft_round import NextStep, SpeculativeStep, Steps
+from specsot_worker.overlap.next_step import NextStep, SpeculativeStep, Steps
 from specsot_worker.stage_timers import make_timer
 
 log = structlog.get_logger()
@@ -41,7 +41,7 @@ class DecoderStage:
     """One layer range with its KV pages, for one epoch. Call `run` with frames strictly in order.
 
     uncaptured: Number of frames that ran kernel by kernel although CUDA graphs were captured.
-    next_draft_round: Launches the next step speculatively, before its frame arrives. None if this stage cannot:
+    next_step: Launches the next step speculatively, before its frame arrives. None if this stage cannot:
         there are no CUDA graphs, it is not the whole model, or its layers have recurrent states.
     """
 
@@ -69,7 +69,7 @@ class DecoderStage:
         self._kv.shared = self._table.shared
         self._taps: dict[int, Tap] = {}
         self._graphs: Steps | None = None
-        self.next_draft_round: NextStep | None = None
+        self.next_step: NextStep | None = None
         self.rows = StageRows(self._table, self._kv, decoder.layers)
         self.uncaptured = 0
         first, last = decoder.layers.first == 0, decoder.layers.last == decoder.config.layers
@@ -94,7 +94,7 @@ class DecoderStage:
         Captured graphs and a predicted step become invalid.
         """
         self._taps[layer] = self._decoder.hold_tap(weight)
-        self._graphs = self.next_draft_round = None
+        self._graphs = self.next_step = None
 
     def prompt_rows(self, rows: int) -> int:
         """Return the maximum number of tokens of a frame that carries prompts only, if other frames may have
@@ -118,7 +118,7 @@ class DecoderStage:
         # a discarded step would have advanced the states.
         overlaps = self._whole and not self._decoder.config.delta
         vocabulary = self._decoder.config.vocab
-        self.next_draft_round = (
+        self.next_step = (
             NextStep(self._table, self._kv, graphs, vocabulary, self._timer.begin) if overlaps else None
         )
 
@@ -132,14 +132,14 @@ class DecoderStage:
         """
         if self._prepare_frame:
             self._prepare_frame()
-        draft_round = self.next_draft_round.take(frame) if self.next_draft_round else None
-        if self.next_draft_round and draft_round is None:
-            frame = self.next_draft_round.without_applied_moves(frame)
+        draft_round = self.next_step.take(frame) if self.next_step else None
+        if self.next_step and draft_round is None:
+            frame = self.next_step.without_applied_moves(frame)
         if draft_round is None or not draft_round.timed:
             self._timer.begin()
         hidden, fused = self._run_predicted(frame, draft_round) if draft_round else self._run_planned(frame)
-        if self.next_draft_round:
-            self.next_draft_round.predict(frame)
+        if self.next_step:
+            self.next_step.predict(frame)
         seconds = (*frame.seconds, self._timer.end(0 if hidden is None else len(hidden)))
         if self._last and isinstance(frame.hidden, PendingRows):
             # An error in the transfer is raised on the last stage, which waits for the device anyway.
@@ -148,8 +148,8 @@ class DecoderStage:
 
     def hold(self) -> None:
         """Stop counting time for a launched step: it waits for its frame."""
-        if self.next_draft_round:
-            self.next_draft_round.pause_timer()
+        if self.next_step:
+            self.next_step.pause_timer()
 
     def _run_planned(self, frame: Frame) -> RowsOut:
         """Run a frame that was not launched before: plan it, change the pages, and run its tokens."""
@@ -164,9 +164,9 @@ class DecoderStage:
         """Run a frame whose step was predicted: launch the step, if that has not been done, and use its
         outputs.
         """
-        assert self.next_draft_round is not None
+        assert self.next_step is not None
         entry, before = self._inputs(frame, draft_round.rows)
-        hidden, fused = draft_round.outputs or self.next_draft_round.run_prepared(draft_round, entry)
+        hidden, fused = draft_round.outputs or self.next_step.run_prepared(draft_round, entry)
         draft_round.apply(OverlapEvent.RELEASED)
         self.rows.fill(frame)
         self._clear(page for sequence in frame.closings for page in self._table.close(sequence))

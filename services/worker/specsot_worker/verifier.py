@@ -36,7 +36,7 @@ from specsot_worker.feature_stream import FeatureStream
 from specsot_worker.logprobs import add_logprobs
 from specsot_worker.migrated_kv import MigratedKV
 from specsot_worker.overlap.drafted_step import ColocatedDrafts, OverlapsSteps
-from specsot_worker.overlap.next_draft_round import NextStep
+from specsot_worker.overlap.next_step import NextStep
 from specsot_worker.pending_grammars import PendingGrammars
 from specsot_worker.prompt_scores import PromptScores
 from specsot_worker.sampling import TargetQuery, Targets, find_targets
@@ -112,7 +112,7 @@ class Verifier:
     @property
     def _next_step(self) -> NextStep | None:
         """The stage's next step. None if there is no stage that launches steps speculatively."""
-        return self._stage.next_draft_round if self._stage else None
+        return self._stage.next_step if self._stage else None
 
     @property
     def has_pending(self) -> bool:
@@ -248,12 +248,12 @@ class Verifier:
         assert hidden is not None
         logits = self._logits(hidden if len(rows) == first else hidden[indices(rows, hidden.device)])
         questions = [question for _, question in queries]
-        next_draft_round = self._next_step
-        steady = next_draft_round is not None and self._steady(frame, questions)
+        next_step = self._next_step
+        steady = next_step is not None and self._steady(frame, questions)
         meanwhile = None if self._pending else partial(self.near.start, frame)
         found = find_targets(logits, questions, meanwhile=meanwhile, astray=self.near.discard)
-        if next_draft_round and steady and self.quiet():
-            self._launch_next(next_draft_round, questions, found)
+        if next_step and steady and self.quiet():
+            self._launch_next(next_step, questions, found)
         rests = frame.paused or frame.catching_up
         outcomes = [self._outcome(one, targets, rests) for (one, _), targets in zip(queries, found)]
         return {one.sequence: one for one in add_logprobs(outcomes, questions, logits)}

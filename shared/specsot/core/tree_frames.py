@@ -112,6 +112,6 @@ def check_supported(segment: TreeSegment) -> None:
     """
     if segment.parent is not None or segment.scratch or segment.freed:
         raise WireError(
-            f"draft round {segment.step} of sequence {segment.sequence} is one of several in flight; "
+            f"draft round {segment.draft_round} of sequence {segment.sequence} is one of several in flight; "
             f"the stages of this version run {MAX_TREE_FRAMES} tree frame of a sequence at a time"
         )

@@ -224,7 +224,7 @@ class ParentNode(_message.Message):
     def __init__(self, draft_round: _Optional[int] = ..., node: _Optional[int] = ...) -> None: ...
 
 class Growth(_message.Message):
-    __slots__ = ("sequence", "step", "committed", "keep", "tree", "parent", "scratch", "freed")
+    __slots__ = ("sequence", "draft_round", "committed", "keep", "tree", "parent", "scratch", "freed")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     DRAFT_ROUND_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
@@ -241,7 +241,7 @@ class Growth(_message.Message):
     parent: ParentNode
     scratch: int
     freed: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, sequence: _Optional[int] = ..., step: _Optional[int] = ..., committed: _Optional[int] = ..., keep: _Optional[_Iterable[int]] = ..., tree: _Optional[_Union[_values_pb2.Tree, _Mapping]] = ..., parent: _Optional[_Union[ParentNode, _Mapping]] = ..., scratch: _Optional[int] = ..., freed: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., draft_round: _Optional[int] = ..., committed: _Optional[int] = ..., keep: _Optional[_Iterable[int]] = ..., tree: _Optional[_Union[_values_pb2.Tree, _Mapping]] = ..., parent: _Optional[_Union[ParentNode, _Mapping]] = ..., scratch: _Optional[int] = ..., freed: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Segment(_message.Message):
     __slots__ = ("chunk", "growth")
@@ -288,7 +288,7 @@ class Chance(_message.Message):
     def __init__(self, logprob: _Optional[float] = ..., top_tokens: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Outcome(_message.Message):
-    __slots__ = ("sequence", "step", "accepted", "tokens", "end", "chances", "forced", "rested", "prompt_chances", "dropped")
+    __slots__ = ("sequence", "draft_round", "accepted", "tokens", "end", "chances", "forced", "draft_paused", "prompt_chances", "dropped")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     DRAFT_ROUND_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
@@ -309,7 +309,7 @@ class Outcome(_message.Message):
     draft_paused: bool
     prompt_chances: _containers.RepeatedCompositeFieldContainer[Chance]
     dropped: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, sequence: _Optional[int] = ..., step: _Optional[int] = ..., accepted: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., end: _Optional[_Union[End, str]] = ..., chances: _Optional[_Iterable[_Union[Chance, _Mapping]]] = ..., forced: _Optional[_Iterable[int]] = ..., rested: bool = ..., prompt_chances: _Optional[_Iterable[_Union[Chance, _Mapping]]] = ..., dropped: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., draft_round: _Optional[int] = ..., accepted: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., end: _Optional[_Union[End, str]] = ..., chances: _Optional[_Iterable[_Union[Chance, _Mapping]]] = ..., forced: _Optional[_Iterable[int]] = ..., draft_paused: bool = ..., prompt_chances: _Optional[_Iterable[_Union[Chance, _Mapping]]] = ..., dropped: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Result(_message.Message):
     __slots__ = ("epoch", "number", "outcomes", "seconds", "rows", "drafts", "drafted")
@@ -374,7 +374,7 @@ class Features(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., openings: _Optional[_Iterable[_Union[Opening, _Mapping]]] = ..., feature_batches: _Optional[_Iterable[_Union[FeatureBatch, _Mapping]]] = ..., closings: _Optional[_Iterable[int]] = ..., rows: _Optional[_Union[_values_pb2.Tensor, _Mapping]] = ..., fed: _Optional[int] = ..., seconds: _Optional[float] = ..., wall: _Optional[float] = ..., paused_trees: _Optional[int] = ..., trace: _Optional[str] = ..., must_answer: bool = ...) -> None: ...
 
 class Draft(_message.Message):
-    __slots__ = ("sequence", "step", "tree", "parent")
+    __slots__ = ("sequence", "draft_round", "tree", "parent")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     DRAFT_ROUND_FIELD_NUMBER: _ClassVar[int]
     TREE_FIELD_NUMBER: _ClassVar[int]
@@ -383,7 +383,7 @@ class Draft(_message.Message):
     draft_round: int
     tree: _values_pb2.Tree
     parent: ParentNode
-    def __init__(self, sequence: _Optional[int] = ..., step: _Optional[int] = ..., tree: _Optional[_Union[_values_pb2.Tree, _Mapping]] = ..., parent: _Optional[_Union[ParentNode, _Mapping]] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., draft_round: _Optional[int] = ..., tree: _Optional[_Union[_values_pb2.Tree, _Mapping]] = ..., parent: _Optional[_Union[ParentNode, _Mapping]] = ...) -> None: ...
 
 class Drafts(_message.Message):
     __slots__ = ("epoch", "drafts", "paused_trees", "drafter")

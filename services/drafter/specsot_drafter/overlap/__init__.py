@@ -20,7 +20,8 @@ trees is launched before the host has read them (way 3 in `specsot_worker.overla
 
     Legend: k is a step. [===] is work of the device. `read k`: the host waits for the target tokens of step
     k. `start_drafts` and `select` are methods of `ColocatedDrafter` and `DraftHandle`, which the verifier
-    calls on this thread; `DraftHandle.result` is `features k` and `read trees` (`specsot.core.device_verification`).
+    calls on this thread; `DraftHandle.result` is `features k` and `read trees`
+    (`specsot.core.device_verification`).
 
 `result` compares what the device accepted with the host's own verification result. If they differ, the trees
 are discarded and grown again from the host's result, so that drafts never depend on the overlap.

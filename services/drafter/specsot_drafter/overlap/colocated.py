@@ -1,4 +1,4 @@
-"""The drafter's side of the protocol with a verifier on the same thread: see `specsot.core.device_verification`."""
+"""The drafter's side of the protocol with a verifier on the same thread."""
 
 from __future__ import annotations
 

@@ -10,14 +10,14 @@ from specsot.core.device_verification import ColocatedDrafter, DeviceTrees, Devi
 from specsot.core.frames import Drafts, Features, Frame, Outcome, Payload, PromptChunk, Segment, TreeSegment
 from specsot.core.overlap import OverlapState
 from specsot.core.tree import Tree, single
-from specsot_worker.overlap.next_draft_round import NextStep
+from specsot_worker.overlap.next_step import NextStep
 
 
 class OverlapsSteps(Protocol):
     """A stage that may launch its next step speculatively. See `DecoderStage`."""
 
     @property
-    def next_draft_round(self) -> NextStep | None:
+    def next_step(self) -> NextStep | None:
         """The predicted step, or None if the stage launches no step before its frame arrives."""
         ...
 
@@ -179,7 +179,7 @@ class ColocatedDrafts:
 
         outcomes: Of the frame, by sequence.
         """
-        draft_round = self._stage.next_draft_round if self._stage else None
+        draft_round = self._stage.next_step if self._stage else None
         if not (frame.number and draft_round and self.drafter):
             return None
         places = [*map(self._place, frame.segments)]
