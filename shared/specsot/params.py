@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Literal, cast
+from typing import Final, Literal, cast
 
 from specsot.errors import ContextLengthExceeded, InvalidRequest
 
@@ -546,9 +546,12 @@ class Ask:
             raise InvalidRequest(f"{part} must not be empty", "prompt")
 
 
-FormKind = Literal["json_object", "json_schema", "regex", "choice"]
+FormKind = Literal["json_object", "json_schema", "regex", "choice", "structural_tag"]
 
+# The kinds of forms that clients may ask for.
 FORM_KINDS: tuple[FormKind, ...] = ("json_object", "json_schema", "regex", "choice")
+# The kind that only the master writes; see `specsot.grammar.structural_tag`.
+STRUCTURAL_TAG: Final = "structural_tag"
 # Bytes. Bounds all texts of a form together, because they travel with the opening of the answer's sequence.
 MAX_FORM_BYTES = 64 << 10
 # Texts. Bounds the texts of a choice.
@@ -566,7 +569,8 @@ class Form:
 
     kind: "json_object" for any JSON object, "json_schema", "regex", or "choice" for one of several texts.
     texts: one text, the JSON schema or the regular expression (Rust's dialect, matching the whole answer);
-        for "choice", every choice; for "json_object", nothing.
+        for "choice", every choice; for "json_object", nothing. For "structural_tag", which clients cannot
+        ask for, the text that `specsot.grammar.structural_tag.write_tag` returns.
 
     Raises InvalidRequest, whose field is "constraint", for an unknown kind, for texts that do not fit the
     kind, and for texts of more than MAX_FORM_BYTES bytes.
@@ -576,7 +580,7 @@ class Form:
     texts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.kind not in FORM_KINDS:
+        if self.kind not in (*FORM_KINDS, STRUCTURAL_TAG):
             raise refuse(f"must be one of {', '.join(FORM_KINDS)}, got {self.kind!r}")
         if not all(isinstance(cast(object, text), str) for text in self.texts):
             raise refuse(f"{self.kind} must be text")

@@ -218,9 +218,6 @@ def test_a_template_that_only_asks_for_hermes_calls_has_hermes_form() -> None:
 def test_forced_heads_are_what_the_template_writes_before_arguments() -> None:
     heads = {
         "Qwen-Qwen2.5-7B-Instruct": '<tool_call>\n{"name": "f", "arguments": ',
-        "deepseek-ai-DeepSeek-V3.1": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>",
-        "mistralai-Ministral-3-14B-Reasoning-2512": "[TOOL_CALLS]f[ARGS]",
-        "Qwen3-Coder": '{"name": "f", "arguments": ',  # Its arguments are no JSON.
         "Llama 3": '{"name": "f", "parameters": ',
     }
     for name, head in heads.items():

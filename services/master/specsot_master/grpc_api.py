@@ -15,7 +15,7 @@ from specsot.core.info import Info, Rebalanced
 from specsot.errors import Cancelled, InvalidRequest, Overloaded, Refused, Unavailable, WireError
 from specsot.events import Numbered
 from specsot.members import PROTOCOL, Beat, Broken, Configuration, MemberLeaving, Ready, Registration
-from specsot.params import MAX_TOKENS
+from specsot.params import FORM_KINDS, MAX_TOKENS, STRUCTURAL_TAG, refuse
 from specsot.tasks import WaitLimit
 from specsot.transport.grpc_channel import PUBLIC_BYTES, Terms, check_role, names_of
 from specsot.transport.grpc_server import GrpcServer, open_server, shown
@@ -119,6 +119,8 @@ class MasterService(master_pb2_grpc.MasterServicer):
         owner = self._owner(context)
         caller = Caller(id, owner or client_of(context.peer()), context.time_remaining(), owner)
         offset = request.resume_from if resumes(request) else None
+        if request.form.WhichOneof("form") == STRUCTURAL_TAG:
+            raise refuse(f"{STRUCTURAL_TAG} is internal; a form is one of {', '.join(FORM_KINDS)}")
         ask = decode_ask(request, self._positions) if offset is None or has_words(request) else None
         return self._requests.generate(ask, caller, offset)
 

@@ -315,9 +315,22 @@ class Text:
     @cached_property
     def writes_special_calls(self) -> bool:
         """Whether special tokens are a part of the model's calls, so that its text must show them."""
+        return any(id in self.special_ids for id in self.call_tokens)
+
+    @cached_property
+    def call_tokens(self) -> Mapping[int, str]:
+        """Special and added tokens that are a part of the model's calls, with their texts."""
         form = self.call_form
         added = self._tokenizer.get_added_tokens_decoder()
-        return form is not None and form.contains_any(added[id].content for id in self.special_ids)
+        return {
+            id: one.content for id, one in added.items() if form is not None and form.contains(one.content)
+        }
+
+    @cached_property
+    def end_texts(self) -> tuple[str, ...]:
+        """The texts of the tokens that end an answer."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return tuple(added[id].content for id in self.end_ids if id in added)
 
     def _render_calls(
         self, turns: Sequence[Mapping[str, Any]], functions: Sequence[Mapping[str, Any]], answer: bool

@@ -22,6 +22,7 @@ from specsot.core.vocabulary import Spelling, Vocabulary, spelling_of
 from specsot.grammar.paths import PathCheck
 from specsot.grammar.reasons import reason_in
 from specsot.grammar.schemas import read_schema
+from specsot.grammar.structural_tag import lark_of_tag, read_tag
 from specsot.params import Form, refuse
 
 Mask = NDArray[np.bool_]
@@ -90,9 +91,13 @@ def closing_of(vocabulary: Vocabulary) -> Closing:
 
 
 class Closing:
-    """Finds short endings of JSON texts over the tokens of one vocabulary."""
+    """Finds short endings of JSON texts over the tokens of one vocabulary.
+
+    horizon: the remaining budget in tokens below which an ending is planned.
+    """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
+        self.horizon = FARTHEST
         texts = vocabulary.bytes
         ids = {text: token for token, text in reversed(list(enumerate(texts))) if text}
         self._order = _ids(ids, _ORDER)
@@ -125,13 +130,17 @@ class Closing:
         Outside a string, these are tokens with a bracket, a brace, a comma or a quote; within a string,
         tokens with a quote.
         """
-        begin = self._quote if self._in_string(place.walker.bits(place)) else self._begin
+        begin = self._beginnings(place)
         fitting = allowed & ~begin
         for token in np.flatnonzero(allowed & begin)[:_TRIED].tolist():
             ahead = place.walker.step(place, token)
             way = None if ahead is None else self.find(ahead)
             fitting[token] = way is not None and len(way) < remaining
         return fitting
+
+    def _beginnings(self, place: MatcherNode) -> Mask:
+        """Return the tokens that may begin something that lengthens the ending."""
+        return self._quote if self._in_string(place.walker.bits(place)) else self._begin
 
     def find(self, place: MatcherNode) -> tuple[int, ...] | None:
         """Return the tokens of an ending from `place`, or None if no ending was found. Cached in the
@@ -143,8 +152,9 @@ class Closing:
             place.way = self.search(place) or ()
         return place.way if place.way or place.walker.accepts(place) else None
 
-    def search(self, place: MatcherNode, most: int = FARTHEST) -> tuple[int, ...] | None:
-        """Search an ending of at most `most` tokens, without the cache."""
+    def search(self, place: MatcherNode, most: int | None = None) -> tuple[int, ...] | None:
+        """Search an ending of at most `most` tokens (the horizon by default), without the cache."""
+        most = self.horizon if most is None else most
         way: list[int] = []
         walker = place.walker
         here = place
@@ -196,7 +206,7 @@ _MOST_FORCED = 64
 
 
 class AnswerAutomaton:
-    """One form over the tokens of one vocabulary.
+    """One form over the tokens of one vocabulary. See `TagAutomaton` for structural tags.
 
     Different threads may use it for different sequences at the same time.
     """
@@ -218,7 +228,11 @@ class AnswerAutomaton:
         self._writes = _writing(vocabulary)
         self._probes = {text: token for token, text in enumerate(vocabulary.bytes) if text in _PROBES}
         self._choices = Choices(vocabulary, form.texts) if led and form.kind == "choice" else None
-        self._closing = closing_of(vocabulary) if led and form.kind in _JSON else None
+        self._closing = self._closing_of(form) if led else None
+
+    def _closing_of(self, form: Form) -> Closing | None:
+        """Return what finds the endings of the form, or None if nothing does."""
+        return closing_of(self.vocabulary) if form.kind in _JSON else None
 
     def start(self) -> MatcherNode:
         """Return the place before the first token, with a matcher of its own."""
@@ -246,7 +260,7 @@ class AnswerAutomaton:
 
         The mask is computed only if the budget or end tokens make a difference.
         """
-        near = remaining <= FARTHEST and self._closing is not None
+        near = self._closing is not None and remaining <= self._closing.horizon
         if self._choices or near or token in self._end_ids:
             return bool(self.mask(place, remaining)[token])
         return self.path_check(place)((token,))
@@ -268,7 +282,7 @@ class AnswerAutomaton:
             written = b"".join(self.vocabulary.bytes[token] or b"" for token in place.tokens)
             fitting = self._choices.fit(allowed, written, remaining)
             allowed = fitting if ends or fitting.any() else allowed
-        if self._closing and remaining <= FARTHEST and (ends or allowed.any()):
+        if self._closing and remaining <= self._closing.horizon and (ends or allowed.any()):
             allowed = self._closing.lead(place, allowed, remaining, len(self._ends) > 0)
         if ends:
             allowed[self._ends] = True
@@ -426,6 +440,8 @@ def lark_of(form: Form) -> str:
             rule = quoted["grammars"][0]["lark_grammar"]
         case "choice":
             rule = "start: " + " | ".join(map(json.dumps, form.texts))
+        case "structural_tag":
+            rule = lark_of_tag(read_tag(form.texts[0]), _SCHEMA_STYLE)
     return _OPTIONS + rule
 
 

@@ -19,6 +19,7 @@ from specsot.core.vocabulary import Vocabulary
 from specsot.grammar.answers import COMPILER, AnswerAutomaton, Mask
 from specsot.grammar.automaton import automaton
 from specsot.grammar.paths import PathCheck
+from specsot.grammar.tag_automaton import TagAutomaton
 from specsot.params import Form
 
 T = TypeVar("T")
@@ -103,7 +104,8 @@ def _compiling(vocabulary: Vocabulary, form: Form, ends: tuple[int, ...], led: b
     The future fails if the form cannot be compiled in this process, although the master could compile it;
     then only the sequence fails.
     """
-    return COMPILER.submit(AnswerAutomaton, vocabulary, form, ends, led)
+    kind = TagAutomaton if form.kind == "structural_tag" else AnswerAutomaton
+    return COMPILER.submit(kind, vocabulary, form, ends, led)
 
 
 def fewest_tokens(vocabulary: Vocabulary, form: Form, ends: tuple[int, ...], most: int) -> int | None:

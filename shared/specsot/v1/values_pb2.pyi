@@ -118,16 +118,18 @@ class Pruning(_message.Message):
     def __init__(self, keep_ratio: _Optional[float] = ..., prune_every: _Optional[int] = ..., skip_layers: _Optional[int] = ...) -> None: ...
 
 class Form(_message.Message):
-    __slots__ = ("json_object", "json_schema", "regex", "choice")
+    __slots__ = ("json_object", "json_schema", "regex", "choice", "structural_tag")
     JSON_OBJECT_FIELD_NUMBER: _ClassVar[int]
     JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
     REGEX_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURAL_TAG_FIELD_NUMBER: _ClassVar[int]
     json_object: JsonObject
     json_schema: str
     regex: str
     choice: Choice
-    def __init__(self, json_object: _Optional[_Union[JsonObject, _Mapping]] = ..., json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., choice: _Optional[_Union[Choice, _Mapping]] = ...) -> None: ...
+    structural_tag: str
+    def __init__(self, json_object: _Optional[_Union[JsonObject, _Mapping]] = ..., json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., choice: _Optional[_Union[Choice, _Mapping]] = ..., structural_tag: _Optional[str] = ...) -> None: ...
 
 class JsonObject(_message.Message):
     __slots__ = ()

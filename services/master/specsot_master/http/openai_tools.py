@@ -14,13 +14,15 @@ from typing import Any
 
 from specsot.errors import InvalidRequest
 from specsot.grammar.schemas import warnings_of
-from specsot.params import Ask, Form, Mode
+from specsot.grammar.structural_tag import StructuralTag, write_tag
+from specsot.params import STRUCTURAL_TAG, Ask, Form, Mode
 from specsot_master.core.dialects.openai_responses import ChoiceDelta
 from specsot_master.core.dialects.tool_calls.arguments import Json, as_json, read_arguments
+from specsot_master.core.dialects.tool_calls.forcing import ForcedCalls, forced_calls
 from specsot_master.core.dialects.tool_calls.forms import PLAIN, CallForm
 from specsot_master.core.dialects.tool_calls.harmony import HARMONY, HarmonyReader
 from specsot_master.core.dialects.tool_calls.hermes_prompt import calls_in_words, tools_in_words
-from specsot_master.core.dialects.tool_calls.reading import CallDelta, ForcedReader, ToolReader
+from specsot_master.core.dialects.tool_calls.reading import CallDelta, ForcedReader, MarkedReader, ToolReader
 from specsot_master.core.dialects.tool_calls.schemas import arguments_schema, calls_schema, parameters_of
 from specsot_master.http.openai_requests import (
     check_ids,
@@ -48,6 +50,8 @@ class ToolUse:
     named: The one function that must be called, or None.
     required: Whether some function must be called.
     parallel: Whether one answer may hold several calls.
+    tokens: The model's tokens that are a part of calls, with their texts.
+    ends: The texts of the tokens that end an answer.
     """
 
     form: CallForm
@@ -55,9 +59,13 @@ class ToolUse:
     named: str | None = None
     required: bool = False
     parallel: bool = True
+    tokens: Mapping[int, str] = field(default_factory=dict)
+    ends: tuple[str, ...] = ()
 
     def reader(self) -> ToolReader | HarmonyReader:
         """Return a new reader that separates calls from text in one answer."""
+        if (forced := self.marked) is not None:
+            return MarkedReader(self.form, self.functions, forced.head)
         if self.is_forced:
             return ForcedReader(self.functions, self.only, self.form)
         return (
@@ -86,14 +94,31 @@ class ToolUse:
         return self.named
 
     @property
+    def marked(self) -> ForcedCalls | None:
+        """The forced calls in the model's own marks; None if they are objects of JSON, or not forced."""
+        if not self.is_forced:
+            return None
+        functions = self.functions if self.only is None else {self.only: self.functions[self.only]}
+        max_calls = MOST_CALLS if self.only is None and self.parallel else 1
+        return forced_calls(self.form, functions, max_calls, self.ends)
+
+    @property
     def head(self) -> str:
         """The text with which the prompt ends: a forced call up to what the model writes of it."""
+        if (forced := self.marked) is not None:
+            return forced.head
         if self.only is not None:
             return self.form.forced_head(self.only)
         return self.form.object_head if self.required else ""
 
-    def forced_schema(self, functions: Sequence[Json]) -> Json:
-        """The schema of what follows `head` if a call is forced."""
+    def forced_form(self, functions: Sequence[Json]) -> Form:
+        """The form of what follows `head` if a call is forced. `functions` are declared as in the body."""
+        if (forced := self.marked) is not None:
+            return Form(STRUCTURAL_TAG, (write_tag(StructuralTag(forced.parts, self.tokens)),))
+        return Form("json_schema", (json.dumps(self._forced_schema(functions)),))
+
+    def _forced_schema(self, functions: Sequence[Json]) -> Json:
+        """The schema of calls that are objects of JSON."""
         if self.only is not None:
             return arguments_schema(functions, self.only)
         is_list = self.parallel or self.form.is_list
@@ -129,7 +154,13 @@ def tool_use(body: ChatBody, text: Text) -> ToolUse | None:
     if named is not None and named not in functions:
         raise InvalidRequest(f"tool_choice: no tool is called {named!r}", "tool_choice")
     use = ToolUse(
-        form or PLAIN, functions, named, choice == "required", body.parallel_tool_calls is not False
+        form or PLAIN,
+        functions,
+        named,
+        required=choice == "required",
+        parallel=body.parallel_tool_calls is not False,
+        tokens=text.call_tokens,
+        ends=text.end_texts,
     )
     if form is None and not use.is_forced:
         raise InvalidRequest(
@@ -145,7 +176,7 @@ def tool_use(body: ChatBody, text: Text) -> ToolUse | None:
 def tool_asks(body: ChatBody, use: ToolUse | None, mode: Mode, text: Text, positions: int) -> list[Ask]:
     """Return the requests of a body whose conversation has tools, with prompts in tokens.
 
-    Forced calls are constrained by a JSON schema. mode: as for `chat_asks`; positions: the model's context.
+    Forced calls are constrained by a form. mode: as for `chat_asks`; positions: the model's context.
     Raises InvalidRequest.
     """
     shared: dict[str, Any] = common_fields(body, mode)
@@ -161,8 +192,8 @@ def tool_asks(body: ChatBody, use: ToolUse | None, mode: Mode, text: Text, posit
     check_ids([tokens], held, limits)
     shared |= {"mode": "direct", "logprobs": logprobs_of(body)}
     if use and use.is_forced:
-        shared["form"] = Form("json_schema", (json.dumps(use.forced_schema(functions)),))
-    elif use and text.writes_special_calls:
+        shared["form"] = use.forced_form(functions)
+    if use and text.writes_special_calls:
         shared["skip_special_tokens"] = False
     return copies_of(Ask(tokens=tokens, limits=limits, **shared), body)
 

@@ -47,6 +47,8 @@ def encode_form(form: Form) -> values_pb2.Form:
             return values_pb2.Form(json_schema=form.texts[0])
         case "regex":
             return values_pb2.Form(regex=form.texts[0])
+        case "structural_tag":
+            return values_pb2.Form(structural_tag=form.texts[0])
 
 
 def decode_form(message: values_pb2.Form) -> Form:

@@ -386,7 +386,9 @@ class JsonRewriter:
         {"a": "write </tool_call> here"}: the quote ends a string, since a brace follows: text.
         {"a": "x}}</tool_call><tool_call>{"name": ...: the quote begins a string: the first is not closed.
         """
-        quote = re.compile(rf"(?<!\\){re.escape(self._quote)}\s*").search(self._text, self._at + len(stop))
+        quote = re.compile(rf"(?<!\\)(?:\\\\)*{re.escape(self._quote)}\s*").search(
+            self._text, self._at + len(stop)
+        )
         if not self._last and (quote is None or quote.end() == len(self._text)):
             return False
         if quote and self._text[quote.end() : quote.end() + 1] in self._after_strings:

@@ -21,7 +21,9 @@ from specsot.errors import InvalidRequest
 from specsot_master.core.dialects.tool_calls.arguments import Json, JsonRewriter, as_json
 from specsot_master.core.dialects.tool_calls.forms import (
     HERMES,
+    ArgumentTexts,
     CallForm,
+    CallTexts,
     Hole,
     Mark,
     Marks,
@@ -97,7 +99,7 @@ def derive(render: Render) -> CallForm | None:
         except (InvalidRequest, _Absent):
             continue
         if form is not None and _reads_back(form, probe):
-            return replace(form, arguments_as_text=as_text)
+            return replace(form, arguments_as_text=as_text, texts=_texts_of(form, probe))
     return _instructed_form(render)
 
 
@@ -169,6 +171,10 @@ class _Probe:
     def ends_with(self, mark: Mark) -> bool:
         """Return True if answers without calls end with this mark."""
         return isinstance(mark, str) and self._end.startswith(mark)
+
+    def without_turn_end(self, text: str) -> str:
+        """Return the text without the end of a turn, if answers without calls end with the same."""
+        return text.removesuffix(self._end) if self._end else text
 
     def answer(self, calls: Sequence[tuple[str, Json]], content: str = "") -> str:
         """Return the model's answer that makes these calls, as the template repeats it in a conversation."""
@@ -339,9 +345,7 @@ def _named_form(text: str, second: str) -> CallForm | None:
         return None
     at, end = found
     middle = _with_ordinals(rest[:at], second)
-    holes = _ID in before + middle or _ORDINAL in middle
-    head = ("", "") if holes or quote else (before.lstrip(), rest[:at])
-    return CallForm("named", _marks(before), _marks(middle), _closers(rest[end:]), quote=quote, head=head)
+    return CallForm("named", _marks(before), _marks(middle), _closers(rest[end:]), quote=quote)
 
 
 def _quoted_object(rest: str) -> tuple[tuple[int, int] | None, str]:
@@ -398,7 +402,7 @@ def _parameter_form(text: str, second: str, probe: _Probe) -> CallForm | None:
         return None
     end = ends[: -len(begin)]
     closers = _closers(after, skip=len(end) if _marks(after)[: len(end)] == end else 0)
-    text_middle, others = _typed_middles(probe, _marks(middle))
+    text_middle, others = _middles_by_type(probe, _marks(middle))
     parameter = ParameterForm(
         begin,
         _marks(middle),
@@ -411,22 +415,111 @@ def _parameter_form(text: str, second: str, probe: _Probe) -> CallForm | None:
     return CallForm("parameters", _marks(before), first[:shared], closers, parameter)
 
 
+def _texts_of(form: CallForm, probe: _Probe) -> CallTexts | None:
+    """Return the exact text of calls in a form, or None if it is an "object", which needs none, or if the
+    texts of one call and of two calls do not agree.
+    """
+    if form.layout == "object":
+        return None
+    before, name, rest = probe.answer([(NAMES[0], TWO)]).replace(IDS[0], _ID).partition(NAMES[0])
+    two = _two_calls(probe)
+    middle, named_again, second = two.partition(NAMES[0])[2].partition(NAMES[1])
+    opening, arguments, after = _split_arguments(form, _with_ordinals(rest, second), probe)
+    between = None
+    closing, end = after, ""
+    if named_again:
+        _, _, after_first = _split_arguments(form, _with_ordinals(middle, second), probe)
+        closing = _whole_marks(after[: _common(after, after_first)])
+        between = after_first[len(closing) :]
+        end = after[len(closing) :]
+    end = probe.without_turn_end(end)
+    parts = (before, opening, closing, between, end)
+    found = [None if part is None else _literal(part) for part in parts]
+    return CallTexts(found[0] or (), found[1] or (), found[2] or (), found[3], found[4] or (), arguments)
+
+
+def _two_calls(probe: _Probe) -> str:
+    """Return the text of two calls, or "" if the template renders one call at most."""
+    try:
+        text = probe.answer([(NAMES[0], TWO), (NAMES[1], TWO)])
+    except InvalidRequest:
+        return ""
+    return text.replace(IDS[0], _ID).replace(IDS[1], _ID)
+
+
+def _literal(text: str) -> Marks:
+    """Return a text as marks that keep its white space.
+
+    "f\x00 g" -> ("f", Hole.NUMBER, " g")
+    """
+    return tuple(_HOLES.get(part, part) for part in re.split(r"([\x00\x01])", text) if part)
+
+
+def _whole_marks(text: str) -> str:
+    """Return the text without a mark at its end that has no end: "</f>\n<" -> "</f>\n"."""
+    for opening, closing in ("<>", "[]"):
+        if text.rfind(opening) > text.rfind(closing):
+            text = text[: text.rfind(opening)]
+    return text
+
+
+def _split_arguments(form: CallForm, rest: str, probe: _Probe) -> tuple[str, ArgumentTexts | None, str]:
+    """Return the text from a call's name to its arguments, how they are written, and the text after them.
+
+    rest: the text after the name of a call with the arguments TWO. Raises _Absent if they are not found.
+    """
+    if form.layout == "named" and not form.quote:
+        found = next(((at, end) for at, end, value in _objects(rest) if value == TWO), None)
+        if found is None:
+            raise _Absent(KEYS[0])
+        return rest[: found[0]], None, rest[found[1] :]
+    quote = form.quote or ('"' if form.layout == "python" else "")
+    values = [re.escape(quote + value + quote) for value in VALUES]
+    parts = re.fullmatch(f"(.*?){KEYS[0]}(.*?){values[0]}(.*?){KEYS[1]}(.*?){values[1]}(.*)", rest, re.DOTALL)
+    if parts is None:
+        raise _Absent(KEYS[0])
+    opening, middle, inner, _, after = parts.groups()
+    begin = other = ""
+    if form.parameter is not None and isinstance(mark := form.parameter.begin[0], str):
+        begin = opening[opening.rfind(mark) :]
+        other = next(_other_middles(probe), middle) if form.parameter.text_middle else middle
+    inner = inner.removesuffix(begin)
+    end = _whole_marks(inner[: _common(inner, after)])
+    return (
+        opening.removesuffix(begin),
+        ArgumentTexts(
+            begin,
+            middle,
+            end,
+            between=inner[len(end) :],
+            other_middle=other if form.parameter and other != middle else None,
+            quote=None if form.layout == "python" else form.quote,
+        ),
+        after[len(end) :],
+    )
+
+
 OTHERS: Final[tuple[Any, ...]] = (3, True, None, {"a": 1}, [1])
 
 
-def _typed_middles(probe: _Probe, middle: Marks) -> tuple[Marks, tuple[Marks, ...]]:
+def _middles_by_type(probe: _Probe, middle: Marks) -> tuple[Marks, tuple[Marks, ...]]:
     """Return the marks between key and value for text, and those for other types. Both are empty if the marks
     do not distinguish text from other types.
     """
-    found: list[Marks] = []
+    found = [_marks(text) for text in _other_middles(probe)]
+    return (middle, tuple(dict.fromkeys(found))) if found and middle not in found else ((), ())
+
+
+def _other_middles(probe: _Probe) -> Iterator[str]:
+    """Yield the text between key and value for values that are no text."""
     for value in OTHERS:
         try:
             text = probe.answer([(NAMES[0], {KEYS[0]: value, KEYS[1]: VALUES[1]})])
         except InvalidRequest:
             continue
         parts = re.search(rf"{KEYS[0]}(.*?){re.escape(_shown(value))}", text, re.DOTALL)
-        found += [_marks(parts[1])] if parts else []
-    return (middle, tuple(dict.fromkeys(found))) if found and middle not in found else ((), ())
+        if parts:
+            yield parts[1]
 
 
 def _shown(value: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Literal
@@ -80,6 +79,44 @@ class ParameterForm:
 
 
 @dataclass(frozen=True, slots=True)
+class ArgumentTexts:
+    """The exact text of arguments: begin KEY middle VALUE end, with `between` between two of them.
+
+    begin, middle, end, between: Of `<parameter=a>\\n3\\n</parameter>\\n`, the begin is "<parameter=", the middle
+        ">\\n", the end "\\n</parameter>\\n", and nothing is between two arguments.
+    other_middle: The middle if the value is no text; None if it is the same.
+    quote: What is written around text that is no JSON; None if text is written as JSON.
+    """
+
+    begin: str
+    middle: str
+    end: str
+    between: str
+    other_middle: str | None = None
+    quote: str | None = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CallTexts:
+    """The exact text of calls: before NAME opening ARGUMENTS closing (between NAME ...) end.
+
+    before: The text before the first name.
+    opening: From a name to its arguments.
+    closing: After the arguments, as far as the text is the same for every call.
+    between: From there to the name of the next call; None if the template writes one call at most.
+    end: After the closing of the last call.
+    arguments: How the arguments are written; None for an object of JSON.
+    """
+
+    before: Marks
+    opening: Marks
+    closing: Marks
+    between: Marks | None
+    end: Marks
+    arguments: ArgumentTexts | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class CallForm:
     """One call: openers NAME middle ARGUMENTS closers, or for layout "object", openers OBJECT closers.
 
@@ -87,8 +124,9 @@ class CallForm:
         so openers of a whole section, and those that a model forgets, need no rules of their own.
     closers: marks after the arguments; the model may write them in any number.
     quote: a string delimiter besides those of JSON.
-    head: what a prompt ends with if the call is forced: the text before its name and from there to its
-        arguments. Empty if the arguments are not JSON.
+    head: what a prompt ends with if an "object" is forced: the text before its name and from there to its
+        arguments. Empty if that text is not the same for every call.
+    texts: the exact text of calls of the other layouts; None if it is unknown. See `forcing`.
     object_head: likewise if the model chooses the function: the text before its "object", or before a list
         of them if `is_list`. Empty if such a call is not JSON in marks.
     name_key, arguments_key: the members of an "object".
@@ -101,6 +139,7 @@ class CallForm:
     parameter: ParameterForm | None = None
     quote: str = ""
     head: tuple[str, str] = ("", "")
+    texts: CallTexts | None = None
     object_head: str = ""
     is_list: bool = False
     name_key: str = "name"
@@ -119,13 +158,12 @@ class CallForm:
         found = (*(one for one in self.closers if is_distinctive(one)), *starts)
         return tuple(dict.fromkeys(one for one in found if isinstance(one, str)))
 
-    def contains_any(self, tokens: Iterable[str]) -> bool:
-        """Return True if one of these special tokens is part of the marks."""
+    def contains(self, token: str) -> bool:
+        """Return True if this special or added token is a part of the marks."""
         parameter = self.parameter
         inner = (*parameter.begin, *parameter.middle, *parameter.end) if parameter else ()
         marks = (*self.openers, *self.middle, *inner, *self.closers, self.quote)
-        written = [one for one in marks if isinstance(one, str)]
-        return any(token in mark for token in tokens for mark in written)
+        return any(token in mark for mark in marks if isinstance(mark, str))
 
     def forced_head(self, name: str) -> str:
         """Return the text with which a prompt ends if this function must be called: a call up to its

@@ -16,11 +16,14 @@ from specsot_master.core.dialects.tool_calls.forms import (
     match,
     skip_white,
 )
-from specsot_master.core.dialects.tool_calls.schemas import value_of_text
+from specsot_master.core.dialects.tool_calls.schemas import types_of, value_of_text
 
 MAX_KEY: Final = 256  # Characters of the name of an argument. Untuned.
 _CDATA: Final = ("<![CDATA[", "]]>")
 _KEY = re.compile(r"(\w+)\s*=\s*(?=\S)")
+# What may be the beginning of a number or a constant.
+_WORD_BEGUN = re.compile(r"\s*[-+.\w]*\s*")
+MAX_ESCAPE: Final = 6  # Characters of an escape in a string of JSON.
 _KEY_BEGUN = re.compile(r"\w+\s*(?:=\s*)?")
 
 
@@ -95,7 +98,8 @@ class ParameterStream(MemberStream):
             return self._end()
         key, value_at, marks = found
         value_at = self._after_white(value_at, form.before_value)
-        end, after = self._end_of_value(value_at, form)
+        found_end = self._end_of_json(value_at, form) if self._is_json(key, marks) else None
+        end, after = found_end or self._end_of_value(value_at, form)
         value = self._held[value_at:end]
         value = value.removesuffix(form.after_value) if form.after_value else value
         self._held = self._held[after:]
@@ -129,6 +133,36 @@ class ParameterStream(MemberStream):
         if unfinished and not self._last:
             raise Unfinished
         return None
+
+    def _is_json(self, key: str, marks: Marks) -> bool:
+        """Return True if the marks or the schema say that a value is no text."""
+        if self._parameter.text_middle:
+            return marks != self._parameter.text_middle
+        properties = self._schema.get("properties")
+        types = types_of(properties.get(key), self._schema) if isinstance(properties, dict) else frozenset()
+        return bool(types) and "string" not in types
+
+    def _end_of_json(self, at: int, form: ParameterForm) -> tuple[int, int] | None:
+        """Return where a value of strict JSON ends, and where the mark after it ends, or None if the value is
+        no such JSON. Marks in the strings of the value are text. Raises Unfinished if more text decides.
+        """
+        begin = skip_white(self._held, at)
+        if begin == len(self._held) and not self._last:
+            raise Unfinished
+        if self._held[begin : begin + 1] not in ("{", "["):
+            return None
+        if not self._last and str(form.end[0]) not in self._held[begin:]:
+            raise Unfinished
+        try:
+            end = json.JSONDecoder().raw_decode(self._held, begin)[1]
+        except RecursionError:
+            return None
+        except json.JSONDecodeError as error:
+            if not self._last and _is_cut(error):
+                raise Unfinished from None
+            return None
+        after = match(form.end, self._held, end, self._last)
+        return (end, after) if after is not None and self._may_follow_value(after, form) else None
 
     def _end_of_value(self, at: int, form: ParameterForm) -> tuple[int, int]:
         """Return where a value ends, and where the mark after it ends. A mark within a value, as in HTML, is
@@ -184,6 +218,14 @@ class ParameterStream(MemberStream):
         if form.text_middle and marks == form.text_middle:
             return text
         return value_of_text(text, key, {} if form.text_middle else self._schema)
+
+
+def _is_cut(error: json.JSONDecodeError) -> bool:
+    """Return True if a text that is no JSON may become JSON by more text."""
+    rest = error.doc[error.pos :]
+    if error.msg.startswith("Unterminated string") or _WORD_BEGUN.fullmatch(rest):
+        return True
+    return "escape" in error.msg and len(rest) < MAX_ESCAPE
 
 
 class PythonStream(MemberStream):

@@ -505,6 +505,18 @@ class ForcedReader(ToolReader):
             self._begin_json(name)
 
 
+class MarkedReader(ToolReader):
+    """Reads an answer that is forced to consist of calls in the model's own marks. No part of the answer is
+    content.
+    """
+
+    def __init__(self, form: CallForm, functions: Mapping[str, Json], head: str) -> None:
+        """Create a reader. `head` is the beginning of the first call, which the prompt contains."""
+        super().__init__(form, functions)
+        self._muted = True
+        self._held = head
+
+
 def _text_of(written: str) -> str:
     """Return the text of a JSON string that is given without its quotes."""
     return str(json.loads(JsonRewriter().feed(f'"{written}"', last=True)))

@@ -1,0 +1,239 @@
+"""Restricts an answer to calls in a model's own form, where a call is not one object of JSON.
+
+The exact texts of the form surround JSON values and free text, which follow the functions' schemas. Whatever
+is written this way, `reading` reads as calls that fit the schemas.
+
+    Qwen3-Coder, f(a: string, b: integer):
+        '<tool_call>\\n<function=f>\\n<parameter=a>\\n' FreeText '<parameter=b>\\n' JSON '\\n</parameter>\\n ...'
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from specsot.grammar.structural_tag import (
+    FreeText,
+    JsonPart,
+    Members,
+    OneOf,
+    Part,
+    Pattern,
+    Repeat,
+    joined,
+)
+from specsot_master.core.dialects.tool_calls.arguments import Json
+from specsot_master.core.dialects.tool_calls.forms import ArgumentTexts, CallForm, CallTexts, Hole, Marks
+from specsot_master.core.dialects.tool_calls.schemas import every_schema, moved, resolved, types_of
+
+_NAME = re.compile(r"[\w.\-]+")
+_KEY = re.compile(r"\w+")
+# What the model writes in the holes of marks. Mistral's templates take ids of nine letters and digits.
+_HOLES: Final[Mapping[Hole, str]] = {Hole.NUMBER: "[0-9]{1,2}", Hole.WORD: "[A-Za-z0-9]{9}"}
+# Keywords that do not restrict a value.
+_ANNOTATIONS: Final = frozenset(
+    ("$comment", "$id", "$schema", "default", "deprecated", "description", "examples", "readOnly", "title")
+)
+_OF_PARAMETERS: Final = _ANNOTATIONS | {
+    "$defs",
+    "additionalProperties",
+    "definitions",
+    "properties",
+    "required",
+    "strict",
+    "type",
+}
+
+
+class _NotInForm(Exception):
+    """Raised if a schema allows arguments that cannot be written in the model's form."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForcedCalls:
+    """An answer that consists of calls.
+
+    head: The text with which the prompt ends: the beginning of the first call, as far as it is determined.
+    parts: What the model writes after it.
+    """
+
+    head: str
+    parts: tuple[Part, ...]
+
+
+def forced_calls(
+    form: CallForm, functions: Mapping[str, Json], max_calls: int, ends: Sequence[str] = ()
+) -> ForcedCalls | None:
+    """Return what an answer of 1 to `max_calls` calls consists of, or None if the form has no exact texts, or
+    if it cannot express the schema of a function. Then calls have to be forced as plain JSON.
+
+    functions: the schemas of the arguments, by the names of the functions. ends: the texts of tokens that end
+    an answer, which the model itself writes after the calls.
+    """
+    texts = form.texts
+    if texts is None:
+        return None
+    try:
+        calls = [_call(form, texts, name, schema) for name, schema in functions.items()]
+    except _NotInForm:
+        return None
+    end = _until_any(texts.end, ends)
+    if len(calls) == 1 and (max_calls == 1 or texts.between is None):
+        parts = (*_parts(texts.before), *calls[0], *_parts(end))
+    else:
+        between = () if texts.between is None else _parts(texts.between)
+        max_count = 1 if texts.between is None else max_calls
+        parts = (*_parts(texts.before), Repeat((OneOf(tuple(calls)),), between, max_count), *_parts(end))
+    first, *others = joined(parts)
+    return ForcedCalls(first, tuple(others)) if isinstance(first, str) else ForcedCalls("", (first, *others))
+
+
+def _parts(marks: Marks) -> tuple[Part, ...]:
+    return tuple(Pattern(_HOLES[mark]) if isinstance(mark, Hole) else mark for mark in marks)
+
+
+def _until_any(marks: Marks, ends: Sequence[str]) -> Marks:
+    """Return the marks up to the first of these texts."""
+    found: list[str | Hole] = []
+    for mark in marks:
+        places = [mark.find(end) for end in ends if end and end in mark] if isinstance(mark, str) else []
+        if isinstance(mark, str) and places:
+            return (*found, mark[: min(places)])
+        found.append(mark)
+    return tuple(found)
+
+
+def _call(form: CallForm, texts: CallTexts, name: str, parameters: Json) -> tuple[Part, ...]:
+    """Return a call of one function, from its name to the closing marks. Raises _NotInForm."""
+    if not _NAME.fullmatch(name):
+        raise _NotInForm
+    if texts.arguments is None:
+        arguments: Part = JsonPart(parameters)
+    else:
+        arguments = _arguments(form, texts.arguments, parameters)
+    return (name, *_parts(texts.opening), arguments, *_parts(texts.closing))
+
+
+def _arguments(form: CallForm, texts: ArgumentTexts, parameters: Json) -> Members:
+    """Return the arguments in the order of the schema. Raises _NotInForm."""
+    properties = parameters.get("properties", {})
+    required = parameters.get("required", [])
+    if not (isinstance(properties, dict) and isinstance(required, list)):
+        raise _NotInForm
+    declared = cast(Json, properties)
+    needed = set(map(str, cast("list[Any]", required)))
+    is_open = not declared and parameters.get("additionalProperties") is not False
+    if is_open or not set(parameters) <= _OF_PARAMETERS or not needed <= set(declared):
+        raise _NotInForm
+    known = _KEY if form.parameter is None else _NAME
+    if not all(known.fullmatch(name) for name in declared):
+        raise _NotInForm
+    members = tuple((_argument(form, texts, parameters, name), name in needed) for name in declared)
+    return Members(members, texts.between)
+
+
+def _argument(form: CallForm, texts: ArgumentTexts, parameters: Json, name: str) -> tuple[Part, ...]:
+    """Return one argument. Text is written as it is, and everything else as JSON. Raises _NotInForm."""
+    schema = cast(Json, parameters["properties"])[name]
+    if schema is False:
+        raise _NotInForm
+    key = texts.begin + name
+    value = JsonPart(_self_contained(schema, parameters, name))
+    as_json = (key + (texts.other_middle or texts.middle), value, texts.end)
+    if texts.quote is None:
+        return as_json
+    types = types_of(schema, parameters)
+    if types and "string" not in types:
+        return as_json
+    end = texts.quote + texts.end
+    excluded = _excluded(form, texts)
+    before = key + texts.middle + texts.quote
+    if types == {"string"}:
+        return (before, *_text(resolved(schema, parameters), end, excluded))
+    if texts.other_middle is None and not texts.quote:
+        # The marks do not distinguish text from other values, so both are read by the schema's types.
+        if not _is_unrestricted(schema, parameters):
+            raise _NotInForm
+        return (before, FreeText(end, excluded))
+    as_text = (before, FreeText(end, excluded))
+    return (OneOf((as_text, as_json)),) if _allows_any_text(schema, parameters) else as_json
+
+
+def _excluded(form: CallForm, texts: ArgumentTexts) -> tuple[str, ...]:
+    """Return the marks that end a text when it is read, and therefore cannot be a part of it."""
+    if form.parameter is None:
+        return tuple(dict.fromkeys((texts.quote or "", *form.stops)))
+    starts = [form.openers[n] for n in form.starts[:1]]
+    marks = (form.parameter.end[0], *starts)
+    return tuple(dict.fromkeys(mark for mark in marks if isinstance(mark, str)))
+
+
+def _text(schema: Json, end: str, excluded: tuple[str, ...]) -> tuple[Part, ...]:
+    """Return text of a schema, with its end. Raises _NotInForm for patterns and formats."""
+    keywords = set(schema) - _ANNOTATIONS - {"type"}
+    if keywords and keywords <= {"enum", "const"}:
+        values = [schema["const"]] if "const" in schema else cast("list[Any]", schema["enum"])
+        if any(mark in str(value) for value in values for mark in excluded):
+            raise _NotInForm
+        return (OneOf(tuple((f"{value}{end}",) for value in values)),)
+    if not keywords <= {"minLength", "maxLength"}:
+        raise _NotInForm
+    max_length = schema.get("maxLength")
+    try:
+        return (
+            FreeText(
+                end,
+                excluded,
+                min_length=max(int(schema.get("minLength", 0)), 0),
+                max_length=None if max_length is None else max(int(max_length), 0),
+            ),
+        )
+    except (TypeError, ValueError, OverflowError):
+        raise _NotInForm from None
+
+
+def _is_unrestricted(schema: Any, root: Json) -> bool:
+    """Return True if a schema allows all values of its types, and text is among them or it names no types."""
+    if not isinstance(schema, dict):
+        return schema is True
+    found = resolved(cast(Json, schema), root)
+    keywords = set(found) - _ANNOTATIONS
+    if keywords <= {"type"}:
+        return True
+    if len(keywords) != 1 or not keywords <= {"anyOf", "oneOf"}:
+        return False
+    choices = found[next(iter(keywords))]
+    return isinstance(choices, list) and all(
+        set(resolved(choice, root)) - _ANNOTATIONS <= {"type"} for choice in cast("list[Any]", choices)
+    )
+
+
+def _allows_any_text(schema: Any, root: Json) -> bool:
+    """Return True if a schema certainly allows every text."""
+    if _is_unrestricted(schema, root):
+        return True
+    found = resolved(schema, root)
+    for key in ("anyOf", "oneOf"):
+        if set(found) - _ANNOTATIONS == {key} and isinstance(found[key], list):
+            choices = [resolved(choice, root) for choice in cast("list[Any]", found[key])]
+            return any(
+                set(one) - _ANNOTATIONS == {"type"} and "string" in types_of(one, root) for one in choices
+            )
+    return False
+
+
+def _self_contained(schema: Any, parameters: Json, name: str) -> Json | bool:
+    """Return the schema of one argument. If it has references, it is placed into a document of its own that
+    holds all parameters.
+    """
+    if not isinstance(schema, dict):
+        return bool(schema)
+    if not any("$ref" in one or "$dynamicRef" in one for one in every_schema(schema)):
+        return cast(Json, schema)
+    place = name.replace("~", "~0").replace("/", "~1")
+    return {
+        "$ref": f"#/$defs/parameters/properties/{place}",
+        "$defs": {"parameters": moved(parameters, "#/$defs/parameters")},
+    }
