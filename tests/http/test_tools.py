@@ -72,6 +72,24 @@ async def test_an_answer_without_parallel_calls_has_the_first_one_only(streams: 
         assert told[-1].finish_reason == "tool_calls"
 
 
+@pytest.mark.parametrize("streams", [False, True])
+async def test_generation_ends_after_the_first_call_if_calls_must_not_be_parallel(streams: bool) -> None:
+    endless = PARIS + "\n" + f"{NOW}\nand more " * 40
+    async with served({"like in Paris": endless}) as house:
+        usage = {"stream_options": {"include_usage": True}} if streams else {}
+        answer = await ask(house, stream=streams, parallel_tool_calls=False, max_tokens=1500, **usage)
+        chunks = [one async for one in answer] if streams else [answer]
+        told = [choice for one in chunks for choice in one.choices]
+        deltas = [one.delta if streams else one.message for one in told]
+        assert (
+            "".join(call.function.name or "" for one in deltas for call in one.tool_calls or ())
+            == "get_weather"
+        )
+        assert not any(one.content for one in deltas)
+        assert told[-1].finish_reason == "tool_calls"
+        assert chunks[-1].usage.completion_tokens < 300
+
+
 async def test_a_forced_call_of_any_function_begins_with_the_models_own_mark() -> None:
     called = '{"name": "get_time", "arguments": {}}'
     for parallel, said in ((True, f"[{called}]"), (False, called)):

@@ -36,6 +36,7 @@ from specsot_master.core.dialects.openai_responses import (
     unwritten,
 )
 from specsot_master.core.plans.fork_plan import may_fork
+from specsot_master.engine import Caller
 from specsot_master.http.calls import (
     EventStyle,
     HttpCall,
@@ -74,6 +75,7 @@ from specsot_master.http.openai_tools import (
     render,
     tool_asks,
     tool_use,
+    until_first_call,
     uses_tools,
 )
 from specsot_master.http.schemas import CALLERS, ChatCompletion, Completion, ModelCard, ModelList, documented
@@ -118,12 +120,21 @@ class OpenAICall:
 
     def generate(self, counter: RequestCounter, http: HttpCall) -> CallEvents:
         """Start the requests, and return their events as (index of the answer, event)."""
-        if self.think is None:
-            return merge_streams(http.generate(counter, self.asks))
         callers = http.callers(len(self.asks))
-        return merge_streams(
-            [generate_thinking(counter, ask, one, self.think) for ask, one in zip(self.asks, callers)]
-        )
+        return merge_streams([self._answer(counter, ask, one) for ask, one in zip(self.asks, callers)])
+
+    def _answer(
+        self, counter: RequestCounter, ask: Ask, caller: Caller
+    ) -> AsyncGenerator[Numbered | Thought, None]:
+        """Start one request, and return the events of its answer."""
+        if self.think is None:
+            events: AsyncGenerator[Numbered | Thought, None] = counter.generate(ask, caller)
+        else:
+            events = generate_thinking(counter, ask, caller, self.think)
+        if self.tools is None or not self.tools.ends_with_call:
+            return events
+        cancel = partial(counter.cancel, caller.request or "", caller.owner)
+        return until_first_call(events, self.tools, cancel)
 
     async def chunks(
         self, events: CallEvents, usage: UsageCount | None = None

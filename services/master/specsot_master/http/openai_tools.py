@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specsot.errors import InvalidRequest
+from specsot.events import Finished, MergedText, Numbered, Reason
 from specsot.grammar.schemas import warnings_of
 from specsot.grammar.structural_tag import StructuralTag, write_tag
 from specsot.params import STRUCTURAL_TAG, Ask, Form, Mode
-from specsot_master.core.dialects.openai_responses import ChoiceDelta
+from specsot_master.core.dialects.openai_responses import ChoiceDelta, Thought
 from specsot_master.core.dialects.tool_calls.arguments import Json, as_json, read_arguments
 from specsot_master.core.dialects.tool_calls.forcing import ForcedCalls, forced_calls
 from specsot_master.core.dialects.tool_calls.forms import PLAIN, CallForm
@@ -68,9 +70,14 @@ class ToolUse:
             return MarkedReader(self.form, self.functions, forced.head)
         if self.is_forced:
             return ForcedReader(self.functions, self.only, self.form)
-        return (
-            HarmonyReader(self.functions) if self.form is HARMONY else ToolReader(self.form, self.functions)
-        )
+        if self.form is HARMONY:
+            return HarmonyReader(self.functions, self.ends_with_call)
+        return ToolReader(self.form, self.functions, self.ends_with_call)
+
+    @property
+    def ends_with_call(self) -> bool:
+        """Whether an answer that may call a function ends with its first call."""
+        return not self.parallel and not self.is_forced
 
     @property
     def is_forced(self) -> bool:
@@ -290,6 +297,30 @@ def _in_words(told: list[Json]) -> list[Json]:
     return turns
 
 
+async def until_first_call(
+    events: AsyncGenerator[Numbered | Thought, None], use: ToolUse, cancel: Callable[[], object]
+) -> AsyncGenerator[Numbered | Thought, None]:
+    """Yield the events of an answer that ends with its first call: `cancel` ends the request once that call is
+    complete, and then the answer has ended by itself.
+
+    The master reads text, so the ring may have generated a few more tokens; a reader of `use` drops them.
+    """
+    reader = use.reader()
+    has_ended = False
+    async with aclosing(events):
+        async for one in events:
+            event = None if isinstance(one, Thought) else one.event
+            if isinstance(event, MergedText) and not has_ended:
+                reader.feed(event.text)
+                has_ended = reader.has_ended
+                if has_ended:
+                    cancel()
+            if isinstance(event, Finished) and has_ended and event.reason is Reason.CANCELLED:
+                assert not isinstance(one, Thought), "a thought is no event"
+                one = replace(one, event=replace(event, reason=Reason.STOP))
+            yield one
+
+
 @dataclass(slots=True)
 class ToolAnswer:
     """Separates the calls of one answer from its content, as the answer is written to the client.
@@ -306,7 +337,7 @@ class ToolAnswer:
 
     def tell(self, piece: ChoiceDelta) -> ChoiceDelta:
         """Return a piece of a streamed answer with its calls separated from its text."""
-        content, calls = self._read(piece.text, last=piece.reason is not None)
+        content, calls = self.reader.feed(piece.text, last=piece.reason is not None)
         told = tuple(map(self._told, calls))
         thought = piece.thought + self.reader.thought
         return replace(piece, text=content, thought=thought, calls=told, reason=self.reason(piece.reason))
@@ -318,7 +349,7 @@ class ToolAnswer:
 
     def whole(self, choice: dict[str, Any]) -> dict[str, Any]:
         """Return a complete choice with its calls separated from its content."""
-        content, deltas = self._read(choice["message"]["content"], last=True)
+        content, deltas = self.reader.feed(choice["message"]["content"], last=True)
         calls: list[dict[str, Any]] = []
         for one in map(self._told, deltas):
             if "id" in one:
@@ -330,11 +361,6 @@ class ToolAnswer:
             more["reasoning_content"] = self.reader.thought
         message = choice["message"] | more
         return choice | {"message": message, "finish_reason": self.reason(choice["finish_reason"])}
-
-    def _read(self, text: str, last: bool) -> tuple[str, list[CallDelta]]:
-        """Content and calls, without those after the first one if they must not be parallel."""
-        content, calls = self.reader.feed(text, last)
-        return content, [one for one in calls if self.use.parallel or one.index == 0]
 
     def _told(self, one: CallDelta) -> dict[str, Any]:
         """Return a part of a call in OpenAI's format; the first part of a call has an id and the name."""

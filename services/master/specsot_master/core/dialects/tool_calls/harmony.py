@@ -37,11 +37,12 @@ class HarmonyReader:
             -> CallDelta(0, "f", '{"a": 1}')
     """
 
-    def __init__(self, known: Collection[str]) -> None:
+    def __init__(self, known: Collection[str], only_one: bool = False) -> None:
         """Create a reader. `known` are the names of the offered functions, which the model may call without
-        "functions.".
+        "functions.". only_one: see `ToolReader`.
         """
         self.calls = 0
+        self._only_one = only_one
         self.thought = ""  # Of the text that was fed last.
         self._known = known
         self._held = ""
@@ -67,8 +68,16 @@ class HarmonyReader:
         self._out.clear()
         return content, calls
 
+    @property
+    def has_ended(self) -> bool:
+        """True if the answer ends with its first call, and that call is complete."""
+        return self._only_one and self.calls > 0 and self._kind != "call"
+
     def _step(self, last: bool) -> bool:
         """Read the next part of a message. Return False if that takes more text."""
+        if self.has_ended:
+            self._held = ""
+            return False
         if self._kind == "header":
             return self._read_header(last)
         if found := _MESSAGE_END.search(self._held):

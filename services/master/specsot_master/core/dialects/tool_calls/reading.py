@@ -90,13 +90,15 @@ class ToolReader:
             -> content "Hi", CallDelta(0, "f", '{"a": 1}')
     """
 
-    def __init__(self, form: CallForm, functions: Mapping[str, Json]) -> None:
+    def __init__(self, form: CallForm, functions: Mapping[str, Json], only_one: bool = False) -> None:
         """Create a reader.
 
         form: how the model writes calls.
         functions: the JSON schema of the arguments of each offered function, by name.
+        only_one: the answer ends with its first call; whatever follows that call is dropped.
         """
         self.calls = 0
+        self._only_one = only_one
         self.thought = ""  # What was thought in the text that was fed last; see HarmonyReader.
         self._form = form
         self._functions = functions
@@ -146,8 +148,17 @@ class ToolReader:
         self._out.clear()
         return "" if self._muted else content, calls
 
+    @property
+    def has_ended(self) -> bool:
+        """True if the answer ends with its first call, and that call is complete with a mark that closes it."""
+        is_closed = self._closed or not self._form.closers or self._state == "content"
+        return self._only_one and self.calls > 0 and self._state in ("after", "content") and is_closed
+
     def _step(self) -> bool:
         """Read the next thing. Return False if that takes more text."""
+        if self.has_ended:
+            self._held = self._white = ""
+            return False
         match self._state:
             case "content":
                 return self._read_content()
@@ -239,7 +250,7 @@ class ToolReader:
             if self._read_twice > MAX_READ_TWICE:
                 return self._say_raw(len(tail.text))
             return self._say_raw(len(FENCE) if self._held.startswith(FENCE) else 1)
-        for name, arguments in found:
+        for name, arguments in found[:1] if self._only_one else found:
             self._add_call(name, as_json(arguments))
         self._held = ""
         self._after_call = True
