@@ -255,6 +255,22 @@ def test_arguments_of_all_types_are_read_as_the_schema_wants_them(name: str) -> 
         assert calls
 
 
+def test_a_forced_call_may_be_written_with_the_models_own_tokens() -> None:
+    """Special tokens have no text of their own in a vocabulary; a structural tag gives them theirs."""
+    special = describe([*SINGLE.bytes, None])
+    mark = len(special) - 1
+    tokens = {mark: "</parameter>", 2: "no text of a byte", 9999: "no token"}
+    use = ToolUse(form_of("Qwen3-Coder"), {"set_level": LEVEL}, named="set_level", tokens=tokens)
+    form = use.forced_form(FUNCTIONS[:1])
+    begun = "<parameter=level>\n3\n"
+    for ends, allowed in (((), True), ((mark,), False)):
+        machine = there(grammar_of(special, Opening(1, 100, form=form, stop_ids=ends))).result()
+        place = machine.start()
+        for byte in begun.encode():
+            place = there(machine.advance(place, byte + 1))
+        assert bool(machine.mask(place, LIMIT)[mark]) is allowed
+
+
 @pytest.mark.parametrize("name", ["Qwen3-Coder", "GLM-4.7-Flash", "deepseek-ai-DeepSeek-V3.2", "LFM2.5"])
 def test_a_forced_call_is_complete_whatever_the_budget(name: str) -> None:
     form = form_of(name)

@@ -160,6 +160,19 @@ async def test_a_deadline_ends_its_request(served: Served) -> None:
     await asyncio.wait_for(served.conductor.closed.wait(), 60)
 
 
+async def test_a_client_cannot_ask_for_a_form_that_only_the_master_writes(served: Served) -> None:
+    form = values_pb2.Form(structural_tag='{"parts": ["a"], "tokens": {"3": "b"}}')
+    async with grpc.aio.insecure_channel(served.address) as channel:
+        bad = master_pb2.GenerateRequest(prompt="x", form=form)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await master_pb2_grpc.MasterStub(channel).Generate(bad).read()
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "structural_tag is internal; a form is one of json_object, json_schema" in str(
+        caught.value.details()
+    )
+    assert served.conductor.asked == []
+
+
 async def test_a_bad_request_names_its_field_and_changes_nothing(served: Served) -> None:
     async with grpc.aio.insecure_channel(served.address) as channel:
         bad = master_pb2.GenerateRequest(prompt="x", sampling=values_pb2.Sampling(temperature=-1))

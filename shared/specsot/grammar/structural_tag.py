@@ -1,4 +1,4 @@
-"""Describes answers of fixed text around JSON values and free text, such as tool calls in a model's own marks.
+"""Describes answers of fixed text around JSON values and free text, such as calls in a model's own marks.
 
 Only the master writes structural tags. Clients cannot send them, because they may name tokens of the model.
 
@@ -275,7 +275,7 @@ class Exits:
     of_free_text: the ends of free texts.
 
         '<f=add>' Members(a, optional b) '</f>', between "," -> outside ("</f>",);
-        b is required -> outside ("</f>", ',b=')
+        b is required -> outside ("</f>", ",b=", "b=")
     """
 
     outside: tuple[str, ...]
@@ -328,4 +328,4 @@ class _ExitCollector:
             begins = self.collect(parts, follows)
             if required:
                 follows = between + begins
-                self.outside.append(follows)
+                self.outside += [follows, begins]

@@ -20,7 +20,7 @@ _FILLER: Final = b"a"
 
 
 class TagAutomaton(AnswerAutomaton):
-    """One structural tag over the tokens of one vocabulary, in which the tag's own tokens have their texts."""
+    """One structural tag over the tokens of one vocabulary, in which the tag's tokens have their texts."""
 
     def __init__(
         self, vocabulary: Vocabulary, form: Form, ends: tuple[int, ...] = (), led: bool = True

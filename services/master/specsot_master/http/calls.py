@@ -23,8 +23,9 @@ from structlog.contextvars import bind_contextvars
 from specsot.core.event_json import baseline_of
 from specsot.core.info import ModelInfo
 from specsot.errors import Cancelled, InvalidRequest
+from specsot.events import Numbered
 from specsot.members import Head
-from specsot.params import Mode
+from specsot.params import Ask, Mode
 from specsot.tasks import WaitLimit
 from specsot.tracing import TRACEPARENT, caller, trace_of, well_formed
 from specsot_master.engine import Caller
@@ -39,6 +40,7 @@ from specsot_master.text import Text
 # Threads. How many long texts are tokenized at the same time; two cores have a pool of six threads. Untuned.
 MOST_LONG_TEXTS = 2
 
+RequestEvents = AsyncGenerator[Numbered, None]
 T = TypeVar("T")
 
 
@@ -346,6 +348,13 @@ class HttpCall:
     id: str
     caller: Caller
     headers: dict[str, str]
+
+    def generate(self, counter: RequestCounter, asks: Sequence[Ask]) -> list[RequestEvents]:
+        """Start a request for each ask, and return their events.
+
+        # call id "ab12", three asks -> request ids "ab12", "ab12-1", "ab12-2"
+        """
+        return [counter.generate(ask, one) for ask, one in zip(asks, self.callers(len(asks)))]
 
     def callers(self, count: int) -> list[Caller]:
         """Return the caller of each of `count` requests, with the request's id."""

@@ -300,8 +300,8 @@ def _in_words(told: list[Json]) -> list[Json]:
 async def until_first_call(
     events: AsyncGenerator[Numbered | Thought, None], use: ToolUse, cancel: Callable[[], object]
 ) -> AsyncGenerator[Numbered | Thought, None]:
-    """Yield the events of an answer that ends with its first call: `cancel` ends the request once that call is
-    complete, and then the answer has ended by itself.
+    """Yield the events of an answer that ends with its first call. `cancel` ends the request once that call
+    is complete; the answer's reason is then that it ended by itself.
 
     The master reads text, so the ring may have generated a few more tokens; a reader of `use` drops them.
     """

@@ -421,7 +421,7 @@ def _texts_of(form: CallForm, probe: _Probe) -> CallTexts | None:
     """
     if form.layout == "object":
         return None
-    before, name, rest = probe.answer([(NAMES[0], TWO)]).replace(IDS[0], _ID).partition(NAMES[0])
+    before, _, rest = probe.answer([(NAMES[0], TWO)]).replace(IDS[0], _ID).partition(NAMES[0])
     two = _two_calls(probe)
     middle, named_again, second = two.partition(NAMES[0])[2].partition(NAMES[1])
     opening, arguments, after = _split_arguments(form, _with_ordinals(rest, second), probe)

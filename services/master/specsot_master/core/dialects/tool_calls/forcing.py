@@ -3,8 +3,8 @@
 The exact texts of the form surround JSON values and free text, which follow the functions' schemas. Whatever
 is written this way, `reading` reads as calls that fit the schemas.
 
-    Qwen3-Coder, f(a: string, b: integer):
-        '<tool_call>\\n<function=f>\\n<parameter=a>\\n' FreeText '<parameter=b>\\n' JSON '\\n</parameter>\\n ...'
+    MiniCPM, f(a: string, b: integer):
+        '<function name="f"><param name="a">' FreeText '<param name="b">' JSON '</param></function>'
 """
 
 from __future__ import annotations

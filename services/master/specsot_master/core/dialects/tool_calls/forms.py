@@ -82,8 +82,8 @@ class ParameterForm:
 class ArgumentTexts:
     """The exact text of arguments: begin KEY middle VALUE end, with `between` between two of them.
 
-    begin, middle, end, between: Of `<parameter=a>\\n3\\n</parameter>\\n`, the begin is "<parameter=", the middle
-        ">\\n", the end "\\n</parameter>\\n", and nothing is between two arguments.
+    begin, middle, end, between: Of `<param name="a">3</param>`, the begin is `<param name="`, the middle `">`
+        and the end `</param>`; nothing is between two such arguments.
     other_middle: The middle if the value is no text; None if it is the same.
     quote: What is written around text that is no JSON; None if text is written as JSON.
     """

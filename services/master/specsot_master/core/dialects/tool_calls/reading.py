@@ -150,7 +150,7 @@ class ToolReader:
 
     @property
     def has_ended(self) -> bool:
-        """True if the answer ends with its first call, and that call is complete with a mark that closes it."""
+        """True if the answer ends with its first call, and that call and a mark that closes it are read."""
         is_closed = self._closed or not self._form.closers or self._state == "content"
         return self._only_one and self.calls > 0 and self._state in ("after", "content") and is_closed
 
