@@ -13,6 +13,7 @@ from specsot_master.engine.grammar_sandbox import GrammarSandbox, measure_with
 from specsot_master.text import Text
 from tests.http.house import CONFIG, Served, served
 from tests.master.stage import BASE, END_OF_TEXT
+from tests.there import there
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -70,6 +71,42 @@ async def test_an_answer_without_parallel_calls_has_the_first_one_only(streams: 
         assert json.loads("".join(one.arguments or "" for one in calls)) == {"city": "Paris"}
         assert "".join(one.content or "" for one in deltas) == "Let me look."
         assert told[-1].finish_reason == "tool_calls"
+
+
+class InTags(Text):
+    """The demo's tokenizer with a template like that of MiniCPM5, which writes each argument in tags."""
+
+    def __init__(self) -> None:
+        super().__init__(BASE)
+        argument = '<param name="{{ k }}">{{ v if v is string else v | tojson }}</param>'
+        arguments = f"{{% for k, v in c.function.arguments.items() %}}{argument}{{% endfor %}}"
+        call = f'<function name="{{{{ c.function.name }}}}">{arguments}</function>'
+        self._template = ChatTemplate(
+            "{% if tools %}<|system|>{{ tools | tojson }}{% endif %}"
+            "{% for m in messages %}<|{{ m.role }}|>{{ m.content or '' }}"
+            f"{{% for c in m.tool_calls %}}{call}{{% endfor %}}<|end|>"
+            "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+        )
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_call_in_tags_is_forced_and_read_in_tags(streams: bool) -> None:
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    written = '<param name="city">Paris, "here"</param></function>'
+    for choice, said, begun in (
+        (named, written, '<function name="get_weather">'),
+        ("required", f'get_weather">{written}', '<function name="'),
+    ):
+        async with served({"like in Paris": said}, text=InTags()) as house:
+            answer = await ask(house, tool_choice=choice, stream=streams)
+            told = [one.choices[0] async for one in answer] if streams else answer.choices
+            deltas = [one.delta if streams else one.message for one in told]
+            calls = [call.function for one in deltas for call in one.tool_calls or ()]
+            assert "".join(one.name or "" for one in calls) == "get_weather"
+            assert json.loads("".join(one.arguments or "" for one in calls)) == {"city": 'Paris, "here"'}
+            assert not any(one.content for one in deltas)
+            assert house.stage.prompts_seen[-1][1].endswith(f"<|assistant|>{begun}")
+            assert there(house.opened()[-1].form).kind == "structural_tag"
 
 
 @pytest.mark.parametrize("streams", [False, True])
