@@ -464,7 +464,7 @@ class Ask:
             _require_number(lambda s: 0 < s < math.inf, "finish_within_s", "> 0", self.finish_within_s)
             require_field(not self.resumable, "resumable", "false with finish_within_s", self.resumable)
         if self.polish and (self.form or self.mode == "direct"):
-            why = f"{self.form.kind} holds one answer" if self.form else "mode direct writes one text"
+            why = f"{self.form.title} holds one answer" if self.form else "mode direct writes one text"
             raise InvalidRequest(f"polish joins the branches of a plan; {why}", field="polish")
         known = self.drafter is None or self.drafter in DRAFTERS
         require_field(known, "drafter", f"one of {', '.join(DRAFTERS)}", self.drafter)
@@ -474,7 +474,7 @@ class Ask:
         self._check_prompt()
         self._check_policy()
         if self.form and self.mode == "sot":
-            raise refuse(f"{self.form.kind} holds one answer, not a plan; mode must be direct or auto")
+            raise refuse(f"{self.form.title} holds one answer, not a plan; mode must be direct or auto")
         few = len(self.stop) <= MAX_STOPS
         require_field(few, "stop", f"at most {MAX_STOPS} stop strings", len(self.stop))
         if not all(self.stop):
@@ -509,7 +509,7 @@ class Ask:
         )
         _require_whole(0, self.limits.new_tokens, "min_tokens", self.min_tokens)
         if self.min_tokens and self.form:
-            raise InvalidRequest(f"min_tokens: {self.form.kind} says where the answer ends", "min_tokens")
+            raise InvalidRequest(f"min_tokens: {self.form.title} says where the answer ends", "min_tokens")
         few = len(self.stop_token_ids) <= MAX_STOP_IDS
         require_field(few, "stop_token_ids", f"at most {MAX_STOP_IDS} tokens", len(self.stop_token_ids))
         for token in self.stop_token_ids:
@@ -583,13 +583,18 @@ class Form:
         if self.kind not in (*FORM_KINDS, STRUCTURAL_TAG):
             raise refuse(f"must be one of {', '.join(FORM_KINDS)}, got {self.kind!r}")
         if not all(isinstance(cast(object, text), str) for text in self.texts):
-            raise refuse(f"{self.kind} must be text")
+            raise refuse(f"{self.title} must be text")
         if not _counts(self.kind, len(self.texts)):
-            raise refuse(f"{self.kind} cannot have {len(self.texts)} texts")
+            raise refuse(f"{self.title} cannot have {len(self.texts)} texts")
         if not all(self.texts):
-            raise refuse(f"{self.kind} must not be empty")
+            raise refuse(f"{self.title} must not be empty")
         if (size := sum(map(_size, self.texts))) > MAX_FORM_BYTES:
-            raise refuse(f"{self.kind} has {size} bytes, {MAX_FORM_BYTES} are allowed")
+            raise refuse(f"{self.title} has {size} bytes, {MAX_FORM_BYTES} are allowed")
+
+    @property
+    def title(self) -> str:
+        """What messages to clients call the form; they know no structural tags."""
+        return "the form of forced calls" if self.kind == STRUCTURAL_TAG else self.kind
 
 
 def _counts(kind: FormKind, texts: int) -> bool:

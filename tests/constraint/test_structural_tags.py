@@ -22,7 +22,7 @@ from specsot.grammar.structural_tag import (
     read_tag,
     write_tag,
 )
-from specsot.params import STRUCTURAL_TAG, Form
+from specsot.params import MAX_FORM_BYTES, STRUCTURAL_TAG, Ask, Form
 from specsot.transport.wire.values import decode_form, encode_form
 from tests.constraint.vocabularies import SINGLE
 from tests.there import there
@@ -107,3 +107,10 @@ def test_the_master_tries_a_tag_like_every_other_form() -> None:
     try_form(form_of(TAG))
     with pytest.raises(InvalidRequest, match="json_schema"):
         try_form(form_of(StructuralTag((JsonPart(False),))))
+
+
+def test_messages_to_clients_do_not_name_structural_tags() -> None:
+    with pytest.raises(InvalidRequest, match=r"the form of forced calls has \d+ bytes"):
+        form_of(StructuralTag(("a" * (MAX_FORM_BYTES + 1),)))
+    with pytest.raises(InvalidRequest, match="the form of forced calls says where the answer ends"):
+        Ask(prompt="x", mode="direct", min_tokens=3, form=form_of(TAG))

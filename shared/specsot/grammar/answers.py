@@ -418,7 +418,7 @@ def compile_form(vocabulary: Vocabulary, form: Form, stack: int = STACK) -> LLMa
     _run_on_stack(stack, lambda: made.append(LLMatcher(tokenizer, grammar, log_level=0, limits=_limits())))
     matcher = made[0]
     if matcher.is_error():
-        raise refuse(f"{form.kind}: {reason_in(matcher.get_error())}")
+        raise refuse(f"{form.title}: {reason_in(matcher.get_error())}")
     return matcher
 
 

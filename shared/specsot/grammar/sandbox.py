@@ -55,11 +55,11 @@ def try_form(form: Form) -> None:
     for step in range(_STEPS):
         allowed = _allowed(matcher, len(vocabulary))
         if step == 0 and not len(allowed) and reason_in(matcher.get_error()) in _NOTHING:
-            raise refuse(f"{form.kind} allows no text")
+            raise refuse(f"{form.title} allows no text")
         if matcher.is_error():
-            raise refuse(f"{form.kind}: {reason_in(matcher.get_error())}")
+            raise refuse(f"{form.title}: {reason_in(matcher.get_error())}")
         if _spent() - began > SECONDS:
-            raise refuse(f"{form.kind} takes too long to follow")
+            raise refuse(f"{form.title} takes too long to follow")
         if not len(allowed):
             break
         matcher.consume_token(int(allowed[step * 7919 % len(allowed)]))

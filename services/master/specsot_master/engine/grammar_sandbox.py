@@ -150,12 +150,12 @@ def compile_in_subprocess(form: Form) -> str:
             command, input=said, capture_output=True, text=True, timeout=TRIAL_SECONDS, env=known
         )
     except subprocess.TimeoutExpired:
-        return str(refuse(f"{form.kind} {_SLOW}"))
+        return str(refuse(f"{form.title} {_SLOW}"))
     except OSError as error:
         raise Unavailable(f"constraints cannot be tried: {error}") from error
     if done.returncode == 0:
         return done.stdout.strip()
-    return str(refuse(f"{form.kind} {_CRASHES.get(done.returncode, 'cannot be compiled')}"))
+    return str(refuse(f"{form.title} {_CRASHES.get(done.returncode, 'cannot be compiled')}"))
 
 
 def measure_with(base: Path, width: int, ends: tuple[int, ...]) -> Measure:
