@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17specsot/v1/values.proto\x12\nspecsot.v1\"Z\n\x06Tensor\x12#\n\x05\x64type\x18\x01 \x01(\x0e\x32\x14.specsot.v1.DataType\x12\r\n\x05shape\x18\x02 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\x0e\n\x06\x62\x65side\x18\x04 \x01(\x08\"%\n\x06Layers\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\x0c\n\x04last\x18\x02 \x01(\r\"\'\n\x04Tree\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x0f\n\x07parents\x18\x02 \x03(\r\"\x9b\x03\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x37\n\nlogit_bias\x18\x08 \x03(\x0b\x32#.specsot.v1.Sampling.LogitBiasEntry\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penalty\"F\n\x06Window\x12\x12\n\x05sinks\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x13\n\x06recent\x18\x02 \x01(\rH\x01\x88\x01\x01\x42\x08\n\x06_sinksB\t\n\x07_recent\"\x85\x01\n\x07Pruning\x12\x17\n\nkeep_ratio\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x0bprune_every\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x18\n\x0bskip_layers\x18\x03 \x01(\rH\x02\x88\x01\x01\x42\r\n\x0b_keep_ratioB\x0e\n\x0c_prune_everyB\x0e\n\x0c_skip_layers\"\xa5\x01\n\x04\x46orm\x12-\n\x0bjson_object\x18\x01 \x01(\x0b\x32\x16.specsot.v1.JsonObjectH\x00\x12\x15\n\x0bjson_schema\x18\x02 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12$\n\x06\x63hoice\x18\x04 \x01(\x0b\x32\x12.specsot.v1.ChoiceH\x00\x12\x18\n\x0estructural_tag\x18\x05 \x01(\tH\x00\x42\x06\n\x04\x66orm\"\x0c\n\nJsonObject\"\x17\n\x06\x43hoice\x12\r\n\x05texts\x18\x01 \x03(\t\"1\n\x04Head\x12\x0c\n\x04taps\x18\x01 \x03(\r\x12\r\n\x05width\x18\x02 \x01(\r\x12\x0c\n\x04name\x18\x03 \x01(\t\"%\n\x04\x43ost\x12\x0c\n\x04rows\x18\x01 \x01(\r\x12\x0f\n\x07seconds\x18\x02 \x01(\x01*\x7f\n\x08\x44\x61taType\x12\x19\n\x15\x44\x41TA_TYPE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT32\x10\x01\x12\x16\n\x12\x44\x41TA_TYPE_BFLOAT16\x10\x02\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT16\x10\x03\x12\x12\n\x0e\x44\x41TA_TYPE_INT8\x10\x04*?\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0f\n\x0bKIND_WORKER\x10\x01\x12\x10\n\x0cKIND_DRAFTER\x10\x02*\x85\x01\n\x0b\x44raftMethod\x12\x17\n\x13\x44RAFTER_UNSPECIFIED\x10\x00\x12\x11\n\rDRAFTER_EAGLE\x10\x01\x12\x10\n\x0c\x44RAFTER_NONE\x10\x02\x12\x11\n\rDRAFTER_MODEL\x10\x03\x12\x11\n\rDRAFTER_NGRAM\x10\x04\x12\x12\n\x0e\x44RAFTER_SUFFIX\x10\x05\x42\x16Z\x14specsot/v1;specsotv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17specsot/v1/values.proto\x12\nspecsot.v1\"\\\n\x06Tensor\x12#\n\x05\x64type\x18\x01 \x01(\x0e\x32\x14.specsot.v1.DataType\x12\r\n\x05shape\x18\x02 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\x10\n\x08separate\x18\x04 \x01(\x08\"%\n\x06Layers\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\x0c\n\x04last\x18\x02 \x01(\r\"\'\n\x04Tree\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x0f\n\x07parents\x18\x02 \x03(\r\"\x9b\x03\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x37\n\nlogit_bias\x18\x08 \x03(\x0b\x32#.specsot.v1.Sampling.LogitBiasEntry\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penalty\"F\n\x06Window\x12\x12\n\x05sinks\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x13\n\x06recent\x18\x02 \x01(\rH\x01\x88\x01\x01\x42\x08\n\x06_sinksB\t\n\x07_recent\"\x85\x01\n\x07Pruning\x12\x17\n\nkeep_ratio\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x0bprune_every\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x18\n\x0bskip_layers\x18\x03 \x01(\rH\x02\x88\x01\x01\x42\r\n\x0b_keep_ratioB\x0e\n\x0c_prune_everyB\x0e\n\x0c_skip_layers\"\xa5\x01\n\x04\x46orm\x12-\n\x0bjson_object\x18\x01 \x01(\x0b\x32\x16.specsot.v1.JsonObjectH\x00\x12\x15\n\x0bjson_schema\x18\x02 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12$\n\x06\x63hoice\x18\x04 \x01(\x0b\x32\x12.specsot.v1.ChoiceH\x00\x12\x18\n\x0estructural_tag\x18\x05 \x01(\tH\x00\x42\x06\n\x04\x66orm\"\x0c\n\nJsonObject\"\x17\n\x06\x43hoice\x12\r\n\x05texts\x18\x01 \x03(\t\"1\n\x04Head\x12\x0c\n\x04taps\x18\x01 \x03(\r\x12\r\n\x05width\x18\x02 \x01(\r\x12\x0c\n\x04name\x18\x03 \x01(\t\"%\n\x04\x43ost\x12\x0c\n\x04rows\x18\x01 \x01(\r\x12\x0f\n\x07seconds\x18\x02 \x01(\x01*\x7f\n\x08\x44\x61taType\x12\x19\n\x15\x44\x41TA_TYPE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT32\x10\x01\x12\x16\n\x12\x44\x41TA_TYPE_BFLOAT16\x10\x02\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT16\x10\x03\x12\x12\n\x0e\x44\x41TA_TYPE_INT8\x10\x04*?\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0f\n\x0bKIND_WORKER\x10\x01\x12\x10\n\x0cKIND_DRAFTER\x10\x02*\x85\x01\n\x0b\x44raftMethod\x12\x17\n\x13\x44RAFTER_UNSPECIFIED\x10\x00\x12\x11\n\rDRAFTER_EAGLE\x10\x01\x12\x10\n\x0c\x44RAFTER_NONE\x10\x02\x12\x11\n\rDRAFTER_MODEL\x10\x03\x12\x11\n\rDRAFTER_NGRAM\x10\x04\x12\x12\n\x0e\x44RAFTER_SUFFIX\x10\x05\x42\x16Z\x14specsot/v1;specsotv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,34 +34,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._serialized_options = b'Z\024specsot/v1;specsotv1'
   _globals['_SAMPLING_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_DATATYPE']._serialized_start=1130
-  _globals['_DATATYPE']._serialized_end=1257
-  _globals['_KIND']._serialized_start=1259
-  _globals['_KIND']._serialized_end=1322
-  _globals['_DRAFTMETHOD']._serialized_start=1325
-  _globals['_DRAFTMETHOD']._serialized_end=1458
+  _globals['_DATATYPE']._serialized_start=1132
+  _globals['_DATATYPE']._serialized_end=1259
+  _globals['_KIND']._serialized_start=1261
+  _globals['_KIND']._serialized_end=1324
+  _globals['_DRAFTMETHOD']._serialized_start=1327
+  _globals['_DRAFTMETHOD']._serialized_end=1460
   _globals['_TENSOR']._serialized_start=39
-  _globals['_TENSOR']._serialized_end=129
-  _globals['_LAYERS']._serialized_start=131
-  _globals['_LAYERS']._serialized_end=168
-  _globals['_TREE']._serialized_start=170
-  _globals['_TREE']._serialized_end=209
-  _globals['_SAMPLING']._serialized_start=212
-  _globals['_SAMPLING']._serialized_end=623
-  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=463
-  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=511
-  _globals['_WINDOW']._serialized_start=625
-  _globals['_WINDOW']._serialized_end=695
-  _globals['_PRUNING']._serialized_start=698
-  _globals['_PRUNING']._serialized_end=831
-  _globals['_FORM']._serialized_start=834
-  _globals['_FORM']._serialized_end=999
-  _globals['_JSONOBJECT']._serialized_start=1001
-  _globals['_JSONOBJECT']._serialized_end=1013
-  _globals['_CHOICE']._serialized_start=1015
-  _globals['_CHOICE']._serialized_end=1038
-  _globals['_HEAD']._serialized_start=1040
-  _globals['_HEAD']._serialized_end=1089
-  _globals['_COST']._serialized_start=1091
-  _globals['_COST']._serialized_end=1128
+  _globals['_TENSOR']._serialized_end=131
+  _globals['_LAYERS']._serialized_start=133
+  _globals['_LAYERS']._serialized_end=170
+  _globals['_TREE']._serialized_start=172
+  _globals['_TREE']._serialized_end=211
+  _globals['_SAMPLING']._serialized_start=214
+  _globals['_SAMPLING']._serialized_end=625
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=465
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=513
+  _globals['_WINDOW']._serialized_start=627
+  _globals['_WINDOW']._serialized_end=697
+  _globals['_PRUNING']._serialized_start=700
+  _globals['_PRUNING']._serialized_end=833
+  _globals['_FORM']._serialized_start=836
+  _globals['_FORM']._serialized_end=1001
+  _globals['_JSONOBJECT']._serialized_start=1003
+  _globals['_JSONOBJECT']._serialized_end=1015
+  _globals['_CHOICE']._serialized_start=1017
+  _globals['_CHOICE']._serialized_end=1040
+  _globals['_HEAD']._serialized_start=1042
+  _globals['_HEAD']._serialized_end=1091
+  _globals['_COST']._serialized_start=1093
+  _globals['_COST']._serialized_end=1130
 # @@protoc_insertion_point(module_scope)
