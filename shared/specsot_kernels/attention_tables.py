@@ -23,7 +23,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from specsot_kernels.segments import last_bits
+from specsot_kernels.segments import drop_low_bits
 
 # A query is one head of one row; a tile of 64 queries holds 16 rows with 4 query heads for each KV head.
 # Queries. Largest tile. Untuned.
@@ -575,7 +575,7 @@ def sights_of(spans: Sequence[TableSpan], window: int | None = None) -> RowSight
             leads[len(rows) : len(rows) + span.rows] += np.arange(1, span.rows + 1, dtype=np.int32)
         rows += span.visible or [0] * span.rows
     if window is not None:
-        rows = [last_bits(bits, bits.bit_count() - window) for bits in rows]
+        rows = [drop_low_bits(bits, bits.bit_count() - window) for bits in rows]
     return RowSights(leads, bases, _words_of(rows))
 
 

@@ -367,7 +367,7 @@ class _CapturedStep:
         moves.fill_(-1)
         slots.fill_(-1)
         plans = [tables.plan(flat, group) for tables, flat in zip(self._tables, rest)]
-        plan = replace(plans[-1], near=plans[0])
+        plan = replace(plans[-1], sliding=plans[0])
         # Trees on the device need one set of tables, without a first visible column per row.
         only = self._tables[0]
         whole = isinstance(only, FrameTables) and len(self._tables) == 1 and not only.told

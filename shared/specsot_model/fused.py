@@ -28,7 +28,7 @@ from specsot_model.kv import KVPages
 from specsot_model.layers import AnyNorm, Block, Norm
 from specsot_model.linear import CapturedProduct, Linear, RowProduct, captured_product
 from specsot_model.mlp import Experts, GatedMlp, GroupedExperts, UngatedMlp, can_group
-from specsot_model.rotary import frequencies, growth
+from specsot_model.rotary import frequencies, query_growth
 
 if TYPE_CHECKING:
     from specsot_kernels.gpu.rows import Turning
@@ -187,7 +187,7 @@ def turn_heads(
     rows = product.view(len(product), -1, 2 * len(turning.frequencies))
     turn_and_store(rows, positions, slots, kv_layer, turning, scales)
     if rope and rope.slope:
-        rows.narrow(1, 0, turning.heads).mul_(growth(rope, positions)[:, None, None])
+        rows.narrow(1, 0, turning.heads).mul_(query_growth(rope, positions)[:, None, None])
     return rows
 
 

@@ -198,7 +198,7 @@ class LineFrames(FrameTables):
         """Return the tables of a frame, or None if the graph has no room for it."""
         size, room, sights = self._page_rows, self._lines, line_sights(spans)
         known = tuple(
-            (s.rows, s.tail, s.base // BLOCK if s.visible else (s.base,), s.pages[: s.depth(size)])
+            (s.rows, s.tail, s.base // BLOCK if s.visible else (s.base,), s.pages[: s.num_pages(size)])
             for s in spans
         )
 

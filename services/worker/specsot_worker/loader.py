@@ -370,7 +370,7 @@ class StageLoader:
     def _load_decoder(self, layers: Range, loaded: Loaded | None = None) -> Decoder:
         """Return the decoder of these layers, using the layers that are loaded."""
         here = replace(self._options, device=self._device)
-        return Decoder.of(here, layers, loaded=loaded, parts=self._parts)
+        return Decoder.of(here, layers, on_layer_loaded=loaded, parts=self._parts)
 
     def _add_layer(self, layers: int) -> None:
         """Record that one more layer has been loaded, and report it."""

@@ -154,7 +154,7 @@ def plan_columns(spans: Sequence[RowSpan], page_rows: int, row_bytes: int, kv_he
     row_bytes.
     """
     apart = kv_heads if any(isinstance(span.sight, HeadColumns) for span in spans) else 1
-    depths = [span.depth(page_rows) for span in spans]
+    depths = [span.num_pages(page_rows) for span in spans]
     pages = np.array([page for span, depth in zip(spans, depths) for page in span.pages[:depth]], np.int64)
     offsets = ((pages * (kv_heads * page_rows))[:, None] + np.arange(page_rows)) * row_bytes
     held = [_lengthen(offsets.reshape(-1))]

@@ -115,7 +115,7 @@ class EagleHead(DraftHead):
         if window is None:
             return whole
         near = [part for span in spans for part in self.look_back(span, window.rows)]
-        return replace(whole, near=make(near, page_rows))
+        return replace(whole, sliding=make(near, page_rows))
 
     def look_back(self, span: RowSpan, window: int) -> Iterator[RowSpan]:
         """Yield the spans that layers with a window of so many rows attend to."""
@@ -307,7 +307,7 @@ class HeadLayer:
             residual = residual[asked]
             positions = positions[asked]
             slots = slots[asked]
-        plan = (rows.plan.near or rows.plan) if rows.plan and self.near else rows.plan
+        plan = (rows.plan.sliding or rows.plan) if rows.plan and self.near else rows.plan
         if plan is None:
             return residual
         if self.packed:
