@@ -25,8 +25,8 @@ from specsot_model.attention import AttentionPlan, RowSpan, plan_attention
 from specsot_model.delta_pages import DeltaPages, WalkedPages
 from specsot_model.fused import check_invariant, fuse_blocks, fused_logits
 from specsot_model.kv import KVPages
-from specsot_model.layers import Block, Edges, Norm, add_tap, held, rows_of_linear
-from specsot_model.linear import Linear, look_up, packs, resolve_dtype
+from specsot_model.layers import Block, Edges, Norm, add_tap, present, rows_of_linear
+from specsot_model.linear import Linear, look_up, resolve_dtype, uses_packed_kernels
 from specsot_model.loaded_parts import LoadedParts
 from specsot_model.packed import ROWS_IN, can_pack, logits_of, pack_layers
 from specsot_model.published import as_published, open_weights
@@ -105,7 +105,7 @@ class Decoder:
         self.embeds = self._embedding is not None
         self._parts = list[Decoder]()
         self._split_head: split.SplitHead | None = None
-        if self._split and split.split_captured(config, devices) and self._kernels_read:
+        if self._split and split.can_capture_split(config, devices) and self._kernels_read:
             self._capture_parts(self._split.fuse(self._split.make_exchange()))
 
     @classmethod
@@ -150,7 +150,7 @@ class Decoder:
         layers = Range(0, config.layers) if layers is None else layers
         if not 0 <= layers.first < layers.last <= config.layers:
             raise InvalidRequest(f"layers {layers} do not fit a model of {config.layers} layers", "layers")
-        packed = packs(quantization, device) and (dtype, kv_dtype) == (torch.float32, "auto")
+        packed = uses_packed_kernels(quantization, device) and (dtype, kv_dtype) == (torch.float32, "auto")
         if batch_invariant and not (packed and can_pack(config)):
             check_invariant(config, torch.device(device), quantization, kv_dtype)
         split.check_split(config, tensor_parallel, quantization, batch_invariant)
@@ -205,10 +205,10 @@ class Decoder:
         """
         return Edges(
             self.config,
-            lambda: held(self._embedding, "embedding"),
-            lambda: held(self._norm, "final norm"),
-            lambda: held(self._head, "lm_head"),
-            lambda ids: rows_of_linear(held(self._head, "lm_head"), ids, self.dtype, self.device),
+            lambda: present(self._embedding, "embedding"),
+            lambda: present(self._norm, "final norm"),
+            lambda: present(self._head, "lm_head"),
+            lambda ids: rows_of_linear(present(self._head, "lm_head"), ids, self.dtype, self.device),
         )
 
     @property

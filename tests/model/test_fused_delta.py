@@ -66,7 +66,7 @@ def forget(ring: Ring) -> None:
     for kv in ring.kvs:
         if isinstance(kv, WalkedPages):
             for page in range(kv.pages):
-                kv._kept.forget(page)
+                kv._cached_states.discard_from(page)
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,7 @@ def test_steps_of_a_base_in_whole_numbers(tmp_path: Path) -> None:
 def test_sizes_that_no_kernel_reads_are_multiplied_all_the_same() -> None:
     weight, bias, x = normal(24, 40, seed=0), normal(24, seed=1), normal(3, 40, seed=2)
     held = Int8(weight, bias)
-    assert not held.captured
+    assert not held.capturable
     wanted = F.linear(x, weight, bias)
     assert 0 < (held(x) - wanted).norm() < 0.01 * wanted.norm()
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from specsot.errors import InvalidRequest
 from specsot_model import linear
 from specsot_model.linear import Linear, check_device, resolve_dtype
-from specsot_model.memory_fit import gpus_on, room_on
+from specsot_model.memory_fit import free_on, gpus_on
 
 
 @pytest.mark.parametrize(
@@ -64,4 +64,4 @@ def test_a_device_that_is_not_here_is_named() -> None:
     with pytest.raises(InvalidRequest, match="cuda:99"):
         gpus_on("cuda:99")
     with pytest.raises(InvalidRequest, match="cuda:99"):
-        room_on("cuda:99")
+        free_on("cuda:99")

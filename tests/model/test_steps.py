@@ -32,7 +32,7 @@ from specsot_model.cuda_graphs import (
     prompt_buckets,
 )
 from specsot_model.decoder import Decoder
-from specsot_model.fused import CapturedBlock, FusedBlock, can_fuse, in_a_row, turning_of
+from specsot_model.fused import CapturedBlock, FusedBlock, can_fuse, connect_blocks, head_turns_of
 from specsot_model.kv import as_numbers
 from tests.conftest import some
 from tests.model.tiny import GROWING, write_model
@@ -86,7 +86,7 @@ class Fused(Decoder):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         if can_fuse(self.config, experts=True):
-            self._fused = in_a_row([FusedBlock(block, turning_of(block)) for block in self._blocks])
+            self._fused = connect_blocks([FusedBlock(block, head_turns_of(block)) for block in self._blocks])
         else:
             self._fused = tuple(map(CapturedBlock, self._blocks))
 
@@ -97,8 +97,8 @@ class Invariant(Fused):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self.batch_invariant = True
-        self._fused = in_a_row(
-            [FusedBlock(block, turning_of(block), invariant=True) for block in self._blocks]
+        self._fused = connect_blocks(
+            [FusedBlock(block, head_turns_of(block), invariant=True) for block in self._blocks]
         )
 
 

@@ -23,7 +23,7 @@ from specsot_model.core.walks import (
     SequenceRows,
     WalkRoom,
     in_blocks,
-    keep,
+    mark_saved_states,
     sequences_of_frame,
     set_aside_of,
     walk_of,
@@ -77,7 +77,7 @@ class Texts:
         sequence = self.rng.choice(list(self.committed))
         del self.committed[sequence]
         for page in self.table.close(sequence):
-            self.kept.forget(page)
+            self.kept.discard_from(page)
 
     def step(self, commit: bool = True) -> None:
         """Rows of some texts: a prompt's, or a tree's of which a path is kept, moved before the next step."""
@@ -113,7 +113,7 @@ class Texts:
         found = [self.rows[source] for source, _ in self.moves]
         for (_, target), row in zip(self.moves, found):
             self.rows[target] = row
-            self.kept.forget(*divmod(target, self.table.page_rows))
+            self.kept.discard_from(*divmod(target, self.table.page_rows))
         self.moves = []
 
     def check(self, replays: Sequence[PathReplay], wanted: list[list[int]], commit: bool) -> None:
@@ -148,7 +148,7 @@ class Texts:
             again = self.run(self.texts(anew.find(spans)), fed, dict(self.ran))
         texts = self.texts(found)
         self.read, self.fed = self.read + sum(len(text.rows) for text in texts), self.fed + len(wanted)
-        keep(texts, self.kept.reserve(found))
+        mark_saved_states(texts, self.kept.reserve(found))
         told = self.run(texts, fed, self.ran)
         assert again in ({}, told)
         rows = {state: wanted[row] for row, state in told.items()}
