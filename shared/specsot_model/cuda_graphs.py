@@ -391,7 +391,8 @@ class _CapturedStep:
         kind: RowKind,
         hidden: bool = False,
     ) -> None:
-        """decoder: The layer range whose forward pass is captured.
+        """
+        decoder: The layer range whose forward pass is captured.
         kv: The KV cache of the layer range.
         taps: By layer, the weight of its tap; the graph keeps reading these tensors.
         capture: Captures work as a CUDA graph.

@@ -61,7 +61,8 @@ class Decoder:
         parts: LoadedParts | None = None,
         devices: Sequence[torch.device] = (),
     ) -> None:
-        """config: The base model's config.
+        """
+        config: The base model's config.
         files: Where the weight tensors are read from.
         layers: Range of layers to load; `Decoder.load` has checked it.
         dtype: Type of activations, norms and unquantized matrices.

@@ -108,7 +108,8 @@ class DeltaPages(KVPages):
         device: torch.device | str,
         kv_dtype: KvDtype,
     ) -> None:
-        """config: The model's config.
+        """
+        config: The model's config.
         layers: The range of layers.
         pages: Number of pages of every layer.
         page_rows: Rows (tokens) of a page.

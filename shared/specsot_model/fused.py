@@ -62,7 +62,8 @@ class FusedBlock:
         invariant: bool = False,
         make_product: Callable[[Linear], AddedProduct] | None = None,
     ) -> None:
-        """block: The layer, whose weights are shared.
+        """
+        block: The layer, whose weights are shared.
         head_turns: How queries and keys are normed, rotated and scaled; see `head_turns_of`.
         invariant: Products are batch-invariant (`InvariantRowProduct`).
         make_product: Makes the two products that are added to the residual stream. It is called for

@@ -19,7 +19,8 @@ class FusedDelta:
     """Runs the layer of a `DeltaBlock` in GPU kernels, over the same weights."""
 
     def __init__(self, block: DeltaBlock, add_mlp: Callable[[Tensor], object]) -> None:
-        """block: The layer, whose weights are shared.
+        """
+        block: The layer, whose weights are shared.
         add_mlp: Adds the layer's MLP update to the residual stream [rows, hidden], in place.
         """
         from specsot_kernels.gpu.delta import DeltaRule

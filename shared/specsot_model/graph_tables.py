@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
-from specsot_kernels.anchors import anchored_of, anchors_in, first_of, policy_sights
+from specsot_kernels.anchors import anchor_runs, first_unrotated_column, num_anchors, policy_sights
 from specsot_kernels.attention_tables import (
     PROMPT_QUERIES,
     Numbers,
@@ -60,7 +60,8 @@ class FrameTables:
     def __init__(
         self, room: TableRoom, page_rows: int, window: int | None = None, frequencies: Tensor | None = None
     ) -> None:
-        """room: Sizes of the tables.
+        """
+        room: Sizes of the tables.
         page_rows: Rows (tokens) of a KV page.
         window: In these layers a row sees at most so many positions; None: all.
         frequencies: `Rotary.frequencies` if frames may have a KV policy (see `AnchorRows`), else None.
@@ -107,8 +108,10 @@ class FrameTables:
             firsts = [max(span.base + 1 - window, 0) // page_size for span in spans]
         anchors = list[int]()
         if self._frequencies is not None:
-            firsts = [max(first, first_of(span) // page_size) for span, first in zip(spans, firsts)]
-            anchors = [anchors_in(span) for span in spans]
+            firsts = [
+                max(first, first_unrotated_column(span) // page_size) for span, first in zip(spans, firsts)
+            ]
+            anchors = [num_anchors(span) for span in spans]
         pages = [span.pages[: -(-(span.base + span.tail) // page_size)] for span in spans]
         read = [
             (span.rows, span.base // page_size, pages, first)
@@ -175,7 +178,7 @@ class FrameTables:
         """
         size = self._page_rows
         rows = [span.rows for span in spans]
-        anchor_runs = list[PageRun]()
+        of_anchors = list[PageRun]()
         bases = [span.base // size * size for span in spans]
         all_visible = self._frequencies is None and not any(firsts)
         page_runs = page_runs_unshared(rows, pages, size) if all_visible else None
@@ -184,10 +187,10 @@ class FrameTables:
             sinces = np.repeat(numbers(firsts) * size, rows) if any(firsts) else None
             page_runs = page_runs_of(whole, size, sinces)
         if self._frequencies is not None:
-            anchor_runs = list(anchored_of(spans, size))
+            of_anchors = list(anchor_runs(spans, size))
         leads = numbers(bases).repeat(rows)
         return cut_pieces(
-            page_runs, leads, size, self._room.tile_rows, anchored=anchor_runs, places=self._room.places
+            page_runs, leads, size, self._room.tile_rows, anchored=of_anchors, places=self._room.places
         )
 
 
@@ -198,7 +201,8 @@ class LineFrames(FrameTables):
     """
 
     def __init__(self, room: LineRoom, page_rows: int, window: int | None = None) -> None:
-        """room: Sizes of the tables.
+        """
+        room: Sizes of the tables.
         page_rows: Rows (tokens) of a KV page.
         window: In these layers a row sees at most so many positions; None: all.
         """
@@ -217,7 +221,7 @@ class LineFrames(FrameTables):
         sight_tables = tables[: self.num_sight_tables]
         tables = tables[self.num_sight_tables :]
         plan = plan_over_lines(tables, self._lines.slots, self._page_rows, *sight_tables)
-        self.begin = plan.lay
+        self.prepare = plan.lay
         return plan_with_kernel(plan)
 
     def fill(self, spans: Sequence[RowSpan]) -> list[Numbers] | None:
@@ -272,7 +276,8 @@ class PromptTables:
     """
 
     def __init__(self, rows: int, pages: int, page_rows: int, heads_per_kv: int) -> None:
-        """rows: Rows of the graph.
+        """
+        rows: Rows of the graph.
         pages: How many page numbers a frame may need.
         page_rows: Rows (tokens) of a KV page.
         heads_per_kv: Number of query heads per KV head.

@@ -34,7 +34,8 @@ RotateAndStore = Callable[[Tensor], None]
 
 
 class Norm:
-    """RMSNorm: x / sqrt(mean(x^2) + eps) * weight over the last dimension, in fp32 inside.
+    """
+    RMSNorm: x / sqrt(mean(x^2) + eps) * weight over the last dimension, in fp32 inside.
     weight: [size], the factor of each number.
     eps: Added to the mean square.
 

@@ -292,9 +292,9 @@ class RowProduct:
         x: [rows, in].
         gated: Whether the kernel also combines the two halves of the product.
         """
-        from specsot_kernels.gpu.ordered import pays
+        from specsot_kernels.gpu.ordered import is_faster
 
-        return pays(x, len(self.weight), gated)
+        return is_faster(x, len(self.weight), gated)
 
 
 class InvariantRowProduct(RowProduct):  # pyrefly: ignore[bad-class-definition]

@@ -140,7 +140,8 @@ class Router:
     def __init__(
         self, weight: Tensor, routing: Routing, bias: Tensor | None = None, correction: Tensor | None = None
     ) -> None:
-        """weight: [experts, hidden], the product that scores the experts.
+        """
+        weight: [experts, hidden], the product that scores the experts.
         routing: How scores become weights, and how many experts a row gets.
         bias: [experts], added to the scores before softmax or sigmoid; None: no bias.
         correction: fp32 [experts], added to the scores for the choice of experts, not for their weights;
@@ -226,7 +227,8 @@ class SigmoidGatedMlp:
     __slots__ = ("_gate", "_mlp")
 
     def __init__(self, gate: Tensor, mlp: Mlp) -> None:
-        """gate: [1, hidden], the weight of the gate.
+        """
+        gate: [1, hidden], the weight of the gate.
         mlp: The MLP whose output is multiplied.
         """
         self._gate = gate
@@ -248,7 +250,8 @@ class GroupedExperts:
     def __init__(
         self, gate_up: Tensor, down: Tensor, gate: Gate = gate, biases: tuple[Tensor, Tensor] | None = None
     ) -> None:
-        """gate_up: [experts, 2 * width, hidden], gates followed by ups.
+        """
+        gate_up: [experts, 2 * width, hidden], gates followed by ups.
         down: [experts, hidden, width].
         gate: Combines gates and ups: [pairs, 2 * width] -> [pairs, width].
         biases: Those of both products, [experts, outputs] each; None: there are none.

@@ -99,7 +99,8 @@ class PackedLayers:
     """Consecutive layers that a CPU kernel runs in one call."""
 
     def __init__(self, parts: Sequence[LayerParts], sizes: LayerSizes, frequencies: Tensor) -> None:
-        """parts: The products and norms of each layer.
+        """
+        parts: The products and norms of each layer.
         sizes: Sizes that all layers share.
         frequencies: Radians per position of each rotary pair, fp32 [head_dim / 2]; see `Rotary.frequencies`.
         """

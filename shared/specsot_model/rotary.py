@@ -123,7 +123,8 @@ class Rotary:
         device: torch.device | str,
         scalar: int | None = None,
     ) -> None:
-        """rope: The model's rotary parameters.
+        """
+        rope: The model's rotary parameters.
         heads: Number of query heads.
         kv_heads: Number of key heads.
         head_dim: Numbers of a head.

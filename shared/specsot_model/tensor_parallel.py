@@ -382,7 +382,8 @@ class SummedBlock(FusedBlock):
     """One device's part of a layer; the device has the whole residual stream."""
 
     def __init__(self, block: Block, exchange: PeerSums, part: int, is_first: bool) -> None:
-        """block: This device's part of the layer.
+        """
+        block: This device's part of the layer.
         exchange: Sums the parts of each update over the devices.
         part: Number of this device, from 0.
         is_first: True for the first layer of the range. It copies the hidden states, which enter on the first
@@ -454,7 +455,8 @@ class SplitHead:
     """The final norm and lm_head, split over devices by vocabulary."""
 
     def __init__(self, norm: Norm, weight: Tensor, devices: Sequence[torch.device]) -> None:
-        """norm: The final norm, on the first device.
+        """
+        norm: The final norm, on the first device.
         weight: The whole lm_head [vocab, hidden], on the first device.
         devices: The devices, in order.
         """

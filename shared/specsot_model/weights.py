@@ -145,7 +145,8 @@ class HeldWeights(Weights):
     """Tensors that are in memory already. A tensor that needs no conversion is not copied."""
 
     def __init__(self, tensors: Mapping[str, Tensor], owner: str) -> None:
-        """tensors: The tensors by name.
+        """
+        tensors: The tensors by name.
         owner: Name of their source, for messages.
         """
         self._tensors = {text_name(name): tensor for name, tensor in tensors.items()}
@@ -203,7 +204,8 @@ class WeightFiles(Weights):
     def __init__(
         self, directory: Path, allow_pickle_bin: bool = False, remap_bytes: int = REMAP_BYTES
     ) -> None:
-        """directory: Folder of the model.
+        """
+        directory: Folder of the model.
         allow_pickle_bin: Read pytorch_model.bin if there is no safetensors file, by restricted unpickling of
             tensors only.
         remap_bytes: Bytes that are read of a file before it is mapped anew.

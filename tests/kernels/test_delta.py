@@ -115,7 +115,7 @@ def test_chunks_and_rows_are_those_of_the_rule_wherever_a_run_began(
         run = partial(run_delta, inputs, slots.int(), pages, states, rule=rule)
         plans, anew = kept.find(spans), deepcopy(kept)
         for page in range(12):
-            anew._give(page)
+            anew._free_state(page)
         before = run(walks=on_device(sequences_of_frame(anew.find(spans), TAPS - 1, PAGE, STATES), chunk))
         texts = sequences_of_frame(plans, TAPS - 1, PAGE, STATES)
         mark_saved_states(texts, kept.reserve(plans))

@@ -181,6 +181,6 @@ def test_a_long_prompt_within_a_window_is_not_planned_a_second_time() -> None:
 
 def test_a_row_that_sees_everything_needs_no_mask() -> None:
     assert (
-        plan_attention([RowSpan(1, 5, 1, (0,))], PAGE, G, "packed", torch.float32, "cpu").opening[0].mask
+        plan_attention([RowSpan(1, 5, 1, (0,))], PAGE, G, "packed", torch.float32, "cpu").first_passes[0].mask
         is None
     )

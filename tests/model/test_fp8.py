@@ -47,7 +47,7 @@ def normal(*shape: int, seed: int) -> torch.Tensor:
 def rounded(x: torch.Tensor) -> torch.Tensor:
     """As near as 8-bit floats with a scale a row come."""
     scales = x.abs().amax(1, keepdim=True).double() / 448
-    return (x.double() / scales).to(fp8.KIND).double() * scales
+    return (x.double() / scales).to(fp8.FP8_DTYPE).double() * scales
 
 
 def behind_norm(x: torch.Tensor, gains: torch.Tensor) -> torch.Tensor:
@@ -174,7 +174,7 @@ def test_codes_that_others_rounded_are_handed_to_the_same_kernels(rows: int) -> 
     """Bit for bit what a weight gives that is rounded here, if the codes are the same."""
     weight, hidden, gains = normal(96, 64, seed=0), normal(rows, 64, seed=2), normal(64, seed=3)
     own, scale = Fp8(weight), Fp8(weight)._scales[:, None]
-    codes = Codes(own._whole.view(torch.uint8), scale, torch.zeros_like(scale))
+    codes = Codes(own._fp8_weight.view(torch.uint8), scale, torch.zeros_like(scale))
     held = quantize(codes, "fp8")
     assert isinstance(held, Fp8)
     assert torch.equal(held.normed(hidden, (gains, 1e-5)), own.normed(hidden, (gains, 1e-5)))

@@ -86,7 +86,7 @@ def test_more_rows_of_prompts_are_counted_where_frames_have_them(tmp_path: Path)
     assert counted.graphs(True, room=-1) == narrow, "not all layers can be here"
     assert replace(counted, options=replace(options, tensor_parallel=2)).graphs(True) == narrow
     split = replace(CONFIG, delta=Delta())
-    assert step_bytes(split, 2, 0) - step_bytes(split, 2, 0, wide=False) > whole - narrow
+    assert step_bytes(split, 2, 0) - step_bytes(split, 2, 0, long_prompt_frames=False) > whole - narrow
     assert BLOCK_ROWS == PROMPT_ROWS, "a walk is as long as the frames that are counted"
 
 
@@ -115,7 +115,7 @@ def test_no_more_is_taken_than_is_counted() -> None:
     decoder = Decoder(CONFIG, MadeUp(), whole, torch.bfloat16, device)
     kv, taps = decoder.make_kv(8, PAGE), {1: torch.eye(WIDTH, dtype=torch.bfloat16, device=device)}
     steps = taken(
-        lambda: CapturedSteps(decoder, kv, taps, GraphCapture(), prompts=prompt_buckets(decoder, kv))
+        lambda: CapturedSteps(decoder, kv, taps, GraphCapture(), prompt_sizes=prompt_buckets(decoder, kv))
     )
     assert 0 < steps <= step_bytes(CONFIG, 2, WIDTH)
     head = FusedHead(made_up_head(decoder, head_shape(CONFIG)))
@@ -138,7 +138,7 @@ def test_a_text_whose_states_are_lost_takes_no_more_than_is_counted() -> None:
     kv, tree = decoder.make_kv(-(-rows // PAGE) + 1, PAGE), ancestry([0, 0, 1])
 
     def step() -> object:
-        steps = CapturedSteps(decoder, kv, {}, GraphCapture(), prompts=prompt_buckets(decoder, kv))
+        steps = CapturedSteps(decoder, kv, {}, GraphCapture(), prompt_sizes=prompt_buckets(decoder, kv))
         span = RowSpan(3, rows, 3, tuple(range(kv.pages)), tree)
         at = torch.arange(rows, rows + 3, device=device)
         assert steps.fill(StepRows([0, 1, 2], [rows, rows + 1, rows + 2], at.tolist(), [span])) is None

@@ -32,13 +32,15 @@ def test_every_number_of_rows_gives_the_plain_product(
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")
 def test_weights_are_packed_where_the_library_is() -> None:
-    assert linear._choose(torch.float32, "cpu") is linear._onednn
-    assert linear._choose(torch.float16, "cpu") is linear._plain
+    assert linear._product_for(torch.float32, "cpu") is linear._onednn_product
+    assert linear._product_for(torch.float16, "cpu") is linear._torch_product
 
 
 def test_what_is_small_in_fp32_is_quicker_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     packed = list[torch.Tensor]()
-    monkeypatch.setattr(linear, "_choose", lambda dtype, device: lambda weight, bias: packed.append(weight))
+    monkeypatch.setattr(
+        linear, "_product_for", lambda dtype, device: lambda weight, bias: packed.append(weight)
+    )
     small, large, half = torch.zeros(48, 40), torch.zeros(600, 500), torch.zeros(48, 40, dtype=torch.bfloat16)
     assert [Linear(weight).weight is weight for weight in (small, large, half)] == [True, False, False]
     assert [one.dtype for one in packed] == [torch.float32, torch.bfloat16]

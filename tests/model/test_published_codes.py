@@ -71,7 +71,7 @@ def products(decoder: Decoder, layer: int) -> dict[tuple[str, ...], Linear]:
 def codes_in(held: Any) -> Tensor:
     """[out, in], out of the tiles of a CPU's kernels."""
     if isinstance(held, Fp8):
-        return held._whole.view(torch.uint8)
+        return held._fp8_weight.view(torch.uint8)
     weight = held.weight
     if weight.table[-1] == 8:
         tiles = weight._held.view(weight.outputs // 16, -1, 16, 4).transpose(1, 2)

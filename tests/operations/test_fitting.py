@@ -90,7 +90,7 @@ def test_what_is_counted_is_what_is_held_in_fewer_bits(
         held.append(sum(map(held_bytes, found._parts if isinstance(found, linear.PartedWeight) else [found])))
         return found
 
-    monkeypatch.setattr(linear, "quantise", quantise)
+    monkeypatch.setattr(linear, "quantize", quantise)
     Decoder(config, counting, layers, torch.float32, torch.device("cpu"), quantization=kind)
     form = WeightForm.on_device("cpu", 4, kind)
     assert weights_of(files, config, layers, form) == sum(held) + 4 * counting.numbers

@@ -144,7 +144,7 @@ class Texts:
         if self.rng.random() < 0.25:
             anew = deepcopy(self.kept)
             for page in range(self.table.count):
-                anew._give(page)
+                anew._free_state(page)
             again = self.run(self.texts(anew.find(spans)), fed, dict(self.ran))
         texts = self.texts(found)
         self.read, self.fed = self.read + sum(len(text.rows) for text in texts), self.fed + len(wanted)

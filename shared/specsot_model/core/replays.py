@@ -101,7 +101,8 @@ class CachedStates:
         step: int = CHUNK,
         shared: Callable[[int], bool] = lambda page: False,
     ) -> None:
-        """count: Number of states, without the zero state.
+        """
+        count: Number of states, without the zero state.
         page_rows: Rows of a KV page.
         step: States are stored only at multiples of this position; 1 or CHUNK.
         shared: Tells whether several sequences hold a page, given its number.
