@@ -292,17 +292,17 @@ class TableRoom:
             return None
         return [padded[0], *self.fill_sights(RowSights(*tables[2:5])), *padded[1:]]
 
-    def fill_pieces(self, cut: PieceTables) -> list[Numbers] | None:
+    def fill_pieces(self, piece_tables: PieceTables) -> list[Numbers] | None:
         """Return pieces, starts, slots and pages padded to `shapes`, or None if they do not fit.
 
-        cut: the pieces of one frame.
+        piece_tables: the pieces of one frame.
         """
         shapes = self.shapes[0], *self.shapes[4:]
-        if any(not _fits(part.shape, shape) for part, shape in zip(cut, shapes)):
+        if any(not _fits(part.shape, shape) for part, shape in zip(piece_tables, shapes)):
             return None
-        pieces, starts, slots = (zero_padded(part, shape) for part, shape in zip(cut, shapes[:-1]))
-        starts[len(cut.starts) :] = cut.starts[-1]
-        return [pieces, starts, slots, cut.pages]
+        pieces, starts, slots = (zero_padded(part, shape) for part, shape in zip(piece_tables, shapes[:-1]))
+        starts[len(piece_tables.starts) :] = piece_tables.starts[-1]
+        return [pieces, starts, slots, piece_tables.pages]
 
     def fill_sights(self, sights: RowSights) -> list[Numbers]:
         """Return leads, bases and bits padded to `shapes`.

@@ -138,7 +138,7 @@ def check_candidates(
     steps = len(score_list)
     if not steps or len(token_list) != steps or len(parents_list) != steps:
         raise InvalidArguments(
-            f"score_list, token_list and parents_list must have one entry a step, "
+            f"score_list, token_list and parents_list must have one entry per drafting step, "
             f"got {steps}, {len(token_list)} and {len(parents_list)}",
             "score_list",
         )

@@ -91,21 +91,25 @@ class LineRoom(TableRoom):
         rows = (self.rows,)
         return (self.pieces, 5), rows, rows, (self.rows, self.rows // WORD + 1), rows, rows, (self.pages,)
 
-    def fill_lines(self, cut: LineCut) -> list[Numbers] | None:
+    def fill_lines(self, line_cut: LineCut) -> list[Numbers] | None:
         """Return pieces, starts and wheres padded to `shapes`, and the pages in use; None if they do not fit.
 
         A piece of no rows does nothing, and a row without columns gets zeros.
 
-        cut: the pieces of one frame.
+        line_cut: the pieces of one frame.
         """
-        if cut.slots > self.slots or len(cut.pages) > self.pages or len(cut.pieces) > self.pieces:
+        if (
+            line_cut.slots > self.slots
+            or len(line_cut.pages) > self.pages
+            or len(line_cut.pieces) > self.pieces
+        ):
             return None
         pieces, rows, *_ = self.shapes
         return [
-            zero_padded(cut.pieces, pieces),
-            zero_padded(cut.starts, rows),
-            zero_padded(cut.wheres, rows),
-            cut.pages,
+            zero_padded(line_cut.pieces, pieces),
+            zero_padded(line_cut.starts, rows),
+            zero_padded(line_cut.wheres, rows),
+            line_cut.pages,
         ]
 
 
@@ -164,18 +168,20 @@ def cut_lines(spans: Sequence[TableSpan], leads: Numbers, page_rows: int, tile_r
     )
 
 
-def _shared_columns(held: Sequence[tuple[int, ...]], ends: Sequence[int], page_rows: int) -> Iterator[int]:
+def _shared_columns(
+    pages_by_sequence: Sequence[tuple[int, ...]], ends: Sequence[int], page_rows: int
+) -> Iterator[int]:
     """Yield for each sequence but the first how many columns, in whole pieces, lie on the same pages as in
     the one before.
 
-    held: page numbers of each sequence.
+    pages_by_sequence: page numbers of each sequence.
     ends: number of columns that each sequence's rows read in pieces.
     page_rows: columns (rows) of a KV page.
     """
-    for number in range(1, len(held)):
+    for number in range(1, len(pages_by_sequence)):
         pages = 0
-        num_pages = min(len(held[number - 1]), len(held[number]))
-        while pages < num_pages and held[number - 1][pages] == held[number][pages]:
+        num_pages = min(len(pages_by_sequence[number - 1]), len(pages_by_sequence[number]))
+        while pages < num_pages and pages_by_sequence[number - 1][pages] == pages_by_sequence[number][pages]:
             pages += 1
         yield min(pages * page_rows, ends[number - 1], ends[number]) // PIECE_COLUMNS * PIECE_COLUMNS
 

@@ -162,6 +162,12 @@ def _one_by_one(spans: Sequence[RowSpan], plans: Sequence[AttentionPlan]) -> Att
     rows = [span.rows for span in spans]
 
     def read(q: Tensor, kv_layer: Tensor, **rest: Any) -> Tensor:
+        """Return the attention output of every row of the frame, each span's rows by the span's own plan.
+
+        q: [rows, kv_heads, heads_per_kv, head_dim], already scaled.
+        kv_layer: [2, pages, kv_heads, page_rows, head_dim], one layer of `KVPages`.
+        rest: The sinks and the softcap of `attend`, if there are any.
+        """
         return torch.cat([attend(part, kv_layer, plan, **rest) for part, plan in zip(q.split(rows), plans)])
 
     return AttentionPlan((), (), None, None, read)
@@ -248,7 +254,9 @@ def _query_turns(spans: Sequence[RowSpan], frequencies: Tensor | None) -> Tensor
     ]
     if not any(positions_back):
         return None
-    assert frequencies is not None, "spans that look through a window need what turns their queries"
+    assert frequencies is not None, (
+        "spans with a window policy need the rotary frequencies, by which their queries are turned"
+    )
     return turn_back(frequencies, positions_back)
 
 
@@ -414,7 +422,7 @@ class _PassMaker:
     dtype: torch.dtype
     device: torch.device | str
 
-    def __call__(self, reading: PageRead, cut: Bools | None, turned: bool = False) -> _Pass:
+    def __call__(self, reading: PageRead, hidden_mask: Bools | None, turned: bool = False) -> _Pass:
         """Make the pass of one read.
 
         reading: The rows and columns that are read; its rows count from the group's first row.
@@ -425,10 +433,10 @@ class _PassMaker:
         """
         start = self.first + reading.first
         rows = slice(start, start + reading.cells * reading.rows)
-        if cut is None or not cut.any():
+        if hidden_mask is None or not hidden_mask.any():
             return _Pass(reading, rows, None, None, turned)
-        mask = as_mask(cut, reading, self.heads_per_kv, self.dtype, self.device)
-        return _Pass(reading, rows, mask, blind_rows(cut, self.device), turned)
+        mask = as_mask(hidden_mask, reading, self.heads_per_kv, self.dtype, self.device)
+        return _Pass(reading, rows, mask, blind_rows(hidden_mask, self.device), turned)
 
 
 def _passes_of(group: ReadGroup, page_rows: int, pass_maker: _PassMaker) -> tuple[list[_Pass], list[_Pass]]:

@@ -44,7 +44,7 @@ BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 200, 256, 384, 512)
 # small ones fit about 64 sequences whose rows are one tile each, such as sequences without drafts
 # (docs/results/h100-product.md).
 SHORT_BUCKETS = (48, 64, 320, 512)
-# Rows. What a sequence of a large short graph may have, on average over the frame and at most.
+# Rows. What a sequence of a large short graph may have, on average over the frame and at most. Untuned.
 SHORT_MEAN = 8
 SHORT_MOST = 32
 # Rows. Sizes of graphs for frames of prompts alone, which have an attention kernel of their own. The kernel
@@ -330,7 +330,7 @@ class CapturedSteps:
         times: How often to run it, after one run that is not timed.
         """
         filled = self.fill(rows)
-        assert filled is not None, "what is timed runs in a graph"
+        assert filled is not None, "only frames that fit a graph can be timed"
         self.launch(filled, rows.entry)
         steps = filled.steps
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -531,19 +531,20 @@ class _CapturedStep:
         return table
 
 
-# Rows. Batch sizes at which the cost curve of a range is measured.
+# Rows. Batch sizes at which the cost curve of a range is measured. Untuned.
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
-# The same if steps run as CUDA graphs: the trees of many sequences have as many rows, and those cost more.
+# Rows. The same if steps run as CUDA graphs: the trees of many sequences have as many rows, and those cost
+# more. Untuned.
 WIDE = (*SIZES, 256, 512)
-# KV rows before the measured ones: the length of a short prompt.
+# KV rows. How many precede the measured rows: the length of a short prompt. Untuned.
 HISTORY_ROWS = 128
-# Timed runs per size, at least; and at most on a CPU. A GPU uses all the time, to reach its clock.
+# Timed runs per size, at least; and at most on a CPU. A GPU uses all the time, to reach its clock. Untuned.
 MIN_TURNS = 3
 MAX_TURNS_CPU = 12
-# Factor. A size's fastest run counts if another run takes at most this times as long.
+# Factor. A size's fastest run counts if another run takes at most this times as long. Untuned.
 REPEATED = 1.25
 # Seconds. How long a measurement continues until the fastest run of every size is confirmed in that way. At a
-# load of 10, the fastest of three runs of 4 rows took 71 ms; 0.7 ms is usual.
+# load of 10, the fastest of three runs of 4 rows took 71 ms; 0.7 ms is usual. Untuned.
 PATIENCE_SECONDS = 2.0
 
 # Runs something once and returns its seconds.

@@ -414,6 +414,11 @@ class Decoder:
             tables = [sliding if layer in self.config.windowed else table for layer in layers]
 
         def run(hidden: Tensor, layers: range) -> None:
+            """Run hidden states through some layers, in place.
+
+            hidden: [rows, H], the residual stream.
+            layers: Indices of the layers, counted from this decoder's first layer.
+            """
             nonlocal ready
             for layer in layers:
                 if fused is not None:

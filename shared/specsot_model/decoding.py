@@ -117,7 +117,7 @@ def codes_of(matrix: StoredMatrix, form: Quantization) -> Codes:
     form: "int8", "int4" or "fp8".
     """
     if matrix.order is not None or matrix.table is not None:
-        raise ValueError("inputs that share a scale do not lie side by side")
+        raise ValueError("the inputs that share a scale are not adjacent")
     codes = matrix.codes
     scale = matrix.scale.float().contiguous()
     zero = matrix.zero + torch.zeros_like(scale)
@@ -127,12 +127,12 @@ def codes_of(matrix: StoredMatrix, form: Quantization) -> Codes:
         raise ValueError("an output has several scales, or a zero of its own")
     if form == "fp8":
         if codes.dtype != torch.float8_e4m3fn or zero.any():
-            raise ValueError(f"they are {codes.dtype}")
+            raise ValueError(f"the codes are {codes.dtype}, or have zero points")
         values = codes.contiguous().view(torch.uint8)
     else:
         centered = codes.to(torch.int16) - int(zero[0, 0])
         if codes.is_floating_point() or centered.min() < -128 or centered.max() > 127:
-            raise ValueError("they are not whole numbers of 8 bits about zero")
+            raise ValueError("the codes are not signed 8-bit integers")
         values = centered.to(torch.int8).contiguous()
     return Codes(values, scale, torch.zeros_like(scale))
 
@@ -148,12 +148,12 @@ def _int4_codes(codes: Tensor, scale: Tensor, zero: Tensor, group: int) -> Codes
     Raises ValueError if int4 cannot hold the codes.
     """
     if codes.is_floating_point() or codes.shape[1] % GROUP or group % GROUP:
-        raise ValueError(f"they are not whole numbers in groups that {GROUP} divides")
+        raise ValueError(f"the codes are not integers in groups of a multiple of {GROUP} inputs")
     sign_offset = 8 if codes.dtype == torch.int8 else 0
     groups = codes.shape[1] // GROUP
     values = (codes + sign_offset).to(torch.uint8).contiguous()
     if values.max() > 15:
-        raise ValueError("they have more than 4 bits")
+        raise ValueError("the codes have more than 4 bits")
     parts = scale, -(zero + sign_offset) * scale
     return Codes(values, *(each.repeat_interleave(group // GROUP, 1)[:, :groups] for each in parts))
 

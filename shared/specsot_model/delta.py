@@ -72,7 +72,7 @@ class DeltaBlock(Block):
         kv: The pages of the range, a `DeltaPages` that was arranged for the frame.
         layer: Index of this layer within `kv`.
         """
-        assert isinstance(kv, DeltaPages), "make_kv makes them"
+        assert isinstance(kv, DeltaPages), "gated delta layers need the pages that Decoder.make_kv made"
         delta = self.delta
         inputs, gate = self.qkv(self.input_norm(hidden)).split((delta.row, delta.values), -1)
         stored = F.pad(inputs, (0, 2 * delta.half - delta.row))

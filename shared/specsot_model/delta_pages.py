@@ -157,8 +157,8 @@ class DeltaPages(KVPages):
         slots: LongTensor [replays, rows], KV slots; negative where there is no token.
         """
         rows = self.layers[layer].flatten(1, 3)[:, slots.clamp_min(0).flatten()]
-        found = rows.transpose(0, 1).reshape(*slots.shape, -1)
-        return found.masked_fill(slots.unsqueeze(-1) < 0, 0)
+        replays = rows.transpose(0, 1).reshape(*slots.shape, -1)
+        return replays.masked_fill(slots.unsqueeze(-1) < 0, 0)
 
     def states(self, layer: int) -> Tensor:
         """Return the stored states of a layer, fp32 [states, value_heads, key_dim, value_dim].
@@ -254,10 +254,10 @@ class WalkedPages(DeltaPages):
             already.
         """
         if spans and len(self._states):
-            found = self._cached_states.find(spans)
+            replays = self._cached_states.find(spans)
             self.walks = [
                 self._send_walk(block)
-                for block in in_blocks(self._reserve_states(self._sequences(found), found))
+                for block in in_blocks(self._reserve_states(self._sequences(replays), replays))
             ]
 
     def table_sizes(self, rows: int) -> WalkRoom:
@@ -274,13 +274,13 @@ class WalkedPages(DeltaPages):
 
         spans: One span per segment of the frame, in row order.
         moves: KV moves (source slot, target slot) that the graph does before its layers run.
-        room: Sizes of the graph's tables.
+        table_sizes: Sizes of the graph's tables, as the method `table_sizes` returned them.
         """
         self._forget_rows([target for _, target in moves])
-        found = self._cached_states.find(spans)
-        sequences = self._sequences(found)
+        replays = self._cached_states.find(spans)
+        sequences = self._sequences(replays)
         return (
-            table_sizes.fill(walk_of(self._reserve_states(sequences, found)))
+            table_sizes.fill(walk_of(self._reserve_states(sequences, replays)))
             if table_sizes.holds(sequences)
             else None
         )
@@ -288,8 +288,8 @@ class WalkedPages(DeltaPages):
     def use_tables(self, tables: Sequence[Tensor], table_sizes: WalkRoom) -> None:
         """Let the layers read their walk from tables on the device.
 
-        tables: int32 tables with the shapes `room.shapes`.
-        room: Sizes of the tables.
+        tables: int32 tensors with the shapes `table_sizes.shapes`.
+        table_sizes: Sizes of the tables, as the method `table_sizes` returned them.
         """
         from specsot_kernels.gpu.delta import WalkTables
 
@@ -307,22 +307,22 @@ class WalkedPages(DeltaPages):
         super().move_on_device(moves)
         self._inputs.move_on_device(moves)
 
-    def _sequences(self, found: Sequence[SpanReplay]) -> list[SequenceRows]:
+    def _sequences(self, replays: Sequence[SpanReplay]) -> list[SequenceRows]:
         """Return the table rows of each sequence.
 
-        found: For each segment, from which state and position on its sequence runs.
+        replays: For each segment, from which state and position on its sequence runs.
         """
-        return sequences_of_frame(found, self.history, self.page_rows, self._cached_states.count)
+        return sequences_of_frame(replays, self.history, self.page_rows, self._cached_states.count)
 
     def _reserve_states(
-        self, sequences: list[SequenceRows], found: Sequence[SpanReplay]
+        self, sequences: list[SequenceRows], replays: Sequence[SpanReplay]
     ) -> list[SequenceRows]:
         """Reserve states for a frame, mark them in the table rows, and return the table rows.
 
         sequences: Table rows of each sequence; changed in place.
-        found: For each segment, from which state and position on its sequence runs.
+        replays: For each segment, from which state and position on its sequence runs.
         """
-        mark_saved_states(sequences, self._cached_states.reserve(found))
+        mark_saved_states(sequences, self._cached_states.reserve(replays))
         return sequences
 
     def _send_walk(self, walk: Walk) -> WalkTables:

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import torch
 
-# Bytes. Size of the copied buffers: more than caches hold.
+# Bytes. Size of the copied buffers on a CPU and on a GPU: more than caches hold. Untuned.
 COPIED = 1 << 26
 COPIED_ON_GPU = 1 << 29
 # Bytes. Sizes of copies on a CPU. Short copies find gaps between other processes (two cores with a load of
 # 12: 31 GB/s, but 3 to 6 GB/s by copies of the whole buffer); long copies keep many cores busy.
 PIECES = (1 << 21,) * 10 + (1 << 24,) * 2
-# Seconds. No copy starts later than this. On a quiet machine all copies end in a tenth of it.
+# Seconds. No copy starts later than this. On a quiet machine all copies end in a tenth of it. Untuned.
 COPY_SECONDS = 0.5
 # Seconds. How long to wait for other processes that measure on this device, and how often to look. Untuned.
 WAIT_SECONDS = 5.0
@@ -56,14 +56,14 @@ def copy_speed(device: str) -> int:
     source = torch.ones(COPIED_ON_GPU if on_gpu else COPIED, dtype=torch.uint8, device=device)
     target = torch.zeros_like(source)
 
-    def copied_per_second(first: int, size: int) -> float:
+    def copied_per_second(first_byte: int, size: int) -> float:
         """Return the bytes per second, read plus written, of one copy.
 
-        first: First byte to copy.
+        first_byte: First byte to copy.
         size: Number of bytes to copy.
         """
         began = time.perf_counter()
-        target[first : first + size].copy_(source[first : first + size])
+        target[first_byte : first_byte + size].copy_(source[first_byte : first_byte + size])
         if on_gpu:
             torch.cuda.synchronize(device)
         return 2 * size / (time.perf_counter() - began)

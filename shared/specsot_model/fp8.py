@@ -15,7 +15,7 @@ from specsot_model.decoding import Codes
 NormWeight = tuple[Tensor, float]
 FP8_DTYPE = torch.float8_e4m3fn
 FP8_MAX = torch.finfo(FP8_DTYPE).max
-# Compute capability (Ada) from which GPUs multiply fp8.
+# CUDA compute capability (Ada) from which GPUs multiply fp8.
 ADA = (8, 9)
 # Weights. How many are converted at a time; bounds the extra memory. Untuned.
 FP8_WEIGHTS_AT_A_TIME = 1 << 20

@@ -343,11 +343,13 @@ def check_invariant(
     """
     rounded = quantization not in (None, "int8") or kv_dtype != "auto"
     conditions = {
-        "a GPU and Triton, or --quantization int8 or int4 and fp32: other sums group by rows": runs_kernels(
-            device
+        "a GPU and Triton, or --quantization int8 or int4 with --dtype fp32, because other kernels add up in"
+        " an order that depends on the batch": runs_kernels(device),
+        "matrices in --dtype or int8, and KV rows in --dtype, because only those have batch-invariant"
+        " kernels": not rounded,
+        "layers as Llama and Qwen have them, because other layers run in PyTorch's own operations": can_fuse(
+            config
         ),
-        "matrices in --dtype or int8, and KV rows in --dtype: others have other kernels": not rounded,
-        "layers as Llama and Qwen have them: others run in PyTorch's own operations": can_fuse(config),
     }
     missing = next((condition for condition, present in conditions.items() if not present), None)
     if missing:

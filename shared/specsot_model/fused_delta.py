@@ -61,7 +61,7 @@ class FusedDelta:
         """
         from specsot_kernels.gpu.delta import norm_gated, run_delta
 
-        assert isinstance(kv, WalkedPages), "make_kv makes them"
+        assert isinstance(kv, WalkedPages), "gated delta layers need the pages that Decoder.make_kv made"
         inputs = self._inputs.normed(hidden, self._input_norm)
         mixed = run_delta(inputs, slots, kv.layers[layer], kv.states(layer), kv.walks, self._rule)
         kv.finish(layer)

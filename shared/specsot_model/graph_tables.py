@@ -248,12 +248,12 @@ class LineFrames(FrameTables):
 
 
 def frame_tables(
-    decoder: Decoder, kv: KVPages, rows: int, short: bool, hidden: bool
+    decoder: Decoder, kv: KVPages, rows: int, short_sequences: bool, hidden: bool
 ) -> Sequence[FrameTables]:
     """Return the tables of sliding-window layers, if the range has any, then those of the other layers.
 
     rows: Size of the graph's bucket.
-    short: The graph is for many sequences with few rows each; see `TableRoom`.
+    short_sequences: The graph is for many sequences with few rows each; see `TableRoom`.
     hidden: The graph is for frames from which a KV policy hides columns.
     decoder: The layer range.
     kv: The KV cache of the layer range.
@@ -265,7 +265,7 @@ def frame_tables(
     if decoder.batch_invariant:
         return [LineFrames(line_room(*given), kv.page_rows, window) for window in windows]
     rates = frequencies(config.rope, config.head_dim).to(decoder.device) if hidden else None
-    room = room_for(*given, short, hidden, config.kv_heads)
+    room = room_for(*given, short_sequences, hidden, config.kv_heads)
     return [FrameTables(room, kv.page_rows, window, rates) for window in windows]
 
 

@@ -116,18 +116,18 @@ class Int8:
 
         return ShortRows(*round_rows(x, norm))
 
-    def _multiply(self, rows: ShortRows, dtype: torch.dtype, into: Tensor | None = None) -> Tensor:
+    def _multiply(self, rows: ShortRows, dtype: torch.dtype, target: Tensor | None = None) -> Tensor:
         """Multiply rounded rows, add the bias, and return the result [rows, out].
 
         rows: The rows in int8, with their scales.
         dtype: Type of the result.
-        into: [rows, out], a tensor to which the product is added, in place; it is the result then. None: a
+        target: [rows, out], a tensor to which the product is added, in place; it is the result then. None: a
             new tensor.
         """
         from specsot_kernels.gpu.whole import multiply_whole
 
         weight = self._int8_weight, self._scales, self._counts
-        return multiply_whole(*rows, *weight, self.bias, into, dtype)
+        return multiply_whole(*rows, *weight, self.bias, target, dtype)
 
     def _multiply_plainly(self, x: Tensor) -> Tensor:
         """Multiply x [rows, in] -> [rows, out] with the weight converted to floats, some outputs at a time.

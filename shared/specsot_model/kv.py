@@ -40,7 +40,8 @@ def untouched_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.devi
         reserved = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise ModelError(
-            f"{memory_in_words(size)} of pages: {error.strerror}; --kv-memory sets less"
+            f"cannot reserve {memory_in_words(size)} for KV pages: {error.strerror};"
+            " set a smaller --kv-memory"
         ) from None
     return torch.frombuffer(reserved, dtype=dtype, count=count).view(*shape)
 

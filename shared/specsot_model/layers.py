@@ -170,6 +170,10 @@ class Block:
         config = self.config
 
         def rotate_and_store(heads: Tensor) -> None:
+            """Rotate queries and keys in place, and store keys and values in the KV cache.
+
+            heads: [rows, heads + 2 * kv_heads, head_dim], queries, keys and values of the batch.
+            """
             rotate(heads.narrow(1, 0, config.heads + config.kv_heads), table)
             stored = heads.narrow(1, config.heads, 2 * config.kv_heads)
             kv.put(layer, places, stored.view(len(heads), 2, config.kv_heads, config.head_dim))

@@ -29,7 +29,7 @@ from specsot_model.int8 import Int8
 # spends up to a millisecond more on the first batch of each size.
 SMALL = 1 << 17
 # Rows. The batch size that oneDNN is given when it packs a weight. The packed weight works for every batch
-# size; `_choose` checks that.
+# size; `_product_for` checks that. Untuned.
 PACKED_FOR = 64
 
 Multiply = Callable[[Tensor], Tensor]
@@ -64,7 +64,7 @@ class Linear:
         elif quantization:
             self.multiply = _quantized_product(weight, bias, quantization)
         else:
-            assert isinstance(weight, Tensor), "codes are of a quantization"
+            assert isinstance(weight, Tensor), "codes need the quantization that they are stored in"
             is_small = weight.dtype == torch.float32 and weight.numel() <= SMALL
             choice = _torch_product if is_small else _product_for(weight.dtype, weight.device.type)
             self.multiply = choice(weight, bias)
@@ -271,7 +271,7 @@ class RowProduct:
         from specsot_kernels.gpu.ordered import multiply_ordered
         from specsot_kernels.gpu.products import multiply_row
 
-        assert isinstance(x, Tensor), "rows in 8 bits are for such a weight"
+        assert isinstance(x, Tensor), "rows in 8 bits are only multiplied with weights in 8 bits"
         if self._is_single_row(x):
             multiply_row(x, self.weight, add=hidden, into=hidden)
         elif self._runs_ordered(x):
@@ -335,6 +335,7 @@ def captured_product(linear: Linear, invariant: bool = False) -> CapturedProduct
     return (InvariantRowProduct if invariant else RowProduct)(linear.weight, linear.bias)
 
 
+# The dtypes that --dtype names.
 NAMES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -367,11 +368,13 @@ def check_device(device: str) -> None:
     try:
         parsed = torch.device(device)
     except RuntimeError:
-        raise InvalidRequest(f"no device is called {device!r}; cpu and cuda:0 are", field="device") from None
+        raise InvalidRequest(
+            f"unknown device {device!r}; use a name such as cpu or cuda:0", field="device"
+        ) from None
     num_gpus = torch.cuda.device_count() if parsed.type == "cuda" else 0
     if parsed.type == "cuda" and (parsed.index or 0) >= num_gpus:
         raise InvalidRequest(
-            f"device {device}: PyTorch {torch.__version__} sees {num_gpus} GPUs", field="device"
+            f"there is no device {device}: PyTorch {torch.__version__} finds {num_gpus} GPUs", field="device"
         )
 
 
@@ -390,7 +393,7 @@ def _multiplies_bf16(device: torch.device) -> bool:
 SCALE = 2
 # Outputs. Packed CPU weights are padded to multiples of this, and their inputs to whole groups.
 LANES = 16
-# Weights. How many int4 weights a GPU converts to floats at a time.
+# Weights. How many int4 weights a GPU converts to floats at a time. Untuned.
 FLOATS_AT_A_TIME = 1 << 24
 
 

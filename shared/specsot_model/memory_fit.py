@@ -1,6 +1,6 @@
 """Checks that weights, KV pages and CUDA graphs fit in memory, from the headers of weight files only.
 
-Nothing is loaded. In this file, `held` describes the form in which weights are stored once they are loaded.
+Nothing is loaded. In this file, `weight_form` describes the form in which weights are stored once they are loaded.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def check_fit(subject: str, need: Need, device: str, free: int | None) -> None:
         )
     parts = {"graphs": memory_in_words(need.graphs)} if need.graphs else {}
     log.info(
-        "fits",
+        "memory checked",
         what=subject,
         weights=memory_in_words(need.weights),
         pages=memory_in_words(need.pages),
@@ -162,7 +162,7 @@ def tensors_of(files: Weights, config: ModelConfig, layers: Range) -> list[str]:
     return [name for part in parts for name in files.under(part)]
 
 
-def weights_of(files: Weights, config: ModelConfig, layers: Range, held: WeightForm) -> int:
+def weights_of(files: Weights, config: ModelConfig, layers: Range, weight_form: WeightForm) -> int:
     """Return the bytes of weights that a range of layers takes on a device.
 
     The first layer brings the embedding, the last one the final norm and the lm_head.
@@ -170,19 +170,23 @@ def weights_of(files: Weights, config: ModelConfig, layers: Range, held: WeightF
     files: Source of the tensors; only their names and shapes are read.
     config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
     layers: The range of layers, first (included) to last (excluded).
-    held: The form in which weights are stored once they are loaded.
+    weight_form: The form in which weights are stored once they are loaded.
     """
-    in_layers = sum(_layer_bytes(files, config, layer, held) for layer in range(layers.first, layers.last))
-    embedding = _embedding_bytes(files, config, held) if layers.first == 0 else 0
-    lm_head = _lm_head_bytes(files, config, held) if layers.last == config.layers else 0
-    copy_is_small = (held.itemsize, held.quantization) == (4, None) and embedding <= 4 * SMALL
+    in_layers = sum(
+        _layer_bytes(files, config, layer, weight_form) for layer in range(layers.first, layers.last)
+    )
+    embedding = _embedding_bytes(files, config, weight_form) if layers.first == 0 else 0
+    lm_head = _lm_head_bytes(files, config, weight_form) if layers.last == config.layers else 0
+    copy_is_small = (weight_form.itemsize, weight_form.quantization) == (4, None) and embedding <= 4 * SMALL
     counted_once = (
-        embedding and lm_head and (held.shared or copy_is_small) and not _has_lm_head(files, config)
+        embedding and lm_head and (weight_form.shared or copy_is_small) and not _has_lm_head(files, config)
     )
     return in_layers + lm_head + (0 if counted_once else embedding)
 
 
-def bytes_read_per_token(files: Weights, config: ModelConfig, layers: Range, held: WeightForm) -> float:
+def bytes_read_per_token(
+    files: Weights, config: ModelConfig, layers: Range, weight_form: WeightForm
+) -> float:
     """Return the bytes of weights that one token reads in a range.
 
     Of the experts, only the chosen ones are read; of the embedding, nothing is counted.
@@ -190,40 +194,42 @@ def bytes_read_per_token(files: Weights, config: ModelConfig, layers: Range, hel
     files: Source of the tensors; only their names and shapes are read.
     config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
     layers: The range of layers, first (included) to last (excluded).
-    held: The form in which weights are stored once they are loaded.
+    weight_form: The form in which weights are stored once they are loaded.
     """
-    total = weights_of(files, config, layers, held)
+    total = weights_of(files, config, layers, weight_form)
     names_by_layer = (
         files.under(config.names.layer.format(layer)) for layer in range(layers.first, layers.last)
     )
     experts = sum(
-        _tensor_bytes(files, config, name, held)
+        _tensor_bytes(files, config, name, weight_form)
         for names in names_by_layer
         for name in names
         if ".experts." in name
     )
     not_read = experts * (1 - config.routing.chosen / config.routing.experts) if config.routing else 0
-    return total - not_read - (_embedding_bytes(files, config, held) if layers.first == 0 else 0)
+    return total - not_read - (_embedding_bytes(files, config, weight_form) if layers.first == 0 else 0)
 
 
-def weight_bytes_of(files: Weights, config: ModelConfig, held: WeightForm) -> WeightBytes:
+def weight_bytes_of(files: Weights, config: ModelConfig, weight_form: WeightForm) -> WeightBytes:
     """Return the bytes of the largest layer, of the embedding, and of final norm and lm_head.
 
     files: Source of the tensors; only their names and shapes are read.
     config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
-    held: The form in which weights are stored once they are loaded.
+    weight_form: The form in which weights are stored once they are loaded.
     """
-    layer = max(_layer_bytes(files, config, layer, held) for layer in range(config.layers))
-    return WeightBytes(layer, _embedding_bytes(files, config, held), _lm_head_bytes(files, config, held))
+    layer = max(_layer_bytes(files, config, layer, weight_form) for layer in range(config.layers))
+    return WeightBytes(
+        layer, _embedding_bytes(files, config, weight_form), _lm_head_bytes(files, config, weight_form)
+    )
 
 
-def drafter_bytes(files: Weights, held: WeightForm) -> int:
+def drafter_bytes(files: Weights, weight_form: WeightForm) -> int:
     """Return the bytes that a draft head or draft model takes.
 
     A head's `fc`, which the stages apply, is not quantized.
 
     files: Source of the drafter's tensors; only their names and shapes are read.
-    held: The form in which weights are stored once they are loaded.
+    weight_form: The form in which weights are stored once they are loaded.
     """
     names = set(files.names())
     projections = {name for name in names if name.endswith("_proj.weight")}
@@ -231,27 +237,27 @@ def drafter_bytes(files: Weights, held: WeightForm) -> int:
     of_embedding = {name for name in names if name.endswith("embed_tokens.weight")}
     others = names - projections - of_lm_head - of_embedding
     parts = (
-        (held, projections),
-        (held.of_lm_head, of_lm_head),
-        (held.of_embedding, of_embedding),
-        (held.of_norms, others),
+        (weight_form, projections),
+        (weight_form.of_lm_head, of_lm_head),
+        (weight_form.of_embedding, of_embedding),
+        (weight_form.of_norms, others),
     )
     return sum(form.bytes(files, tensor_names) for form, tensor_names in parts)
 
 
-def _layer_bytes(files: Weights, config: ModelConfig, layer: int, held: WeightForm) -> int:
+def _layer_bytes(files: Weights, config: ModelConfig, layer: int, weight_form: WeightForm) -> int:
     """Return the bytes of one layer on each of the devices that share it.
 
     files: Source of the tensors; only their names and shapes are read.
     config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
     layer: Index of the layer in the whole model.
-    held: The form in which weights are stored once they are loaded.
+    weight_form: The form in which weights are stored once they are loaded.
     """
     names = files.under(config.names.layer.format(layer))
-    return sum(_tensor_bytes(files, config, name, held) for name in names) // held.parts
+    return sum(_tensor_bytes(files, config, name, weight_form) for name in names) // weight_form.parts
 
 
-def _tensor_bytes(files: Weights, config: ModelConfig, name: str, held: WeightForm) -> int:
+def _tensor_bytes(files: Weights, config: ModelConfig, name: str, weight_form: WeightForm) -> int:
     """Return the bytes of one tensor of a layer, on one device.
 
     A router is never quantized, and is fp32 if scores are sigmoids. If one tensor holds all experts, each
@@ -260,40 +266,40 @@ def _tensor_bytes(files: Weights, config: ModelConfig, name: str, held: WeightFo
     files: Source of the tensors; only their names and shapes are read.
     config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
     name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
-    held: The form in which weights are stored once they are loaded.
+    weight_form: The form in which weights are stored once they are loaded.
     """
     routing = config.routing
     shape = files.shape(name)
-    form = None if name.endswith("bias") else files.form(name, held.quantization)
+    form = None if name.endswith("bias") else files.form(name, weight_form.quantization)
     if routing and f".{config.names.router}." in name:
-        return stored_bytes(shape, 4 if routing.score == "sigmoid" else held.itemsize, None)
+        return stored_bytes(shape, 4 if routing.score == "sigmoid" else weight_form.itemsize, None)
     if name.endswith(config.names.stacked or ()):
-        return shape[0] * stored_bytes((shape[2], shape[1]), held.itemsize, form)
+        return shape[0] * stored_bytes((shape[2], shape[1]), weight_form.itemsize, form)
     if name.endswith(config.names.whole_experts or ()):
-        return shape[0] * stored_bytes((shape[1], shape[2]), held.itemsize, form)
-    return stored_bytes(shape, held.itemsize, form)
+        return shape[0] * stored_bytes((shape[1], shape[2]), weight_form.itemsize, form)
+    return stored_bytes(shape, weight_form.itemsize, form)
 
 
-def _embedding_bytes(files: Weights, config: ModelConfig, held: WeightForm) -> int:
+def _embedding_bytes(files: Weights, config: ModelConfig, weight_form: WeightForm) -> int:
     """Return the bytes of the embedding.
 
     files: Source of the tensors; only their names and shapes are read.
     config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
-    held: The form in which weights are stored once they are loaded.
+    weight_form: The form in which weights are stored once they are loaded.
     """
-    return held.of_embedding.bytes(files, files.under(config.names.embedding))
+    return weight_form.of_embedding.bytes(files, files.under(config.names.embedding))
 
 
-def _lm_head_bytes(files: Weights, config: ModelConfig, held: WeightForm) -> int:
+def _lm_head_bytes(files: Weights, config: ModelConfig, weight_form: WeightForm) -> int:
     """Return the bytes of the final norm and the lm_head.
 
     files: Source of the tensors; only their names and shapes are read.
     config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
-    held: The form in which weights are stored once they are loaded.
+    weight_form: The form in which weights are stored once they are loaded.
     """
     names = config.names
     table = names.head if _has_lm_head(files, config) else names.embedding
-    return held.of_norms.bytes(files, files.under(names.norm)) + held.of_lm_head.bytes(
+    return weight_form.of_norms.bytes(files, files.under(names.norm)) + weight_form.of_lm_head.bytes(
         files, files.under(table)
     )
 

@@ -148,7 +148,7 @@ class PackedLayers:
         rows = len(hidden)
         for layer, tap in taps.items():
             if layer < len(tap_addresses):
-                assert isinstance(tap, Linear), "held by `Decoder.hold_tap`"
+                assert isinstance(tap, Linear), "packed layers need a tap that `Decoder.hold_tap` prepared"
                 weight = packed_of(tap).weight
                 parts[layer] = torch.empty(rows, weight.outputs)
                 tap_addresses[layer] = weight.table.ctypes.data, parts[layer].data_ptr()
@@ -178,6 +178,11 @@ class PackedLayers:
         frame = self._frame(positions, slots, kv, longest)
 
         def run(hidden: Tensor, layers: range) -> None:
+            """Run hidden states through some layers, in place.
+
+            hidden: fp32 [rows, H], contiguous, the residual stream.
+            layers: Indices of the layers among these.
+            """
             frame.point(steps.HIDDEN, hidden)
             for part_range in (layers,) if one_plan else (range(layer, layer + 1) for layer in layers):
                 if part_range:
@@ -306,7 +311,7 @@ def _columns(plan: AttentionPlan) -> ColumnPlan:
 
     plan: An attention plan.
     """
-    assert plan.columns is not None, "planned by these layers"
+    assert plan.columns is not None, "packed layers need a plan that PackedLayers.plan made"
     return plan.columns
 
 

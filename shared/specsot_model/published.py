@@ -180,7 +180,7 @@ class PublishedWeights(Weights):
         tensor = self._files.raw(name, device)
         if name.endswith(".weight") and (not tensor.is_floating_point() or tensor.itemsize == 1):
             raise ModelError(
-                f"{self.where(name)}: {name} is {tensor.dtype}, and {self.published} has no scale of it there"
+                f"{self.where(name)}: {name} is {tensor.dtype}, but the {self.published} files have no scale for it"
             )
         return tensor.to(dtype)
 
@@ -200,18 +200,19 @@ class PublishedWeights(Weights):
             return codes_of(self._decode(module, device), form)
         except (ValueError, RuntimeError) as error:
             message = (
-                f"{self.where(name)}: {name} is not held as it is in {form} ({error}); a --dtype decodes it"
+                f"{self.where(name)}: {form} cannot store the codes of {name} ({error});"
+                " set --dtype, which decodes them"
             )
             raise ModelError(message) from None
 
-    def form(self, name: str, wanted: Quantization | None) -> Quantization | None:
+    def form(self, name: str, model_form: Quantization | None) -> Quantization | None:
         """Return the form in which a matrix is stored: where int4 is wanted, a matrix that is published in
         floats is int8.
 
         name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
-        wanted: The form of the model's matrices; None: floats.
+        model_form: The form of the model's matrices; None: floats.
         """
-        return lm_head_quantization(wanted) if self._module(name) is None else wanted
+        return lm_head_quantization(model_form) if self._module(name) is None else model_form
 
     def _decode(self, module: str, device: torch.device | str) -> StoredMatrix:
         """Read the quantized matrix of a module. Raises ModelError if its tensors are missing or do not fit.

@@ -65,7 +65,7 @@ def _scaled(rope: Rope, unscaled: Tensor) -> Tensor:
         return unscaled / rope.factor
     if rope.kind == "longrope":
         if len(rope.factors) != len(unscaled):
-            raise ModelError(f"longrope has {len(rope.factors)} factors for {len(unscaled)} pairs that turn")
+            raise ModelError(f"longrope has {len(rope.factors)} factors for {len(unscaled)} rotating pairs")
         return unscaled / torch.tensor(rope.factors)
     if rope.kind == "llama3":
         turns = rope.original * unscaled / (2 * math.pi)

@@ -369,7 +369,7 @@ class SummedProduct:
         """
         from specsot_kernels.gpu.products import multiply_row
 
-        assert isinstance(x, Tensor), "rows in 8 bits are for such a weight"
+        assert isinstance(x, Tensor), "rows in 8 bits are only multiplied with weights in 8 bits"
         partial_sum = self.exchange.own(self.part, self.place, len(x))
         if len(x) == 1:
             multiply_row(x, self.weight, into=partial_sum)
@@ -397,7 +397,7 @@ class SummedBlock(FusedBlock):
             linear: The device's part of the product: attention's output on the first call, the MLP's on the
                 second.
             """
-            assert linear.weight is not None, "see split_captured"
+            assert linear.weight is not None, "can_capture_split has checked that the weight is not quantized"
             return SummedProduct(linear.weight, exchange, part, next(buffers))
 
         super().__init__(block, head_turns_of(block), make_product=make_summed)
@@ -587,7 +587,7 @@ class SplitLayers:
         plans: The attention plan of each layer, as `plan` of this class makes it.
         kv: The KV pages that `make_kv` of this class made.
         """
-        assert isinstance(kv, SplitPages), "make_kv makes them"
+        assert isinstance(kv, SplitPages), "split layers need the pages that their make_kv made"
         tables = [rotary.table(positions.to(device)) for rotary, device in zip(self._rotaries, self.devices)]
         places = [part.locate(slots.to(device)) for part, device in zip(kv.parts, self.devices)]
 
@@ -599,7 +599,7 @@ class SplitLayers:
             layer: Index of the layer.
             """
             plan = plans[layer]
-            assert isinstance(plan, SplitPlan), "plan makes them"
+            assert isinstance(plan, SplitPlan), "split layers need a plan that their plan method made"
             parts = zip(blocks, hidden_parts, tables, places, plan.parts, kv.parts)
             return _sum_parts(
                 block.attention(
@@ -609,6 +609,11 @@ class SplitLayers:
             )
 
         def run(hidden: Tensor, layers: range) -> None:
+            """Run hidden states through some layers, in place.
+
+            hidden: [rows, H], on the first device, the residual stream.
+            layers: Indices of the layers among these.
+            """
             for layer in layers:
                 blocks, rows = self._blocks[layer], self._spread(hidden)
                 update = attention_update(blocks, rows, layer)

@@ -25,6 +25,7 @@ from specsot.members import Quantization
 from specsot_model.decoding import Codes
 from specsot_model.gguf_tensors import GgufTensors
 
+# Names of weight files, and of the indices that list several of them.
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 PICKLE_INDEX = "pytorch_model.bin.index.json"
@@ -132,13 +133,13 @@ class Weights(ABC):
         """
         return None
 
-    def form(self, name: str, wanted: Quantization | None) -> Quantization | None:
+    def form(self, name: str, model_form: Quantization | None) -> Quantization | None:
         """Return the form in which a matrix is stored; None means floats.
 
         name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
-        wanted: The form that the model's matrices are to have. This class returns it for every matrix.
+        model_form: The form that the model's matrices are to have. This class returns it for every matrix.
         """
-        return wanted
+        return model_form
 
 
 class HeldWeights(Weights):

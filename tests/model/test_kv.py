@@ -129,7 +129,7 @@ def test_pages_take_no_memory_before_they_are_used() -> None:
 
 
 def test_pages_that_the_system_does_not_reserve_are_refused_in_a_line() -> None:
-    with pytest.raises(ModelError, match=r"pages: Cannot allocate memory; --kv-memory sets less$"):
+    with pytest.raises(ModelError, match=r"pages: Cannot allocate memory; set a smaller --kv-memory$"):
         untouched_zeros((1 << 60,), torch.int8, "cpu")
 
 

@@ -59,9 +59,9 @@ def test_dtype_names() -> None:
 def test_a_device_that_is_not_here_is_named() -> None:
     for device in ("cpu", "meta"):
         check_device(device)
-    with pytest.raises(InvalidRequest, match="no device is called 'gpu'"):
+    with pytest.raises(InvalidRequest, match="unknown device 'gpu'"):
         check_device("gpu")
-    with pytest.raises(InvalidRequest, match=r"device cuda:99: PyTorch .* sees \d+ GPUs"):
+    with pytest.raises(InvalidRequest, match=r"device cuda:99: PyTorch .* finds \d+ GPUs"):
         check_device("cuda:99")
     with pytest.raises(InvalidRequest, match="cuda:99"):
         gpus_on("cuda:99")

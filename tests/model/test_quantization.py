@@ -143,7 +143,7 @@ def held_bytes(held: Any) -> int:
     """Of what a product keeps of a weight; a scale of one is a constant."""
     if isinstance(held, linear.Packed):
         return held.weight.nbytes
-    return sum(getattr(held, name).nbytes for name in held.__slots__ if name not in ("_one", "bias"))
+    return sum(getattr(held, name).nbytes for name in held.__slots__ if name not in ("_unit_scale", "bias"))
 
 
 @pytest.mark.parametrize("dtype", NUMBERS, ids=str)

@@ -114,7 +114,9 @@ def test_rows_in_fewer_bits_take_what_is_told(
     with structlog.testing.capture_logs() as lines:
         stage = source.make_stage(configuration(Range(0, 2), pages=4), Range(0, 2))
     assert stage._kv.bytes == 2 * told.row_bytes * 4 * 64
-    assert [one["pages"] for one in lines if one["event"] == "fits"] == [memory_in_words(stage._kv.bytes)]
+    assert [one["pages"] for one in lines if one["event"] == "memory checked"] == [
+        memory_in_words(stage._kv.bytes)
+    ]
 
 
 def test_slices_of_a_head_count_also_those_of_an_earlier_epoch(demo_model: Path) -> None:
@@ -137,7 +139,7 @@ def test_a_range_that_fits_is_told_and_loaded(demo_model: Path) -> None:
     with structlog.testing.capture_logs() as lines:
         stage = worker(demo_model / "base", 1 << 30).make_stage(configuration(Range(0, 4)), Range(0, 4))
     assert len(stage.layers) == 4
-    (line,) = [one for one in lines if one["event"] == "fits"]
+    (line,) = [one for one in lines if one["event"] == "memory checked"]
     assert (line["what"], line["free"]) == ("layers 0:4", "1.0 GiB")
     assert line["weights"].endswith("MiB")
 
@@ -182,7 +184,7 @@ def test_another_range_loads_only_what_it_has_besides(demo_model: Path) -> None:
     weights = weights_of(
         WeightFiles(demo_model / "base"), read_config(demo_model / "base"), Range(0, 8), WeightForm(4)
     )
-    assert [one["weights"] for one in lines if one["event"] == "fits"][-1] == "0 B"
+    assert [one["weights"] for one in lines if one["event"] == "memory checked"][-1] == "0 B"
     assert source._loaded_bytes(range(8)) == weights
 
 

@@ -299,7 +299,7 @@ def test_a_tree_sets_few_states_aside() -> None:
             span = RowSpan(rows, 300, rows, tuple(range(8)), ancestry(parents))
             texts = sequences_of_frame(CachedStates(8, 64, 1).find([span]), HISTORY, 64, 8)
             room = WalkRoom(rows, HISTORY)
-            assert texts[0].held <= min(rows.bit_length() - 1, room.aside)
+            assert texts[0].num_aside <= min(rows.bit_length() - 1, room.aside)
             assert len(texts[0].rows) == 300 + rows
             assert room.holds(texts) is (300 + rows <= room.lines)
             if room.holds(texts):
@@ -314,6 +314,6 @@ def test_small_trees_of_many_texts_have_room_in_graphs(texts: int, nodes: int) -
     kept, spans = CachedStates(8, 64, 1), list[RowSpan]()
     for text in range(texts):
         spans.append(RowSpan(nodes, 3, nodes, (text,), seen))
-    aside = set_aside_of([text.held for text in sequences_of_frame(kept.find(spans), HISTORY, 64, 8)])
+    aside = set_aside_of([text.num_aside for text in sequences_of_frame(kept.find(spans), HISTORY, 64, 8)])
     assert aside <= 3 * min(texts, LANES)
     assert WalkRoom(texts * nodes, HISTORY).aside >= aside

@@ -108,7 +108,8 @@ def padded(shape: Sequence[int]) -> tuple[int, int]:
 
 
 def _round8(weight: Tensor) -> Codes:
-    """Round to int8 with a symmetric scale for each output.
+    """Round to int8 with a symmetric scale for each output: return codes [out, in], scales [out, 1], and
+    zeros [out, 1].
 
     weight: fp32 [out, in].
     """
@@ -128,9 +129,10 @@ def _lay8(codes: Tensor, scale: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _round4(weight: Tensor) -> Codes:
-    """Round to 4 bits with a scale and a least value for each 32 inputs.
+    """Round to 4 bits with a scale and a least value for each 32 inputs: return codes [out, in], scales and
+    least values.
 
-    weight: fp32 [out, in].
+    weight: fp32 [out, in]; 32 divides its number of inputs.
     """
     grouped = weight.view(len(weight), -1, GROUP)
     least = grouped.amin(-1).half()
@@ -291,15 +293,15 @@ class KernelFrame:
         """
         self._numbers[field // 8] = number
 
-    def point(self, field: int, held: Tensor) -> None:
+    def point(self, field: int, tensor: Tensor) -> None:
         """Let a field point to a tensor, which is kept alive as long as the frame.
 
         field: offset of the field in bytes; see `steps`.
-        held: a contiguous tensor.
+        tensor: a contiguous tensor.
         """
-        assert held.is_contiguous()
-        self._held.append(held)
-        self.put(field, held.data_ptr())
+        assert tensor.is_contiguous()
+        self._held.append(tensor)
+        self.put(field, tensor.data_ptr())
 
     def make(self, field: int, size: int) -> None:
         """Let a field point to scratch memory.
@@ -330,13 +332,13 @@ class KernelFrame:
         for field in (steps.TURNED, steps.EVEN):
             self.make(field, queries * head_dim * 4)
 
-    def run(self, table: Numbers, asked: int) -> None:
+    def run(self, table: Numbers, work: int) -> None:
         """Run the kernel on all threads.
 
         table: int64, the tables of layers, or of a product.
-        asked: what is computed; see `steps.MULTIPLY`.
+        work: what is computed; see `steps.MULTIPLY`.
         """
-        self._tables[1], self._tables[2] = table.ctypes.data, asked
+        self._tables[1], self._tables[2] = table.ctypes.data, work
         library = _openmp()
         if library is None or self._threads == 1:
             steps.run(self._tables.ctypes.data)

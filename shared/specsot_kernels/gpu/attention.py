@@ -69,14 +69,14 @@ class Launch(NamedTuple):
 
 
 def launch_of(
-    tile: int, room: int, itemsize: int, eight: bool = False, short: bool = False, copied: bool = False
+    tile: int, room: int, itemsize: int, int8_kv: bool = False, short: bool = False, copied: bool = False
 ) -> Launch:
     """Return the fastest launch parameters for tiles of `tile` queries.
 
     room: head_dim, rounded up to a power of two.
     itemsize: bytes of a number.
     tile: queries of a tile.
-    eight: whether the KV is int8.
+    int8_kv: whether the KV is int8.
     short: whether there are many pieces of a few rows, see `TreePlan`.
     copied: whether columns are loaded by tensor descriptors, see `are_copied`.
 
@@ -85,8 +85,10 @@ def launch_of(
     fewer stages fit shared memory; untuned.
     """
     if room <= 128:
-        few = Launch(COLUMNS, 8, 3) if eight else Launch(COLUMNS, 2, 1) if short else Launch(COLUMNS, 4, 2)
-        return few if tile <= FEW else Launch(COLUMNS, 4, 2 if tile == SHORT and not copied else 3)
+        small_tile = (
+            Launch(COLUMNS, 8, 3) if int8_kv else Launch(COLUMNS, 2, 1) if short else Launch(COLUMNS, 4, 2)
+        )
+        return small_tile if tile <= FEW else Launch(COLUMNS, 4, 2 if tile == SHORT and not copied else 3)
     return Launch(COLUMNS if itemsize < 4 else COLUMNS // 2, 8, 2)
 
 
@@ -167,25 +169,25 @@ def plan_attention(
     rates: `Rotary.frequencies`, fp32 [head_dim / 2], radians that a pair rotates by for each position; needed
         if spans have sights, else None.
     """
-    many = sum(span.rows for span in spans)
-    tile = tile_of(many, heads_per_kv)
+    num_rows = sum(span.rows for span in spans)
+    tile = tile_of(num_rows, heads_per_kv)
     rows = max(tile // heads_per_kv, 1)
-    told = tuple[Numbers, ...]()
+    sight_tables = tuple[Numbers, ...]()
     if any(span.sight for span in spans):
-        told = policy_sights(spans, window)
+        sight_tables = policy_sights(spans, window)
     elif window is not None:
-        told = (sinces_of(spans, window),)
+        sight_tables = (sinces_of(spans, window),)
     anchored = tuple(anchor_runs(spans, page_rows))
-    tables = tabulate(spans, page_rows, rows, window, told[0] if told else None, anchored)
-    sent = send_tables((*tables, *told), device)
+    tables = tabulate(spans, page_rows, rows, window, sight_tables[0] if sight_tables else None, anchored)
+    on_device = send_tables((*tables, *sight_tables), device)
     prompts = None
-    if many >= PROMPTS and not told and all(span.visible is None for span in spans):
+    if num_rows >= PROMPTS and not sight_tables and all(span.visible is None for span in spans):
         prompts = plan_prompts(spans, page_rows, heads_per_kv, device)
-    near, behind = _policy_tables(sent[len(tables) :], rates)
-    if behind:
-        behind.turn()
-    given = len(tables.slots), page_rows, tile, near, prompts, False, behind
-    return TreePlan(sent[: len(tables)], *given)
+    sinces, policy_rows = _policy_tables(on_device[len(tables) :], rates)
+    if policy_rows:
+        policy_rows.turn()
+    options = len(tables.slots), page_rows, tile, sinces, prompts, False, policy_rows
+    return TreePlan(on_device[: len(tables)], *options)
 
 
 def plan_over(
@@ -193,36 +195,39 @@ def plan_over(
     room: TableRoom,
     page_rows: int,
     heads_per_kv: int,
-    told: Sequence[Tensor] = (),
+    sight_tables: Sequence[Tensor] = (),
     rates: Tensor | None = None,
 ) -> TreePlan:
     """Return a plan over tables that the caller fills before each use, as a captured graph needs.
 
     tables: int32 of `room.shapes`.
-    told: int32 [rows] each, filled by the caller too: nothing, (sinces,), or the three of `PolicySights`.
+    sight_tables: int32 [rows] each, filled by the caller too: nothing, (sinces,), or the three of
+        `PolicySights`.
     room: sizes of the tables.
     page_rows: columns of a page.
     heads_per_kv: query heads of each KV head.
     rates: fp32 [head_dim / 2], radians that a pair rotates by for each position; needed with the three tables
         of `PolicySights`, else None. `AnchorRows.turn` of the plan is then to be called before each use.
     """
-    pieces, *rest, pages = tables
+    pieces, *row_tables, pages = tables
     tile = max(power_of_two(room.tile_rows * heads_per_kv), FEW)
-    (sinces, anchored) = _policy_tables(told, rates)
-    given = room.slots, page_rows, tile, sinces, None, room.short, anchored
-    return TreePlan((pieces, pages, *rest), *given)
+    (sinces, anchored) = _policy_tables(sight_tables, rates)
+    options = room.slots, page_rows, tile, sinces, None, room.short, anchored
+    return TreePlan((pieces, pages, *row_tables), *options)
 
 
-def _policy_tables(told: Sequence[Tensor], rates: Tensor | None) -> tuple[Tensor | None, AnchorRows | None]:
+def _policy_tables(
+    sight_tables: Sequence[Tensor], rates: Tensor | None
+) -> tuple[Tensor | None, AnchorRows | None]:
     """Return (sinces, rows with a policy); None for each that is absent.
 
-    told: the tables of what policies leave visible, int32 [rows] each: nothing, (sinces,), or the three of
-        `PolicySights`.
+    sight_tables: the tables of what policies leave visible, int32 [rows] each: nothing, (sinces,), or the
+        three of `PolicySights`.
     rates: fp32 [head_dim / 2], radians that a pair rotates by for each position; needed for three tables.
     """
-    if len(told) < len(PolicySights._fields):
-        return told[0] if told else None, None
-    sinces, anchors, turns = told
+    if len(sight_tables) < len(PolicySights._fields):
+        return sight_tables[0] if sight_tables else None, None
+    sinces, anchors, turns = sight_tables
     assert rates is not None, "queries turn to anchors"
     return sinces, AnchorRows.of(anchors, turns, rates)
 
@@ -411,10 +416,21 @@ def _read_piece(
     three ranges: with masks up to `whole` (where the window of some row begins), without masks up to `free`
     (every row sees every column), and with masks to the end (tree nodes see different columns).
 
-    given: the arguments of `_read` up to `kv_row`, without pieces, then head, g, page_rows and words.
-    piece: address of the piece's seven numbers.
+    given: the arguments of `_read` from `q` to `kv_row`, without pieces, then head, g, page_rows and words.
+    piece: address of the piece's seven numbers; see `AttentionTables.pieces`.
     high: number of the piece's rows.
-    The other arguments are those of `_read`.
+    dim, room: numbers of a head, and the same rounded up to a power of two.
+    tile: queries of a tile.
+    wide: columns that are read at a time.
+    flat: whether the columns of a tile lie on one page.
+    near: whether rows have a first visible column.
+    anchored: whether rows see anchors.
+    short: whether most rows are in one piece alone.
+    sunk: whether heads have sinks.
+    cap: bound of the scores; 0: none.
+    eight: whether KV is int8.
+    copied: whether columns are loaded by tensor descriptors.
+    early: whether the device starts kernels early (see `launching`).
     """
     (
         q, kv, blocks, scales, pages, leads, bases, bits, sinces, anchors, cosines, sines, starts, parts,

@@ -53,19 +53,19 @@ def build_trees(
 
 
 def _build_into(
-    made: TreeArrays, parents: Tensor, given: Sequence[Tensor], topk: int, mode: TreeMaskMode
+    results: TreeArrays, parents: Tensor, arguments: Sequence[Tensor], topk: int, mode: TreeMaskMode
 ) -> None:
     """Build trees into contiguous arrays; of a full mask only the trees' columns are written.
 
     parents: int64 [bs * n], scratch.
-    given: the first five arguments of `build_trees`.
-    made: the arrays that are written.
+    arguments: the first five arguments of `build_trees`.
+    results: the arrays that are written.
     topk: k, candidates below each node that was drafted from.
     mode: how the attention mask is laid out; see TreeMaskMode.
     """
-    verified, parent_list, _, drafts, _ = given
-    nodes, groups, (mask, *outputs) = drafts.shape[1] + 1, parent_list.shape[1], made
-    inputs = [each if each.is_contiguous() else each.contiguous() for each in given]
+    verified, parent_list, _, drafts, _ = arguments
+    nodes, groups, (mask, *outputs) = drafts.shape[1] + 1, parent_list.shape[1], results
+    inputs = [each if each.is_contiguous() else each.contiguous() for each in arguments]
     arrays = (*inputs, *outputs, parents, mask)
     size = mask.numel()
     numbers = (nodes, topk, groups)
@@ -99,28 +99,28 @@ def arrange_trees(
     return made
 
 
-def write_trees(arrays: Sequence[Tensor], given: Sequence[Tensor], topk: int, mode: TreeMaskMode) -> bool:
+def write_trees(arrays: Sequence[Tensor], arguments: Sequence[Tensor], topk: int, mode: TreeMaskMode) -> bool:
     """Run `build_trees` into the caller's arrays.
 
     Return True, or False, with nothing written, if shapes, types or strides do not allow it.
 
     arrays: the first five arrays of a TreeArrays, which are written.
-    given: the first five arguments of `build_trees`.
+    arguments: the first five arguments of `build_trees`.
     topk: k, candidates below each node that was drafted from.
     mode: how the attention mask is laid out; see TreeMaskMode.
     """
-    (mask, *others), (batch, below) = arrays, given[2].shape
+    (mask, *others), (batch, below) = arrays, arguments[2].shape
     rows = batch * (below + 1)
     enough = rows * (1 if mode == TreeMaskMode.QLEN_ONLY_BITPACKING else below + 1)
     fits = mask.dtype == _kind_of_mask(below + 1, mode) and mask.numel() >= enough
-    fits = fits and all(each.dtype == torch.long and each.numel() == rows for each in others)
-    if not fits or not all(each.is_contiguous() for each in arrays):
+    fits = fits and all(array.dtype == torch.long and array.numel() == rows for array in others)
+    if not fits or not all(array.is_contiguous() for array in arrays):
         return False
     if mode == TreeMaskMode.FULL_MASK:
         mask.fill_(True)
     tokens = others[0].new_empty(rows)
     parents = others[0].new_empty(rows)
-    _build_into(TreeArrays._make((*arrays, tokens)), parents, given, topk, mode)
+    _build_into(TreeArrays._make((*arrays, tokens)), parents, arguments, topk, mode)
     return True
 
 

@@ -32,14 +32,14 @@ def empty_results(candidates: Tensor, steps: int) -> Verified:
     )
 
 
-def can_hold(found: Verified, candidates: Tensor) -> bool:
+def can_hold(results: Verified, candidates: Tensor) -> bool:
     """Return whether the kernels can write directly into the caller's arrays; `predicts` may be longer than
     needed.
 
-    found: the caller's arrays.
+    results: the caller's arrays.
     candidates: [bs, n], for the sizes.
     """
-    (predicts, accepted, counts) = found
+    (predicts, accepted, counts) = results
     (batch, nodes) = candidates.shape
     return (
         predicts.dtype == accepted.dtype == counts.dtype == torch.int32

@@ -318,21 +318,21 @@ def hide_pruned(pruned: tuple[int, int], span: RowSpan, skip_layers: int) -> Row
 
 
 def hide_pruned_by_head(
-    kept: HeadCounts | None, since: int, span: RowSpan, positions: Sequence[int], skip_layers: int
+    rows_kept: HeadCounts | None, since: int, span: RowSpan, positions: Sequence[int], skip_layers: int
 ) -> RowSpan:
     """Return `span` without the columns that pruning emptied, if each KV head keeps its own number of
     columns.
 
     Return `span` itself before the first pruning, and if pruning emptied no column of any head.
 
-    kept: by layer and KV head, how many of the first columns hold keys; None before the first pruning.
+    rows_kept: by layer and KV head, how many of the first columns hold keys; None before the first pruning.
     since: first column that was not pruned yet.
     span: the rows of one segment; the result sees a part of its columns.
     positions: position of each row. The first row of a segment sits at the segment's base, so a row's column
         is base + its position - the first position.
     skip_layers: number of first layers of the model that are not pruned and see every column.
     """
-    if kept is None or all(rows == since for heads in kept for rows in heads):
+    if rows_kept is None or all(rows == since for heads in rows_kept for rows in heads):
         return span
     columns = tuple(span.base + position - positions[0] for position in positions)
     return PolicySpan(
@@ -343,7 +343,7 @@ def hide_pruned_by_head(
         visible=span.seen,
         skip_layers=skip_layers,
         positions=columns,
-        rows_kept_by_head=kept,
+        rows_kept_by_head=rows_kept,
         since=since,
     )
 

@@ -149,21 +149,21 @@ class CachedStates:
         for span in spans:
             self._discard_after(span)
             self._note_chunks(span)
-        found = [self._find(span) for span in spans]
-        self._starts = Counter(page for page, _ in found if page is not None)
+        start_of_span = [self._find(span) for span in spans]
+        self._starts = Counter(page for page, _ in start_of_span if page is not None)
         return [
             SpanReplay(
                 span, None if page is None else self._state_of_page[page][0], start, self._chunks(span, start)
             )
-            for span, (page, start) in zip(spans, found)
+            for span, (page, start) in zip(spans, start_of_span)
         ]
 
-    def reserve(self, found: Sequence[SpanReplay]) -> list[SpanReplay]:
+    def reserve(self, replays: Sequence[SpanReplay]) -> list[SpanReplay]:
         """Return the replays with `saves` filled in. The states are valid only after `commit`.
 
-        found: The replays of a frame, as `find` returns them.
+        replays: The replays of a frame, as `find` returns them.
         """
-        return [replace(replay, saves=self._reserve(replay)) for replay in found]
+        return [replace(replay, saves=self._reserve(replay)) for replay in replays]
 
     def commit(self) -> None:
         """Make the reserved states valid: call it after all layers have run the plan."""
@@ -292,7 +292,7 @@ class CachedStates:
                 return page, row
         return None, 0
 
-    def _reserve(self, one: SpanReplay) -> tuple[tuple[int, int], ...]:
+    def _reserve(self, replay: SpanReplay) -> tuple[tuple[int, int], ...]:
         """Reserve states for one replay and return its `saves`.
 
         Only committed tokens have states: all tokens of a prompt segment, and of a tree segment those before
@@ -301,14 +301,14 @@ class CachedStates:
 
             # prompt segment of positions 0..599, pages of 256 rows, run by chunks -> saves at 576, 512, 256
 
-        one: The replay of a segment.
+        replay: The replay of a segment.
         """
-        span = one.span
-        start = one.start
+        span = replay.span
+        start = replay.start
         step = CHUNK if self._runs_by_chunks(span) else self._step
         last = (span.total if span.visible is None else span.base) // step * step
         saves = list[tuple[int, int]]()
-        left = self._page_left(one)
+        left = self._page_left(replay)
         for end in (last, *range((last - 1) // KEPT_ROWS * KEPT_ROWS, start, -KEPT_ROWS)):
             place, row = divmod(end - 1, self.page_rows)
             if end <= start or (page := span.pages[place]) in self._reserved:
@@ -318,16 +318,16 @@ class CachedStates:
                 self._reserved[page] = state, row + 1
         return tuple(saves)
 
-    def _page_left(self, one: SpanReplay) -> int | None:
+    def _page_left(self, replay: SpanReplay) -> int | None:
         """Return the page whose state this sequence leaves, or None if the state has to stay.
 
         It stays at multiples of KEPT_ROWS, and on pages that another sequence shares.
 
-        one: The replay of a segment.
+        replay: The replay of a segment.
         """
-        if one.state is None or one.start % KEPT_ROWS == 0:
+        if replay.state is None or replay.start % KEPT_ROWS == 0:
             return None
-        page = one.span.pages[(one.start - 1) // self.page_rows]
+        page = replay.span.pages[(replay.start - 1) // self.page_rows]
         return None if self._shared(page) else page
 
     def _allocate_state(self, page: int, left_page: int | None = None) -> int | None:
@@ -347,11 +347,11 @@ class CachedStates:
         return None if oldest is None else self._state_of_page.pop(oldest)[0]
 
 
-def _paths_of(replay: SpanReplay, first: int, history: int, page_rows: int) -> Iterator[PathReplay]:
+def _paths_of(replay: SpanReplay, first_row: int, history: int, page_rows: int) -> Iterator[PathReplay]:
     """Yield the paths of one replay.
 
     replay: The segment, and the tokens of its sequence that run.
-    first: Row of the frame that holds the segment's first token.
+    first_row: Row of the frame that holds the segment's first token.
     history: Number of preceding tokens that a convolution reads.
     page_rows: Rows (tokens) of a KV page.
 
@@ -361,7 +361,7 @@ def _paths_of(replay: SpanReplay, first: int, history: int, page_rows: int) -> I
     """
     span = replay.span
     start = replay.start
-    tree_row = first + span.rows - span.tail
+    tree_row = first_row + span.rows - span.tail
     saves = tuple(((end - start) // CHUNK - 1, state) for end, state in replay.saves)
     for path, needed in _paths(span):
         columns = [*range(start - history, span.base), *(span.base + node for node in path)]

@@ -39,7 +39,7 @@ LANES = 16
 # Table rows. What one pass runs at most if the tables are not captured in a CUDA graph; as many as a frame of
 # prompts has.
 BLOCK_ROWS = 2048
-# Sequences. How many may carry a state from one pass to the next at the same time.
+# Sequences. How many may carry a state from one pass to the next at the same time: one of each lane.
 CARRIED = LANES
 # Placeholders in TAKEN and ASIDE: HANDED - i stands for the i-th carried state until the number of states
 # that are set aside is known; `_Block.walk` then replaces it by that number + i.
@@ -90,14 +90,14 @@ class SequenceRows:
 
     rows: Table rows as in `Walk.rows`. The states that this sequence sets aside are numbered from 0 on.
     pieces: Pairs (end row, whether the piece consists of chunks), in order: rows that run in the same way.
-    held: How many states the sequence sets aside at once.
-    whole: How many rows at the end must run in the same pass: a tree, and the token before it.
+    num_aside: How many states the sequence sets aside at once.
+    num_together: How many rows at the end must run in the same pass: a tree, and the token before it.
     """
 
     rows: Numbers
     pieces: tuple[tuple[int, bool], ...]
-    held: int = 0
-    whole: int = 0
+    num_aside: int = 0
+    num_together: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class WalkRoom:
             return False
         chunks = sum(len(sequence.rows) for sequence in sequences if sequence.pieces[0][1])
         lines = sum(len(sequence.rows) for sequence in sequences)
-        aside = set_aside_of([sequence.held for sequence in sequences if not sequence.pieces[0][1]])
+        aside = set_aside_of([sequence.num_aside for sequence in sequences if not sequence.pieces[0][1]])
         return chunks <= self.chunks * CHUNK and lines <= self.lines and aside <= self.aside
 
     def fill(self, walk: Walk) -> list[Numbers]:
@@ -179,45 +179,45 @@ def sequences_of_frame(
     zero_state: Number of the zero state, from which a new sequence begins.
     """
     sequences = list[SequenceRows]()
-    first = 0
+    first_row = 0
     for replay in replays:
-        sequences.append(_sequence_rows(replay, first, history, page_rows, zero_state))
-        first += replay.span.rows
+        sequences.append(_sequence_rows(replay, first_row, history, page_rows, zero_state))
+        first_row += replay.span.rows
     return sequences
 
 
 def _sequence_rows(
-    replay: SpanReplay, first: int, history: int, page_rows: int, zero_state: int
+    replay: SpanReplay, first_row: int, history: int, page_rows: int, zero_state: int
 ) -> SequenceRows:
     """Return the table rows of one replay.
 
     replay: The segment, and the tokens of its sequence that run.
-    first: Row of the frame that holds the segment's first token.
+    first_row: Row of the frame that holds the segment's first token.
     history: Number of preceding tokens that a convolution reads.
     page_rows: Rows (tokens) of a KV page.
     zero_state: Number of the zero state, from which a new sequence begins.
     """
-    sources = _sources(replay, first, history, page_rows)
+    sources = _sources(replay, first_row, history, page_rows)
     num_replayed = replay.span.base - replay.start
     start_state = -2 - (zero_state if replay.state is None else replay.state)
-    held = 0
-    whole = 0
+    num_aside = 0
+    num_together = 0
     if replay.span.visible is None:
         rows = _chain_rows(sources, history)
-        rows[num_replayed:, OUTPUT] = np.arange(first, first + replay.span.rows)
+        rows[num_replayed:, OUTPUT] = np.arange(first_row, first_row + replay.span.rows)
     else:
         after_chunks = bool(replay.chunks) and replay.chunks[-1] + CHUNK == replay.span.base
         root_state = CARRIED_STATE if after_chunks else start_state
-        rows, held = _depth_first(
-            replay.span, sources, num_replayed, first, root_state, after_chunks, history
+        rows, num_aside = _depth_first(
+            replay.span, sources, num_replayed, first_row, root_state, after_chunks, history
         )
-        whole = len(rows) - num_replayed + (bool(num_replayed) and not after_chunks)
+        num_together = len(rows) - num_replayed + (bool(num_replayed) and not after_chunks)
     rows[0, TAKEN] = start_state
     pieces = tuple(_pieces(replay, len(rows)))
     # The last chunk is filled up with empty rows.
     if missing := pieces[-1][0] - len(rows):
         rows = np.pad(rows, ((0, missing), (0, 0)), constant_values=NOTHING)
-    return SequenceRows(rows, pieces, held, whole)
+    return SequenceRows(rows, pieces, num_aside, num_together)
 
 
 def _pieces(replay: SpanReplay, num_rows: int) -> Iterator[tuple[int, bool]]:
@@ -241,17 +241,17 @@ def _pieces(replay: SpanReplay, num_rows: int) -> Iterator[tuple[int, bool]]:
         yield num_rows, False
 
 
-def set_aside_of(held: Sequence[int]) -> int:
+def set_aside_of(num_aside: Sequence[int]) -> int:
     """Return how many states must be available in memory for the sequences of a walk.
 
     Sequences of the same lane run one after another and share their places, so each lane needs its maximum. 0
     is returned for no sequences.
 
-    held: For each sequence, how many states it sets aside at once.
+    num_aside: For each sequence, how many states it sets aside at once.
 
         # held: sixteen times 1, then 3 and 2 -> lane 0 needs 3, lane 1 needs 2, the others 1: 19
     """
-    return sum(max(held[lane::LANES]) for lane in range(min(LANES, len(held))))
+    return sum(max(num_aside[lane::LANES]) for lane in range(min(LANES, len(num_aside))))
 
 
 def walk_of(sequences: Sequence[SequenceRows]) -> Walk:
@@ -280,24 +280,24 @@ class _Block:
 
     chunks: Table rows that run by chunks, one array per sequence.
     rows: Table rows that run one by one, one array per sequence.
-    held: For each array of `rows`, how many states it sets aside at once.
+    num_aside: For each array of `rows`, how many states it sets aside at once.
     lines: Number of table rows in all.
     """
 
     chunks: list[Numbers] = field(default_factory=list[Numbers])
     rows: list[Numbers] = field(default_factory=list[Numbers])
-    held: list[int] = field(default_factory=list[int])
+    num_aside: list[int] = field(default_factory=list[int])
     lines: int = 0
 
-    def put(self, part: Numbers, chunked: bool, held: int = 0) -> None:
+    def put(self, part: Numbers, chunked: bool, num_aside: int = 0) -> None:
         """Add table rows of one sequence.
 
         part: The rows, [rows, history + 1 + FIELDS].
         chunked: True if they run by chunks, False if they run one by one.
-        held: How many states the rows set aside at once.
+        num_aside: How many states the rows set aside at once.
         """
         (self.chunks if chunked else self.rows).append(part)
-        self.held += [] if chunked else [held]
+        self.num_aside += [] if chunked else [num_aside]
         self.lines += len(part)
 
     def walk(self, aside: int, migrated: int) -> Walk:
@@ -306,8 +306,8 @@ class _Block:
         aside: Number of states that are set aside at once, in any block of the frame.
         migrated: Number of carried states, which are stored after those.
         """
-        if any(self.held):
-            _share_aside(self.rows, self.held)
+        if any(self.num_aside):
+            _share_aside(self.rows, self.num_aside)
         parts = [*self.chunks, *self.rows]
         rows = np.concatenate(parts) if len(parts) > 1 else parts[0]
         if migrated:
@@ -337,10 +337,10 @@ def in_blocks(sequences: Sequence[SequenceRows], max_rows: int = BLOCK_ROWS) -> 
         slot = number % CARRIED
         last = blocks[-1]
         if len(sequence.pieces) == 1 and last.lines + len(sequence.rows) <= max_rows:
-            last.put(sequence.rows, sequence.pieces[0][1], sequence.held)
+            last.put(sequence.rows, sequence.pieces[0][1], sequence.num_aside)
         else:
             first_free[slot] = _put_parts(sequence, blocks, first_free[slot], max_rows, CARRIED_STATE - slot)
-    aside = max(set_aside_of(block.held) for block in blocks)
+    aside = max(set_aside_of(block.num_aside) for block in blocks)
     migrated = CARRIED if any(first_free) else 0
     return [block.walk(aside, migrated) for block in blocks]
 
@@ -363,7 +363,7 @@ def _put_parts(
     begin = 0
     rows = sequence.rows
     has_single_tokens = False
-    assert sequence.whole <= max_rows, "a tree runs in one block"
+    assert sequence.num_together <= max_rows, "a tree runs in one block"
     rows[rows[:, TAKEN] == CARRIED_STATE, TAKEN] = migrated
     for end, chunked in sequence.pieces:
         while begin < end:
@@ -373,7 +373,7 @@ def _put_parts(
             if chunked:
                 size = 0 if has_single_tokens else size // CHUNK * CHUNK
             elif begin + size < end:
-                size = 0 if has_single_tokens else min(size, len(rows) - sequence.whole - begin)
+                size = 0 if has_single_tokens else min(size, len(rows) - sequence.num_together - begin)
             if size <= 0:
                 block_index = block_index + 1
                 has_single_tokens = False
@@ -381,27 +381,27 @@ def _put_parts(
             if begin:
                 rows[begin - 1, ASIDE] = rows[begin, TAKEN] = migrated
             begin, part = begin + size, rows[begin : begin + size]
-            blocks[block_index].put(part, chunked, sequence.held if begin == len(rows) else 0)
+            blocks[block_index].put(part, chunked, sequence.num_aside if begin == len(rows) else 0)
             # Chunks of a block run before its single tokens, so a chunk after these needs the next block.
             has_single_tokens = not chunked
     return block_index + 1
 
 
-def _share_aside(parts: Sequence[Numbers], held: Sequence[int]) -> None:
+def _share_aside(parts: Sequence[Numbers], num_aside: Sequence[int]) -> None:
     """Renumber the states that each sequence sets aside from 0 .. held - 1 to its lane's places, in place.
 
     parts: Table rows of each sequence.
-    held: For each sequence, how many states it sets aside at once.
+    num_aside: For each sequence, how many states it sets aside at once.
     """
     begin = 0
     for lane in range(min(LANES, len(parts))):
         for part in parts[lane::LANES]:
             for places in part[:, TAKEN], part[:, ASIDE]:
                 places[places >= 0] += begin
-        begin += max(held[lane::LANES])
+        begin += max(num_aside[lane::LANES])
 
 
-def _sources(replay: SpanReplay, first: int, history: int, page_rows: int) -> Numbers:
+def _sources(replay: SpanReplay, first_row: int, history: int, page_rows: int) -> Numbers:
     """Return the source codes of columns start - history .. total - 1 of one sequence.
 
     A column of an earlier step is named by its KV slot, a token of this frame by -2 - its row, and a column
@@ -410,7 +410,7 @@ def _sources(replay: SpanReplay, first: int, history: int, page_rows: int) -> Nu
         # base 5, 4 tokens in frame rows 0..3, start 5, history 2, page 0 -> [3 4 -2 -3 -4 -5]
 
     replay: The segment, and the tokens of its sequence that run.
-    first: Row of the frame that holds the segment's first token.
+    first_row: Row of the frame that holds the segment's first token.
     history: Number of preceding tokens that a convolution reads.
     page_rows: Rows (tokens) of a KV page.
     """
@@ -419,7 +419,7 @@ def _sources(replay: SpanReplay, first: int, history: int, page_rows: int) -> Nu
     place, row = np.divmod(columns.clip(0), page_rows)
     sources = np.array(span.pages, np.int32)[place] * page_rows + row
     sources[columns < 0] = NOTHING
-    sources[len(sources) - span.rows :] = -2 - np.arange(first, first + span.rows)
+    sources[len(sources) - span.rows :] = -2 - np.arange(first_row, first_row + span.rows)
     return sources.astype(np.int32)
 
 
@@ -440,7 +440,13 @@ def _chain_rows(sources: Numbers, history: int) -> Numbers:
 
 
 def _depth_first(
-    span: RowSpan, sources: Numbers, lead: int, first: int, start_state: int, after_chunks: bool, history: int
+    span: RowSpan,
+    sources: Numbers,
+    lead: int,
+    first_row: int,
+    start_state: int,
+    after_chunks: bool,
+    history: int,
 ) -> tuple[Numbers, int]:
     """Return the table rows of the tokens that lead to a tree and of the tree itself.
 
@@ -453,7 +459,7 @@ def _depth_first(
     span: The rows of one segment of the frame, with its sequence's pages.
     sources: int32, the source code of every token; see `_sources`.
     lead: Number of replayed tokens before the tree.
-    first: Row of the frame that holds the first node of the segment.
+    first_row: Row of the frame that holds the first node of the segment.
     start_state: Code of the state before all rows or, with `after_chunks`, before the tree.
     after_chunks: True if the tree starts from a carried state instead of the row before it, because chunks
         precede the tree.
@@ -465,7 +471,7 @@ def _depth_first(
     children = _children(parents)
     read = {ROOT: codes[:history]}
     first_node = span.tail - span.rows
-    held = 0
+    num_aside = 0
     free = list[int]()
     rows = list[list[int]]()
     last_row: Numbers | list[int] | None = lead_rows[-1] if lead and not after_chunks else None
@@ -480,7 +486,7 @@ def _depth_first(
                 place,
                 NOTHING,
                 NOTHING,
-                first + node - first_node if node >= first_node else NOTHING,
+                first_row + node - first_node if node >= first_node else NOTHING,
             ]
             rows.append(last_row)
             if place >= 0 and node == children[parents[node]][-1]:
@@ -492,11 +498,11 @@ def _depth_first(
                 place = start_state
             else:
                 if not free:
-                    free.append(held)
-                    held += 1
+                    free.append(num_aside)
+                    num_aside += 1
                 last_row[ASIDE] = place = free.pop()
         stack += [(child, place if number else NOTHING) for number, child in enumerate(siblings)][::-1]
-    return np.concatenate((lead_rows, np.array(rows, np.int32))), held
+    return np.concatenate((lead_rows, np.array(rows, np.int32))), num_aside
 
 
 def _parents(span: RowSpan) -> dict[int, int]:
