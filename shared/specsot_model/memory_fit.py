@@ -1,6 +1,6 @@
 """Checks that weights, KV pages and CUDA graphs fit in memory, from the headers of weight files only.
 
-Nothing is loaded. In this file, `weight_form` describes the form in which weights are stored once they are loaded.
+Nothing is loaded. In this file, `weight_form` is the form in which weights are stored once they are loaded.
 """
 
 from __future__ import annotations

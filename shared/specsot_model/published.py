@@ -180,7 +180,8 @@ class PublishedWeights(Weights):
         tensor = self._files.raw(name, device)
         if name.endswith(".weight") and (not tensor.is_floating_point() or tensor.itemsize == 1):
             raise ModelError(
-                f"{self.where(name)}: {name} is {tensor.dtype}, but the {self.published} files have no scale for it"
+                f"{self.where(name)}: {name} is {tensor.dtype},"
+                f" but the {self.published} files have no scale for it"
             )
         return tensor.to(dtype)
 
