@@ -389,7 +389,7 @@ def tabulate(
     tile_rows: most rows of a piece.
     sinces: [rows], the first column that each row sees, see `sinces_of`; whole pages before them are not
         read.
-    anchored: stretches of anchor columns, see `anchors.anchored_of`.
+    anchored: stretches of anchor columns, see `anchors.anchor_runs`.
     spans: one span per segment of the frame, in row order.
     window: how many positions of its path a row sees at most, as in `sights_of`; None: all.
     places: pieces that run at once under each KV head; see `places_of`.
@@ -419,7 +419,7 @@ def cut_pieces(
     places: see `places_of`.
     page_rows: columns of a page.
     tile_rows: most rows of a piece.
-    anchored: the runs of anchor columns, in row order; see `anchors.anchored_of`.
+    anchored: the runs of anchor columns, in row order; see `anchors.anchor_runs`.
 
     A stretch of 6 rows and 1024 columns, cut with tile_rows = 4 and 512 columns a piece, becomes four pieces:
     rows 0..3 with columns 0..511, rows 4..5 with 0..511, rows 0..3 with 512..1023, rows 4..5 with 512..1023.

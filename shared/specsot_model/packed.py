@@ -376,7 +376,7 @@ def row_itemsize(config: ModelConfig, itemsize: int, packed: bool) -> int:
     """Return the bytes of a number of the KV cache, if the cache is not int8.
 
     itemsize: Bytes of the model's dtype.
-    packed: Whether the weights are packed; see `packs`.
+    packed: Whether the weights are packed; see `uses_packed_kernels`.
     config: The model's config.
     """
     return ROWS_IN.itemsize if packed and itemsize == 4 and can_pack(config) else itemsize

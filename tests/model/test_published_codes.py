@@ -139,7 +139,7 @@ def test_what_others_left_whole_has_8_bits(tmp_path: Path) -> None:
     assert counted.form(f"model.layers.1.{OUT}.weight", "int4") == "int8"
     assert counted.form(f"model.layers.1.{DOWN}.weight", "int4") == "int4"
     leave_whole(f"model.layers.1.{UP}")
-    with pytest.raises(ModelError, match=r"layers.1.mlp.gate_proj, .*quantized and others as one product"):
+    with pytest.raises(ModelError, match=r"layers.1.mlp.gate_proj, .*only some of them are quantized"):
         load(tmp_path, "int4")
 
 

@@ -350,7 +350,7 @@ def _tile(bits: int, rows: int, blocks: int, near: int | None) -> Callable[..., 
         x, x_stride: address of the quantized rows, and from one row to the next.
         w, apart: address of the weights, and from one block of weights to the next.
         groups: number of groups of inputs.
-        scales, sums: addresses of the scales and corrections of the rows' groups; see `steps.shorten`.
+        scales, sums: addresses of the scales and corrections of the rows' groups; see `steps.quantize_row`.
         across: from the scales (and sums) of one group to those of the next; a group has one number a row.
         factors: address of the scales of the outputs, in 8 bits.
         prior, prior_stride: address of what the product is added to, and from one row to the next.
