@@ -200,7 +200,7 @@ class Eagle3Head(EagleHead):
         """See `DraftHead.logits`. The norm is applied here unless the outputs are normed already."""
         return self.lm_head(outputs if self.norm_output else self.norm(outputs))
 
-    def best_tokens(self, outputs: Tensor, count: int) -> tuple[Tensor, Tensor] | None:
+    def choose(self, outputs: Tensor, count: int) -> tuple[Tensor, Tensor] | None:
         norm = None if self.norm_output else self.norm
         return best_tokens(self.lm_head, norm, outputs, count, self.offsets)
 
