@@ -445,8 +445,7 @@ def cut_pieces(
     first_page = (held.cumsum() - held)[run_of] + first_column // page_rows
     columns_of_piece = np.minimum(columns[run_of] - first_column, columns_per_piece)
     # The smallest lead of each piece's rows: `reduceat` reduces between neighbouring edges, and every second
-    # of these
-    # ranges is a piece.
+    # of these ranges is a piece.
     edges = np.array((first_row, first_row + rows_of_piece)).T.reshape(-1)
     lead = np.where(run_of < num_visible, np.minimum.reduceat(np.append(leads, 0), edges)[::2], ANCHORED)
     first_slot = rows_of_piece.cumsum() - rows_of_piece

@@ -199,8 +199,7 @@ def _cut_pieces(
     """
     firsts = rows.cumsum() - rows
     # Columns that a sequence shares with a neighbour are read by all of them in one run; the sequence's own
-    # stretch
-    # begins after these columns.
+    # stretch begins after these columns.
     own_starts = np.maximum(shared[:-1], shared[1:])
     runs = [*_joint_reads(firsts.tolist(), rows.tolist(), shared)]
     reads = np.concatenate(

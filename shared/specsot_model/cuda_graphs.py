@@ -82,7 +82,7 @@ def prompt_rows(decoder: Decoder, kv: KVPages, rows: int) -> int:
     Only one device that holds all layers gets more, PROMPT_ROWS: in a pipeline of stages, smaller frames
     keep more stages busy at the same time.
 
-    decoder: The layer range.
+    decoder: The layer range, with its weights loaded.
     kv: The KV cache of the layer range.
     rows: Number of rows that other frames may have.
     """
@@ -98,7 +98,7 @@ def prompt_rows(decoder: Decoder, kv: KVPages, rows: int) -> int:
 def prompt_buckets(decoder: Decoder, kv: KVPages) -> tuple[int, ...]:
     """Return the sizes of graphs for prompts alone; none if their kernel does not support these layers.
 
-    decoder: The layer range.
+    decoder: The layer range, with its weights loaded.
     kv: The KV cache of the layer range.
     """
     config = decoder.config
@@ -231,7 +231,7 @@ class CapturedSteps:
     def fill(self, rows: StepRows) -> FilledStep | None:
         """Prepare the tables of a frame for its graph, or return None if no graph fits.
 
-        rows: The frame. Its entry (tokens or hidden states) is not read yet; it may become known later.
+        rows: The frame as this layer range receives it. Its entry (tokens or hidden states) is not read yet; it may become known later.
         """
         count = len(rows.positions)
         prompt_bucket, bucket = (bucket_of(count, tuple(steps)) for steps in (self._prompts, self._steps))
@@ -253,7 +253,7 @@ class CapturedSteps:
 
         Return None if the heads see different columns, for batch-invariant ranges, and with several devices.
 
-        rows: The frame.
+        rows: The frame as this layer range receives it: tokens or hidden states, positions, slots, spans, moves.
         bucket: Size of the graph, in rows.
         kind: Which frames the graph is for.
         """
@@ -326,7 +326,7 @@ class CapturedSteps:
 
         A graph must fit the frame.
 
-        rows: The frame.
+        rows: The frame as this layer range receives it: tokens or hidden states, positions, slots, spans, moves.
         times: How often to run it, after one run that is not timed.
         """
         filled = self.fill(rows)
@@ -364,7 +364,7 @@ def _are_short(spans: Sequence[RowSpan], bucket: int, heads_per_kv: int) -> bool
 def _fill_for(rows: StepRows, steps: Sequence[_CapturedStep]) -> FilledStep | None:
     """Return a frame that is prepared for some graphs; None if it does not fit their tables.
 
-    rows: The frame.
+    rows: The frame as this layer range receives it: tokens or hidden states, positions, slots, spans, moves.
     steps: The graphs of one bucket, one per device.
     """
     numbers = steps[0].fill(rows)
@@ -460,7 +460,7 @@ class _CapturedStep:
 
         The first table is for the tokens, which `send` fills in.
 
-        rows: The frame.
+        rows: The frame as this layer range receives it: tokens or hidden states, positions, slots, spans, moves.
         """
         count = len(rows.positions)
         filled = list[Numbers]()
@@ -631,7 +631,7 @@ def _graph_timer(decoder: Decoder, kv: KVPages, sizes: Sequence[int]) -> Forward
 
     Host time is left out, because it is spent once per step and not once per layer.
 
-    decoder: The layer range.
+    decoder: The layer range, with its weights loaded.
     kv: Pages that may be overwritten.
     sizes: Numbers of rows for which graphs are captured.
     """
@@ -681,7 +681,7 @@ def _different_rows(decoder: Decoder, rows: int) -> Tensor:
 def _time_forward(decoder: Decoder, kv: KVPages, table: Tensor, rows: int) -> float:
     """Run the first `rows` rows of `table` through the range, and return the seconds.
 
-    decoder: The layer range.
+    decoder: The layer range, with its weights loaded.
     kv: Pages that may be overwritten.
     table: Hidden states [at least rows, H].
     rows: Number of rows to run.

@@ -244,7 +244,7 @@ def _unscaled_dtype(dtype: torch.dtype) -> torch.dtype:
 def multiplies_fp8(device: torch.device) -> bool:
     """Tell whether this device multiplies fp8 and has Triton.
 
-    device: The device.
+    device: The torch device that is asked about.
     """
     if device.type != "cuda" or torch.version.cuda is None or find_spec("triton") is None:
         return False

@@ -391,7 +391,7 @@ def sizes_fit_8_bits(config: ModelConfig) -> bool:
 def runs_kernels(device: torch.device) -> bool:
     """Tell whether the GPU kernels run on this device.
 
-    device: The device.
+    device: The torch device that is asked about.
     """
     return device.type == "cuda" and find_spec("triton") is not None
 

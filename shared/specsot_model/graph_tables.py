@@ -255,7 +255,7 @@ def frame_tables(
     rows: Size of the graph's bucket.
     short_sequences: The graph is for many sequences with few rows each; see `TableRoom`.
     hidden: The graph is for frames from which a KV policy hides columns.
-    decoder: The layer range.
+    decoder: The layer range, with its weights loaded.
     kv: The KV cache of the layer range.
     """
     config = decoder.config

@@ -142,6 +142,6 @@ class Int8:
 def multiplies_int8(device: torch.device) -> bool:
     """Tell whether the int8 kernels run on this device.
 
-    device: The device.
+    device: The torch device that is asked about.
     """
     return device.type == "cuda" and find_spec("triton") is not None

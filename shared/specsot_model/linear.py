@@ -381,7 +381,7 @@ def check_device(device: str) -> None:
 def _multiplies_bf16(device: torch.device) -> bool:
     """Tell whether a device multiplies bf16 natively.
 
-    device: The device.
+    device: The torch device that is asked about.
     """
     if device.type != "cpu":
         return device.type == "cuda"

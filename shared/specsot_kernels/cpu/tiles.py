@@ -408,18 +408,14 @@ def _tile(bits: int, rows: int, blocks: int, near: int | None) -> Callable[..., 
 
 
 # Tiles as large as the registers allow: TALL_BLOCKS blocks of 16 outputs by any of HEIGHTS rows, or
-# WIDE_BLOCKS
-# blocks by a single row.
+# WIDE_BLOCKS blocks by a single row.
 TALL_BLOCKS = 2 if INSTRUCTIONS == "avx512vnni" else 1
 WIDE_BLOCKS = 4 if INSTRUCTIONS == "avx512vnni" else 2
 HEIGHTS = {"avx512vnni": (6, 4, 3, 2, 1), "avxvnni": (4, 2, 1)}.get(INSTRUCTIONS, (2, 1))
 # Passes. With so few passes over a block of weights, computing does not hide the memory's latency, so that
-# weights
-# are prefetched into the second-level cache, where more loads can be in flight. Chosen on an AMD EPYC: 8 rows
-# in two
-# passes became 1.4 times as fast. With eleven passes (64 rows), each line is requested many times, and the
-# first-level
-# cache is 5 to 10 % faster.
+# weights are prefetched into the second-level cache, where more loads can be in flight. Chosen on an AMD
+# EPYC: 8 rows in two passes became 1.4 times as fast. With eleven passes (64 rows), each line is requested
+# many times, and the first-level cache is 5 to 10 % faster.
 FEW_PASSES = 1 if INSTRUCTIONS == "avx2" else 3
 
 

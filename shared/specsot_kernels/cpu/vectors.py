@@ -224,8 +224,7 @@ def fma_of(b: Builder, x: Value, y: Value, z: Value) -> Value:
 
 
 # Arguments of LLVM's prefetch: the second-level and the first-level cache. Few loads can be in flight to the
-# first
-# level (some 8 GB/s were measured).
+# first level (some 8 GB/s were measured).
 SECOND = 2
 NEAREST = 3
 
@@ -391,8 +390,7 @@ def _call_int(b: Builder, at: Value) -> Value:
 
 
 # Bytes of a barrier. Three counters, each in a cache line of its own: threads that have arrived, completed
-# barriers,
-# threads that sleep.
+# barriers, threads that sleep.
 MEETING = 3 * BYTES
 # Polls. How often a thread polls at a barrier before it sleeps: some 15 us where it was measured. Untuned.
 LOOKS = 300

@@ -41,8 +41,7 @@ MERGED = 4
 # docs/results/h100-product.md.
 MERGERS = 4096
 # Programs. If a frame has more than MOST pieces (over all KV heads), RUNNING programs loop over them, since
-# even
-# programs without work occupy the GPU for a moment. With fewer pieces the loop costs more than it saves.
+# even programs without work occupy the GPU for a moment. With fewer pieces the loop costs more than it saves.
 # Chosen by docs/results/h100-product.md.
 MOST = 2048
 RUNNING = 512
@@ -248,7 +247,7 @@ def send_tables(tables: Sequence[Numbers], device: torch.device | str) -> tuple[
     Each begins at a multiple of ALIGNED integers.
 
     tables: int32 arrays of any shape.
-    device: the device.
+    device: the torch device in question.
     """
     sizes = [-(-each.size // ALIGNED) * ALIGNED for each in tables]
     flat = np.concatenate([np.resize(each, size) for each, size in zip(tables, sizes)])
@@ -463,8 +462,7 @@ def _read_piece(
     if anchored:  # noqa: SIM102  # the first is known when this is compiled
         if common < 0:
             # The piece consists of anchors: rotate the query towards them. The partner of number d in a
-            # rotated pair
-            # is d ^ 1.
+            # rotated pair is d ^ 1.
             lead = tl.load(anchors + row, mask=live, other=0)
             since = tl.zeros_like(lead)
             other = tl.load(q + from_q[:, None] + (d ^ 1)[None, :], mask=there, other=0.0).to(tl.float32)

@@ -92,8 +92,7 @@ def _choose(
     tl.store(positions + row, tl.load(positions + first) + depth, mask=taken)
     tl.store(chosen + tree * wanted + rank - 1, number, mask=taken)
     # One more than a candidate's number; 0 is the root. Starting at each candidate itself, the loop sets the
-    # bits of
-    # the candidate and its ancestors.
+    # bits of the candidate and its ancestors.
     above = (number + 1).to(tl.int64)
     seen = tl.full((wide,), 1, tl.int64)
     for _ in range(levels):

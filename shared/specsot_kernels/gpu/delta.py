@@ -28,8 +28,7 @@ from specsot_kernels.gpu.launching import (
 # Epsilon of the L2 norms of queries and keys.
 EPS = tl.constexpr(1e-6)
 # Columns of a state that one program walks row by row. Chosen on an H100: 8 and 32 were no faster for one
-# row, trees
-# and prompts.
+# row, trees and prompts.
 COLUMNS = 16
 # Warps of such a program. Chosen on an H100: more were slower.
 WARPS = 1
@@ -47,8 +46,7 @@ CHUNK_WARPS = 4
 # Rows of a block. A block is solved row by row; the blocks of a chunk are solved concurrently.
 BLOCK = tl.constexpr(16)
 # Precision of products: EXACT has the errors of fp32 (three tensor-core products), SHORT is one product and
-# is used
-# where pages hold 16-bit numbers.
+# is used where pages hold 16-bit numbers.
 EXACT, SHORT = tl.constexpr("tf32x3"), tl.constexpr("tf32")
 # Heads of one program of the gated norm. Untuned.
 TOGETHER = 8
@@ -56,8 +54,7 @@ TOGETHER = 8
 TAKEN, ASIDE, KEPT, OUTPUT = map(tl.constexpr, range(4))
 FIELDS = 4
 # Numbers of each row and head: the factor by which the state decays, the rate at which it takes up the row,
-# and the
-# logarithm of the factor.
+# and the logarithm of the factor.
 GATES = tl.constexpr(3)
 
 
@@ -451,8 +448,7 @@ def _solve(
         system = tl.dot(k, tl.trans(k), input_precision=precision) * shrunk * rate[:, None]
         system = tl.where(behind, system, 0.0)
         # First invert 1 + system within blocks, row by row. Then iterate across blocks: each iteration makes
-        # one more
-        # block exact, since a block depends only on the blocks before it.
+        # one more block exact, since a block depends only on the blocks before it.
         inverse = tl.where(same, 1.0, 0.0)
         for row in range(1, BLOCK):
             own = tl.sum(tl.where(near & (line % BLOCK == row)[:, None], system, 0.0), 0)

@@ -111,7 +111,7 @@ def copies_blocks(device: torch.device) -> bool:
 
     Triton's interpreter implements descriptors too.
 
-    device: the device.
+    device: the torch device in question.
     """
     return device.type != "cuda" or _has_pdl(device)
 
@@ -120,7 +120,7 @@ def copies_blocks(device: torch.device) -> bool:
 def _has_pdl(device: torch.device) -> bool:
     """Return whether the device is an NVIDIA GPU of Hopper or later.
 
-    device: the device.
+    device: the torch device in question.
     """
     if device.type != "cuda" or torch.version.cuda is None:
         return False

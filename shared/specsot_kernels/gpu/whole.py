@@ -72,7 +72,7 @@ def fitting(tile: WholeTile, device: torch.device) -> WholeTile:
     A multiprocessor has 228 KiB from Hopper on; older GPUs and AMD's have 64 to 164 KiB.
 
     tile: a tile for an H100.
-    device: the device.
+    device: the torch device in question.
     """
     if copies_blocks(device):
         return tile
