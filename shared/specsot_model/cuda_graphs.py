@@ -231,7 +231,7 @@ class CapturedSteps:
     def fill(self, rows: StepRows) -> FilledStep | None:
         """Prepare the tables of a frame for its graph, or return None if no graph fits.
 
-        rows: The frame as this layer range receives it. Its entry (tokens or hidden states) is not read yet; it may become known later.
+        rows: The frame. Its entry (tokens or hidden states) is not read yet; it may become known later.
         """
         count = len(rows.positions)
         prompt_bucket, bucket = (bucket_of(count, tuple(steps)) for steps in (self._prompts, self._steps))
@@ -253,7 +253,7 @@ class CapturedSteps:
 
         Return None if the heads see different columns, for batch-invariant ranges, and with several devices.
 
-        rows: The frame as this layer range receives it: tokens or hidden states, positions, slots, spans, moves.
+        rows: The frame as this range receives it: tokens or hidden states, positions, slots, spans, moves.
         bucket: Size of the graph, in rows.
         kind: Which frames the graph is for.
         """
@@ -326,7 +326,7 @@ class CapturedSteps:
 
         A graph must fit the frame.
 
-        rows: The frame as this layer range receives it: tokens or hidden states, positions, slots, spans, moves.
+        rows: The frame as this range receives it: tokens or hidden states, positions, slots, spans, moves.
         times: How often to run it, after one run that is not timed.
         """
         filled = self.fill(rows)
@@ -364,7 +364,7 @@ def _are_short(spans: Sequence[RowSpan], bucket: int, heads_per_kv: int) -> bool
 def _fill_for(rows: StepRows, steps: Sequence[_CapturedStep]) -> FilledStep | None:
     """Return a frame that is prepared for some graphs; None if it does not fit their tables.
 
-    rows: The frame as this layer range receives it: tokens or hidden states, positions, slots, spans, moves.
+    rows: The frame as this range receives it: tokens or hidden states, positions, slots, spans, moves.
     steps: The graphs of one bucket, one per device.
     """
     numbers = steps[0].fill(rows)
@@ -460,7 +460,7 @@ class _CapturedStep:
 
         The first table is for the tokens, which `send` fills in.
 
-        rows: The frame as this layer range receives it: tokens or hidden states, positions, slots, spans, moves.
+        rows: The frame as this range receives it: tokens or hidden states, positions, slots, spans, moves.
         """
         count = len(rows.positions)
         filled = list[Numbers]()
