@@ -37,8 +37,8 @@ from specsot_master.engine import EngineConfig
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 from specsot_model.kv import row_bytes
-from specsot_model.linear import packs, resolve_dtype
-from specsot_model.memory_fit import WeightForm, drafts_of
+from specsot_model.linear import resolve_dtype, uses_packed_kernels
+from specsot_model.memory_fit import WeightForm, drafter_bytes
 from specsot_model.packed import row_itemsize
 from specsot_model.published import as_published, open_weights
 from specsot_worker import loader as workers
@@ -201,9 +201,9 @@ class Runners:
         self.models = models = as_published(models, models.base)
         self.config = read_config(models.base)
         self._numbers = resolve_dtype(models.dtype, models.device, models.quantization)
-        self._packed = packs(models.quantization, models.device)
+        self._packed = uses_packed_kernels(models.quantization, models.device)
         drafting = resolve_dtype(models.drafter_dtype, models.device)
-        self._drafting = WeightForm.on(models.device, drafting.itemsize, models.drafter_quantization)
+        self._drafting = WeightForm.on_device(models.device, drafting.itemsize, models.drafter_quantization)
         self._stack = AsyncExitStack()
         self._threads = Threads()
         self._fleets: dict[tuple[DrafterName, DraftOptions], tuple[EmbeddedFleet, StepRecorder]] = {}
@@ -273,7 +273,7 @@ class Runners:
         weights = 0
         if assisted and self.models.small is not None:
             extra, whole = self._row_bytes(self.models.small), WeightForm(self._numbers.itemsize)
-            weights = drafts_of(open_weights(self.models.small), whole)
+            weights = drafter_bytes(open_weights(self.models.small), whole)
         moments = tuple(
             StepSample(seconds, written, written - told.steps[0][1], step,
                    held=(len(prompt) + written) * (row + extra) + weights)
@@ -333,7 +333,7 @@ class Runners:
         memory = FEWER * self._row_bytes(folder) if drafter == "model" else HEAD_MEMORY
         drafts = replace(models, kv_memory=memory, drafter=drafter, draft_model=folder, drafting=options)
         source = drafters.DraftLoader(drafts, "drafter")
-        weights = drafts_of(open_weights(folder), self._drafting)
+        weights = drafter_bytes(open_weights(folder), self._drafting)
         return source, DraftRecorder(source.registration().row_bytes, weights)
 
     def _row_bytes(self, folder: Path, kept: KvDtype = "auto", packed: bool = False) -> int:

@@ -34,46 +34,64 @@ def policy_sights(spans: Sequence[RowSpan], window: int | None) -> PolicySights:
     """Return the sights of all rows, in row order.
 
     window: the layer's sliding window, as in `sinces_of`, or None; the narrower of window and policy applies.
+    spans: one span per segment of the frame, in row order.
     """
-    each = [(sight, (0,) * span.rows) for span in spans for sight in (visible_of(span),)]
-    sinces = numbers([since for sight, none in each for since in (sight.since if sight else none)])
-    anchors = numbers([count for sight, none in each for count in (sight.sinks if sight else none)])
-    turns = numbers([turn for sight, none in each for turn in (sight.turns if sight else none)])
+    sights = [(sight, (0,) * span.rows) for span in spans for sight in (visible_of(span),)]
+    sinces = numbers([since for sight, zeros in sights for since in (sight.since if sight else zeros)])
+    anchors = numbers([count for sight, zeros in sights for count in (sight.sinks if sight else zeros)])
+    turns = numbers([turn for sight, zeros in sights for turn in (sight.turns if sight else zeros)])
     return PolicySights(
         sinces if window is None else np.maximum(sinces, sinces_of(spans, window)), anchors, turns
     )
 
 
-def anchored_of(spans: Sequence[RowSpan], page_rows: int) -> Iterator[PageRun]:
+def anchor_runs(spans: Sequence[RowSpan], page_rows: int) -> Iterator[PageRun]:
     """Yield the stretches of anchor columns; neighbouring spans with the same anchor pages form one
     stretch.
+
+    spans: one span per segment of the frame, in row order.
+    page_rows: columns (rows) of a KV page.
     """
     first = 0
-    for (columns, pages), group in groupby(spans, lambda span: _anchoring(span, page_rows)):
+    for (columns, pages), group in groupby(spans, lambda span: _anchor_pages(span, page_rows)):
         rows = sum(span.rows for span in group)
         if columns:
             yield PageRun(first, rows, 0, columns, pages)
         first += rows
 
 
-def _anchoring(span: RowSpan, page_rows: int) -> tuple[int, tuple[int, ...]]:
-    """Return how many of the span's columns are anchors to any row, and the pages that hold these columns."""
-    columns = anchors_in(span)
+def _anchor_pages(span: RowSpan, page_rows: int) -> tuple[int, tuple[int, ...]]:
+    """Return how many of the span's columns are anchors to any row, and the pages that hold these columns.
+
+    span: the rows of one sequence in the frame.
+    page_rows: columns (rows) of a KV page.
+    """
+    columns = num_anchors(span)
     return columns, span.pages[: -(-columns // page_rows)]
 
 
-def anchors_in(span: RowSpan) -> int:
-    """Return how many columns are anchors to at least one of the span's rows."""
+def num_anchors(span: RowSpan) -> int:
+    """Return how many columns are anchors to at least one of the span's rows; 0 without a policy.
+
+    span: the rows of one sequence in the frame.
+    """
     sight = visible_of(span)
     return max(sight.sinks) if sight else 0
 
 
-def first_of(span: RowSpan) -> int:
-    """Return the first column that any of the span's rows sees without rotation; 0 without a policy."""
+def first_unrotated_column(span: RowSpan) -> int:
+    """Return the first column that any of the span's rows sees without rotation; 0 without a policy.
+
+    span: the rows of one sequence in the frame.
+    """
     sight = visible_of(span)
     return min(sight.since) if sight else 0
 
 
 def visible_of(span: RowSpan) -> VisibleColumns | None:
-    """Return the span's policy sight, or None if it has none that the GPU kernels read."""
+    """Return the columns that a policy leaves visible to the span, or None if there is no policy that the GPU
+    kernels read.
+
+    span: the rows of one sequence in the frame.
+    """
     return span.sight if isinstance(span.sight, VisibleColumns) else None

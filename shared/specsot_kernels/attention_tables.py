@@ -10,7 +10,7 @@ results of a row are merged by their log-sum-exp.
 Two sequences with 4 columns a page that share the pages 7 and 8:
 
     a: rows 0..1, columns 0..10 on pages (7, 8, 3)      b: row 2, columns 0..10 on pages (7, 8, 5)
-    stretches: rows 0..2 read columns 0..7 on (7, 8); rows 0..1 read 8..10 on (3); row 2 reads 8..10 on (5)
+    page_runs: rows 0..2 read columns 0..7 on (7, 8); rows 0..1 read 8..10 on (3); row 2 reads 8..10 on (5)
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from specsot_kernels.segments import last_bits
+from specsot_kernels.segments import drop_low_bits
 
 # A query is one head of one row; a tile of 64 queries holds 16 rows with 4 query heads for each KV head.
 # Queries. Largest tile. Untuned.
@@ -67,7 +67,15 @@ ANCHORED = -1
 
 
 class TableSpan(Protocol):
-    """One sequence's rows in a frame, as much of `specsot_kernels.segments.RowSpan` as the tables need."""
+    """One sequence's rows in a frame, as much of `specsot_kernels.segments.RowSpan` as the tables need.
+
+    rows: number of rows.
+    base: every row sees the columns 0 .. base - 1.
+    tail: the columns base .. base + tail - 1 are seen in part.
+    pages: the page numbers that hold all these columns, in order.
+    visible: for each row the tail columns that it sees, as bits; None: row i sees 0 .. i of them.
+    lead: how many columns, from the first on, every row sees.
+    """
 
     @property
     def rows(self) -> int: ...
@@ -86,8 +94,13 @@ class TableSpan(Protocol):
 class WholePages(NamedTuple):
     """A `TableSpan` that names all columns of its pages and whose rows see every column before `base`.
 
-    `base` is where the page that holds the newest tokens begins, so the span, and the pieces cut from it,
-    stay valid for all steps until the sequence needs another page.
+    The span, and the pieces cut from it, stay valid for all steps until the sequence needs another page.
+
+    rows: number of rows.
+    base: the column at which the page that holds the newest tokens begins.
+    tail: number of columns from `base` to the end of the last page.
+    pages: the page numbers, in order.
+    visible: always None; what single rows see is told by other tables.
     """
 
     rows: int
@@ -98,20 +111,28 @@ class WholePages(NamedTuple):
 
     @property
     def lead(self) -> int:
-        """Return how many columns, from the first on, every row sees: those before `base`."""
+        """How many columns, from the first on, every row sees: those before `base`."""
         return self.base
 
 
 def whole_pages(rows: int, base: int, pages: tuple[int, ...], page_rows: int) -> WholePages:
-    """Return the span of `rows` rows over whole pages.
+    """Return the span of some rows over whole pages.
 
-    `base` is the first column of a page; every row sees all columns before `base`.
+    rows: number of rows.
+    base: the first column of a page; every row sees all columns before it.
+    pages: the page numbers, in order.
+    page_rows: columns (rows) of a KV page.
     """
     return WholePages(rows, base, len(pages) * page_rows - base, pages)
 
 
 class SeenRows(NamedTuple):
-    """Rows of one sequence, which begin at row `first` of the frame and all see the columns 0 .. lead - 1."""
+    """Rows of one sequence that all see the columns 0 .. lead - 1.
+
+    first: the frame row of the first of the rows.
+    span: the rows' span.
+    lead: number of first columns that all of the rows see.
+    """
 
     first: int
     span: TableSpan
@@ -119,8 +140,13 @@ class SeenRows(NamedTuple):
 
 
 class PageRun(NamedTuple):
-    """Rows first .. first + rows - 1 read the columns at .. at + columns - 1, which lie on `pages`
-    in order.
+    """Rows of the frame that read the same run of columns.
+
+    first: the frame row of the first of the rows.
+    rows: number of rows, which follow one another.
+    at: the first column that is read.
+    columns: number of columns that are read.
+    pages: the page numbers on which these columns lie, in order.
     """
 
     first: int
@@ -131,10 +157,14 @@ class PageRun(NamedTuple):
 
 
 class PageRuns(NamedTuple):
-    """Many `PageRun` values as arrays, [stretches] each.
+    """Many `PageRun` values as arrays, [runs] each.
 
-    held: number of pages of each stretch.
-    pages: pages of all stretches, concatenated.
+    first: the frame row of each run's first row.
+    rows: number of rows of each run.
+    at: the first column that each run reads.
+    columns: number of columns that each run reads.
+    held: number of pages of each run.
+    pages: page numbers of all runs, one run after the other.
     """
 
     first: Ints
@@ -146,7 +176,12 @@ class PageRuns(NamedTuple):
 
 
 class RowSights(NamedTuple):
-    """Which columns each row sees, as in `AttentionTables`."""
+    """Which columns each row sees, in row order.
+
+    leads: int32 [rows]; row r sees every column before leads[r].
+    bases: int32 [rows], the column that bit 0 of the row's bits stands for.
+    bits: int32 [rows, words]; bit j of word i is set if the row sees column base + 32 * i + j.
+    """
 
     leads: Numbers
     bases: Numbers
@@ -183,7 +218,13 @@ class AttentionTables(NamedTuple):
 
 
 class PieceTables(NamedTuple):
-    """The part of `AttentionTables` that does not depend on what single rows see."""
+    """The part of `AttentionTables` that does not depend on what single rows see.
+
+    pieces: int32 [pieces, 7]; see `AttentionTables`.
+    starts: int32 [rows + 1]; row r merges the partial results slots[starts[r] : starts[r + 1]].
+    slots: int32, slot numbers grouped by row.
+    pages: int32, page numbers of all pieces, one piece after the other.
+    """
 
     pieces: Numbers
     starts: Numbers
@@ -243,24 +284,32 @@ class TableRoom:
         do not fit.
 
         A piece of no rows does nothing, and a row without pieces gets zeros.
-        """
-        cut = self.fill_pieces(PieceTables(tables.pieces, tables.starts, tables.slots, tables.pages))
-        if cut is None or not _fits(tables.bits.shape, self.shapes[3]):
-            return None
-        return [cut[0], *self.fill_sights(RowSights(*tables[2:5])), *cut[1:]]
 
-    def fill_pieces(self, cut: PieceTables) -> list[Numbers] | None:
-        """Return pieces, starts, slots and pages padded to `shapes`, or None if they do not fit."""
-        shapes = self.shapes[0], *self.shapes[4:]
-        if any(not _fits(part.shape, shape) for part, shape in zip(cut, shapes)):
+        tables: the tables of one frame.
+        """
+        padded = self.fill_pieces(PieceTables(tables.pieces, tables.starts, tables.slots, tables.pages))
+        if padded is None or not _fits(tables.bits.shape, self.shapes[3]):
             return None
-        pieces, starts, slots = (grown(part, shape) for part, shape in zip(cut, shapes[:-1]))
-        starts[len(cut.starts) :] = cut.starts[-1]
-        return [pieces, starts, slots, cut.pages]
+        return [padded[0], *self.fill_sights(RowSights(*tables[2:5])), *padded[1:]]
+
+    def fill_pieces(self, piece_tables: PieceTables) -> list[Numbers] | None:
+        """Return pieces, starts, slots and pages padded to `shapes`, or None if they do not fit.
+
+        piece_tables: the pieces of one frame.
+        """
+        shapes = self.shapes[0], *self.shapes[4:]
+        if any(not _fits(part.shape, shape) for part, shape in zip(piece_tables, shapes)):
+            return None
+        pieces, starts, slots = (zero_padded(part, shape) for part, shape in zip(piece_tables, shapes[:-1]))
+        starts[len(piece_tables.starts) :] = piece_tables.starts[-1]
+        return [pieces, starts, slots, piece_tables.pages]
 
     def fill_sights(self, sights: RowSights) -> list[Numbers]:
-        """Return leads, bases and bits padded to `shapes`. The caller checks that the rows fit."""
-        return [grown(part, shape) for part, shape in zip(sights, self.shapes[1:4])]
+        """Return leads, bases and bits padded to `shapes`.
+
+        sights: what the rows of one frame see. The caller has checked that the rows fit.
+        """
+        return [zero_padded(part, shape) for part, shape in zip(sights, self.shapes[1:4])]
 
 
 def room_for(
@@ -275,6 +324,11 @@ def room_for(
 
     heads_per_kv: query heads of each KV head.
     short, anchored: as in `TableRoom`.
+    rows: most rows of a frame.
+    pages: most page numbers that the pieces of a frame name.
+    short: whether frames have many sequences with a few rows each.
+    anchored: whether sequences may have a policy that leaves anchors.
+    kv_heads: number of KV heads.
     """
     tile = tile_of(rows, heads_per_kv)
     if short:
@@ -283,27 +337,41 @@ def room_for(
 
 
 def places_of(kv_heads: int) -> int:
-    """Return how many pieces a GPU reads at once under each KV head, at least 1."""
+    """Return how many pieces a GPU reads at once under each KV head, at least 1.
+
+    kv_heads: number of KV heads.
+    """
     return max(PROGRAMS // kv_heads, 1)
 
 
 def tile_of(rows: int, heads_per_kv: int) -> int:
     """Return the queries of a tile: the power of two that holds all heads of `rows` rows, within 16 ..
     QUERIES.
+
+    rows: most rows of a frame.
+    heads_per_kv: query heads of each KV head.
     """
     return min(max(1 << (rows * heads_per_kv - 1).bit_length(), 16), QUERIES)
 
 
 def _fits(inner: tuple[int, ...], outer: tuple[int, ...]) -> bool:
-    """Return whether every size of `inner` is at most that of `outer`."""
-    return all(one <= other for one, other in zip(inner, outer))
+    """Return whether an array fits into another one: whether no size is larger.
+
+    inner: shape of the array.
+    outer: shape of the other array, with as many dimensions.
+    """
+    return all(size <= limit for size, limit in zip(inner, outer))
 
 
-def grown(part: Numbers, shape: tuple[int, ...]) -> Numbers:
-    """Return the array padded with zeros at its end to `shape`."""
-    grown = np.zeros(shape, np.int32)
-    grown[tuple(map(slice, part.shape))] = part
-    return grown
+def zero_padded(part: Numbers, shape: tuple[int, ...]) -> Numbers:
+    """Return the array padded with zeros at the end of each dimension.
+
+    part: int32, an array of any shape.
+    shape: shape of the result, in no dimension smaller than that of `part`.
+    """
+    padded = np.zeros(shape, np.int32)
+    padded[tuple(map(slice, part.shape))] = part
+    return padded
 
 
 def tabulate(
@@ -319,22 +387,23 @@ def tabulate(
 
     page_rows: columns of a page.
     tile_rows: most rows of a piece.
-    window: as in `sights_of`.
     sinces: [rows], the first column that each row sees, see `sinces_of`; whole pages before them are not
         read.
-    anchored: stretches of anchor columns, see `anchors.anchored_of`.
-    places: see `places_of`.
+    anchored: stretches of anchor columns, see `anchors.anchor_runs`.
+    spans: one span per segment of the frame, in row order.
+    window: how many positions of its path a row sees at most, as in `sights_of`; None: all.
+    places: pieces that run at once under each KV head; see `places_of`.
     """
     sights = sights_of(spans, window)
-    stretches = page_runs_of(spans, page_rows, sinces)
+    page_runs = page_runs_of(spans, page_rows, sinces)
     pieces, starts, slots, pages = cut_pieces(
-        stretches, sights.leads, page_rows, tile_rows, anchored=anchored, places=places
+        page_runs, sights.leads, page_rows, tile_rows, anchored=anchored, places=places
     )
     return AttentionTables(pieces, pages, *sights, starts, slots)
 
 
 def cut_pieces(
-    stretches: Sequence[PageRun] | PageRuns,
+    page_runs: Sequence[PageRun] | PageRuns,
     leads: Numbers,
     page_rows: int,
     tile_rows: int,
@@ -344,50 +413,57 @@ def cut_pieces(
 ) -> PieceTables:
     """Cut stretches into pieces, tile by tile and column range by column range.
 
-    stretches: in row order. If they are given as `PageRuns`, `anchored` must already be their last entries.
+    page_runs: in row order. If they are given as `PageRuns`, `anchored` must already be their last entries.
     leads: [rows] as in `AttentionTables`.
     times: each stretch row stands for so many rows of the frame.
-    anchored: see `anchors.anchored_of`.
     places: see `places_of`.
+    page_rows: columns of a page.
+    tile_rows: most rows of a piece.
+    anchored: the runs of anchor columns, in row order; see `anchors.anchor_runs`.
 
     A stretch of 6 rows and 1024 columns, cut with tile_rows = 4 and 512 columns a piece, becomes four pieces:
     rows 0..3 with columns 0..511, rows 4..5 with 0..511, rows 0..3 with 512..1023, rows 4..5 with 512..1023.
     """
-    if not isinstance(stretches, PageRuns):
-        stretches = as_arrays((*stretches, *anchored))
-    first, rows, at, columns, held, pages = stretches
-    seen = len(first) - len(anchored)
+    if not isinstance(page_runs, PageRuns):
+        page_runs = as_arrays((*page_runs, *anchored))
+    first, rows, at, columns, held, pages = page_runs
+    num_visible = len(first) - len(anchored)
     first = first * times
     rows = rows * times
-    down = -(-rows // tile_rows)
-    step = _piece_columns(columns, down, page_rows, tile_rows, places)
+    num_tiles = -(-rows // tile_rows)
+    columns_per_piece = _piece_columns(columns, num_tiles, page_rows, tile_rows, places)
     # A stretch is cut into a grid of `down` tiles of rows by `across` ranges of columns.
-    across = -(-columns // step)
-    many = across * down
-    of = np.arange(len(first)).repeat(many)
-    place = np.arange(len(of)) - (many.cumsum() - many)[of]
+    num_ranges = -(-columns // columns_per_piece)
+    pieces_of_run = num_ranges * num_tiles
+    run_of = np.arange(len(first)).repeat(pieces_of_run)
+    place = np.arange(len(run_of)) - (pieces_of_run.cumsum() - pieces_of_run)[run_of]
     # Piece `place` of a stretch is tile place % down of column range place // down.
-    left = place // down[of] * step
-    below = place % down[of] * tile_rows
-    top = first[of] + below
-    high = np.minimum(rows[of] - below, tile_rows)
-    where = (held.cumsum() - held)[of] + left // page_rows
-    wide = np.minimum(columns[of] - left, step)
+    first_column = place // num_tiles[run_of] * columns_per_piece
+    row_in_run = place % num_tiles[run_of] * tile_rows
+    first_row = first[run_of] + row_in_run
+    rows_of_piece = np.minimum(rows[run_of] - row_in_run, tile_rows)
+    first_page = (held.cumsum() - held)[run_of] + first_column // page_rows
+    columns_of_piece = np.minimum(columns[run_of] - first_column, columns_per_piece)
     # The smallest lead of each piece's rows: `reduceat` reduces between neighbouring edges, and every second
-    # of these
-    # ranges is a piece.
-    edges = np.array((top, top + high)).T.reshape(-1)
-    lead = np.where(of < seen, np.minimum.reduceat(np.append(leads, 0), edges)[::2], ANCHORED)
-    used = high.cumsum() - high
-    pieces = np.stack((top, high, where, wide, at[of] + left, lead, used), 1).astype(np.int32)
-    return PieceTables(pieces, *_merges(top, high, len(leads)), pages)
+    # of these ranges is a piece.
+    edges = np.array((first_row, first_row + rows_of_piece)).T.reshape(-1)
+    lead = np.where(run_of < num_visible, np.minimum.reduceat(np.append(leads, 0), edges)[::2], ANCHORED)
+    first_slot = rows_of_piece.cumsum() - rows_of_piece
+    pieces = np.stack(
+        (first_row, rows_of_piece, first_page, columns_of_piece, at[run_of] + first_column, lead, first_slot),
+        1,
+    ).astype(np.int32)
+    return PieceTables(pieces, *_slots_by_row(first_row, rows_of_piece, len(leads)), pages)
 
 
-def as_arrays(stretches: Sequence[PageRun]) -> PageRuns:
-    """Return the stretches as arrays."""
-    told = [(first, rows, at, columns, len(run)) for first, rows, at, columns, run in stretches]
-    pages = numbers([page for stretch in stretches for page in stretch.pages])
-    first, rows, at, columns, held = np.array(told).T
+def as_arrays(page_runs: Sequence[PageRun]) -> PageRuns:
+    """Return the page runs as arrays.
+
+    page_runs: the runs; at least one.
+    """
+    fields = [(first, rows, at, columns, len(run)) for first, rows, at, columns, run in page_runs]
+    pages = numbers([page for stretch in page_runs for page in stretch.pages])
+    first, rows, at, columns, held = np.array(fields).T
     return PageRuns(first, rows, at, columns, held, pages)
 
 
@@ -398,19 +474,25 @@ def page_runs_unshared(
     pages.
 
     rows, pages: row count and pages of each sequence. Sharing is detected by equal first pages.
+    rows: number of rows of each sequence.
+    pages: page numbers of each sequence. Sharing is detected by equal first pages.
+    page_rows: columns of a page.
     """
-    if len({own[0] for own in pages}) < len(pages):
+    if len({pages_of[0] for pages_of in pages}) < len(pages):
         return None
-    held = np.array([len(own) for own in pages])
-    many = np.array(rows)
-    every = np.fromiter(chain.from_iterable(pages), np.int32, int(held.sum()))
-    return PageRuns(many.cumsum() - many, many, np.zeros_like(many), held * page_rows, held, every)
+    held = np.array([len(pages_of) for pages_of in pages])
+    counts = np.array(rows)
+    all_pages = np.fromiter(chain.from_iterable(pages), np.int32, int(held.sum()))
+    return PageRuns(
+        counts.cumsum() - counts, counts, np.zeros_like(counts), held * page_rows, held, all_pages
+    )
 
 
-def _merges(firsts: Ints, counts: Ints, rows: int) -> tuple[Numbers, Numbers]:
+def _slots_by_row(firsts: Ints, counts: Ints, rows: int) -> tuple[Numbers, Numbers]:
     """Group the slots by row: return `starts` and `slots` of `AttentionTables`.
 
     firsts, counts: first row and number of rows of each piece.
+    rows: number of rows of the frame.
     Pieces with rows 0..1 and 0..2 have the slots 0, 1 and 2, 3, 4: starts [0, 2, 4, 5], slots [0, 2, 1, 3,
     4].
     """
@@ -430,8 +512,11 @@ def tabulate_prompts(
     A tile is: first row, number of rows, columns before the first row's own, index of its sequence's first
     page in `pages`. Tiles with most columns come first, so that the longest programs start first.
 
+    spans: one span per segment of the frame, in row order; all causal.
+    page_rows: columns of a page.
+    tile_rows: most rows of a tile.
     padded: rows from the spans' end up to this number get tiles that read the first columns of some page, so
-        that their outputs are defined.
+        that their outputs are defined. 0: no such rows.
     """
     tiles: list[tuple[int, int, int, int]] = []
     pages: list[int] = []
@@ -446,7 +531,7 @@ def tabulate_prompts(
     return numbers(tiles), numbers(pages)
 
 
-def _piece_columns(columns: Ints, down: Ints, page_rows: int, tile_rows: int, places: int) -> int:
+def _piece_columns(columns: Ints, tiles: Ints, page_rows: int, tile_rows: int, places: int) -> int:
     """Return the columns of a piece, a multiple of `page_rows`, that reads all stretches in the least
     estimated time.
 
@@ -454,18 +539,20 @@ def _piece_columns(columns: Ints, down: Ints, page_rows: int, tile_rows: int, pl
     stretch takes a proportional part of a place. Sizes that add more than WAVES * places pieces are not
     considered.
 
-    columns, down: columns of every stretch, and the number of tiles that its rows make.
+    columns, tiles: columns of every stretch, and the number of tiles that its rows make.
     places: see `places_of`.
+    page_rows: columns of a page; the result is a multiple of it.
+    tile_rows: most rows of a piece.
     """
-    least = LEAST if tile_rows < FEW else 2 * LEAST
-    wanted = np.maximum(-(-int(columns.max()) // np.arange(1, PIECES + 1)), least)
-    steps = -(-wanted // page_rows) * page_rows
-    pieces = -(-columns // steps[:, None]) @ down
-    each = steps + BEGUN
-    times = -(-(columns @ down + pieces * BEGUN) // (places * each)) * each
+    min_columns = LEAST if tile_rows < FEW else 2 * LEAST
+    candidates = np.maximum(-(-int(columns.max()) // np.arange(1, PIECES + 1)), min_columns)
+    sizes = -(-candidates // page_rows) * page_rows
+    pieces = -(-columns // sizes[:, None]) @ tiles
+    cost_of_piece = sizes + BEGUN
+    seconds = -(-(columns @ tiles + pieces * BEGUN) // (places * cost_of_piece)) * cost_of_piece
     # `TableRoom.pieces` keeps memory for so many pieces and no more.
-    fitting = pieces <= int(down.sum()) + WAVES * places
-    return int(steps[fitting][times[fitting].argmin()])
+    fitting = pieces <= int(tiles.sum()) + WAVES * places
+    return int(sizes[fitting][seconds[fitting].argmin()])
 
 
 def page_runs_of(
@@ -474,24 +561,34 @@ def page_runs_of(
     """Return the stretches that the spans read. The spans come in row order. sinces: see `tabulate`.
 
     Shared prefixes are searched only if two spans have the same first page; see the module's example.
+
+    spans: one span per segment of the frame, in row order.
+    page_rows: columns of a page.
+    sinces: [rows], the first column that each row sees; whole pages before them are left out. None: rows see
+        all columns.
     """
     starts = (0, *accumulate(span.rows for span in spans))
     if len({span.pages[0] for span in spans}) < len(spans):  # some may share pages
-        found = tuple(_cut([SeenRows(at, span, span.lead) for at, span in zip(starts, spans)], 0, page_rows))
+        runs = tuple(
+            _page_runs([SeenRows(at, span, span.lead) for at, span in zip(starts, spans)], 0, page_rows)
+        )
     else:
         ends = [span.base + span.tail for span in spans]
-        found = tuple(
+        runs = tuple(
             PageRun(at, span.rows, 0, end, span.pages[: -(-end // page_rows)])
             for at, span, end in zip(starts, spans, ends)
         )
-    return found if sinces is None else tuple(_from(found, sinces, page_rows))
+    return runs if sinces is None else tuple(_without_hidden_pages(runs, sinces, page_rows))
 
 
-def _cut(blocks: Sequence[SeenRows], level: int, page_rows: int) -> Iterator[PageRun]:
-    """Yield the stretches of neighbouring spans from the level-th page on; shared pages come before each
-    span's own.
+def _page_runs(blocks: Sequence[SeenRows], level: int, page_rows: int) -> Iterator[PageRun]:
+    """Yield the page runs of neighbouring spans from one level on; shared pages come before each span's own.
+
+    blocks: the neighbouring spans, with their first rows.
+    level: index of the first page that is read.
+    page_rows: columns (rows) of a KV page.
     """
-    for run in _runs(blocks, level, page_rows):
+    for run in _shared_runs(blocks, level, page_rows):
         (first, span, _) = run[0]
         at = level * page_rows
         end = -(-(span.base + span.tail) // page_rows)
@@ -500,43 +597,61 @@ def _cut(blocks: Sequence[SeenRows], level: int, page_rows: int) -> Iterator[Pag
             end = _shared_until(run, level + 1, page_rows)
             columns = end * page_rows - at
         if columns > 0:
-            yield PageRun(first, sum(each.span.rows for each in run), at, columns, span.pages[level:end])
+            yield PageRun(first, sum(block.span.rows for block in run), at, columns, span.pages[level:end])
         if len(run) > 1:
-            yield from _cut(run, end, page_rows)
+            yield from _page_runs(run, end, page_rows)
 
 
-def _runs(blocks: Sequence[SeenRows], level: int, page_rows: int) -> list[list[SeenRows]]:
-    """Group neighbours whose level-th page is the same and full, and all of whose rows see every column of
-    that page.
+def _shared_runs(blocks: Sequence[SeenRows], level: int, page_rows: int) -> list[list[SeenRows]]:
+    """Return groups of neighbours that have the same full page at a level, and whose rows all see the whole
+    page.
+
+    A span that shares its page with no neighbour is a group of its own.
+
+    blocks: the neighbouring spans, with their first rows.
+    level: index of the page among a span's pages.
+    page_rows: columns (rows) of a KV page.
     """
     runs: list[list[SeenRows]] = []
-    before: int | None = None
+    previous_page: int | None = None
     for block in blocks:
         page = block.span.pages[level] if block.lead >= (level + 1) * page_rows else None
-        if runs and page is not None and page == before:
+        if runs and page is not None and page == previous_page:
             runs[-1].append(block)
         else:
             runs.append([block])
-        before = page
+        previous_page = page
     return runs
 
 
 def _shared_until(run: Sequence[SeenRows], level: int, page_rows: int) -> int:
-    """Return the first level, from `level` on, whose page the run does not share or does not see as
-    a whole.
+    """Return the first level whose page the run does not share, or does not see as a whole.
+
+    run: spans that share the pages before.
+    level: the level from which to search; it is returned if its page is not shared.
+    page_rows: columns (rows) of a KV page.
     """
     pages = [block.span.pages for block in run]
-    most = min(block.lead for block in run) // page_rows
-    return next((at for at in range(level, most) if len({each[at] for each in pages}) > 1), max(level, most))
+    num_seen = min(block.lead for block in run) // page_rows
+    return next(
+        (at for at in range(level, num_seen) if len({pages_of[at] for pages_of in pages}) > 1),
+        max(level, num_seen),
+    )
 
 
-def _from(stretches: Sequence[PageRun], sinces: Numbers, page_rows: int) -> Iterator[PageRun]:
-    """Yield each stretch without the leading whole pages that none of its rows sees."""
-    for first, rows, at, columns, pages in stretches:
-        gone = max(int(sinces[first : first + rows].min()) - at, 0) // page_rows
-        if gone * page_rows < columns:
-            left = gone * page_rows
-            yield PageRun(first, rows, at + left, columns - left, pages[gone:])
+def _without_hidden_pages(page_runs: Sequence[PageRun], sinces: Numbers, page_rows: int) -> Iterator[PageRun]:
+    """Yield each page run without the leading whole pages that none of its rows sees; nothing if all are
+    hidden.
+
+    page_runs: the runs.
+    sinces: int32 [rows], the first column that each row of the frame sees.
+    page_rows: columns (rows) of a KV page.
+    """
+    for first, rows, at, columns, pages in page_runs:
+        num_hidden = max(int(sinces[first : first + rows].min()) - at, 0) // page_rows
+        if num_hidden * page_rows < columns:
+            hidden_columns = num_hidden * page_rows
+            yield PageRun(first, rows, at + hidden_columns, columns - hidden_columns, pages[num_hidden:])
 
 
 def sinces_of(spans: Sequence[TableSpan], window: int) -> Numbers:
@@ -544,13 +659,18 @@ def sinces_of(spans: Sequence[TableSpan], window: int) -> Numbers:
 
     A row's path has the columns that it sees without a window: the row itself is its last. Row 0 of a causal
     span with base 10 has a path of 11 positions; with window 4 it sees those from 7 on.
+
+    spans: one span per segment of the frame, in row order.
+    window: number of positions, the row's own included.
     """
-    return numbers([max(length - window, 0) for span in spans for length in _lengths(span)])
+    return numbers([max(length - window, 0) for span in spans for length in _path_lengths(span)])
 
 
-def _lengths(span: TableSpan) -> list[int]:
+def _path_lengths(span: TableSpan) -> list[int]:
     """Return the length of each row's path: a causal row's column + 1, a tree node's base plus its visible
     tail columns.
+
+    span: the rows of one sequence in the frame.
     """
     if span.visible is None:
         return [span.base + row + 1 for row in range(span.rows)]
@@ -562,6 +682,7 @@ def sights_of(spans: Sequence[TableSpan], window: int | None = None) -> RowSight
 
     window: a tree row's bits keep only the last `window` positions of its path; None keeps all. (Columns
         before `base` are cut by `sinces_of` instead.)
+    spans: one span per segment of the frame, in row order.
     """
     counts = [span.rows for span in spans]
     bases = np.repeat(numbers([span.base for span in spans]), counts)
@@ -575,13 +696,14 @@ def sights_of(spans: Sequence[TableSpan], window: int | None = None) -> RowSight
             leads[len(rows) : len(rows) + span.rows] += np.arange(1, span.rows + 1, dtype=np.int32)
         rows += span.visible or [0] * span.rows
     if window is not None:
-        rows = [last_bits(bits, bits.bit_count() - window) for bits in rows]
+        rows = [drop_low_bits(bits, bits.bit_count() - window) for bits in rows]
     return RowSights(leads, bases, _words_of(rows))
 
 
 def _words_of(rows: Sequence[int]) -> Numbers:
-    """Pack each row's bits into int32 words, as many as the row with the highest bit needs: bit 33 -> word 1,
-    bit 1.
+    """Pack each row's bits into int32 words, [rows, words], as many as the row with the highest bit needs.
+
+    rows: the bits of each row, as an integer: bit 33 becomes word 1, bit 1.
     """
     words = max(map(int.bit_length, rows), default=0) // WORD + 1
     if words <= 2:
@@ -591,5 +713,8 @@ def _words_of(rows: Sequence[int]) -> Numbers:
 
 
 def numbers(values: Sequence[int] | Sequence[tuple[int, ...]]) -> Numbers:
-    """Return the values as an int32 array."""
+    """Return integers as an int32 array.
+
+    values: integers, or tuples of equally many integers.
+    """
     return np.array(values, np.int32)

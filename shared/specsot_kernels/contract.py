@@ -95,12 +95,16 @@ class Verified(NamedTuple):
 
 
 def check_mode(mode: int, nodes: int) -> TreeMaskMode:
-    """Return the mode as a TreeMaskMode. Raises InvalidArguments if the mode is unknown or too small for
-    `nodes` nodes.
+    """Return the mode as a TreeMaskMode.
+
+    mode: number of the mode.
+    nodes: number of nodes of each tree.
+
+    Raises InvalidArguments if the mode is unknown or too small for so many nodes.
     """
     if mode not in MODES:
-        named = ", ".join(f"{one.name} ({one.value})" for one in TreeMaskMode)
-        raise InvalidArguments(f"tree_mask_mode must be one of {named}, got {mode!r}", "tree_mask_mode")
+        known = ", ".join(f"{mode.name} ({mode.value})" for mode in TreeMaskMode)
+        raise InvalidArguments(f"tree_mask_mode must be one of {known}, got {mode!r}", "tree_mask_mode")
     if mode == TreeMaskMode.QLEN_ONLY_BITPACKING and nodes > MOST_PACKED:
         raise InvalidArguments(
             f"tree_mask_mode QLEN_ONLY_BITPACKING holds {MOST_PACKED} nodes, the trees have {nodes}",
@@ -110,7 +114,11 @@ def check_mode(mode: int, nodes: int) -> TreeMaskMode:
 
 
 def count_candidates(topk: int, steps: int) -> int:
-    """Return how many candidates `steps` levels of drafting offer: topk, then topk * topk a level."""
+    """Return how many candidates some levels of drafting offer: topk, then topk * topk a level.
+
+    topk: candidates below each node that was drafted from.
+    steps: number of levels, at least 1.
+    """
     return topk + (steps - 1) * topk * topk
 
 
@@ -121,11 +129,16 @@ def check_candidates(
     nodes.
 
     Raises InvalidArguments.
+
+    score_list: scores of each level, [bs, 1, k], then [bs, k, k].
+    token_list: tokens of each level, [bs, k], then [bs, k * k].
+    parents_list: parents of each level, [bs, k + 1], then [bs, k].
+    nodes: number of nodes of each tree, the root included.
     """
     steps = len(score_list)
     if not steps or len(token_list) != steps or len(parents_list) != steps:
         raise InvalidArguments(
-            f"score_list, token_list and parents_list must have one entry a step, "
+            f"score_list, token_list and parents_list must have one entry per drafting step, "
             f"got {steps}, {len(token_list)} and {len(parents_list)}",
             "score_list",
         )
@@ -140,26 +153,41 @@ def check_candidates(
 
 
 def check_nodes(topk: int, steps: int, nodes: int) -> None:
-    """Check that `steps` levels of drafting with `topk` offer a tree of `nodes` nodes. Raises
-    InvalidArguments.
+    """Check that drafting offers enough candidates for a tree.
+
+    topk: candidates below each node that was drafted from.
+    steps: number of levels of drafting.
+    nodes: number of nodes of the tree, the root included.
+
+    Raises InvalidArguments if not, or if there is no node.
     """
-    most = 1 + count_candidates(topk, steps)
-    if not 1 <= nodes <= most:
+    max_nodes = 1 + count_candidates(topk, steps)
+    if not 1 <= nodes <= max_nodes:
         raise InvalidArguments(
-            f"num_draft_tokens must be in [1, {most}] (the root, and what topk {topk} and "
+            f"num_draft_tokens must be in [1, {max_nodes}] (the root, and what topk {topk} and "
             f"{steps} steps offer), got {nodes}",
             "num_draft_tokens",
         )
 
 
-def check_shape(name: str, array: Array, *wanted: int) -> None:
-    """Check the array's shape. Raises InvalidArguments with both shapes."""
-    if array.shape != wanted:
-        raise InvalidArguments(f"{name} must have shape {list(wanted)}, got {list(array.shape)}", name)
+def check_shape(name: str, array: Array, *sizes: int) -> None:
+    """Check an array's shape.
+
+    name: name of the argument, for the error.
+    array: the array.
+    sizes: the size that each dimension must have.
+
+    Raises InvalidArguments with both shapes.
+    """
+    if array.shape != sizes:
+        raise InvalidArguments(f"{name} must have shape {list(sizes)}, got {list(array.shape)}", name)
 
 
 def check_steps(num_steps: int | None, nodes: int) -> int:
-    """Return how many levels a path may go down; for None, as many as a tree of `nodes` nodes can have.
+    """Return how many levels a path may go down; for None, as many as a tree can have.
+
+    num_steps: number of levels, or None.
+    nodes: number of nodes of each tree, the root included.
 
     Raises InvalidArguments if num_steps is negative.
     """
@@ -171,7 +199,13 @@ def check_steps(num_steps: int | None, nodes: int) -> int:
 
 
 def check_threshold(name: str, value: float) -> None:
-    """Check that the value is in [0, 1]. Raises InvalidArguments."""
+    """Check that a threshold is in [0, 1].
+
+    name: name of the argument, for the error.
+    value: the threshold.
+
+    Raises InvalidArguments if it is not.
+    """
     if not 0 <= value <= 1:
         raise InvalidArguments(f"{name} must be in [0, 1], got {value!r}", name)
 
@@ -205,19 +239,27 @@ def compute_tree_statistics(accept_lengths: Array, num_draft_tokens: int, num_st
     """Return statistics of trees of num_draft_tokens nodes each, the root included.
 
     accept_lengths: accepted drafts of each tree: numbers, or an array [trees].
+    num_draft_tokens: nodes of each tree, the root included.
+    num_steps: most drafts that one path can have.
     Raises InvalidArguments if there are no lengths, or if such a tree cannot have one of them.
     """
     lengths = [int(length) for length in accept_lengths]
-    most = min(num_steps, num_draft_tokens - 1)
-    if not lengths or not all(0 <= length <= most for length in lengths):
+    max_length = min(num_steps, num_draft_tokens - 1)
+    if not lengths or not all(0 <= length <= max_length for length in lengths):
         raise InvalidArguments(
-            f"accept_lengths must be one or more numbers in [0, {most}], got {lengths}", "accept_lengths"
+            f"accept_lengths must be one or more numbers in [0, {max_length}], got {lengths}",
+            "accept_lengths",
         )
     return summarize(lengths, (num_draft_tokens - 1) * len(lengths), num_steps)
 
 
 def summarize(lengths: list[int], proposed: int, num_steps: int) -> TreeStatistics:
-    """Statistics of trees that may differ in size; `lengths` may be empty."""
+    """Return statistics of trees that may differ in size; without trees, all numbers are 0.
+
+    lengths: accepted drafts of each tree.
+    proposed: number of drafts in all trees.
+    num_steps: how many entries `depth_rates` gets.
+    """
     trees = len(lengths)
     accepted = sum(lengths)
     return TreeStatistics(

@@ -20,9 +20,9 @@ class CandidatePool:
     """All candidates of B trees, parents before children: [B, n] each; see `selection.Candidates` in the
     drafter.
 
-    tokens: int64 token ids.
-    scores: fp32 scores.
-    parents: int64, one more than the number of the parent in the pool; 0 is the root.
+    tokens: int64, the token id of each candidate.
+    scores: fp32, the score of each candidate.
+    parents: int64, one more than the number of the candidate's parent in the pool; 0 is the root.
     """
 
     tokens: Tensor
@@ -35,8 +35,8 @@ class LevelPlace:
     """Where one level of a tree lies.
 
     first: number in the pool of the level's first candidate.
-    fed: rows of the tree that are fed to the head before the level's frontier.
-    width: nodes of the level's frontier, at most as many as the level has candidates.
+    fed: number of the tree's rows that are fed to the head before the level's frontier.
+    width: number of nodes of the level's frontier, at most as many as the level has candidates.
     """
 
     first: int
@@ -48,9 +48,10 @@ class LevelPlace:
 class LevelFrontier:
     """The candidates that are fed to the draft head next: [B, width] each except `bits`.
 
-    scores, tokens: as in the pool.
-    numbers: each candidate's number in the pool.
-    origins: rows of the head's last outputs whose features the candidates are fed with.
+    scores: fp32, the score of each candidate.
+    tokens: int64, the token id of each candidate.
+    numbers: int64, each candidate's number in the pool.
+    origins: int64, the rows of the head's last outputs whose features the candidates are fed with.
     bits: int32 [B * width, words]; which rows of its tree, itself included, each candidate attends to.
     """
 
@@ -68,7 +69,7 @@ class VerifiedTrees(NamedTuple):
     tokens: the token of each node.
     parents: the number of each node's parent within its tree; a parent's number is lower than its child's,
         and the root is its own parent.
-    told: [trees, 3]: each tree's first row, its number of nodes, and the number of its sequence's tokens
+    trees: [trees, 3]: each tree's first row, its number of nodes, and the number of its sequence's tokens
         before the root.
     slots: [trees, n]: KV slots of the sequence's draft rows from that number of tokens on.
 
@@ -78,7 +79,7 @@ class VerifiedTrees(NamedTuple):
     targets: Tensor
     tokens: Tensor
     parents: Tensor
-    told: Tensor
+    trees: Tensor
     slots: Tensor
 
 
@@ -93,8 +94,8 @@ class DueNumbers(NamedTuple):
     leads: [trees, attending]: the row sees the columns before this one.
     grown: [3, m]: positions, KV slots and bases of the rows that are grown afterwards.
     places: [trees, g]: where in `grown` the rows of each tree are.
-    below: [g]: how far below the root's child each grown row is.
-    said: [trees, 1 + most]: the number of due rows of each tree, then their tokens.
+    depths: [g]: how far below the root's child each grown row is.
+    due_tokens: [trees, 1 + most]: the number of due rows of each tree, then their tokens.
     """
 
     due: Tensor
@@ -102,8 +103,8 @@ class DueNumbers(NamedTuple):
     leads: Tensor
     grown: Tensor
     places: Tensor
-    below: Tensor
-    said: Tensor
+    depths: Tensor
+    due_tokens: Tensor
 
 
 class ChoiceNumbers(NamedTuple):

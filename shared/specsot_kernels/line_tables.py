@@ -26,9 +26,9 @@ from specsot_kernels.attention_tables import (
     RowSights,
     TableRoom,
     TableSpan,
-    grown,
     numbers,
     sights_of,
+    zero_padded,
 )
 
 # Columns. Length of a piece, the same for every frame, since it decides the order of additions. Untuned.
@@ -59,8 +59,11 @@ class LineCut(NamedTuple):
     pages: Numbers
     slots: int
 
-    def beside(self, sights: RowSights) -> tuple[Numbers, ...]:
-        """Return the tables, with the given sights between them, in the order of `LineRoom.shapes`."""
+    def in_order(self, sights: RowSights) -> tuple[Numbers, ...]:
+        """Return all tables of the frame, in the order of `LineRoom.shapes`.
+
+        sights: which columns each row sees.
+        """
         return self.pieces, *sights, self.starts, self.wheres, self.pages
 
 
@@ -88,25 +91,43 @@ class LineRoom(TableRoom):
         rows = (self.rows,)
         return (self.pieces, 5), rows, rows, (self.rows, self.rows // WORD + 1), rows, rows, (self.pages,)
 
-    def fill_lines(self, cut: LineCut) -> list[Numbers] | None:
+    def fill_lines(self, line_cut: LineCut) -> list[Numbers] | None:
         """Return pieces, starts and wheres padded to `shapes`, and the pages in use; None if they do not fit.
 
         A piece of no rows does nothing, and a row without columns gets zeros.
+
+        line_cut: the pieces of one frame.
         """
-        if cut.slots > self.slots or len(cut.pages) > self.pages or len(cut.pieces) > self.pieces:
+        if (
+            line_cut.slots > self.slots
+            or len(line_cut.pages) > self.pages
+            or len(line_cut.pieces) > self.pieces
+        ):
             return None
         pieces, rows, *_ = self.shapes
-        return [grown(cut.pieces, pieces), grown(cut.starts, rows), grown(cut.wheres, rows), cut.pages]
+        return [
+            zero_padded(line_cut.pieces, pieces),
+            zero_padded(line_cut.starts, rows),
+            zero_padded(line_cut.wheres, rows),
+            line_cut.pages,
+        ]
 
 
 def line_room(rows: int, pages: int, heads_per_kv: int) -> LineRoom:
-    """Return the sizes for tables of frames of at most `rows` rows and `pages` pages."""
+    """Return the sizes for tables of batch-invariant frames.
+
+    rows: most rows of a frame.
+    pages: most page numbers that a frame names.
+    heads_per_kv: query heads of each KV head.
+    """
     return LineRoom(rows, tile_rows_of(heads_per_kv), pages)
 
 
 def tile_rows_of(heads_per_kv: int) -> int:
     """Return the rows of a tile. A tile never changes its size, since that would change the order of
     additions.
+
+    heads_per_kv: query heads of each KV head.
     """
     return max(QUERIES // heads_per_kv, 1)
 
@@ -117,6 +138,8 @@ def line_sights(spans: Sequence[TableSpan]) -> RowSights:
 
     A tree row's lead is rounded down to a multiple of BLOCK (base 200 -> lead 192); a causal row's lead is
     its column plus 1, so that it reads its whole line in pieces.
+
+    spans: one span per segment of the frame, in row order.
     """
     leads, bases, bits = sights_of(spans)
     return RowSights(np.where(leads == bases, leads // BLOCK * BLOCK, leads), bases, bits)  # of trees
@@ -125,76 +148,98 @@ def line_sights(spans: Sequence[TableSpan]) -> RowSights:
 def cut_lines(spans: Sequence[TableSpan], leads: Numbers, page_rows: int, tile_rows: int) -> LineCut:
     """Return the work of one frame whose spans come in row order.
 
-    leads: [rows], from `line_sights`.
+    spans: one span per segment of the frame, in row order.
+    leads: [rows], how many first columns each row reads in pieces, from `line_sights`.
     page_rows: columns of a page.
     tile_rows: most rows of a piece.
     """
     rows = np.array([span.rows for span in spans])
     # An upper bound of what a tree row reads by itself: less than a block before its base, and its tail.
-    own = numbers([BLOCK + span.tail if span.visible else 0 for span in spans]).repeat(rows)
-    counts = -((leads + own) // -PIECE_COLUMNS)
+    own_columns = numbers([BLOCK + span.tail if span.visible else 0 for span in spans]).repeat(rows)
+    counts = -((leads + own_columns) // -PIECE_COLUMNS)
     held = [span.pages[: -(-(span.base + span.tail) // page_rows)] for span in spans]
     sizes = np.array([*map(len, held)])
     wheres = (sizes.cumsum() - sizes).astype(np.int32).repeat(rows)
-    shared = [0, *_shared(held, leads[rows.cumsum() - 1].tolist(), page_rows), 0]
+    shared = [0, *_shared_columns(held, leads[rows.cumsum() - 1].tolist(), page_rows), 0]
     starts = (counts.cumsum() - counts).astype(np.int32)
     pages = numbers([page for run in held for page in run])
-    return LineCut(_cut(rows, leads, wheres, shared, tile_rows), starts, wheres, pages, int(counts.sum()))
+    return LineCut(
+        _cut_pieces(rows, leads, wheres, shared, tile_rows), starts, wheres, pages, int(counts.sum())
+    )
 
 
-def _shared(held: Sequence[tuple[int, ...]], ends: Sequence[int], page_rows: int) -> Iterator[int]:
+def _shared_columns(
+    pages_by_sequence: Sequence[tuple[int, ...]], ends: Sequence[int], page_rows: int
+) -> Iterator[int]:
     """Yield for each sequence but the first how many columns, in whole pieces, lie on the same pages as in
     the one before.
 
-    held: pages of each sequence. ends: columns that each sequence's rows read in pieces.
+    pages_by_sequence: page numbers of each sequence.
+    ends: number of columns that each sequence's rows read in pieces.
+    page_rows: columns (rows) of a KV page.
     """
-    for at in range(1, len(held)):
+    for number in range(1, len(pages_by_sequence)):
         pages = 0
-        most = min(len(held[at - 1]), len(held[at]))
-        while pages < most and held[at - 1][pages] == held[at][pages]:
+        num_pages = min(len(pages_by_sequence[number - 1]), len(pages_by_sequence[number]))
+        while pages < num_pages and pages_by_sequence[number - 1][pages] == pages_by_sequence[number][pages]:
             pages += 1
-        yield min(pages * page_rows, ends[at - 1], ends[at]) // PIECE_COLUMNS * PIECE_COLUMNS
+        yield min(pages * page_rows, ends[number - 1], ends[number]) // PIECE_COLUMNS * PIECE_COLUMNS
 
 
-def _cut(rows: Ints, leads: Numbers, wheres: Numbers, shared: Sequence[int], tile_rows: int) -> Numbers:
+def _cut_pieces(
+    rows: Ints, leads: Numbers, wheres: Numbers, shared: Sequence[int], tile_rows: int
+) -> Numbers:
     """Return the pieces of a frame.
 
     rows: number of rows of each sequence.
+    leads: int32 [rows of the frame], how many first columns each row reads in pieces.
+    wheres: int32 [rows of the frame], index in the page table of the first page of each row's sequence.
     shared: [sequences + 1]: columns that each sequence shares with its predecessor; 0 at both ends.
+    tile_rows: most rows of a piece.
     """
     firsts = rows.cumsum() - rows
     # Columns that a sequence shares with a neighbour are read by all of them in one run; the sequence's own
-    # stretch
-    # begins after these columns.
-    ats = np.maximum(shared[:-1], shared[1:])
-    runs = [*_runs(firsts.tolist(), rows.tolist(), shared)]
-    stretches = np.concatenate(
-        (np.array(runs, np.int64).reshape(-1, 4), np.stack((firsts, rows, ats, leads[firsts + rows - 1]), 1))
+    # stretch begins after these columns.
+    own_starts = np.maximum(shared[:-1], shared[1:])
+    runs = [*_joint_reads(firsts.tolist(), rows.tolist(), shared)]
+    reads = np.concatenate(
+        (
+            np.array(runs, np.int64).reshape(-1, 4),
+            np.stack((firsts, rows, own_starts, leads[firsts + rows - 1]), 1),
+        )
     )
-    first, high, at, stop = stretches.T
-    down = -(high // -tile_rows)
-    across = np.maximum(-((at - stop) // PIECE_COLUMNS), 0)
-    many: Ints = down * across
-    of = np.arange(len(stretches)).repeat(many)
+    first, num_rows, at, stop = reads.T
+    num_tiles = -(num_rows // -tile_rows)
+    num_ranges = np.maximum(-((at - stop) // PIECE_COLUMNS), 0)
+    pieces_of_run: Ints = num_tiles * num_ranges
+    run_of = np.arange(len(reads)).repeat(pieces_of_run)
     # Piece `place` of a stretch is tile place % down of column range place // down.
-    place = np.arange(len(of)) - (many.cumsum() - many)[of]
-    top = first[of] + place % down[of] * tile_rows
-    high = np.minimum(first[of] + high[of] - top, tile_rows)
-    left = at[of] + place // down[of] * PIECE_COLUMNS
-    right = np.minimum(np.minimum(left + PIECE_COLUMNS, stop[of]), leads[top + high - 1])
-    pieces = np.stack((top, high, wheres[top], left, right), 1).astype(np.int32)
+    place = np.arange(len(run_of)) - (pieces_of_run.cumsum() - pieces_of_run)[run_of]
+    first_row = first[run_of] + place % num_tiles[run_of] * tile_rows
+    num_rows = np.minimum(first[run_of] + num_rows[run_of] - first_row, tile_rows)
+    first_column = at[run_of] + place // num_tiles[run_of] * PIECE_COLUMNS
+    end_column = np.minimum(
+        np.minimum(first_column + PIECE_COLUMNS, stop[run_of]), leads[first_row + num_rows - 1]
+    )
+    pieces = np.stack((first_row, num_rows, wheres[first_row], first_column, end_column), 1).astype(np.int32)
     # A tile whose rows all see fewer columns has no piece in this range.
-    return pieces[right > left]
+    return pieces[end_column > first_column]
 
 
-def _runs(firsts: Sequence[int], rows: Sequence[int], shared: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Yield first row, number of rows, first column and last column + 1 of pieces that several sequences read
-    together.
+def _joint_reads(
+    firsts: Sequence[int], rows: Sequence[int], shared: Sequence[int]
+) -> Iterator[tuple[int, ...]]:
+    """Yield what several sequences read together: first row, number of rows, first column and last column +
+    1.
+
+    firsts: first row of each sequence.
+    rows: number of rows of each sequence.
+    shared: [sequences + 1]: columns that each sequence shares with its predecessor; 0 at both ends.
     """
     for stop in range(PIECE_COLUMNS, max(shared) + 1, PIECE_COLUMNS):
-        begin = 0
-        for at in range(1, len(rows) + 1):
-            if shared[at] < stop or at == len(rows):
-                if at - begin > 1:
-                    yield firsts[begin], sum(rows[begin:at]), stop - PIECE_COLUMNS, stop
-                begin = at
+        first_sequence = 0
+        for number in range(1, len(rows) + 1):
+            if shared[number] < stop or number == len(rows):
+                if number - first_sequence > 1:
+                    yield firsts[first_sequence], sum(rows[first_sequence:number]), stop - PIECE_COLUMNS, stop
+                first_sequence = number

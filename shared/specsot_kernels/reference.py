@@ -17,15 +17,21 @@ WORDS = ((8, "u1"), (16, "<u2"), (32, "<u4"))
 def organize_draft_results(
     score_list: Sequence[Array], token_list: Sequence[Array], parents_list: Sequence[Array], nodes: int
 ) -> DraftResults:
-    """Return the `nodes` - 1 best candidates of each request; see `trees.organize_draft_results`.
+    """Return the best candidates of each request, parents before children; see
+    `trees.organize_draft_results`.
 
     Of equal scores the lower flat number wins, so that a parent precedes a child of equal score. NaN ranks
     last.
+
+    score_list: cumulative scores of each level, [bs, 1, k], then [bs, k, k].
+    token_list: tokens of each level, [bs, k], then [bs, k * k].
+    parents_list: flat numbers of the candidates that each level keeps, [bs, k + 1] (-1 first), then [bs, k].
+    nodes: number of nodes of each tree, the root included; one candidate less is chosen.
     """
     batch = len(score_list[0])
     scores = np.concatenate([each.reshape(batch, -1) for each in score_list], axis=1)
-    falling = -np.where(np.isnan(scores), -np.inf, scores)
-    best = np.argsort(falling, axis=1, kind="stable")[:, : nodes - 1]
+    negated = -np.where(np.isnan(scores), -np.inf, scores)
+    best = np.argsort(negated, axis=1, kind="stable")[:, : nodes - 1]
     selected = np.sort(best, axis=1).astype(np.int64)
     tokens = np.take_along_axis(np.concatenate(token_list, axis=1), selected, axis=1)
     known = np.concatenate(parents_list[:-1], axis=1) if len(parents_list) > 1 else parents_list[0][:, :1]
@@ -45,6 +51,15 @@ def build_trees(
     """Return trees from the chosen candidates; see `trees.build_tree_structure`.
 
     A candidate whose parent was not chosen becomes an orphan; see `arrange_trees`.
+
+    verified: [bs], the newest token of each request.
+    parent_list: [bs, k * (S - 1) + 1], the parent of each group of k candidates.
+    selected: [bs, n - 1], flat numbers of the chosen candidates, ascending.
+    drafts: [bs, n - 1], the tokens of these candidates.
+    seq_lens: [bs], number of tokens before each request's newest token.
+    topk: k, candidates below each node that was drafted from.
+    mode: how the attention mask is laid out.
+    total: not used here; kernels on a GPU need the sum of seq_lens.
     """
     tokens = np.concatenate((verified[:, None], drafts), axis=1)
     return arrange_trees(tokens, _find_parents(parent_list, selected, topk), seq_lens, mode, total)
@@ -55,6 +70,10 @@ def _find_parents(parent_list: Array, top_scores_index: Array, topk: int) -> Arr
 
     With topk 2, chosen [0, 1, 3] and parent_list [-1, 0, 1]: candidate 3 is in group 1, whose parent is
     candidate 0, that is node 1; parents are [-1, 0, 0, 1].
+
+    parent_list: [bs, k * (S - 1) + 1], the parent of each group of k candidates; -1 is the root.
+    top_scores_index: [bs, n - 1], flat numbers of the chosen candidates, ascending.
+    topk: k, candidates below each node that was drafted from.
     """
     batch, chosen = top_scores_index.shape
     parents = np.full((batch, chosen + 1), -1, np.int64)
@@ -71,8 +90,13 @@ def arrange_trees(
 ) -> TreeArrays:
     """Return trees whose parents are known; see `trees.arrange_trees`.
 
-    An orphan is no node's child and attends to the root and itself. total: unused here; kernels on a GPU need
-    it.
+    An orphan is no node's child and attends to the root and itself.
+
+    tokens: [bs, n], the token of each node, the root first.
+    parents: [bs, n], the parent of each node, as a node number; -1 for the root and for an orphan.
+    seq_lens: [bs], number of tokens before each root.
+    mode: how the attention mask is laid out.
+    total: not used here; kernels on a GPU need the sum of seq_lens.
     """
     batch, nodes = tokens.shape
     links = np.full((2, batch, nodes), -1, np.int64)
@@ -92,7 +116,11 @@ def arrange_trees(
 
 
 def _links(parents: Array) -> Array:
-    """Return first children and next siblings, [2, n], made by prepending from the last node on."""
+    """Return first children and next siblings, int64 [2, n], made by prepending from the last node on; -1 for
+    none.
+
+    parents: [n], the parent of each node; -1 for the root and for an orphan.
+    """
     first, following = np.full((2, len(parents)), -1, np.int64)
     for node in range(len(parents) - 1, 0, -1):
         parent = parents[node]
@@ -102,8 +130,9 @@ def _links(parents: Array) -> Array:
 
 
 def _mask(parents: Array) -> Array:
-    """Return bool [n, n]: a node sees the root, itself and its ancestors; a parent's row must precede its
-    children's.
+    """Return bool [n, n]: a node sees the root, itself and its ancestors.
+
+    parents: [n], the parent of each node, which precedes its children; -1 for the root and for an orphan.
     """
     mask = np.eye(len(parents), dtype=np.bool_)
     mask[:, 0] = True
@@ -114,14 +143,21 @@ def _mask(parents: Array) -> Array:
 
 
 def _lay_out(masks: Array, seq_lens: Array, mode: TreeMaskMode) -> Array:
-    """Return the masks, bool [bs, n, n], laid out as the mode says."""
+    """Return the masks of all trees laid out as a mode says; see TreeMaskMode.
+
+    masks: bool [bs, n, n], which nodes each node sees.
+    seq_lens: [bs], number of tokens before each root, all of which are seen.
+    mode: the layout.
+    """
     if mode == TreeMaskMode.QLEN_ONLY:
         return masks.reshape(-1)
     if mode == TreeMaskMode.FULL_MASK:
-        wide = [np.pad(mask, ((0, 0), (int(n), 0)), constant_values=True) for mask, n in zip(masks, seq_lens)]
-        return np.concatenate([np.empty(0, np.bool_), *(mask.reshape(-1) for mask in wide)])
+        padded = [
+            np.pad(mask, ((0, 0), (int(n), 0)), constant_values=True) for mask, n in zip(masks, seq_lens)
+        ]
+        return np.concatenate([np.empty(0, np.bool_), *(mask.reshape(-1) for mask in padded)])
     nodes = masks.shape[-1]
-    word = next(kind for most, kind in WORDS if nodes <= most)
+    word = next(kind for max_nodes, kind in WORDS if nodes <= max_nodes)
     return (masks.reshape(-1, nodes) * (1 << np.arange(nodes, dtype=np.int64))).sum(1).astype(word)
 
 
@@ -135,17 +171,30 @@ def verify_tree_greedy(
 ) -> Verified:
     """Accept a child if and only if its token is the target's token after its parent; of equal siblings the
     first.
+
+    candidates: [bs, n], tokens of the nodes, the root first.
+    target_predict: [bs, n], the target's token after each node, found by the node's retrieve_index.
+    retrieve_index: [bs, n], the row of each node in the batch.
+    retrieve_next_token: [bs, n], the first child of each node, -1 for none.
+    retrieve_next_sibling: [bs, n], the next child of the same parent, -1 for none.
+    steps: how many levels a path may go down.
     """
-    targets, found = target_predict.reshape(-1), _Found(candidates, retrieve_index, steps)
+    targets, results = target_predict.reshape(-1), _Results(candidates, retrieve_index, steps)
     for b in range(len(candidates)):
 
         def pick(node: int, children: Iterator[int], b: int = b) -> int | None:
-            wanted = targets[retrieve_index[b, node]]
-            return next((child for child in children if candidates[b, child] == wanted), None)
+            """Return the first child whose token is the target's token after the node, or None.
+
+            node: number of the node.
+            children: numbers of the node's children, in sibling order.
+            b: number of the request.
+            """
+            target = targets[retrieve_index[b, node]]
+            return next((child for child in children if candidates[b, child] == target), None)
 
         walk = _walk(retrieve_next_token[b], retrieve_next_sibling[b], steps, pick)
-        found.write(b, walk, int(targets[retrieve_index[b, walk[-1]]]))
-    return found.arrays
+        results.write(b, walk, int(targets[retrieve_index[b, walk[-1]]]))
+    return results.arrays
 
 
 def tree_speculative_sampling(
@@ -163,15 +212,37 @@ def tree_speculative_sampling(
 ) -> Verified:
     """Draw one uniform number at each node; the children divide it by their probabilities, in
     sibling order.
+
+    candidates: [bs, n], tokens of the nodes, the root first.
+    retrieve_index: [bs, n], the row of each node in the batch.
+    retrieve_next_token: [bs, n], the first child of each node, -1 for none.
+    retrieve_next_sibling: [bs, n], the next child of the same parent, -1 for none.
+    uniform_samples: [bs, n], the uniform number of each node.
+    uniform_samples_final: [bs], the uniform number with which each request's last token is drawn.
+    target_probs: [bs, n, V], the target's probabilities after each node.
+    draft_probs: [bs, n, V], the drafter's probabilities; None means zeros.
+    threshold_single: a child whose own probability reaches it is accepted.
+    threshold_acc: factor of the uniform numbers.
+    steps: how many levels a path may go down.
     """
-    coins, found = uniform_samples.astype(np.float64), _Found(candidates, retrieve_index, steps)
+    coins, results = uniform_samples.astype(np.float64), _Results(candidates, retrieve_index, steps)
     for b in range(len(candidates)):
         chances = target_probs[b].astype(np.float64)
-        spent = np.zeros_like(chances) if draft_probs is None else draft_probs[b].astype(np.float64)
+        removed = np.zeros_like(chances) if draft_probs is None else draft_probs[b].astype(np.float64)
 
         def pick(
-            node: int, children: Iterator[int], b: int = b, chances: Array = chances, spent: Array = spent
+            node: int, children: Iterator[int], b: int = b, chances: Array = chances, removed: Array = removed
         ) -> int | None:
+            """Return the child that the node's uniform number selects, or None if all children are rejected.
+
+            The probabilities of rejected children are recorded in `removed`.
+
+            node: number of the node.
+            children: numbers of the node's children, in sibling order.
+            b: number of the request.
+            chances: [n, V], the target's probabilities of the request.
+            removed: [n, V], what is subtracted from them before the last token is drawn; changed in place.
+            """
             mass = 0.0
             for child in children:
                 token = candidates[b, child]
@@ -180,18 +251,22 @@ def tree_speculative_sampling(
                 drawn = chance > 0 and coins[b, node] * threshold_acc <= mass
                 if drawn or chance >= threshold_single:
                     return child
-                spent[node, token] = chance
+                removed[node, token] = chance
             return None
 
         walk = _walk(retrieve_next_token[b], retrieve_next_sibling[b], steps, pick)
         last = walk[-1]
-        rest = chances[last] if len(walk) > steps else np.maximum(chances[last] - spent[last], 0.0)
-        found.write(b, walk, _draw(rest if rest.sum() > 0 else chances[last], uniform_samples_final[b]))
-    return found.arrays
+        rest = chances[last] if len(walk) > steps else np.maximum(chances[last] - removed[last], 0.0)
+        results.write(b, walk, _draw(rest if rest.sum() > 0 else chances[last], uniform_samples_final[b]))
+    return results.arrays
 
 
 def _draw(chances: Array, coin: float) -> int:
-    """Draw a token by inverse CDF in vocabulary order; `chances` need not sum to 1."""
+    """Draw a token by inverse CDF in vocabulary order.
+
+    chances: [V], weights of the tokens, which need not sum to 1.
+    coin: the uniform number, in [0, 1).
+    """
     sums = np.cumsum(chances)
     token = int(np.searchsorted(sums, float(coin) * sums[-1], side="right"))
     return min(token, int((sums < sums[-1]).sum()))
@@ -200,6 +275,11 @@ def _draw(chances: Array, coin: float) -> int:
 def _walk(first: Array, following: Array, steps: int, pick: Pick) -> list[int]:
     """Return the nodes from the root down, as long as `pick` accepts a child and at most `steps`
     levels deep.
+
+    first: [n], the first child of each node, -1 for none.
+    following: [n], the next child of the same parent, -1 for none.
+    steps: how many levels a path may go down.
+    pick: returns the accepted one of a node's children, or None.
     """
     walk = [0]
     while len(walk) <= steps:
@@ -213,6 +293,10 @@ def _walk(first: Array, following: Array, steps: int, pick: Pick) -> list[int]:
 def _children(first: Array, following: Array, node: int) -> Iterator[int]:
     """Yield a node's children in sibling order; links that form a circle end after as many children as there
     are nodes.
+
+    first: [n], the first child of each node, -1 for none.
+    following: [n], the next child of the same parent, -1 for none.
+    node: number of the node.
     """
     child = int(first[node])
     for _ in following:
@@ -222,8 +306,13 @@ def _children(first: Array, following: Array, node: int) -> Iterator[int]:
         child = int(following[child])
 
 
-class _Found:
-    """The result arrays of a verification, filled request by request."""
+class _Results:
+    """The result arrays of a verification, filled request by request.
+
+    candidates: [bs, n], tokens of the nodes, the root first.
+    retrieve_index: [bs, n], the row of each node in the batch.
+    steps: how many levels a path may go down.
+    """
 
     def __init__(self, candidates: Array, retrieve_index: Array, steps: int) -> None:
         self._candidates = candidates
@@ -236,7 +325,12 @@ class _Found:
         )
 
     def write(self, b: int, walk: list[int], bonus: int) -> None:
-        """Write request b's path and the token after it: tokens of the drafts on the path, then the bonus."""
+        """Write a request's path and the token after it: tokens of the drafts on the path, then the bonus.
+
+        b: number of the request.
+        walk: numbers of the accepted nodes, the root first.
+        bonus: the token after the last accepted node.
+        """
         predicts, accepted, counts = self.arrays
         slots = self._slots[b, walk]
         predicts[slots] = [*(int(self._candidates[b, node]) for node in walk[1:]), bonus]

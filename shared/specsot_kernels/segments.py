@@ -17,7 +17,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Layout = Literal["packed", "batched"]  # As `specsot.members.Layout`: the kernels import nothing of ours.
+# The same names as `specsot.members.Layout`, which this package must not import.
+Layout = Literal["packed", "batched"]
 
 # Rows x columns. Largest group; bounds the scores that the group holds per head. Untuned.
 MAX_GROUP_CELLS = 1 << 20
@@ -66,13 +67,18 @@ class HeadColumns:
 class RowSpan:
     """One sequence's rows in a frame. The rows' own KV has already been written.
 
+    Columns are KV entries of the sequence in order. Tail positions are the columns from `base` on, counted
+    from 0.
+
     rows: number of rows; their KV sits at the tail positions tail - rows .. tail - 1.
     base: every row sees the sequence's KV columns 0 .. base - 1.
     tail: the KV columns base .. base + tail - 1 are seen in part; see `visible`.
-    pages: the pages that hold columns 0 .. base + tail - 1, in order; more pages may follow and are not used.
+    pages: the page numbers that hold columns 0 .. base + tail - 1, in order; more pages may follow and are
+        not used.
     visible: for each row the tail positions that it sees, as bits; None means that row i sees 0 .. i (then
         tail == rows).
-    sight: set if a policy hides more columns; such rows are read by themselves.
+    sight: which columns a KV policy leaves visible, if it hides some; such spans are read by themselves.
+        None: only `visible` hides columns.
 
     A tree [root, a, b, c] with a and b below the root and c below a, after 10 committed tokens: rows = tail =
     4, base = 10, visible = (0b0001, 0b0011, 0b0101, 0b1011).
@@ -87,7 +93,7 @@ class RowSpan:
 
     @property
     def total(self) -> int:
-        """Return how many KV columns the span's rows see at most."""
+        """Return the number of KV columns that the span's rows see at most, base + tail."""
         return self.base + self.tail
 
     @property
@@ -104,22 +110,33 @@ class RowSpan:
         return self.base + (~common & (common + 1)).bit_length() - 1
 
     def at(self, layer: int) -> RowSpan:
-        """Return the span as layer `layer` of the model reads it; subclasses change the sight by layer."""
+        """Return the span as one layer of the model reads it. Here it is the span itself; subclasses change
+        the sight.
+
+        layer: index of the layer in the whole model.
+        """
         return self
 
-    def depth(self, page_rows: int) -> int:
-        """Return the number of pages in use."""
+    def num_pages(self, page_rows: int) -> int:
+        """Return the number of pages that hold the span's columns 0 .. base + tail - 1.
+
+        page_rows: number of rows of a KV page.
+        """
         return -(-self.total // page_rows)
 
     @property
     def seen(self) -> tuple[int, ...]:
-        """Return the visible tail positions of each row as bits; of causal rows 0b1, 0b11, 0b111
-        and so on.
+        """Return the visible tail positions of each row as bits: `visible`, or 0b1, 0b11, 0b111, ... for
+        causal rows.
         """
         return self.visible or tuple((2 << row) - 1 for row in range(self.rows))
 
     def padded(self, rows: int) -> RowSpan:
-        """Return the span with its last row repeated until there are `rows` rows."""
+        """Return the span with its last row repeated until there are `rows` rows.
+
+        rows: number of rows of the result, at least the span's own number; if equal, the span itself is
+            returned.
+        """
         if rows == self.rows:
             return self
         return replace(self, rows=rows, visible=self.seen + self.seen[-1:] * (rows - self.rows))
@@ -127,10 +144,14 @@ class RowSpan:
 
 @dataclass(frozen=True, slots=True)
 class PageRead:
-    """A batched product of `cells` cells of `rows` rows each with one page each.
+    """A batched product of attention: `cells` cells of `rows` rows each, every cell with one page.
 
-    The cells' rows lie in sequence from row `first` of the group on. Cell i reads the first `columns` KV
-    columns of page `page` + i; they are the columns at .. at + columns - 1 of the group's score matrix.
+    first: row of the group at which the first cell's rows begin; the cells' rows follow one another.
+    rows: number of rows of a cell.
+    cells: number of cells. Cell i reads page `page` + i.
+    page: number of the KV page that the first cell reads.
+    columns: number of KV columns that are read of each page, from the page's beginning on.
+    at: column of the group's score matrix of the first column that is read.
     """
 
     first: int
@@ -145,8 +166,8 @@ class PageRead:
 class ReadGroup:
     """Spans whose rows are read together, in the order of the arranged rows.
 
-    spans: the spans, padded if the group is padded.
-    readings: the products that cover all columns of the group.
+    spans: the spans, padded to equal numbers of rows if the group is padded.
+    readings: the products that together cover all columns of the group.
     """
 
     spans: tuple[RowSpan, ...]
@@ -173,60 +194,70 @@ class ReadPlan:
     """A frame's groups over its arranged rows.
 
     groups: in the order of the arranged rows.
-    take: for each arranged row the frame's row that it is a copy of; None if the arranged rows are the
-        frame's rows. Two spans of 2 and 1 rows, padded to 2 each: take = (0, 1, 2, 2).
+    source_rows: for each arranged row the frame's row that it is a copy of; None if the arranged rows are the
+        frame's rows. Two spans of 2 and 1 rows, padded to 2 each: source_rows = (0, 1, 2, 2).
     """
 
     groups: tuple[ReadGroup, ...]
-    take: tuple[int, ...] | None
+    source_rows: tuple[int, ...] | None
 
 
 def plan_reads(spans: Sequence[RowSpan], page_rows: int, layout: Layout) -> ReadPlan:
-    """Plan the reads of a frame whose spans come in row order.
+    """Plan the reads of a frame: which rows read which columns of which page.
 
+    spans: one span per segment of the frame, in row order; an empty frame yields no groups.
+    page_rows: number of rows of a KV page.
     layout: "batched" sorts the spans by their pages, so that neighbouring pages become one batched product,
         and may pad spans to equal numbers of rows; "packed" keeps the rows as they are.
     """
     starts = (0, *accumulate(span.rows for span in spans))
-    blocks = [block for first, span in zip(starts, spans) for block in _cut(first, span)]
+    blocks = [block for first, span in zip(starts, spans) for block in _row_blocks(first, span)]
     if layout == "batched":
-        blocks.sort(key=lambda block: block[1].pages[: block[1].depth(page_rows)])
+        blocks.sort(key=lambda block: block[1].pages[: block[1].num_pages(page_rows)])
     groups: list[ReadGroup] = []
-    take: list[int] = []
-    for members in _gather(blocks, page_rows, layout):
-        padded = _pad([span for _, span in members], layout)
-        groups.append(ReadGroup(padded, _read(padded, page_rows, layout)))
+    source_rows: list[int] = []
+    for members in _group_blocks(blocks, page_rows, layout):
+        padded = _padded_spans([span for _, span in members], layout)
+        groups.append(ReadGroup(padded, _reads_of(padded, page_rows, layout)))
         for (first, span), each in zip(members, padded):
-            take += range(first, first + span.rows)
-            take += [first + span.rows - 1] * (each.rows - span.rows)
-    return ReadPlan(tuple(groups), None if take == list(range(starts[-1])) else tuple(take))
+            source_rows += range(first, first + span.rows)
+            source_rows += [first + span.rows - 1] * (each.rows - span.rows)
+    return ReadPlan(tuple(groups), None if source_rows == list(range(starts[-1])) else tuple(source_rows))
 
 
 # The number of the block's first row in the frame, and the block's rows.
 RowBlock = tuple[int, RowSpan]
 
 
-def _cut(first: int, span: RowSpan) -> Iterator[RowBlock]:
+def _row_blocks(first: int, span: RowSpan) -> Iterator[RowBlock]:
     """Split a long causal span into blocks of rows, so that each block's scores fit MAX_GROUP_CELLS.
 
-    To a block, the rows before it are history: 6 rows with base 10 in blocks of 4 become rows 0..3 with base
-    10 and rows 4..5 with base 14.
+    Yield pairs (number in the frame of the block's first row, block). A tree, and a span that is short
+    enough, is one block. To a block, the rows before it are history: 6 rows with base 10 in blocks of 4
+    become rows 0..3 with base 10 and rows 4..5 with base 14.
+
+    first: number in the frame of the span's first row.
+    span: rows of one segment.
     """
-    step = max(MAX_GROUP_CELLS // span.total, 1)
-    if span.visible is not None or span.rows <= step:
+    rows_per_block = max(MAX_GROUP_CELLS // span.total, 1)
+    if span.visible is not None or span.rows <= rows_per_block:
         yield first, span
         return
-    for start in range(0, span.rows, step):
-        rows = min(step, span.rows - start)
+    for start in range(0, span.rows, rows_per_block):
+        rows = min(rows_per_block, span.rows - start)
         yield first + start, RowSpan(rows, span.base + start, rows, span.pages)
 
 
 def look_back(span: RowSpan, window: int, drafts: bool = True) -> Iterator[RowSpan]:
-    """Yield the span's rows for a layer with a sliding window, less what a policy hides.
+    """Yield the span's rows as a layer with a sliding window reads them, less what a policy hides.
 
     A row sees its own position and the `window` - 1 positions before it. Sinks of the policy stay visible in
-    all layers.
-    drafts: a tree row sees all draft nodes on its path, even beyond the window.
+    all layers. The span is yielded unchanged if the window hides nothing; a long causal span is yielded in
+    blocks.
+
+    span: rows of one segment.
+    window: number of positions that a row sees, its own included.
+    drafts: True if a tree row sees all draft nodes on its path, even beyond the window.
     """
     if span.total <= window:
         yield span
@@ -235,31 +266,42 @@ def look_back(span: RowSpan, window: int, drafts: bool = True) -> Iterator[RowSp
         heads = tuple((sinks, min(recent, window - 1)) for sinks, recent in span.sight.windows)
         yield replace(span, sight=replace(span.sight, windows=heads))
         return
-    for _, part in ((0, span),) if span.sight else _cut(0, span):
-        places = [bits.bit_count() for bits in part.seen]
-        seen = part.seen
-        if part.visible is None:
+    for _, block in ((0, span),) if span.sight else _row_blocks(0, span):
+        places = [bits.bit_count() for bits in block.seen]
+        seen = block.seen
+        if block.visible is None:
             seen = tuple(bits >> far << far for bits, far in zip(seen, (max(n - window, 0) for n in places)))
         elif not drafts:
-            seen = tuple(last_bits(bits, n - window) for bits, n in zip(seen, places))
-        since = tuple(min(max(part.base + place - window, 0), part.base) for place in places)
-        if any(since) or seen != part.seen:
-            nothing = (0,) * part.rows
+            seen = tuple(drop_low_bits(bits, n - window) for bits, n in zip(seen, places))
+        since = tuple(min(max(block.base + place - window, 0), block.base) for place in places)
+        if any(since) or seen != block.seen:
+            nothing = (0,) * block.rows
             left = span.sight or VisibleColumns(nothing, nothing, nothing)
             since = tuple(map(max, since, left.since))
-            part = replace(part, visible=seen, sight=replace(left, since=since))
-        yield part
+            block = replace(block, visible=seen, sight=replace(left, since=since))
+        yield block
 
 
-def last_bits(bits: int, fewer: int) -> int:
-    """Return `bits` without its `fewer` lowest set bits: (0b1101, 2) -> 0b1000."""
-    for _ in range(fewer):
+def drop_low_bits(bits: int, num_dropped: int) -> int:
+    """Return `bits` without its `num_dropped` lowest set bits: (0b1101, 2) -> 0b1000; 0 if there are not
+    more.
+
+    bits: a set of positions, one bit each.
+    num_dropped: number of set bits to drop; none if it is 0 or less.
+    """
+    for _ in range(num_dropped):
         bits &= bits - 1
     return bits
 
 
-def _gather(blocks: Sequence[RowBlock], page_rows: int, layout: Layout) -> Iterator[list[RowBlock]]:
-    """Yield groups of neighbours that can be read together, within MAX_GROUP_CELLS."""
+def _group_blocks(blocks: Sequence[RowBlock], page_rows: int, layout: Layout) -> Iterator[list[RowBlock]]:
+    """Yield groups of neighbouring blocks that can be read together, within MAX_GROUP_CELLS.
+
+    blocks: pairs (first row in the frame, span), in the order in which they are to be read.
+    page_rows: number of rows of a KV page.
+    layout: "batched" joins blocks of neighbouring pages as well; "packed" joins only blocks with a shared
+        page.
+    """
     members: list[RowBlock] = []
     longest = rows = width = 0
     for first, span in blocks:
@@ -267,9 +309,10 @@ def _gather(blocks: Sequence[RowBlock], page_rows: int, layout: Layout) -> Itera
         rows = rows + span.rows
         width = max(width, span.total)
         padded = longest * (len(members) + 1)
-        near = layout == "batched" and _near(padded, rows)
+        padding_is_cheap = layout == "batched" and _is_cheap_padding(padded, rows)
         if members and (
-            padded * width > MAX_GROUP_CELLS or not _beside(members[-1][1], span, page_rows, near)
+            padded * width > MAX_GROUP_CELLS
+            or not _reads_together(members[-1][1], span, page_rows, padding_is_cheap)
         ):
             yield members
             members = []
@@ -281,49 +324,86 @@ def _gather(blocks: Sequence[RowBlock], page_rows: int, layout: Layout) -> Itera
         yield members
 
 
-def _beside(left: RowSpan, right: RowSpan, page_rows: int, near: bool) -> bool:
+def _reads_together(left: RowSpan, right: RowSpan, page_rows: int, padding_is_cheap: bool) -> bool:
     """Return whether the first pages of two spans can be read together: one shared page, or neighbouring
     pages.
+
+    left, right: two spans of which `right` follows `left`. Spans with a policy are never read together.
+    page_rows: number of rows of a KV page.
+    padding_is_cheap: True if the spans may be padded to equal rows, which neighbouring pages need.
     """
     if left.sight or right.sight:
         return False
-    return _share(left, right, 0, page_rows) or (near and left.pages[0] + 1 == right.pages[0])
+    return _shares_page(left, right, 0, page_rows) or (
+        padding_is_cheap and left.pages[0] + 1 == right.pages[0]
+    )
 
 
-def _pad(spans: Sequence[RowSpan], layout: Layout) -> tuple[RowSpan, ...]:
-    """Return the spans padded to the longest one's rows if the layout is batched and the padding is cheap."""
+def _padded_spans(spans: Sequence[RowSpan], layout: Layout) -> tuple[RowSpan, ...]:
+    """Return the spans padded to the longest one's rows if the layout is batched and the padding is cheap;
+    else the spans.
+
+    spans: the spans of one group.
+    layout: "packed" never pads.
+    """
     longest = max(span.rows for span in spans)
-    if layout == "packed" or not _near(longest * len(spans), sum(span.rows for span in spans)):
+    if layout == "packed" or not _is_cheap_padding(longest * len(spans), sum(span.rows for span in spans)):
         return tuple(spans)
     return tuple(span.padded(longest) for span in spans)
 
 
-def _near(padded: int, rows: int) -> bool:
-    """Return whether padding `rows` rows to `padded` rows is cheap."""
+def _is_cheap_padding(padded: int, rows: int) -> bool:
+    """Return whether padding `rows` rows to `padded` rows costs little.
+
+    padded: number of rows with padding.
+    rows: number of rows without padding.
+    """
     return padded <= MAX_PADDING_RATIO * rows + FREE_PADDING_ROWS
 
 
-def _share(left: RowSpan, right: RowSpan, level: int, page_rows: int) -> bool:
-    """Return whether both spans have the same level-th page, full, and all rows of both see all of it."""
+def _shares_page(left: RowSpan, right: RowSpan, level: int, page_rows: int) -> bool:
+    """Return whether both spans have the same page at an index, full, and all rows of both see all of it.
+
+    left, right: two spans.
+    level: index of the page among a span's pages.
+    page_rows: number of rows of a KV page.
+    """
     end = (level + 1) * page_rows
     return min(left.lead, right.lead) >= end and left.pages[level] == right.pages[level]
 
 
-def _adjoin(left: RowSpan, right: RowSpan, level: int, layout: Layout) -> bool:
+def _joins_batch(left: RowSpan, right: RowSpan, level: int, layout: Layout) -> bool:
     """Return whether two spans can be cells of one batched product: consecutive pages and equal numbers of
     rows.
+
+    left, right: two spans of which `right` follows `left`.
+    level: index of the page among a span's pages.
+    layout: only "batched" allows batched products.
     """
     return layout == "batched" and left.rows == right.rows and left.pages[level] + 1 == right.pages[level]
 
 
-def _read(spans: tuple[RowSpan, ...], page_rows: int, layout: Layout) -> tuple[PageRead, ...]:
-    """Return the readings of all pages of the spans, level by level."""
-    levels = range(max(span.depth(page_rows) for span in spans))
+def _reads_of(spans: tuple[RowSpan, ...], page_rows: int, layout: Layout) -> tuple[PageRead, ...]:
+    """Return the reads of all pages of the spans: first the reads of every span's page 0, then of page 1, and
+    so on.
+
+    spans: the spans of one group.
+    page_rows: number of rows of a KV page.
+    layout: "packed" or "batched".
+    """
+    levels = range(max(span.num_pages(page_rows) for span in spans))
     return tuple(reading for level in levels for reading in _read_level(spans, level, page_rows, layout))
 
 
 def _read_level(spans: tuple[RowSpan, ...], level: int, page_rows: int, layout: Layout) -> Iterator[PageRead]:
-    """Yield readings of the level-th page of each span, as few as possible."""
+    """Yield as few reads as possible of the level-th page of each span; spans without such a page are left
+    out.
+
+    spans: the spans of one group.
+    level: index of the page among a span's pages.
+    page_rows: number of rows of a KV page.
+    layout: "packed" or "batched".
+    """
     run: list[RowSpan] = []
     shared = False
     start = 0
@@ -331,14 +411,18 @@ def _read_level(spans: tuple[RowSpan, ...], level: int, page_rows: int, layout: 
     for span in spans:
         reaches = span.total > level * page_rows
         if len(run) == 1 and reaches:
-            shared = _share(run[0], span, level, page_rows)
+            shared = _shares_page(run[0], span, level, page_rows)
         joins = (
             reaches
             and bool(run)
-            and (_share(run[-1], span, level, page_rows) if shared else _adjoin(run[-1], span, level, layout))
+            and (
+                _shares_page(run[-1], span, level, page_rows)
+                if shared
+                else _joins_batch(run[-1], span, level, layout)
+            )
         )
         if run and not joins:
-            yield _reading(run, start, level, page_rows, shared)
+            yield _page_read(run, start, level, page_rows, shared)
             run = []
             shared = False
         if reaches:
@@ -346,12 +430,18 @@ def _read_level(spans: tuple[RowSpan, ...], level: int, page_rows: int, layout: 
             run.append(span)
         row += span.rows
     if run:
-        yield _reading(run, start, level, page_rows, shared)
+        yield _page_read(run, start, level, page_rows, shared)
 
 
-def _reading(run: list[RowSpan], first: int, level: int, page_rows: int, shared: bool) -> PageRead:
-    """Return one reading for a run of spans: one cell over a shared page, or one cell a span over consecutive
+def _page_read(run: list[RowSpan], first: int, level: int, page_rows: int, shared: bool) -> PageRead:
+    """Return one read for a run of spans: one cell over a shared page, or one cell a span over consecutive
     pages.
+
+    run: spans that follow one another in the group.
+    first: row of the group at which the run begins.
+    level: index of the page among a span's pages.
+    page_rows: number of rows of a KV page.
+    shared: True if all spans of the run have the same page there.
     """
     at = level * page_rows
     page = run[0].pages[level]
@@ -362,8 +452,9 @@ def _reading(run: list[RowSpan], first: int, level: int, page_rows: int, shared:
 
 
 def tail_seen(span: RowSpan) -> NDArray[np.bool_]:
-    """Return which tail positions each row sees: bool [rows, tail]. Bits 0b101 of 3 positions -> [True,
-    False, True].
+    """Return which tail positions each row sees: bool [rows, tail].
+
+    span: rows of one segment. Bits 0b101 of 3 positions become [True, False, True].
     """
     if span.visible is None:
         return np.tri(span.rows, span.tail, dtype=bool)
@@ -379,38 +470,57 @@ MaskedRead = tuple[PageRead, Bools]
 
 
 def read_sinks(span: RowSpan, sight: VisibleColumns, page_rows: int) -> Iterator[MaskedRead]:
-    """Yield readings of the columns that are sinks to any row, with masks; yield nothing if there are no
+    """Yield the reads of the columns that are sinks to any row, with masks [rows, columns]; nothing without
     sinks.
+
+    span: rows of one segment.
+    sight: how many first columns each row of the span sees as sinks.
+    page_rows: number of rows of a KV page.
     """
-    most = max(sight.sinks)
-    for at in range(0, most, page_rows):
-        columns = np.arange(at, min(at + page_rows, most))
+    num_sinks = max(sight.sinks)
+    for at in range(0, num_sinks, page_rows):
+        columns = np.arange(at, min(at + page_rows, num_sinks))
         reading = PageRead(0, span.rows, 1, span.pages[at // page_rows], len(columns), at)
         yield reading, columns >= np.array(sight.sinks)[:, None]
 
 
 def read_recent(span: RowSpan, sight: VisibleColumns, readings: Sequence[PageRead]) -> Iterator[MaskedRead]:
-    """Yield those readings in which any row sees a column by other means than as a sink, with masks."""
+    """Yield those reads in which any row sees a column by other means than as a sink, with masks [rows,
+    columns].
+
+    span: rows of one segment.
+    sight: the first column, after the sinks, that each row of the span sees.
+    readings: all reads of the span, from which the result is chosen.
+    """
     hidden = np.ones((span.rows, span.total), dtype=bool)
     hidden[:, : span.base] = np.arange(span.base) < np.array(sight.since)[:, None]
     hidden[:, span.base :] = ~tail_seen(span)
     for reading in readings:
-        cut = hidden[:, reading.at : reading.at + reading.columns]
-        if not cut.all():
-            yield reading, cut
+        hidden_mask = hidden[:, reading.at : reading.at + reading.columns]
+        if not hidden_mask.all():
+            yield reading, hidden_mask
 
 
 def read_by_head(span: RowSpan, sight: HeadColumns, readings: Sequence[PageRead]) -> Iterator[MaskedRead]:
-    """Yield those readings in which any head of any row sees a column, with masks [rows, heads, columns]."""
+    """Yield those reads in which any head of any row sees a column, with masks [rows, heads, columns].
+
+    span: rows of one segment.
+    sight: the windows of the KV heads, and the rows' positions.
+    readings: all reads of the span, from which the result is chosen.
+    """
     hidden = hidden_by_head(span, sight)
     for reading in readings:
-        cut = hidden[:, :, reading.at : reading.at + reading.columns]
-        if not cut.all():
-            yield reading, cut
+        hidden_mask = hidden[:, :, reading.at : reading.at + reading.columns]
+        if not hidden_mask.all():
+            yield reading, hidden_mask
 
 
 def hidden_by_head(span: RowSpan, sight: HeadColumns) -> Bools:
-    """Return which columns rows must not see: bool [rows, heads, columns]."""
+    """Return which columns rows must not see: bool [rows, heads, columns].
+
+    span: rows of one segment, which gives the number of columns and what tree rows see.
+    sight: the windows of the KV heads, and the rows' positions.
+    """
     rows = np.array(sight.positions)[:, None, None]
     columns = np.concatenate((np.arange(span.base), sight.positions))
     sinks, recent = np.array(sight.windows).T[:, None, :, None]

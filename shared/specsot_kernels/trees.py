@@ -30,6 +30,7 @@ from specsot_kernels.contract import (
 )
 from specsot_kernels.errors import InvalidArguments
 
+# Names of arguments, in the order in which the functions check them.
 LINKS = ("retrieve_index", "retrieve_next_token", "retrieve_next_sibling")
 GREEDY = ("target_predict", *LINKS)
 SAMPLED = (*LINKS, "uniform_samples")
@@ -48,11 +49,12 @@ def organize_draft_results(
     token_list: [bs, k], then [bs, k * k].
     parents_list: [bs, k + 1] (-1, 0 .. k - 1), then [bs, k]: flat numbers of the k candidates that the step's
         frontier keeps. No candidate has a parent in the last entry, which is therefore not used.
+    num_draft_tokens: n, the number of nodes of each tree, the root included.
     Raises InvalidArguments for lists that do not fit each other, or that offer too few candidates.
     """
-    rules, scores, tokens, parents = _prepare_lists(score_list, token_list, parents_list)
+    implementation, scores, tokens, parents = _prepare_lists(score_list, token_list, parents_list)
     check_candidates(scores, tokens, parents, num_draft_tokens)
-    return rules.organize_draft_results(scores, tokens, parents, num_draft_tokens)
+    return implementation.organize_draft_results(scores, tokens, parents, num_draft_tokens)
 
 
 def build_tree_structure(
@@ -69,52 +71,76 @@ def build_tree_structure(
 ) -> TreeArrays:
     """Build trees from the chosen candidates, each below its request's newest token.
 
-    verified_id: [bs], that newest token.
-    seq_lens: [bs], tokens before it.
-    topk: k. spec_steps: S. num_draft_tokens: n.
-    parent_list, top_scores_index, draft_tokens: see DraftResults.
-    seq_lens_sum: sum of seq_lens, if the caller knows it; then building a full mask on a GPU does not wait
-        for the device.
     A candidate whose parent was not chosen is no node's child and is never accepted.
+
+    verified_id: [bs], the newest token of each request.
+    parent_list: [bs, k * (S - 1) + 1], the parent of each group of k candidates; see DraftResults.
+    top_scores_index: [bs, n - 1], flat numbers of the chosen candidates, ascending; see DraftResults.
+    draft_tokens: [bs, n - 1], the tokens of these candidates.
+    seq_lens: [bs], number of tokens before each request's newest token.
+    topk: k, candidates below each node that was drafted from.
+    spec_steps: S, number of levels of drafting.
+    num_draft_tokens: n, number of nodes of each tree, the root included.
+    tree_mask_mode: how the attention mask is laid out; see TreeMaskMode.
+    seq_lens_sum: sum of seq_lens, if the caller knows it; then building a full mask on a GPU does not wait
+        for the device. None: it is computed.
+
     Raises InvalidArguments for shapes that do not fit each other, or a mode that cannot hold so many nodes.
     """
-    given = (verified_id, parent_list, top_scores_index, draft_tokens, seq_lens)
-    rules, arrays, mode = _prepare_trees(given, topk, spec_steps, num_draft_tokens, tree_mask_mode)
-    return rules.build_trees(*arrays, topk, mode, seq_lens_sum)
+    arguments = (verified_id, parent_list, top_scores_index, draft_tokens, seq_lens)
+    implementation, arrays, mode = _prepare_trees(
+        arguments, topk, spec_steps, num_draft_tokens, tree_mask_mode
+    )
+    return implementation.build_trees(*arrays, topk, mode, seq_lens_sum)
 
 
 def write_tree_structure(
     arrays: Sequence[Array],
-    given: Sequence[Array],
+    arguments: Sequence[Array],
     topk: int,
     spec_steps: int,
     num_draft_tokens: int,
     tree_mask_mode: int,
 ) -> bool:
-    """Run `build_tree_structure` into the caller's tensors on a GPU: tree_mask, positions, and the three
-    links.
+    """Run `build_tree_structure` into the caller's tensors on a GPU.
 
-    given: the first five arguments of `build_tree_structure`.
-    Entries of a full mask that belong to the sequence rather than the tree must already be true.
-    Return False, with nothing written, if these tensors cannot be written directly.
+    Return True, or False, with nothing written, if these tensors cannot be written directly.
+
+    arrays: the tensors that are written: tree_mask, positions, and the three links (see TreeArrays). Entries
+        of a full mask that belong to the sequence rather than the tree must already be true.
+    arguments: the first five arguments of `build_tree_structure`.
+    topk: k, candidates below each node that was drafted from.
+    spec_steps: S, number of levels of drafting.
+    num_draft_tokens: n, number of nodes of each tree, the root included.
+    tree_mask_mode: how the attention mask is laid out; see TreeMaskMode.
+
     Raises InvalidArguments as `build_tree_structure` does.
     """
     if not has_kernels(arrays[0].device.type):
         return False
-    rules, (*taken, _), mode = _prepare_trees(
-        (*given, arrays[0]), topk, spec_steps, num_draft_tokens, tree_mask_mode
+    implementation, (*prepared, _), mode = _prepare_trees(
+        (*arguments, arrays[0]), topk, spec_steps, num_draft_tokens, tree_mask_mode
     )
-    return rules.write_trees(arrays, taken, topk, mode)
+    return implementation.write_trees(arrays, prepared, topk, mode)
 
 
 def _prepare_trees(
-    given: Sequence[Array], topk: int, steps: int, nodes: int, mode: int
+    arguments: Sequence[Array], topk: int, steps: int, nodes: int, mode: int
 ) -> tuple[Any, tuple[Array, ...], TreeMaskMode]:
-    """Check the first five arrays, and return rules, all arrays and the mode.
+    """Check the first five arrays, and return (implementation, all arrays, mode).
 
-    Arrays after the fifth are not checked, except that they must be on the same device.
+    The implementation is the module that computes these arrays. Arrays after the fifth are not checked,
+    except that they must be on the same device.
+
+    arguments: verified_id, parent_list, top_scores_index, draft_tokens and seq_lens, then any others.
+    topk: k, candidates below each node that was drafted from.
+    steps: S, number of levels of drafting.
+    nodes: n, number of nodes of each tree, the root included.
+    mode: how the attention mask is laid out; see TreeMaskMode.
+
+    Raises InvalidArguments if they do not fit each other.
     """
-    rules, arrays = _prepare(*given)
+    implementation, arrays = _prepare(*arguments)
     verified, parents, selected, drafts, lengths = arrays[:5]
     batch = verified.shape[0]
     chosen = nodes - 1
@@ -124,7 +150,7 @@ def _prepare_trees(
     check_shape("top_scores_index", selected, batch, chosen)
     check_shape("draft_tokens", drafts, batch, chosen)
     check_shape("seq_lens", lengths, batch)
-    return rules, arrays, check_mode(mode, nodes)
+    return implementation, arrays, check_mode(mode, nodes)
 
 
 def arrange_trees(
@@ -139,14 +165,18 @@ def arrange_trees(
     tokens, parents: [bs, n], the root first, parents before children. A parent is a node number; it is -1 for
         the root and for a node without a parent in the tree.
     seq_lens: [bs], tokens before each root.
-    seq_lens_sum: see `build_tree_structure`.
+    tokens: [bs, n], the token of each node, the root first.
+    parents: [bs, n], the parent of each node, as a node number; parents come before children. It is -1 for
+        the root and for a node without a parent in the tree.
+    tree_mask_mode: how the attention mask is laid out; see TreeMaskMode.
+    seq_lens_sum: sum of seq_lens, if the caller knows it; None: it is computed.
     Raises InvalidArguments for shapes that do not fit each other, or a mode that cannot hold so many nodes.
     """
-    rules, (nodes, above, lengths) = _prepare(tokens, parents, seq_lens)
+    implementation, (nodes, above, lengths) = _prepare(tokens, parents, seq_lens)
     check_shape("parents", above, *nodes.shape)
     check_shape("seq_lens", lengths, nodes.shape[0])
     mode = check_mode(tree_mask_mode, nodes.shape[1])
-    return rules.arrange_trees(nodes, above, lengths, mode, seq_lens_sum)
+    return implementation.arrange_trees(nodes, above, lengths, mode, seq_lens_sum)
 
 
 def verify_tree_greedy(
@@ -162,41 +192,53 @@ def verify_tree_greedy(
     candidates: [bs, n] tokens of the nodes, the root first.
     target_predict: [bs, n] the target's token after each node, found by the node's retrieve_index.
     num_steps: S, how deep a path may go; None means n - 1.
+    retrieve_index: [bs, n], the row of each node in the batch; see TreeArrays.
+    retrieve_next_token: [bs, n], the first child of each node, -1 for none.
+    retrieve_next_sibling: [bs, n], the next child of the same parent, -1 for none.
     Raises InvalidArguments for shapes that do not fit each other.
     """
     links = (retrieve_index, retrieve_next_token, retrieve_next_sibling)
-    rules, arrays, steps = _prepare_greedy((candidates, target_predict, *links), num_steps)
-    return rules.verify_tree_greedy(*arrays, steps)
+    implementation, arrays, steps = _prepare_greedy((candidates, target_predict, *links), num_steps)
+    return implementation.verify_tree_greedy(*arrays, steps)
 
 
-def write_tree_greedy(found: Verified, given: tuple[Array, ...]) -> bool:
+def write_tree_greedy(results: Verified, arguments: tuple[Array, ...]) -> bool:
     """Run `verify_tree_greedy` into the caller's tensors on a GPU.
 
-    given: the first five arguments of `verify_tree_greedy`.
     A path goes down as many levels as accept_index has columns, less one. Entries that are not written keep
-    their value.
-    Return False, with nothing written, if these tensors cannot be written directly.
+    their value. Return True, or False, with nothing written, if these tensors cannot be written directly.
+
+    results: the tensors that are written.
+    arguments: the first five arguments of `verify_tree_greedy`.
+
     Raises InvalidArguments as `verify_tree_greedy` does.
     """
-    if not has_kernels(found.predicts.device.type):
+    if not has_kernels(results.predicts.device.type):
         return False
-    rules, arrays, steps = _prepare_greedy((*given, *found), found.accept_index.shape[1] - 1)
-    if not rules.can_hold(found, arrays[0]):
+    implementation, arrays, steps = _prepare_greedy((*arguments, *results), results.accept_index.shape[1] - 1)
+    if not implementation.can_hold(results, arrays[0]):
         return False
-    rules.verify_tree_greedy(*arrays[:5], steps, found)
+    implementation.verify_tree_greedy(*arrays[:5], steps, results)
     return True
 
 
-def _prepare_greedy(given: tuple[Array, ...], num_steps: int | None) -> tuple[Any, tuple[Array, ...], int]:
-    """Check the first five arrays, and return rules, all arrays and the number of levels.
+def _prepare_greedy(
+    arguments: tuple[Array, ...], num_steps: int | None
+) -> tuple[Any, tuple[Array, ...], int]:
+    """Check the first five arrays, and return (implementation, all arrays, number of levels).
 
     Arrays after the fifth are not checked, except that they must be on the same device.
+
+    arguments: the first five arguments of `verify_tree_greedy`, then any others.
+    num_steps: how deep a path may go; None means as deep as a tree of n nodes can be.
+
+    Raises InvalidArguments if they do not fit each other.
     """
-    rules, arrays = _prepare(*given)
+    implementation, arrays = _prepare(*arguments)
     shape = arrays[0].shape
     for name, array in zip(GREEDY, arrays[1:5]):
         check_shape(name, array, *shape)
-    return rules, arrays, check_steps(num_steps, shape[1])
+    return implementation, arrays, check_steps(num_steps, shape[1])
 
 
 def tree_speculative_sampling(
@@ -215,43 +257,70 @@ def tree_speculative_sampling(
     """Walk down each tree by chance. With both thresholds 1, every token has exactly the target's
     probability.
 
-    At each node one uniform number u is used: uniform_samples [bs, n]. The first child is accepted at which
-    the summed probabilities of the children so far reach u * threshold_acc, or whose own probability reaches
-    threshold_single. The last token is drawn with uniform_samples_final [bs] from what the rejected children
-    leave of target_probs [bs, n, V] at the last accepted node. draft_probs (same shape, never written; None
-    means zeros) are subtracted too. After S accepted drafts the last token is drawn from the whole of
-    target_probs. Thresholds below 1 accept more drafts, and are not exact. Raises InvalidArguments for shapes
-    that do not fit.
+    At each node one uniform number u is used. The first child is accepted at which the summed probabilities
+    of the children so far reach u * threshold_acc, or whose own probability reaches threshold_single. The
+    last token is drawn from what the rejected children leave of target_probs at the last accepted node;
+    draft_probs are subtracted too. After S accepted drafts the last token is drawn from the whole of
+    target_probs. Thresholds below 1 accept more drafts, and are not exact.
+
+    candidates: [bs, n], tokens of the nodes, the root first.
+    retrieve_index: [bs, n], the row of each node in the batch; see TreeArrays.
+    retrieve_next_token: [bs, n], the first child of each node, -1 for none.
+    retrieve_next_sibling: [bs, n], the next child of the same parent, -1 for none.
+    uniform_samples: [bs, n], the uniform number in [0, 1) of each node.
+    uniform_samples_final: [bs], the uniform number with which each request's last token is drawn.
+    target_probs: [bs, n, V], the target's probabilities after each node.
+    draft_probs: [bs, n, V], the drafter's probabilities, never written; None means zeros.
+    threshold_single: a child whose own probability reaches it is accepted, in [0, 1].
+    threshold_acc: factor of the uniform numbers, in [0, 1].
+    num_steps: S, how deep a path may go; None means n - 1.
+
+    Raises InvalidArguments for shapes that do not fit, and thresholds outside of [0, 1].
     """
     links = (retrieve_index, retrieve_next_token, retrieve_next_sibling)
-    given = (candidates, *links, uniform_samples, uniform_samples_final, target_probs, draft_probs)
+    arguments = (candidates, *links, uniform_samples, uniform_samples_final, target_probs, draft_probs)
     thresholds = threshold_single, threshold_acc
-    rules, arrays, steps = _prepare_sampling(given, thresholds, num_steps)
-    return rules.tree_speculative_sampling(*arrays, *thresholds, steps)
+    implementation, arrays, steps = _prepare_sampling(arguments, thresholds, num_steps)
+    return implementation.tree_speculative_sampling(*arrays, *thresholds, steps)
 
 
-def write_tree_sampling(found: Verified, given: tuple[Array, ...], *thresholds: float) -> bool:
-    """Run `tree_speculative_sampling` into the caller's tensors on a GPU, as `write_tree_greedy` does.
+def write_tree_sampling(results: Verified, arguments: tuple[Array, ...], *thresholds: float) -> bool:
+    """Run `tree_speculative_sampling` into the caller's tensors on a GPU.
 
-    given: the first eight arguments of `tree_speculative_sampling`. thresholds: single and acc.
+    A path goes down as many levels as accept_index has columns, less one. Entries that are not written keep
+    their value. Return True, or False, with nothing written, if these tensors cannot be written directly.
+
+    results: the tensors that are written.
+    arguments: the first eight arguments of `tree_speculative_sampling`.
+    thresholds: threshold_single and threshold_acc.
+
+    Raises InvalidArguments as `tree_speculative_sampling` does.
     """
-    if not has_kernels(found.predicts.device.type):
+    if not has_kernels(results.predicts.device.type):
         return False
-    rules, arrays, steps = _prepare_sampling((*given, *found), thresholds, found.accept_index.shape[1] - 1)
-    if not rules.can_hold(found, arrays[0]):
+    implementation, arrays, steps = _prepare_sampling(
+        (*arguments, *results), thresholds, results.accept_index.shape[1] - 1
+    )
+    if not implementation.can_hold(results, arrays[0]):
         return False
-    rules.tree_speculative_sampling(*arrays[:8], *thresholds, steps, found)
+    implementation.tree_speculative_sampling(*arrays[:8], *thresholds, steps, results)
     return True
 
 
 def _prepare_sampling(
-    given: tuple[Array | None, ...], thresholds: tuple[float, ...], num_steps: int | None
+    arguments: tuple[Array | None, ...], thresholds: tuple[float, ...], num_steps: int | None
 ) -> tuple[Any, tuple[Array, ...], int]:
-    """Check the first eight arrays, and return rules, all arrays and the number of levels.
+    """Check the first eight arrays, and return (implementation, all arrays, number of levels).
 
     Arrays after the eighth are not checked, except that they must be on the same device.
+
+    arguments: the first eight arguments of `tree_speculative_sampling`, then any others.
+    thresholds: threshold_single and threshold_acc.
+    num_steps: how deep a path may go; None means as deep as a tree of n nodes can be.
+
+    Raises InvalidArguments if they do not fit each other.
     """
-    rules, arrays = _prepare(*given)
+    implementation, arrays = _prepare(*arguments)
     shape = arrays[0].shape
     chances = arrays[6].shape
     batch, nodes = shape
@@ -263,20 +332,27 @@ def _prepare_sampling(
         check_shape("draft_probs", arrays[7], *chances)
     check_threshold("threshold_single", thresholds[0])
     check_threshold("threshold_acc", thresholds[1])
-    return rules, arrays, check_steps(num_steps, nodes)
+    return implementation, arrays, check_steps(num_steps, nodes)
 
 
 def _prepare_lists(*lists: Sequence[Array]) -> tuple[Any, list[Array], list[Array], list[Array]]:
-    """Prepare all arrays of three lists together; return the rules and the three lists."""
-    flat = [array for each in lists for array in each]
-    rules, prepared = _prepare(*flat)
-    taken = iter(prepared)
-    scores, tokens, parents = ([next(taken) for _ in each] for each in lists)
-    return rules, scores, tokens, parents
+    """Prepare all arrays of three lists together; return (implementation, list, list, list).
+
+    lists: the score, token and parent lists of one drafting.
+
+    Raises InvalidArguments for tensors on several devices.
+    """
+    flat = [array for array_list in lists for array in array_list]
+    implementation, prepared = _prepare(*flat)
+    prepared = iter(prepared)
+    scores, tokens, parents = ([next(prepared) for _ in array_list] for array_list in lists)
+    return implementation, scores, tokens, parents
 
 
 def _prepare(*arrays: Array | None) -> tuple[Any, tuple[Array, ...]]:
-    """Return the module that computes these arrays, and the arrays in the form that it takes.
+    """Return the module that computes some arrays, and the arrays in the form that it takes.
+
+    arrays: NumPy arrays, tensors, or None, which stays None.
 
     Raises InvalidArguments for tensors on several devices.
     """
@@ -284,31 +360,34 @@ def _prepare(*arrays: Array | None) -> tuple[Any, tuple[Array, ...]]:
     torch: Any = sys.modules.get("torch")
     if torch and _on_one_gpu(torch.Tensor, arrays):
         return _gpu(), arrays
-    devices = {each.device for each in arrays if torch and isinstance(each, torch.Tensor)}
+    devices = {array.device for array in arrays if torch and isinstance(array, torch.Tensor)}
     if not devices:
-        return reference, tuple(None if each is None else np.asarray(each) for each in arrays)
+        return reference, tuple(None if array is None else np.asarray(array) for array in arrays)
     if len(devices) > 1:
-        named = ", ".join(sorted(map(str, devices)))
-        raise InvalidArguments(f"the tensors must be on one device, got {named}", "device")
+        device_names = ", ".join(sorted(map(str, devices)))
+        raise InvalidArguments(f"the tensors must be on one device, got {device_names}", "device")
     (device,) = devices
-    given = tuple(None if each is None else torch.as_tensor(each, device=device) for each in arrays)
+    arguments = tuple(None if array is None else torch.as_tensor(array, device=device) for array in arrays)
     if has_kernels(device.type):
-        return _gpu(), given
-    return _ReferenceForTensors(device), tuple(map(_on_host, given))
+        return _gpu(), arguments
+    return _ReferenceForTensors(device), tuple(map(_on_host, arguments))
 
 
 def _on_one_gpu(kind: type, arrays: tuple[Array | None, ...]) -> bool:
     """Return whether all arrays are plain tensors on one GPU with kernels: the usual case, in which no array
     is converted.
+
+    kind: torch.Tensor, which is passed because torch is not imported here.
+    arrays: arrays, tensors, or None, which is ignored.
     """
     device = None
-    for each in arrays:
-        if type(each) is kind:
+    for array in arrays:
+        if type(array) is kind:
             if device is None:
-                device = each.device
-            elif each.device != device:
+                device = array.device
+            elif array.device != device:
                 return False
-        elif each is not None:
+        elif array is not None:
             return False
     return device is not None and has_kernels(device.type)
 
@@ -323,28 +402,46 @@ def _gpu() -> Any:
 
 @cache
 def has_kernels(device: str) -> bool:
-    """Return whether the device type is a GPU and Triton is installed. AMD's devices are called cuda too."""
+    """Return whether a device type is a GPU and Triton is installed.
+
+    device: type of the device; AMD's devices are called cuda too.
+    """
     return device == "cuda" and find_spec("triton") is not None
 
 
 def _on_host(tensor: Any) -> Array:
-    """Return the tensor as a NumPy array; bfloat16 becomes float32, since NumPy has no bfloat16."""
+    """Return a tensor as a NumPy array, or None for None; bfloat16 becomes float32, since NumPy has no
+    bfloat16.
+
+    tensor: a torch tensor on any device.
+    """
     if tensor is None:
         return None
     return (tensor.float() if "bfloat16" in str(tensor.dtype) else tensor).numpy(force=True)
 
 
 class _ReferenceForTensors:
-    """`reference`, with results converted to tensors on one device."""
+    """`reference`, with results converted to tensors on one device.
+
+    device: the torch device of the results.
+    """
 
     def __init__(self, device: Any) -> None:
         self._device = device
 
     def __getattr__(self, name: str) -> Any:
+        """Return the function of `reference` with this name, with its results converted to tensors.
+
+        name: name of the function.
+        """
         import torch
 
-        def rule(*given: Any) -> Any:
-            made = getattr(reference, name)(*given)
-            return made._make(torch.from_numpy(each).to(self._device) for each in made)
+        def converted(*arguments: Any) -> Any:
+            """Run the function of `reference`, and return its results as tensors.
 
-        return rule
+            arguments: the function's arguments, as NumPy arrays and numbers.
+            """
+            results = getattr(reference, name)(*arguments)
+            return results._make(torch.from_numpy(array).to(self._device) for array in results)
+
+        return converted

@@ -47,26 +47,28 @@ __all__ = ["AttentionPlan", "RowSpan", "attend", "plan_attention", "plan_with_ke
 
 # The CPU's flash attention is the operator that returns the log-sum-exp as well.
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001
-# Score. Stands for minus infinity, so that a row that sees no column stays finite.
+# Score. Stands for minus infinity, so that a row that sees no column stays finite. Any value far below all
+# scores of a model serves. Untuned.
 LOWEST = -1e30
 
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """One read, ready for every layer. g is the number of query heads per KV head.
+    """One read, ready for every layer.
 
     reading: Which pages and columns are read.
     rows: Slice of the arranged rows that read.
-    mask: [cells, 1 or kv_heads, rows of a cell * g, columns], minus infinity where a row must not see a
-        column; None if every row sees every column.
-    blind: [rows, 1 or kv_heads, 1], true for rows that see no column of this read; None if there are none.
-    turned: The queries are turned by `AttentionPlan.turns`, because the sinks of a window are read.
+    mask: [cells, 1 or kv_heads, rows of a cell * heads_per_kv, columns], minus infinity where a row must not
+        see a column; None if every row sees every column.
+    sees_nothing: [rows, 1 or kv_heads, 1], true for rows that see no column of this read; None if there are
+        none.
+    turned: True if the queries are turned by `AttentionPlan.turns`, because the sinks of a window are read.
     """
 
     reading: PageRead
     rows: slice
     mask: Tensor | None
-    blind: Tensor | None
+    sees_nothing: Tensor | None
     turned: bool = False
 
 
@@ -74,26 +76,34 @@ class _Pass:
 class AttentionPlan:
     """The result of `plan_attention`, valid for one frame. Callers treat it as opaque.
 
-    opening: Reads that cover every row exactly once, in row order; their outputs are concatenated.
-    further: All other reads; each is merged into the rows that it covers.
-    take: Frame row of each arranged row; None if rows are not rearranged.
-    give: Arranged row of each frame row, the inverse of `take`; None if rows are not rearranged.
-    kernel: A kernel that does all of the attention instead, given queries and one layer's KV.
-    turns: complex64 [rows, head_dim / 2], the rotation of queries that read the sinks of a window; None if
-        no query is turned.
-    columns: The visible columns, for layers that run attention inside their own kernel (`PackedLayers`).
-    near: The plan of sliding-window layers, if it differs from this one.
-    spans: The spans that were planned, for layers that read tokens in order (`DeltaBlock`).
+    Rows are *arranged* if the plan sorts spans by their pages or pads them: 2 spans of 2 and 1 rows, padded
+    to 2 rows each, have source_rows [0 1 2 2] and arranged_rows [0 1 3] (or 2: both copies of row 2 agree).
+
+    first_passes: Reads that cover every row exactly once, in row order; their outputs are concatenated.
+    merged_passes: All other reads; each is merged into the rows that it covers.
+    source_rows: LongTensor [arranged rows], the frame row that each arranged row is a copy of; None if rows
+        are not rearranged.
+    arranged_rows: LongTensor [rows], the arranged row that holds the result of each frame row; None if rows
+        are not rearranged.
+    kernel: A kernel that does all of the attention instead, given queries and one layer's KV; None: the reads
+        are done in torch.
+    turns: complex64 [arranged rows, head_dim / 2], the rotation of queries that read the sinks of a window;
+        None if no query is turned.
+    columns: The visible columns, for layers that run attention inside their own kernel (`PackedLayers`); None
+        for other layers.
+    sliding: The plan of sliding-window layers, if it differs from this one, else None.
+    spans: The spans that were planned, for layers that read tokens in order (`DeltaBlock`); empty for other
+        models.
     """
 
-    opening: tuple[_Pass, ...]
-    further: tuple[_Pass, ...]
-    take: Tensor | None
-    give: Tensor | None
+    first_passes: tuple[_Pass, ...]
+    merged_passes: tuple[_Pass, ...]
+    source_rows: Tensor | None
+    arranged_rows: Tensor | None
     kernel: Callable[..., Tensor] | None = None
     turns: Tensor | None = None
     columns: ColumnPlan | None = None
-    near: AttentionPlan | None = None
+    sliding: AttentionPlan | None = None
     spans: tuple[RowSpan, ...] = ()
 
 
@@ -104,7 +114,7 @@ def plan_attention(
     layout: Layout,
     dtype: torch.dtype,
     device: torch.device | str,
-    rates: Tensor | None = None,
+    frequencies: Tensor | None = None,
     kernels: bool = True,
     invariant: bool = False,
     window: int | None = None,
@@ -114,43 +124,60 @@ def plan_attention(
     spans: One span per segment, in row order.
     page_rows: Rows of a KV page.
     heads_per_kv: Number of query heads per KV head.
-    layout: See `plan_readings`; GPU kernels treat both layouts alike.
+    layout: Whether spans are read one by one ("packed") or padded into one product ("batched"), see
+        `plan_readings`; GPU kernels treat both layouts alike.
     dtype: Type of queries and masks.
-    rates: `Rotary.frequencies`; needed if a policy hides columns from a span.
+    device: Device of queries and KV pages; with CUDA and Triton, kernels are planned.
+    frequencies: `Rotary.frequencies`, radians per position of each rotary pair, fp32 [head_dim / 2]; needed
+        if a policy hides columns from a span.
     kernels: Whether the GPU kernels can read the pages. They cannot run spans whose KV heads see different
         columns (`HeadColumns`); such frames are planned in torch.
     invariant: The output of a row does not depend on the rest of the batch, bit for bit. Spans that a policy
         limits are then planned one by one in torch.
     window: A row sees its own position and the window - 1 positions before; None: all positions.
     """
-    unread = any(span.sight and (invariant or isinstance(span.sight, HeadColumns)) for span in spans)
-    if invariant and unread and len(spans) > 1:
-        given = page_rows, heads_per_kv, layout, dtype, device, rates, kernels, invariant, window
-        return _one_by_one(spans, [plan_attention([span], *given) for span in spans])
-    if unread or not kernels or torch.device(device).type != "cuda" or find_spec("triton") is None:
+    needs_torch = any(span.sight and (invariant or isinstance(span.sight, HeadColumns)) for span in spans)
+    if invariant and needs_torch and len(spans) > 1:
+        options = page_rows, heads_per_kv, layout, dtype, device, frequencies, kernels, invariant, window
+        return _one_by_one(spans, [plan_attention([span], *options) for span in spans])
+    if needs_torch or not kernels or torch.device(device).type != "cuda" or find_spec("triton") is None:
         if window is not None:
             spans = [part for span in spans for part in look_back(span, window, drafts=False)]
-        return plan_readings(spans, page_rows, heads_per_kv, layout, dtype, device, rates)
+        return plan_readings(spans, page_rows, heads_per_kv, layout, dtype, device, frequencies)
     from specsot_kernels.gpu import attention, lines
 
-    given = spans, page_rows, heads_per_kv, device, window
+    options = spans, page_rows, heads_per_kv, device, window
     return plan_with_kernel(
-        lines.plan_lines(*given) if invariant else attention.plan_attention(*given, rates)
+        lines.plan_lines(*options) if invariant else attention.plan_attention(*options, frequencies)
     )
 
 
 def _one_by_one(spans: Sequence[RowSpan], plans: Sequence[AttentionPlan]) -> AttentionPlan:
-    """Return the plan that attends to each span by its own plan, so that no span affects another."""
+    """Return a plan that runs attention of each span by that span's own plan, so that no span affects
+    another.
+
+    spans: The spans of a frame, in row order.
+    plans: The plan of each span alone.
+    """
     rows = [span.rows for span in spans]
 
     def read(q: Tensor, kv_layer: Tensor, **rest: Any) -> Tensor:
+        """Return the attention output of every row of the frame, each span's rows by the span's own plan.
+
+        q: [rows, kv_heads, heads_per_kv, head_dim], already scaled.
+        kv_layer: [2, pages, kv_heads, page_rows, head_dim], one layer of `KVPages`.
+        rest: The sinks and the softcap of `attend`, if there are any.
+        """
         return torch.cat([attend(part, kv_layer, plan, **rest) for part, plan in zip(q.split(rows), plans)])
 
     return AttentionPlan((), (), None, None, read)
 
 
 def plan_with_kernel(plan: TreePlan | LinePlan) -> AttentionPlan:
-    """Wrap the plan of a GPU kernel, for `attend`."""
+    """Wrap the plan of a GPU kernel as a plan for `attend`.
+
+    plan: The kernel's plan: `LinePlan` for the batch-invariant kernel, `TreePlan` for the other one.
+    """
     from specsot_kernels.gpu import attention, lines
 
     kernel = lines.attend_lines if isinstance(plan, lines.LinePlan) else attention.attend
@@ -164,7 +191,7 @@ def plan_readings(
     layout: Layout,
     dtype: torch.dtype,
     device: torch.device | str,
-    rates: Tensor | None = None,
+    frequencies: Tensor | None = None,
 ) -> AttentionPlan:
     """Plan attention in torch alone, for any device.
 
@@ -172,40 +199,65 @@ def plan_readings(
     "batched", spans whose pages are consecutive are read as one product, padded to equal row counts. A
     batched product also multiplies KV rows after the end of shorter spans, with weight zero; pages must
     therefore never hold values that are not finite (`KVPages.clear_page`).
+
+    spans: One span per segment, in row order.
+    page_rows: Rows of a KV page.
+    heads_per_kv: Number of query heads per KV head.
+    layout: "packed" or "batched".
+    dtype: Type of queries and masks.
+    device: Device of queries and KV pages.
+    frequencies: `Rotary.frequencies`, radians per position of each rotary pair, fp32 [head_dim / 2]; needed
+        if a policy hides columns from a span.
     """
     arrangement = plan_reads(spans, page_rows, layout)
-    opening = list[_Pass]()
-    further = list[_Pass]()
+    first_passes = list[_Pass]()
+    merged_passes = list[_Pass]()
     first = 0
     for group in arrangement.groups:
-        make = _Maker(first, heads_per_kv, dtype, device)
-        opens, follows = _see(group, page_rows, make)
-        opening = opening + opens
-        further = further + follows
+        make = _PassMaker(first, heads_per_kv, dtype, device)
+        group_first, group_merged = _passes_of(group, page_rows, make)
+        first_passes = first_passes + group_first
+        merged_passes = merged_passes + group_merged
         first = first + group.rows
-    turns = _turns(spans, rates)
-    take = arrangement.take
-    if take is None:
-        return AttentionPlan(tuple(opening), tuple(further), None, None, turns=turns)
-    give = [0] * sum(span.rows for span in spans)
-    for row, source in enumerate(take):
-        give[source] = row
-    taken = _index(take, device)
-    turns = None if turns is None else turns[taken]
-    return AttentionPlan(tuple(opening), tuple(further), taken, _index(give, device), turns=turns)
+    turns = _query_turns(spans, frequencies)
+    source_rows = arrangement.source_rows
+    if source_rows is None:
+        return AttentionPlan(tuple(first_passes), tuple(merged_passes), None, None, turns=turns)
+    arranged_rows = [0] * sum(span.rows for span in spans)
+    for row, source in enumerate(source_rows):
+        arranged_rows[source] = row
+    source_index = _index_tensor(source_rows, device)
+    turns = None if turns is None else turns[source_index]
+    return AttentionPlan(
+        tuple(first_passes),
+        tuple(merged_passes),
+        source_index,
+        _index_tensor(arranged_rows, device),
+        turns=turns,
+    )
 
 
-def _turns(spans: Sequence[RowSpan], rates: Tensor | None) -> Tensor | None:
-    """Return `AttentionPlan.turns` in frame order, or None if no query is turned."""
-    steps = [
-        n
+def _query_turns(spans: Sequence[RowSpan], frequencies: Tensor | None) -> Tensor | None:
+    """Return the rotations of queries that read sinks, complex64 [rows, head_dim / 2] in frame order.
+
+    Return None if no query is turned, because no span sees sinks at another distance than its own.
+
+    spans: The spans of a frame, in row order; their `VisibleColumns.turns` say how far each row's query is
+        turned.
+    frequencies: Radians per position of each rotary pair, fp32 [head_dim / 2]; None only if no query is
+        turned.
+    """
+    positions_back = [
+        turn
         for span in spans
-        for n in (span.sight.turns if isinstance(span.sight, VisibleColumns) else (0,) * span.rows)
+        for turn in (span.sight.turns if isinstance(span.sight, VisibleColumns) else (0,) * span.rows)
     ]
-    if not any(steps):
+    if not any(positions_back):
         return None
-    assert rates is not None, "spans that look through a window need what turns their queries"
-    return turn_back(rates, steps)
+    assert frequencies is not None, (
+        "spans with a window policy need the rotary frequencies, by which their queries are turned"
+    )
+    return turn_back(frequencies, positions_back)
 
 
 def attend(
@@ -215,84 +267,112 @@ def attend(
     sinks: Tensor | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """Return the attention output of every row, [rows, kv_heads * g * head_dim].
+    """Return the attention output of every row, [rows, kv_heads * heads_per_kv * head_dim].
 
-    q: [rows, kv_heads, g, head_dim], already scaled; rows may be strided. g is the number of query heads per
-        KV head.
-    kv_layer: [2, pages, kv_heads, page_rows, head_dim], one layer of `KVPages`. The KV of the batch is
-        written already.
-    sinks: fp32 [kv_heads, g], one extra score per query head that has no value (as in gpt-oss); None: none.
+    q: [rows, kv_heads, heads_per_kv, head_dim], already scaled; rows may be strided.
+    kv_layer: [2, pages, kv_heads, page_rows, head_dim], one layer of `KVPages`, keys first. The KV of the
+        batch is written already.
+    plan: The plan of this frame, made by `plan_attention` for the same spans.
+    sinks: fp32 [kv_heads, heads_per_kv], one extra score per query head that has no value (as in gpt-oss);
+        None: no extra score.
     softcap: Scores become softcap * tanh(score / softcap); None: scores are not capped.
     """
     if plan.kernel is not None:
-        given = {} if sinks is None and softcap is None else {"sinks": sinks, "softcap": softcap}
-        return plan.kernel(q, kv_layer, **given)
-    q = q if plan.take is None else q.index_select(0, plan.take)
-    near = q if plan.turns is None else _turn(q, plan.turns)
-    read = [_read(near if each.turned else q, kv_layer, each, softcap) for each in plan.opening]
-    out, weight = read[0] if len(read) == 1 else (torch.cat(parts) for parts in zip(*read))
-    if plan.further:
-        out, weight = _merge(q, near, kv_layer, plan.further, out, weight, softcap)
+        extras = {} if sinks is None and softcap is None else {"sinks": sinks, "softcap": softcap}
+        return plan.kernel(q, kv_layer, **extras)
+    q = q if plan.source_rows is None else q.index_select(0, plan.source_rows)
+    sliding = q if plan.turns is None else _turn_queries(q, plan.turns)
+    parts_read = [
+        _run_pass(sliding if each.turned else q, kv_layer, each, softcap) for each in plan.first_passes
+    ]
+    out, weight = parts_read[0] if len(parts_read) == 1 else (torch.cat(parts) for parts in zip(*parts_read))
+    if plan.merged_passes:
+        out, weight = _merge(q, sliding, kv_layer, plan.merged_passes, out, weight, softcap)
     # A sink adds exp(sink) to the softmax's denominator exp(weight), so the output shrinks by
     # exp(weight) / (exp(weight) + exp(sink)) = sigmoid(weight - sink).
     if sinks is not None:
         out = out * torch.sigmoid(weight - sinks).unsqueeze(-1).to(out.dtype)
     out = out.reshape(q.shape[0], -1)
-    return out if plan.give is None else out.index_select(0, plan.give)
+    return out if plan.arranged_rows is None else out.index_select(0, plan.arranged_rows)
 
 
-def _turn(q: Tensor, turns: Tensor) -> Tensor:
-    """Rotate queries [rows, kv_heads, g, head_dim] by `AttentionPlan.turns`, in fp32 for any dtype."""
+def _turn_queries(q: Tensor, turns: Tensor) -> Tensor:
+    """Rotate queries by the plan's turns, in fp32 for any dtype; return a new tensor in the dtype of `q`.
+
+    q: [rows, kv_heads, heads_per_kv, head_dim], the arranged rows' queries.
+    turns: complex64 [rows, head_dim / 2], `AttentionPlan.turns`.
+    """
     pairs = torch.view_as_complex(q.float().unflatten(-1, (-1, 2)))
     return torch.view_as_real(pairs * turns[:, None, None]).flatten(-2).to(q.dtype)
 
 
 def _merge(
     q: Tensor,
-    near: Tensor,
+    turned_q: Tensor,
     kv_layer: Tensor,
-    passes: Sequence[_Pass],
+    merged_passes: Sequence[_Pass],
     out: Tensor,
     weight: Tensor,
     softcap: float | None,
 ) -> tuple[Tensor, Tensor]:
     """Merge further reads into `out` and its log-sum-exp `weight`, and return both.
 
-    q, near: Queries as they are, and turned for reads of sinks.
-
     The merged values are a row's output and log-sum-exp over all of its reads; see the module's formula.
+
+    q: [rows, kv_heads, heads_per_kv, head_dim], the arranged queries.
+    turned_q: The same queries, turned for reads of sinks.
+    kv_layer: [2, pages, kv_heads, page_rows, head_dim], keys and values of one layer.
+    merged_passes: The reads to merge, each of a slice of the rows.
+    out: [rows, kv_heads, heads_per_kv, head_dim], the output of the first reads.
+    weight: fp32 [rows, kv_heads, heads_per_kv], the log-sum-exp of the first reads; changed in place if it is
+        contiguous.
+    softcap: Cap of the scores; None: no cap.
     """
-    whole = out.float()
+    merged = out.float()
     weight = weight.contiguous()
-    for each in passes:
-        part, seen = _read(near if each.turned else q, kv_layer, each, softcap)
+    for each in merged_passes:
+        read_out, read_weight = _run_pass(turned_q if each.turned else q, kv_layer, each, softcap)
         before = weight[each.rows]
-        rows = whole[each.rows]
-        after = torch.logaddexp(before, seen)
-        rows.mul_((before - after).exp_().unsqueeze(-1)).add_(part * (seen - after).exp_().unsqueeze(-1))
+        rows = merged[each.rows]
+        after = torch.logaddexp(before, read_weight)
+        rows.mul_((before - after).exp_().unsqueeze(-1)).add_(
+            read_out * (read_weight - after).exp_().unsqueeze(-1)
+        )
         before.copy_(after)
-    return whole.to(out.dtype), weight
+    return merged.to(out.dtype), weight
 
 
-def _read(q: Tensor, kv_layer: Tensor, each: _Pass, softcap: float | None) -> tuple[Tensor, Tensor]:
-    """Return one read's output [rows, kv_heads, g, head_dim] and log-sum-exp [rows, kv_heads, g].
+def _run_pass(q: Tensor, kv_layer: Tensor, read_pass: _Pass, softcap: float | None) -> tuple[Tensor, Tensor]:
+    """Return one read's output [rows, kv_heads, heads_per_kv, head_dim] and log-sum-exp [rows, kv_heads,
+    heads_per_kv].
 
     If a row sees no column of this read, its log-sum-exp is LOWEST, so the read has no weight in a merge.
+
+    q: [arranged rows, kv_heads, heads_per_kv, head_dim], of which the read uses the rows `read_pass.rows`.
+    kv_layer: [2, pages, kv_heads, page_rows, head_dim], keys and values of one layer.
+    read_pass: The read, with its masks.
+    softcap: Cap of the scores; None: no cap.
     """
-    reading = each.reading
-    (_, kv_heads, g, head_dim) = q.shape
+    reading = read_pass.reading
+    (_, kv_heads, heads_per_kv, head_dim) = q.shape
     cells = reading.cells
     rows = reading.rows
-    queries = q[each.rows].view(cells, rows, kv_heads, g, head_dim).transpose(1, 2)
+    queries = q[read_pass.rows].view(cells, rows, kv_heads, heads_per_kv, head_dim).transpose(1, 2)
     pages = as_numbers(kv_layer[:, reading.page : reading.page + cells, :, : reading.columns], q.dtype)
     out, weight = _softmax(
-        queries.reshape(cells, kv_heads, rows * g, head_dim), pages[0], pages[1], each.mask, softcap
+        queries.reshape(cells, kv_heads, rows * heads_per_kv, head_dim),
+        pages[0],
+        pages[1],
+        read_pass.mask,
+        softcap,
     )
-    out = out.view(cells, kv_heads, rows, g, head_dim).transpose(1, 2)
-    weight = weight.view(cells, kv_heads, rows, g).transpose(1, 2).reshape(-1, kv_heads, g)
-    if each.blind is not None:
-        weight = weight.masked_fill(each.blind, LOWEST)
-    return out.reshape(-1, kv_heads, g, head_dim), weight
+    out = out.view(cells, kv_heads, rows, heads_per_kv, head_dim).transpose(1, 2)
+    weight = (
+        weight.view(cells, kv_heads, rows, heads_per_kv).transpose(1, 2).reshape(-1, kv_heads, heads_per_kv)
+    )
+    if read_pass.sees_nothing is not None:
+        weight = weight.masked_fill(read_pass.sees_nothing, LOWEST)
+    return out.reshape(-1, kv_heads, heads_per_kv, head_dim), weight
 
 
 def _softmax(
@@ -301,6 +381,11 @@ def _softmax(
     """Return softmax attention [cells, heads, rows, dim] and its log-sum-exp, fp32 [cells, heads, rows].
 
     The output of a row that sees no column is finite but otherwise unspecified.
+
+    q: [cells, heads, rows, dim], already scaled.
+    keys, values: [cells, heads, columns, dim].
+    mask: Added to the scores, broadcast to [cells, heads, rows, columns]; None: nothing is hidden.
+    softcap: Scores become softcap * tanh(score / softcap) before the mask is added; None: no cap.
     """
     if q.device.type == "cpu" and softcap is None:
         return _flash(q, keys, values, 0.0, False, attn_mask=mask, scale=1.0)
@@ -313,63 +398,99 @@ def _softmax(
     return torch.softmax(scores, -1).to(q.dtype) @ values, torch.logsumexp(scores, -1)
 
 
-def _index(rows: Sequence[int], device: torch.device | str) -> Tensor:
+def _index_tensor(rows: Sequence[int], device: torch.device | str) -> Tensor:
+    """Return row numbers as an int64 tensor [rows] on `device`.
+
+    rows: The row numbers.
+    device: Where the tensor lies.
+    """
     return torch.tensor(rows, dtype=torch.long).to(device)
 
 
 @dataclass(frozen=True, slots=True)
-class _Maker:
+class _PassMaker:
     """Makes the passes of one group of spans.
 
     first: Arranged row of the group's first row.
-    g: Number of query heads per KV head.
+    heads_per_kv: Number of query heads per KV head.
     dtype: Type of masks.
     device: Device of masks.
     """
 
     first: int
-    g: int
+    heads_per_kv: int
     dtype: torch.dtype
     device: torch.device | str
 
-    def __call__(self, reading: PageRead, cut: Bools | None, turned: bool = False) -> _Pass:
+    def __call__(self, reading: PageRead, hidden_mask: Bools | None, turned: bool = False) -> _Pass:
         """Make the pass of one read.
 
-        cut: True where a row must not see a column, [rows, columns] or [rows, kv_heads, columns]; None if
-            rows see all columns.
+        reading: The rows and columns that are read; its rows count from the group's first row.
+        hidden_mask: True where a row must not see a column, [rows, columns] or [rows, kv_heads, columns];
+            None if rows see all columns.
+        turned: True if the queries are turned by `AttentionPlan.turns`, because the sinks of a window are
+            read.
         """
         start = self.first + reading.first
         rows = slice(start, start + reading.cells * reading.rows)
-        if cut is None or not cut.any():
+        if hidden_mask is None or not hidden_mask.any():
             return _Pass(reading, rows, None, None, turned)
-        mask = as_mask(cut, reading, self.g, self.dtype, self.device)
-        return _Pass(reading, rows, mask, blind_rows(cut, self.device), turned)
+        mask = as_mask(hidden_mask, reading, self.heads_per_kv, self.dtype, self.device)
+        return _Pass(reading, rows, mask, blind_rows(hidden_mask, self.device), turned)
 
 
-def _see(group: ReadGroup, page_rows: int, make: _Maker) -> tuple[list[_Pass], list[_Pass]]:
-    """Return the `opening` and the `further` passes of a group; see `AttentionPlan`."""
+def _passes_of(group: ReadGroup, page_rows: int, pass_maker: _PassMaker) -> tuple[list[_Pass], list[_Pass]]:
+    """Return (first passes, merged passes) of a group, in the meaning of `AttentionPlan`.
+
+    group: Spans that are read together. All of them have a policy of the same kind, or none has.
+    page_rows: Rows of a KV page.
+    pass_maker: Makes a pass from a read and its mask.
+    """
     match group.spans[0].sight:
         case VisibleColumns() as sight:
-            return _see_window(group, sight, page_rows, make)
+            return _passes_of_window(group, sight, page_rows, pass_maker)
         case HeadColumns() as sight:
-            passes = [make(*look) for look in read_by_head(group.spans[0], sight, group.readings)]
+            passes = [
+                pass_maker(*masked_read)
+                for masked_read in read_by_head(group.spans[0], sight, group.readings)
+            ]
             return passes[:1], passes[1:]
         case None:
-            return _see_all(group, make)
+            return _passes_without_policy(group, pass_maker)
 
 
-def _see_all(group: ReadGroup, make: _Maker) -> tuple[list[_Pass], list[_Pass]]:
-    """Return the passes of a group from which no policy hides columns."""
-    hidden = hidden_columns_of(group)
-    passes = [make(reading, hidden_columns(hidden, group.lead, reading)) for reading in group.readings]
-    return [each for each in passes if each.reading.at == 0], [each for each in passes if each.reading.at]
+def _passes_without_policy(group: ReadGroup, pass_maker: _PassMaker) -> tuple[list[_Pass], list[_Pass]]:
+    """Return (first passes, merged passes) of a group from which no policy hides columns.
+
+    The first passes are the reads that begin at column 0.
+
+    group: Spans that are read together.
+    pass_maker: Makes a pass from a read and its mask.
+    """
+    group_mask = hidden_columns_of(group)
+    passes = [
+        pass_maker(reading, hidden_columns(group_mask, group.lead, reading)) for reading in group.readings
+    ]
+    return [read_pass for read_pass in passes if read_pass.reading.at == 0], [
+        read_pass for read_pass in passes if read_pass.reading.at
+    ]
 
 
-def _see_window(
-    group: ReadGroup, sight: VisibleColumns, page_rows: int, make: _Maker
+def _passes_of_window(
+    group: ReadGroup, visible_columns: VisibleColumns, page_rows: int, pass_maker: _PassMaker
 ) -> tuple[list[_Pass], list[_Pass]]:
-    """Return the passes of a span that sees sinks and recent columns; such a group has a single span."""
+    """Return (first passes, merged passes) of a span that sees sinks and recent columns.
+
+    group: A group of a single span.
+    visible_columns: Which sinks and which recent columns each row of the span sees.
+    page_rows: Rows of a KV page.
+    pass_maker: Makes a pass from a read and its mask.
+    """
     (span,) = group.spans
-    sinks = [make(*look, turned=True) for look in read_sinks(span, sight, page_rows)]
-    passes = sinks + [make(*look) for look in read_recent(span, sight, group.readings)]
+    sinks = [
+        pass_maker(*masked_read, turned=True) for masked_read in read_sinks(span, visible_columns, page_rows)
+    ]
+    passes = sinks + [
+        pass_maker(*masked_read) for masked_read in read_recent(span, visible_columns, group.readings)
+    ]
     return passes[:1], passes[1:]

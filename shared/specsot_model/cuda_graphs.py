@@ -1,9 +1,7 @@
 """Captures a layer range's forward as CUDA graphs, one per bucket of batch sizes, and times steps.
 
 A frame runs in the graph of the next larger bucket. The surplus rows have a negative slot, so they write no
-KV and read none. Names in this file say `step` for a step, `rows` for the tokens of a batch, and `sequences`
-for
-sequences.
+KV and read none. A *row* in this file is a token of the batch.
 
     # 20 rows -> bucket 32; rows 20..31 have slot -1, and their outputs are cut off
 """
@@ -46,7 +44,7 @@ BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 200, 256, 384, 512)
 # small ones fit about 64 sequences whose rows are one tile each, such as sequences without drafts
 # (docs/results/h100-product.md).
 SHORT_BUCKETS = (48, 64, 320, 512)
-# Rows. What a sequence of a large short graph may have, on average over the frame and at most.
+# Rows. What a sequence of a large short graph may have, on average over the frame and at most. Untuned.
 SHORT_MEAN = 8
 SHORT_MOST = 32
 # Rows. Sizes of graphs for frames of prompts alone, which have an attention kernel of their own. The kernel
@@ -70,7 +68,11 @@ Capture = Callable[[Work], Captured]
 
 
 def bucket_of(rows: int, buckets: Sequence[int]) -> int | None:
-    """Return the smallest bucket that holds `rows` rows, or None if none does."""
+    """Return the smallest bucket that holds so many rows, or None if none does.
+
+    rows: Number of rows of a frame.
+    buckets: Sizes of the captured graphs, in any order.
+    """
     return next((bucket for bucket in sorted(buckets) if rows <= bucket), None)
 
 
@@ -79,22 +81,30 @@ def prompt_rows(decoder: Decoder, kv: KVPages, rows: int) -> int:
 
     Only one device that holds all layers gets more, PROMPT_ROWS: in a pipeline of stages, smaller frames
     keep more stages busy at the same time.
+
+    decoder: The layer range, with its weights loaded.
+    kv: The KV cache of the layer range.
+    rows: Number of rows that other frames may have.
     """
-    whole = decoder.capturable and len(decoder.layers) == decoder.config.layers
+    has_all_layers = decoder.capturable and len(decoder.layers) == decoder.config.layers
     # Dense gated delta layers have no such graphs: 2,048 rows took 13 ms at once, 9 in graphs of 512 (H100).
     slow = bool(decoder.config.delta) and decoder.config.routing is None
     # Batch-invariant attention would need much memory for so many rows.
     slow = slow or decoder.batch_invariant
-    wide = whole and len(decoder.parts(kv)) == 1 and rows >= BUCKETS[-1] and not slow
-    return max(rows, PROMPT_ROWS) if wide else rows
+    takes_more = has_all_layers and len(decoder.parts(kv)) == 1 and rows >= BUCKETS[-1] and not slow
+    return max(rows, PROMPT_ROWS) if takes_more else rows
 
 
 def prompt_buckets(decoder: Decoder, kv: KVPages) -> tuple[int, ...]:
-    """Return the sizes of graphs for prompts alone; none if their kernel does not support these layers."""
+    """Return the sizes of graphs for prompts alone; none if their kernel does not support these layers.
+
+    decoder: The layer range, with its weights loaded.
+    kv: The KV cache of the layer range.
+    """
     config = decoder.config
-    wide = prompt_rows(decoder, kv, BUCKETS[-1]) == PROMPT_ROWS
-    plain = not (config.delta or config.window or config.names.sinks or config.attention_softcap)
-    if not (wide and plain):
+    takes_more = prompt_rows(decoder, kv, BUCKETS[-1]) == PROMPT_ROWS
+    supported = not (config.delta or config.window or config.names.sinks or config.attention_softcap)
+    if not (takes_more and supported):
         return ()
     from specsot_kernels.gpu.prompts import suits
 
@@ -114,7 +124,10 @@ class GraphCapture:
         self._streams = defaultdict[int, torch.cuda.Stream](torch.cuda.Stream)
 
     def __call__(self, work: Work) -> Captured:
-        """Run `work` once, capture it, and replay it once; return its replay function and outputs."""
+        """Run `work` once, capture it, and replay it once; return its replay function and outputs.
+
+        work: Runs the work that is captured on the current stream, and returns its outputs.
+        """
         # The first run compiles kernels, and lets libraries allocate what they cannot in a capture.
         work()
         graph = torch.cuda.CUDAGraph()
@@ -157,20 +170,29 @@ class CapturedSteps:
         taps: Mapping[int, Tensor],
         capture: Capture,
         buckets: Sequence[int] = BUCKETS,
-        prompts: Sequence[int] = (),
-        short: Sequence[int] = SHORT_BUCKETS,
+        prompt_sizes: Sequence[int] = (),
+        short_sizes: Sequence[int] = SHORT_BUCKETS,
     ) -> None:
         """Capture the graphs; this takes seconds.
 
-        taps: As in `Decoder.forward`; the graphs keep reading these tensors.
+        decoder: The layer range whose forward pass is captured.
+        kv: The KV cache of the layer range.
+        taps: By layer, the weight of its tap, as in `Decoder.forward`; the graphs keep reading these tensors.
+        capture: Captures work as a CUDA graph, such as `GraphCapture`.
         buckets: Sizes of graphs for any frame.
-        prompts: Sizes of graphs for prompts alone; see `prompt_buckets`.
-        short: Sizes of graphs for sequences with few rows each; sizes above the largest bucket are left out.
+        prompt_sizes: Sizes of graphs for prompts alone; see `prompt_buckets`. Empty: none.
+        short_sizes: Sizes of graphs for sequences with few rows each; sizes above the largest bucket are left
+            out.
         """
         parts = decoder.parts(kv)
 
         def captured(sizes: Iterable[int], kind: RowKind, hidden: bool = False) -> Graphs:
-            """Capture graphs of these sizes, on every device."""
+            """Return captured graphs by size, each a list with one graph per device.
+
+            sizes: Sizes of the graphs, in rows.
+            kind: Which frames the graphs are for.
+            hidden: True for frames from which a KV policy hides columns.
+            """
             # The largest graph is captured first; the others reuse its memory.
             return {
                 rows: [
@@ -182,24 +204,26 @@ class CapturedSteps:
 
         self._invariant = decoder.batch_invariant
         self._group = decoder.config.heads // decoder.config.kv_heads
-        self._captured = captured
+        self._graph_timer = captured
         self._hidden = defaultdict[RowKind, Graphs](dict)
-        self._prompts = captured(prompts, "prompts")
+        self._prompts = captured(prompt_sizes, "prompts")
         self._steps = captured(buckets, "any")
         # Small tiles over int8 KV are not measured, so the small short graphs are left out there.
-        eight = any(layer.dtype == torch.int8 for _, pages in parts for layer in pages.layers)
-        least = SHORTEST_ROWS + 1 if eight else 0
+        int8_kv = any(layer.dtype == torch.int8 for _, pages in parts for layer in pages.layers)
+        min_rows = SHORTEST_ROWS + 1 if int8_kv else 0
         # Batch-invariant attention is divided in the same way for every frame, so it has no short graphs.
-        cut = () if self._invariant else short
-        self._short = captured((rows for rows in cut if least <= rows <= max(buckets)), "short")
+        short_buckets = () if self._invariant else short_sizes
+        self._short = captured((rows for rows in short_buckets if min_rows <= rows <= max(buckets)), "short")
         every = (*self._steps.values(), *self._short.values(), *self._prompts.values())
         self._size = max(step.size for steps in every for step in steps)
         self._stagings = [Staging(self._size, part.device) for part, _ in parts]
 
     def run(self, rows: StepRows) -> Outputs | None:
-        """Run a frame. Return hidden states [rows, H] and the sum of this range's taps.
+        """Run a frame, and return hidden states [rows, H] and the sum of this range's taps.
 
         Return None if no graph fits the frame; the caller then runs `Decoder.forward`.
+
+        rows: The frame: tokens or hidden states, positions, slots, spans and moves.
         """
         filled = self.fill(rows)
         return None if filled is None else self.launch(filled, rows.entry)
@@ -207,23 +231,31 @@ class CapturedSteps:
     def fill(self, rows: StepRows) -> FilledStep | None:
         """Prepare the tables of a frame for its graph, or return None if no graph fits.
 
-        The entry (tokens or hidden states) is not read yet; it may become known later.
+        rows: The frame. Its entry (tokens or hidden states) is not read yet; it may become known later.
         """
         count = len(rows.positions)
-        wide, bucket = (bucket_of(count, tuple(steps)) for steps in (self._prompts, self._steps))
-        found = _filled(rows, self._prompts[wide]) if wide and count >= MIN_FULL * wide else None
-        if found is not None or bucket is None:
-            return found
+        prompt_bucket, bucket = (bucket_of(count, tuple(steps)) for steps in (self._prompts, self._steps))
+        filled = (
+            _fill_for(rows, self._prompts[prompt_bucket])
+            if prompt_bucket and count >= MIN_FULL * prompt_bucket
+            else None
+        )
+        if filled is not None or bucket is None:
+            return filled
         short = bucket_of(count, tuple(self._short))
         fits = short is not None and short <= bucket and _are_short(rows.spans, short, self._group)
         if any(span.sight for span in rows.spans):
             return self._fill_hidden(rows, *((short, "short") if short and fits else (bucket, "any")))
-        return _filled(rows, self._short[short] if short and fits else self._steps[bucket])
+        return _fill_for(rows, self._short[short] if short and fits else self._steps[bucket])
 
     def _fill_hidden(self, rows: StepRows, bucket: int, kind: RowKind) -> FilledStep | None:
         """Prepare a frame from which a KV policy hides columns, and capture its graph if it is the first.
 
         Return None if the heads see different columns, for batch-invariant ranges, and with several devices.
+
+        rows: The frame as this range receives it: tokens or hidden states, positions, slots, spans, moves.
+        bucket: Size of the graph, in rows.
+        kind: Which frames the graph is for.
         """
         if (
             self._invariant
@@ -234,16 +266,21 @@ class CapturedSteps:
         graphs = self._hidden[kind]
         if bucket not in graphs:
             with torch.inference_mode():
-                graphs |= self._captured((bucket,), kind, hidden=True)
+                graphs |= self._graph_timer((bucket,), kind, hidden=True)
             (step,) = graphs[bucket]
             if step.size > self._size:
                 self._size = step.size
                 self._stagings = [Staging(step.size, step.device)]
-        return _filled(rows, graphs[bucket])
+        return _fill_for(rows, graphs[bucket])
 
     @torch.inference_mode()
     def launch(self, filled: FilledStep, entry: Sequence[int] | Tensor) -> Outputs:
-        """Launch a prepared frame and return its outputs; see `run`. entry: see `StepRows`."""
+        """Launch a prepared frame and return its outputs: hidden states [rows, H] and the sum of this range's
+        taps.
+
+        filled: The frame with its tables, as `fill` returned it.
+        entry: Token ids if the range starts with the embedding, else hidden states [rows, H].
+        """
         steps = filled.steps
         with self._launching if len(steps) > 1 else nullcontext():
             for number, (step, staging) in enumerate(zip(steps, self._stagings)):
@@ -288,9 +325,12 @@ class CapturedSteps:
         """Return the seconds that the GPU takes for a frame, as the mean of `times` runs.
 
         A graph must fit the frame.
+
+        rows: The frame as this range receives it: tokens or hidden states, positions, slots, spans, moves.
+        times: How often to run it, after one run that is not timed.
         """
         filled = self.fill(rows)
-        assert filled is not None, "what is timed runs in a graph"
+        assert filled is not None, "only frames that fit a graph can be timed"
         self.launch(filled, rows.entry)
         steps = filled.steps
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -308,16 +348,25 @@ class CapturedSteps:
 Graphs = dict[int, list["_CapturedStep"]]
 
 
-def _are_short(spans: Sequence[RowSpan], bucket: int, group: int) -> bool:
-    """Tell whether the short graph of `bucket` rows suits these spans. group: query heads per KV head."""
+def _are_short(spans: Sequence[RowSpan], bucket: int, heads_per_kv: int) -> bool:
+    """Tell whether the short graph of `bucket` rows suits these spans. group: query heads per KV head.
+
+    spans: One span per segment of the frame.
+    bucket: Rows of the graph.
+    heads_per_kv: Query heads per KV head.
+    """
     rows = [span.rows for span in spans]
     if bucket <= SHORTEST_ROWS:
-        return max(rows) <= SHORTEST // group
+        return max(rows) <= SHORTEST // heads_per_kv
     return max(rows) <= SHORT_MOST and sum(rows) <= SHORT_MEAN * len(rows)
 
 
-def _filled(rows: StepRows, steps: Sequence[_CapturedStep]) -> FilledStep | None:
-    """Prepare a frame for these graphs; None if it does not fit their tables."""
+def _fill_for(rows: StepRows, steps: Sequence[_CapturedStep]) -> FilledStep | None:
+    """Return a frame that is prepared for some graphs; None if it does not fit their tables.
+
+    rows: The frame as this range receives it: tokens or hidden states, positions, slots, spans, moves.
+    steps: The graphs of one bucket, one per device.
+    """
     numbers = steps[0].fill(rows)
     return None if numbers is None else FilledStep(rows, steps, numbers)
 
@@ -328,6 +377,8 @@ class _CapturedStep:
     trees: The tables that a kernel may fill with trees that are still on the device, or None if these
         layers do not support that.
     size: Length of the tables, in int32 numbers.
+    device: The device of the graph.
+    vocabulary: Number of tokens of the vocabulary.
     """
 
     def __init__(
@@ -341,9 +392,13 @@ class _CapturedStep:
         hidden: bool = False,
     ) -> None:
         """
+        decoder: The layer range whose forward pass is captured.
+        kv: The KV cache of the layer range.
+        taps: By layer, the weight of its tap; the graph keeps reading these tensors.
+        capture: Captures work as a CUDA graph.
         rows: Size of the graph's bucket.
         kind: Which frames the graph is for.
-        hidden: The graph is for frames from which a KV policy hides columns.
+        hidden: True if the graph is for frames from which a KV policy hides columns.
         """
         config = decoder.config
         self.device = decoder.device
@@ -357,21 +412,29 @@ class _CapturedStep:
             self._tables = frame_tables(decoder, kv, rows, kind == "short", hidden)
         self._moves = MAX_GRAPH_MOVES if rows >= MIN_ROWS_WITH_MOVES else 0
         self._walked = kv if isinstance(kv, WalkedPages) else None
-        self._walk_room = walks = self._walked.room(rows) if self._walked else None
-        own = (2, self._moves), (rows,), (rows,), (rows,), *(walks.shapes if walks else ())
-        parts = [size_of(own), *(size_of(tables.shapes) for tables in self._tables)]
-        self.size = sum(parts)
+        self._walk_room = walks = self._walked.table_sizes(rows) if self._walked else None
+        own_shapes = (2, self._moves), (rows,), (rows,), (rows,), *(walks.shapes if walks else ())
+        lengths = [size_of(own_shapes), *(size_of(tables.shapes) for tables in self._tables)]
+        self.size = sum(lengths)
         self._numbers = torch.zeros(self.size, dtype=torch.int32, device=decoder.device)
-        first, *rest = self._numbers.split(parts)
-        moves, tokens, positions, slots, *walk = views(first, own)
+        own_flat, *table_flats = self._numbers.split(lengths)
+        moves, tokens, positions, slots, *walk = views(own_flat, own_shapes)
         moves.fill_(-1)
         slots.fill_(-1)
-        plans = [tables.plan(flat, group) for tables, flat in zip(self._tables, rest)]
-        plan = replace(plans[-1], near=plans[0])
+        plans = [tables.plan(flat, group) for tables, flat in zip(self._tables, table_flats)]
+        plan = replace(plans[-1], sliding=plans[0])
         # Trees on the device need one set of tables, without a first visible column per row.
-        only = self._tables[0]
-        whole = isinstance(only, FrameTables) and len(self._tables) == 1 and not only.told
-        self.trees = TreeRows(tokens, positions, views(rest[0], only.shapes)[BITS]) if whole else None
+        first_tables = self._tables[0]
+        fills_trees = (
+            isinstance(first_tables, FrameTables)
+            and len(self._tables) == 1
+            and not first_tables.num_sight_tables
+        )
+        self.trees = (
+            TreeRows(tokens, positions, views(table_flats[0], first_tables.shapes)[BITS])
+            if fills_trees
+            else None
+        )
         self.vocabulary = config.vocab
         self._hidden: Tensor | None = None
         if not decoder.embeds:
@@ -382,10 +445,10 @@ class _CapturedStep:
             if self._moves:
                 kv.move_on_device(moves)
             for tables in self._tables:
-                if isinstance(tables, FrameTables) and tables.begin:
-                    tables.begin()
+                if isinstance(tables, FrameTables) and tables.prepare:
+                    tables.prepare()
             if self._walked and walks:
-                self._walked.read(walk, walks)
+                self._walked.use_tables(walk, walks)
             entry = decoder.embed(tokens) if self._hidden is None else self._hidden.clone()
             return decoder.forward(entry, positions, slots, plan, kv, taps)
 
@@ -396,6 +459,8 @@ class _CapturedStep:
         """Return the tables of a frame, which are the same on all devices; None if the frame does not fit.
 
         The first table is for the tokens, which `send` fills in.
+
+        rows: The frame as this range receives it: tokens or hidden states, positions, slots, spans, moves.
         """
         count = len(rows.positions)
         filled = list[Numbers]()
@@ -418,6 +483,8 @@ class _CapturedStep:
         """Copy the tables of a frame to the device.
 
         entry: Tokens or hidden states; None if this device is not where the rows enter.
+        filled: The frame with its tables.
+        staging: The pinned buffer through which this device's tables are copied.
         """
         from specsot_kernels.gpu.launching import on_device_of
 
@@ -426,7 +493,7 @@ class _CapturedStep:
                 self._hidden[: len(entry)] = torch.as_tensor(entry)
             elif entry is not None:
                 filled.numbers[0][: len(entry)] = entry
-            staging.send([self._moved(filled.rows.moves), *filled.numbers], self._numbers)
+            staging.send([self._moves_table(filled.rows.moves), *filled.numbers], self._numbers)
 
     def start(self) -> None:
         """Launch the graph for the tables that were sent last. It may be launched again."""
@@ -441,36 +508,43 @@ class _CapturedStep:
             self._walked.commit()
 
     def outputs(self, count: int) -> Outputs:
-        """Return copies of the outputs of the last launch, for its first `count` rows."""
+        """Return copies of the outputs of the last launch, for its first rows: hidden states, and taps or
+        None.
+
+        count: Number of rows of the frame that was launched.
+        """
         hidden, fused = self._outputs
         return hidden[:count].clone(), None if fused is None else fused[:count].clone()
 
-    def _moved(self, moves: Moves) -> Numbers:
+    def _moves_table(self, moves: Moves) -> Numbers:
         """Return the moves [2, num_moves] that the graph does itself, padded with -1.
 
         If there are more than the graph has room for, they are done here, before the graph.
+
+        moves: All KV moves (source slot, target slot) of the frame.
         """
-        room = np.full((2, self._moves), -1, np.int32)
+        table = np.full((2, self._moves), -1, np.int32)
         if len(moves) <= self._moves:
-            room[:, : len(moves)] = np.array(moves, np.int32).reshape(-1, 2).T
+            table[:, : len(moves)] = np.array(moves, np.int32).reshape(-1, 2).T
         else:
             self._kv.move(moves)
-        return room
+        return table
 
 
-# Rows. Batch sizes at which the cost curve of a range is measured.
+# Rows. Batch sizes at which the cost curve of a range is measured. Untuned.
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
-# The same if steps run as CUDA graphs: the trees of many sequences have as many rows, and those cost more.
+# Rows. The same if steps run as CUDA graphs: the trees of many sequences have as many rows, and those cost
+# more. Untuned.
 WIDE = (*SIZES, 256, 512)
-# KV rows before the measured ones: the length of a short prompt.
+# KV rows. How many precede the measured rows: the length of a short prompt. Untuned.
 HISTORY_ROWS = 128
-# Timed runs per size, at least; and at most on a CPU. A GPU uses all the time, to reach its clock.
+# Timed runs per size, at least; and at most on a CPU. A GPU uses all the time, to reach its clock. Untuned.
 MIN_TURNS = 3
 MAX_TURNS_CPU = 12
-# Factor. A size's fastest run counts if another run takes at most this times as long.
+# Factor. A size's fastest run counts if another run takes at most this times as long. Untuned.
 REPEATED = 1.25
 # Seconds. How long a measurement continues until the fastest run of every size is confirmed in that way. At a
-# load of 10, the fastest of three runs of 4 rows took 71 ms; 0.7 ms is usual.
+# load of 10, the fastest of three runs of 4 rows took 71 ms; 0.7 ms is usual. Untuned.
 PATIENCE_SECONDS = 2.0
 
 # Runs something once and returns its seconds.
@@ -482,17 +556,17 @@ Forward = Callable[[int], float]
 def measure_curve(
     timers: Mapping[int, Timer],
     seconds: float,
-    least: int,
+    min_turns: int,
     device: torch.device,
     clock: Timer = time.perf_counter,
 ) -> Curve:
     """Measure the cost curve: pairs (rows, fastest seconds), by ascending rows.
 
-    timers: By number of rows.
+    timers: By number of rows, a function that runs so many rows once and returns the seconds.
     seconds: Roughly how long to measure if nothing disturbs the measurement.
-    least: How often each timer runs at least.
+    min_turns: How often each timer runs at least.
     device: On a CPU the number of runs is limited.
-    clock: Source of time.
+    clock: Source of time, in seconds.
 
     The fastest run counts, because another process only adds time, and seldom to all runs of a size; medians
     made two rows look twice as expensive as one. Sizes are measured in turns, the largest first, so that a
@@ -501,26 +575,31 @@ def measure_curve(
 
         # fastest runs {1: 3.0, 2: 2.0, 4: 2.5} -> ((1, 2.0), (2, 2.0), (4, 2.5))
     """
-    most = MAX_TURNS_CPU if device.type == "cpu" else math.inf
+    max_turns = MAX_TURNS_CPU if device.type == "cpu" else math.inf
     times: dict[int, list[float]] = {rows: [] for rows in sorted(timers, reverse=True)}
     for rows in times:
         timers[rows]()
-    begun = clock()
+    started = clock()
     turns = 0
-    while turns < least or clock() - begun < (PATIENCE_SECONDS if _disturbed(times.values()) else seconds):
-        for rows, taken in times.items():
-            taken.append(timers[rows]())
+    while turns < min_turns or clock() - started < (
+        PATIENCE_SECONDS if _disturbed(times.values()) else seconds
+    ):
+        for rows, seconds_taken in times.items():
+            seconds_taken.append(timers[rows]())
         turns += 1
-        if turns >= max(least, most) and not _disturbed(times.values()):
+        if turns >= max(min_turns, max_turns) and not _disturbed(times.values()):
             break
     costs = accumulate(map(min, times.values()), min)
     return tuple(reversed([*zip(times, costs)]))
 
 
 def _disturbed(times: Iterable[Sequence[float]]) -> bool:
-    """Tell whether the fastest run of some size is not confirmed by a second run within REPEATED."""
-    leasts = (heapq.nsmallest(2, taken) for taken in times)
-    return any(one[-1] > one[0] * REPEATED for one in leasts)
+    """Tell whether the fastest run of some size is not confirmed by a second run within REPEATED.
+
+    times: For each size, the seconds of its runs.
+    """
+    two_fastest = (heapq.nsmallest(2, seconds) for seconds in times)
+    return any(fastest[-1] > fastest[0] * REPEATED for fastest in two_fastest)
 
 
 @torch.inference_mode()
@@ -529,32 +608,41 @@ def measure_rows(
 ) -> Curve:
     """Measure the seconds of *one* layer for each number of rows; see `measure_curve`.
 
+    If steps run as CUDA graphs, the graphs are timed.
+
+    decoder: The layer range that is timed; the result is divided by its number of layers.
     kv: Pages that may be overwritten; None allocates some.
     sizes: Numbers of rows; empty means WIDE if steps run as CUDA graphs, else SIZES.
     seconds: Roughly how long to measure.
-
-    If steps run as CUDA graphs, the graphs are timed.
     """
     sizes = sizes or (WIDE if decoder.capturable else SIZES)
     kv = kv or decoder.make_kv(1, HISTORY_ROWS + max(sizes))
     if decoder.capturable:
-        forward = _captured(decoder, kv, sizes)
+        forward = _graph_timer(decoder, kv, sizes)
     else:
-        forward = partial(_forward, decoder, kv, _different_rows(decoder, max(sizes)))
+        forward = partial(_time_forward, decoder, kv, _different_rows(decoder, max(sizes)))
     timers = {rows: partial(forward, rows) for rows in sizes}
     curve = measure_curve(timers, seconds, MIN_TURNS, decoder.device)
     return tuple((rows, spent / len(decoder.layers)) for rows, spent in curve)
 
 
-def _captured(decoder: Decoder, kv: KVPages, sizes: Sequence[int]) -> Forward:
+def _graph_timer(decoder: Decoder, kv: KVPages, sizes: Sequence[int]) -> Forward:
     """Return a function that times graphs on the GPU.
 
     Host time is left out, because it is spent once per step and not once per layer.
+
+    decoder: The layer range, with its weights loaded.
+    kv: Pages that may be overwritten.
+    sizes: Numbers of rows for which graphs are captured.
     """
     steps = CapturedSteps(decoder, kv, {}, GraphCapture(), tuple(sizes))
 
     def forward(rows: int) -> float:
-        history, span = _behind(kv, rows)
+        """Return the seconds that the GPU takes for a frame.
+
+        rows: Number of rows of the frame.
+        """
+        history, span = _measured_span(kv, rows)
         entry = torch.zeros(rows, decoder.config.hidden, dtype=decoder.dtype, device=decoder.device)
         tokens = [0] * rows
         places = range(history, history + rows)
@@ -563,10 +651,13 @@ def _captured(decoder: Decoder, kv: KVPages, sizes: Sequence[int]) -> Forward:
     return forward
 
 
-def _behind(kv: KVPages, rows: int) -> tuple[int, RowSpan]:
+def _measured_span(kv: KVPages, rows: int) -> tuple[int, RowSpan]:
     """Return the number of KV rows before the measured rows, and the span of the measured rows.
 
     With gated delta layers the span is a tree: a prompt's span would replace the state before it.
+
+    kv: The pages of the range.
+    rows: Number of measured rows.
     """
     history = min(HISTORY_ROWS, kv.pages * kv.page_rows - rows)
     pages = tuple(range(kv.pages))
@@ -578,20 +669,29 @@ def _different_rows(decoder: Decoder, rows: int) -> Tensor:
     """Return random hidden states [rows, hidden].
 
     Equal rows would all choose the same experts, so many rows would seem to cost what one costs.
+
+    decoder: The layer range, for its hidden size, device and dtype.
+    rows: Number of rows.
     """
     drawn = torch.Generator().manual_seed(0)
     table = torch.randn(rows, decoder.config.hidden, generator=drawn)
     return table.to(decoder.device, decoder.dtype)
 
 
-def _forward(decoder: Decoder, kv: KVPages, table: Tensor, rows: int) -> float:
-    """Run the first `rows` rows of `table` through the range, and return the seconds."""
-    begun = time.perf_counter()
-    history, span = _behind(kv, rows)
+def _time_forward(decoder: Decoder, kv: KVPages, table: Tensor, rows: int) -> float:
+    """Run the first `rows` rows of `table` through the range, and return the seconds.
+
+    decoder: The layer range, with its weights loaded.
+    kv: Pages that may be overwritten.
+    table: Hidden states [at least rows, H].
+    rows: Number of rows to run.
+    """
+    started = time.perf_counter()
+    history, span = _measured_span(kv, rows)
     positions = torch.arange(history, history + rows, device=decoder.device)
     plan = decoder.plan([span], kv.page_rows, "packed")
     decoder.forward(table[:rows].clone(), positions, positions, plan, kv)
     if decoder.device.type == "cuda":
         # Wait for this thread's stream only: no thread may wait for the whole device while another captures.
         torch.cuda.current_stream(decoder.device).synchronize()
-    return time.perf_counter() - begun
+    return time.perf_counter() - started

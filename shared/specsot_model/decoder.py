@@ -25,8 +25,8 @@ from specsot_model.attention import AttentionPlan, RowSpan, plan_attention
 from specsot_model.delta_pages import DeltaPages, WalkedPages
 from specsot_model.fused import check_invariant, fuse_blocks, fused_logits
 from specsot_model.kv import KVPages
-from specsot_model.layers import Block, Edges, Norm, add_tap, held, rows_of_linear
-from specsot_model.linear import Linear, look_up, packs, resolve_dtype
+from specsot_model.layers import Block, Edges, Norm, add_tap, present, rows_of_linear
+from specsot_model.linear import Linear, look_up, resolve_dtype, uses_packed_kernels
 from specsot_model.loaded_parts import LoadedParts
 from specsot_model.packed import ROWS_IN, can_pack, logits_of, pack_layers
 from specsot_model.published import as_published, open_weights
@@ -54,7 +54,7 @@ class Decoder:
         layers: Range,
         dtype: torch.dtype,
         device: torch.device,
-        loaded: Loaded | None = None,
+        on_layer_loaded: Loaded | None = None,
         quantization: Quantization | None = None,
         kv_dtype: KvDtype = "auto",
         batch_invariant: bool = False,
@@ -62,15 +62,17 @@ class Decoder:
         devices: Sequence[torch.device] = (),
     ) -> None:
         """
+        config: The base model's config.
         files: Where the weight tensors are read from.
         layers: Range of layers to load; `Decoder.load` has checked it.
         dtype: Type of activations, norms and unquantized matrices.
-        loaded: Called after every layer.
+        device: Device of the layers; with tensor parallelism, the first of `devices`.
+        on_layer_loaded: Called after every layer with the number of layers loaded so far; None: no call.
         quantization: Form of the matrices; None keeps `dtype`.
         kv_dtype: Type of the KV cache; "auto" means `dtype`.
         batch_invariant: The output of a token does not depend on the rest of its batch, bit for bit.
         parts: Layers that another range loaded already and shares with this one; it also receives what is
-            loaded now.
+            loaded now. None: nothing is shared.
         devices: Devices that every layer is split over (tensor parallelism), `device` first. Empty: no split.
         """
         parts = LoadedParts() if parts is None else parts
@@ -80,19 +82,21 @@ class Decoder:
         self.layers = layers
         self.dtype = dtype
         self.device = device
-        sizes = config.heads, config.kv_heads, config.head_dim, device, config.query_scalar
-        self._rotary = Rotary(config.rope, *sizes)
-        self._sliding_rotary = Rotary(config.sliding_rope, *sizes) if config.sliding_rope else self._rotary
+        rotary_options = config.heads, config.kv_heads, config.head_dim, device, config.query_scalar
+        self._rotary = Rotary(config.rope, *rotary_options)
+        self._sliding_rotary = (
+            Rotary(config.sliding_rope, *rotary_options) if config.sliding_rope else self._rotary
+        )
         self._blocks: list[Block] = []
         for index in range(layers.first, layers.last):
             self._blocks.append(parts.fetch(fetch, config, index, split.block_maker(devices)))
-            if loaded:
-                loaded(len(self._blocks))
+            if on_layer_loaded:
+                on_layer_loaded(len(self._blocks))
         self._kv_dtype: KvDtype = kv_dtype
         self._split = split.SplitLayers(self._blocks, config, dtype, devices) if devices else None
-        whole = self._kernels_read and not devices
-        self._fused = fuse_blocks(self._blocks, batch_invariant) if whole else None
-        self._packed = pack_layers(self._blocks, self._rotary, dtype) if whole else None
+        runs_own_kernels = self._kernels_read and not devices
+        self._fused = fuse_blocks(self._blocks, batch_invariant) if runs_own_kernels else None
+        self._packed = pack_layers(self._blocks, self._rotary, dtype) if runs_own_kernels else None
         self._embedding = parts.embedding if layers.first == 0 else None
         last = layers.last == config.layers
         self._norm, self._head = (parts.norm, parts.head) if last else (None, None)
@@ -102,7 +106,7 @@ class Decoder:
         self.embeds = self._embedding is not None
         self._parts = list[Decoder]()
         self._split_head: split.SplitHead | None = None
-        if self._split and split.split_captured(config, devices) and self._kernels_read:
+        if self._split and split.can_capture_split(config, devices) and self._kernels_read:
             self._capture_parts(self._split.fuse(self._split.make_exchange()))
 
     @classmethod
@@ -115,7 +119,7 @@ class Decoder:
         device: torch.device | str,
         allow_pickle_bin: bool = False,
         *,
-        loaded: Loaded | None = None,
+        on_layer_loaded: Loaded | None = None,
         quantization: Quantization | None = None,
         kv_dtype: KvDtype = "auto",
         batch_invariant: bool = False,
@@ -125,33 +129,37 @@ class Decoder:
     ) -> Decoder:
         """Load a range of layers from a Hugging Face directory, and read no other weights.
 
+        directory: Folder with `config.json` and the weight files.
         layers: Range to load; None loads all layers. An empty range is refused.
-        allow_pickle_bin: See `WeightFiles`.
-        loaded: Called after every layer with the number of layers loaded so far.
-        quantization: Form of the matrices. Norms and routers stay in `dtype`; so does the embedding, unless
-            the CPU kernels pack weights.
+        dtype: Type of activations, norms and unquantized matrices.
+        device: Device to load to; with tensor parallelism, the first one.
+        allow_pickle_bin: Whether pickled weight files (`*.bin`) may be read; see `WeightFiles`.
+        on_layer_loaded: Called after every layer with the number of layers loaded so far; None: no call.
+        quantization: Form of the matrices; None keeps `dtype`. Norms and routers stay in `dtype`; so does the
+            embedding, unless the CPU kernels pack weights.
         kv_dtype: Type of the KV cache; "auto" means `dtype`.
         batch_invariant: The output of a token does not depend on the rest of its batch, bit for bit.
-        parts: Layers that are loaded already, in the same form. The layers loaded now are added to it.
+        parts: Layers that are loaded already, in the same form. The layers loaded now are added to it. None:
+            nothing is shared.
         files: Source of the tensors; None opens the weight files of `directory`.
         tensor_parallel: Number of devices that every layer is split over: `device` and those that follow it.
 
-        Raises ModelError if the directory cannot be read as a model, and InvalidRequest if the range does
-        not fit the model or no kernels support the combination of options.
+        Raises ModelError if the directory cannot be read as a model, and InvalidRequest if the range does not
+        fit the model or no kernels support the combination of options.
         """
         config = read_config(directory)
         layers = Range(0, config.layers) if layers is None else layers
         if not 0 <= layers.first < layers.last <= config.layers:
             raise InvalidRequest(f"layers {layers} do not fit a model of {config.layers} layers", "layers")
-        packed = packs(quantization, device) and (dtype, kv_dtype) == (torch.float32, "auto")
+        packed = uses_packed_kernels(quantization, device) and (dtype, kv_dtype) == (torch.float32, "auto")
         if batch_invariant and not (packed and can_pack(config)):
             check_invariant(config, torch.device(device), quantization, kv_dtype)
         split.check_split(config, tensor_parallel, quantization, batch_invariant)
-        where = torch.device(device)
+        target_device = torch.device(device)
         devices = split.devices_of(device, tensor_parallel)
         files = files or open_weights(directory, allow_pickle_bin, quantization)
-        form = dtype, where, loaded, quantization, kv_dtype, batch_invariant
-        return cls(config, files, layers, *form, parts, devices)
+        load_options = dtype, target_device, on_layer_loaded, quantization, kv_dtype, batch_invariant
+        return cls(config, files, layers, *load_options, parts, devices)
 
     @classmethod
     def of(
@@ -159,11 +167,21 @@ class Decoder:
         options: ModelOptions,
         layers: Range | None = None,
         *,
-        loaded: Loaded | None = None,
+        on_layer_loaded: Loaded | None = None,
         parts: LoadedParts | None = None,
         files: Weights | None = None,
     ) -> Decoder:
-        """Load a range of layers as `options` say; the arguments are those of `load`."""
+        """Load a range of layers with the device, dtype, quantization and so on that `options` name.
+
+        options: The model options of the command line. "auto" values are resolved here.
+        layers: Range to load; None loads all layers.
+        on_layer_loaded: Called after every layer with the number of layers loaded so far; None: no call.
+        parts: Layers that are loaded already and shared; the layers loaded now are added to it. None: nothing
+            is shared.
+        files: Source of the tensors; None opens the weight files of the options' base model.
+
+        Raises the errors of `load`.
+        """
         options = as_published(options, options.base)
         return cls.load(
             options.base,
@@ -171,7 +189,7 @@ class Decoder:
             resolve_dtype(options.dtype, options.device, options.quantization),
             options.device,
             options.model_format == "bin",
-            loaded=loaded,
+            on_layer_loaded=on_layer_loaded,
             quantization=options.quantization,
             kv_dtype=options.kv_cache_dtype,
             batch_invariant=options.batch_invariant,
@@ -188,10 +206,10 @@ class Decoder:
         """
         return Edges(
             self.config,
-            lambda: held(self._embedding, "embedding"),
-            lambda: held(self._norm, "final norm"),
-            lambda: held(self._head, "lm_head"),
-            lambda ids: rows_of_linear(held(self._head, "lm_head"), ids, self.dtype, self.device),
+            lambda: present(self._embedding, "embedding"),
+            lambda: present(self._norm, "final norm"),
+            lambda: present(self._head, "lm_head"),
+            lambda ids: rows_of_linear(present(self._head, "lm_head"), ids, self.dtype, self.device),
         )
 
     @property
@@ -203,16 +221,32 @@ class Decoder:
         return bool(self._fused or self._parts)
 
     def parts(self, kv: KVPages) -> list[tuple[Decoder, KVPages]]:
-        """Return the decoder and KV pages to capture on each device; the batch enters the first of them."""
+        """Return the decoder and KV pages to capture on each device; the batch enters the first of them.
+
+        Without tensor parallelism the list has one entry: this decoder and `kv` itself.
+
+        kv: The KV cache that `make_kv` of this decoder returned.
+        """
         return list(zip(self._parts, kv.parts)) if isinstance(kv, split.SplitPages) else [(self, kv)]
 
     def _capture_parts(self, parts: Sequence[split.FusedPart]) -> None:
-        """Make one decoder per device, each with that device's part of every layer (tensor parallelism)."""
+        """Make one decoder per device, each with that device's part of every layer (tensor parallelism).
+
+        The decoders are appended to `_parts`. If every device can also take its part of the lm_head,
+        `_split_head` is set.
+
+        parts: Config, device and blocks of each device, in device order.
+        """
         for number, part in enumerate(parts):
-            one = copy(self)
-            one.config, one.device, one.alone, one._fused = part.config, part.device, part.alone, part.blocks  # noqa: SLF001
-            one._split, one._parts, one.embeds = None, [], self.embeds and number == 0  # noqa: SLF001
-            self._parts.append(one)
+            decoder = copy(self)
+            decoder.config = part.config
+            decoder.device = part.device
+            decoder.alone = part.alone
+            decoder._fused = part.blocks  # noqa: SLF001
+            decoder._split = None  # noqa: SLF001
+            decoder._parts = []  # noqa: SLF001
+            decoder.embeds = self.embeds and number == 0
+            self._parts.append(decoder)
         if isinstance(self._norm, Norm) and self._head and self._head.weight is not None:
             self._split_head = split.SplitHead(self._norm, self._head.weight, [part.device for part in parts])
 
@@ -222,30 +256,39 @@ class Decoder:
         return self._kv_dtype == "auto" or self.device.type == "cuda"
 
     def plan(self, spans: Sequence[RowSpan], page_rows: int, layout: Layout) -> AttentionPlan:
-        """Plan the attention of one frame; see `plan_attention`.
-
-        spans: One span per segment of the frame, in row order.
-        layout: Whether segments are read one by one or padded into one product.
+        """Plan the attention of one frame, for `forward`.
 
         The plan does not depend on which layers this range has. If some layers attend to a sliding window
-        only, the plan of those layers is the `near` of the result, or the result itself if all layers do.
+        only, the plan of those layers is the `sliding` of the result, or the result itself if all layers do.
+
+        spans: One span per segment of the frame, in row order.
+        page_rows: Rows of a KV page.
+        layout: Whether segments are read one by one ("packed") or padded into one product ("batched").
         """
         window = self.config.window
         windowed = self.config.windowed
         if window is None:
             return self._plan(spans, page_rows, layout)
-        back = [part for span in spans for part in look_back(span, window, drafts=False)]
-        if back == list(spans):
+        windowed_spans = [part for span in spans for part in look_back(span, window, drafts=False)]
+        if windowed_spans == list(spans):
             return self._plan(spans, page_rows, layout)
-        near = self._plan(back if self._packed else spans, page_rows, layout, window)
+        sliding = self._plan(windowed_spans if self._packed else spans, page_rows, layout, window)
         if len(windowed) == self.config.layers:
-            return near
-        return replace(self._plan(spans, page_rows, layout), near=near)
+            return sliding
+        return replace(self._plan(spans, page_rows, layout), sliding=sliding)
 
     def _plan(
         self, spans: Sequence[RowSpan], page_rows: int, layout: Layout, window: int | None = None
     ) -> AttentionPlan:
-        """Plan for the kind of layers that run here. window: of sliding-window layers; None: no window."""
+        """Plan the attention of one frame for the kind of layers that run here: packed, split over devices,
+        or plain.
+
+        spans: One span per segment of the frame, in row order.
+        page_rows: Rows of a KV page.
+        layout: Whether segments are read one by one ("packed") or padded into one product ("batched").
+        window: How many positions, its own included, a row of sliding-window layers sees; None: all
+            positions.
+        """
         if self._packed:
             return self._packed.plan(spans, page_rows)
         if self._split:
@@ -258,28 +301,36 @@ class Decoder:
         return replace(plan, spans=tuple(spans)) if self.config.delta else plan
 
     def make_kv(self, pages: int, page_rows: int) -> KVPages:
-        """Allocate the KV cache of this range: `pages` pages of `page_rows` rows in every layer."""
+        """Allocate the KV cache of this range.
+
+        pages: Number of pages in every layer.
+        page_rows: Rows (tokens) of a page.
+        """
         if self._split:
             return self._split.make_kv(pages, page_rows, self._kv_dtype)
         config = self.config
-        kept = (ROWS_IN if self._packed else self.dtype, self.device, self._kv_dtype)
+        form = (ROWS_IN if self._packed else self.dtype, self.device, self._kv_dtype)
         if config.delta:
             make = WalkedPages if self._fused else DeltaPages
-            return make(config, self.layers, pages, page_rows, *kept)
-        return KVPages(len(self.layers), pages, page_rows, config.kv_heads, config.head_dim, *kept)
+            return make(config, self.layers, pages, page_rows, *form)
+        return KVPages(len(self.layers), pages, page_rows, config.kv_heads, config.head_dim, *form)
 
     def hold_tap(self, weight: Tensor) -> Tap:
-        """Convert a tap's weight [Hd, H] to the form that `forward` takes.
+        """Convert a tap's weight to the form that `forward` takes.
 
         With packed CPU layers the weight becomes int8: in floats, taps would take a twelfth of a step, and
         the rounding is harmless because features only influence drafts, never accepted tokens.
+
+        weight: [Hd, H], in any dtype and on any device.
         """
-        here = weight.to(self.device, self.dtype)
-        return here if self._packed is None else Linear(here, None, "int8")
+        moved = weight.to(self.device, self.dtype)
+        return moved if self._packed is None else Linear(moved, None, "int8")
 
     @torch.inference_mode()
     def embed(self, tokens: Tensor) -> Tensor:
-        """Return the embeddings [rows, H] of token ids [rows].
+        """Return the embeddings [rows, H] of token ids.
+
+        tokens: Token ids, integers [rows], on this range's device.
 
         Raises ModelError if this range does not start at layer 0.
         """
@@ -306,8 +357,9 @@ class Decoder:
         positions: LongTensor [rows], the position of each token in its sequence.
         slots: LongTensor [rows], the KV slot of each token: page * page_rows + offset.
         plan: One attention plan for all layers, or one per layer.
+        kv: The KV cache of this range, as `make_kv` allocated it.
         taps: By layer i the weight [Hd, H] that multiplies the *input* of layer i; i == config.layers means
-            the output of the last layer. Taps of layers outside this range are ignored.
+            the output of the last layer. Taps of layers outside this range are ignored. None: no taps.
         fused: [rows, Hd], the sum of the taps of earlier ranges; changed in place. None starts a new sum.
 
         Return (hidden, fused). `fused` is None if it was None and this range has no tap.
@@ -315,19 +367,21 @@ class Decoder:
         taps = taps or {}
         plans = [plan] * len(self.layers) if isinstance(plan, AttentionPlan) else list(plan)
         for layer in self.config.windowed.intersection(range(self.layers.first, self.layers.last)):
-            own = plans[layer - self.layers.first]
-            plans[layer - self.layers.first] = own.near or own
+            index = layer - self.layers.first
+            plans[index] = plans[index].sliding or plans[index]
         if isinstance(kv, DeltaPages):
             kv.arrange(plans[0].spans)
         first = self.layers.first
         last = self.layers.last
         ends = self.config.layers
-        own = {tap - first: taps[tap] for tap in sorted(taps) if first <= tap < last or tap == last == ends}
-        if self._packed and own:
-            return hidden, self._packed.run_tapped(hidden, own, fused, positions, slots, plans, kv)
+        own_taps = {
+            tap - first: taps[tap] for tap in sorted(taps) if first <= tap < last or tap == last == ends
+        }
+        if self._packed and own_taps:
+            return hidden, self._packed.run_tapped(hidden, own_taps, fused, positions, slots, plans, kv)
         run = self._runner(positions, slots, plans, kv)
         done = 0
-        for layer, tap in own.items():
+        for layer, tap in own_taps.items():
             run(hidden, range(done, layer))
             fused = add_tap(hidden, tap, fused)
             done = layer
@@ -339,7 +393,13 @@ class Decoder:
     ) -> Callable[[Tensor, range], None]:
         """Return a function that runs hidden states [rows, H], in place, through a range of layers.
 
-        What the layers share (rotary tables, located slots) is computed once, here.
+        The range counts layers from the first layer of this decoder. What the layers share (rotary tables,
+        located slots) is computed once, here.
+
+        positions: LongTensor [rows], the position of each token in its sequence.
+        slots: LongTensor [rows], the KV slot of each token.
+        plans: The attention plan of each layer of this range.
+        kv: The KV cache of this range.
         """
         if (layers := self._packed or self._split) is not None:
             return layers.runner(positions, slots, plans, kv)
@@ -349,11 +409,16 @@ class Decoder:
         table, places = (None, None) if fused else (self._rotary.table(positions), kv.locate(slots))
         tables = [table] * len(self.layers)
         if self._sliding_rotary is not self._rotary:
-            near = self._sliding_rotary.table(positions)
+            sliding = self._sliding_rotary.table(positions)
             layers = range(self.layers.first, self.layers.last)
-            tables = [near if layer in self.config.windowed else table for layer in layers]
+            tables = [sliding if layer in self.config.windowed else table for layer in layers]
 
         def run(hidden: Tensor, layers: range) -> None:
+            """Run hidden states through some layers, in place.
+
+            hidden: [rows, H], the residual stream.
+            layers: Indices of the layers, counted from this decoder's first layer.
+            """
             nonlocal ready
             for layer in layers:
                 if fused is not None:
@@ -365,7 +430,9 @@ class Decoder:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return the logits [rows, V] of hidden states [rows, H] after the last layer.
+        """Return the logits [rows, V] of hidden states after the last layer.
+
+        hidden: [rows, H], the residual stream before the final norm.
 
         Raises ModelError if this range does not hold the lm_head.
         """

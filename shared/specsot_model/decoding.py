@@ -22,7 +22,7 @@ from specsot.members import Quantization
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 # What the codes 0..7 of fp4 (e2m1) stand for; codes 8..15 stand for the same numbers with a minus sign.
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-# Numbers. How many are fp32 at a time; bounds the extra memory.
+# Numbers. How many are fp32 at a time; bounds the extra memory. Untuned.
 FLOATS_AT_A_TIME = 1 << 24
 
 # Returns a tensor of the matrix by its suffix; raises ModelError if it is missing.
@@ -52,95 +52,118 @@ class StoredMatrix:
 
     @property
     def shape(self) -> tuple[int, int]:
+        """(out, in) of the matrix."""
         return self.codes.shape[0], self.codes.shape[1]
 
     def dense(self, dtype: torch.dtype) -> Tensor:
-        """Return the matrix [out, in] in `dtype`; it is computed in fp32."""
+        """Return the matrix [out, in] in `dtype`; it is computed in fp32.
+
+        dtype: Type of the result.
+        """
         outputs, inputs = self.shape
         columns = self.order
         if columns is None:
             columns = torch.arange(inputs, device=self.codes.device) // self.group
-        made = torch.empty(outputs, inputs, dtype=dtype, device=self.codes.device)
-        step = max(FLOATS_AT_A_TIME // inputs, 1)
-        for first in range(0, outputs, step):
-            rows = slice(first, first + step)
+        matrix = torch.empty(outputs, inputs, dtype=dtype, device=self.codes.device)
+        rows_at_a_time = max(FLOATS_AT_A_TIME // inputs, 1)
+        for first in range(0, outputs, rows_at_a_time):
+            rows = slice(first, first + rows_at_a_time)
             numbers = self.codes[rows].float() if self.table is None else self.table[self.codes[rows].int()]
             if isinstance(self.zero, Tensor):
                 numbers = numbers - self.zero[rows].float()[:, columns]
             elif self.zero:
                 numbers = numbers - self.zero
-            made[rows] = numbers.mul_(self.scale[rows].float()[:, columns])
-        return made
+            matrix[rows] = numbers.mul_(self.scale[rows].float()[:, columns])
+        return matrix
 
 
 class Codes(NamedTuple):
-    """A matrix that was published quantized, in one of this project's forms: weight = whole * scale + least.
+    """A matrix that was published quantized, in one of this project's forms: weight = values * scale +
+    offset.
 
-    whole: [out, in]: int8 for int8; uint8 below 16 for int4; uint8 with the bytes of the floats for fp8.
+    values: [out, in]: int8 for int8; uint8 below 16 for int4; uint8 with the bytes of the floats for fp8.
     scale: fp32 [out, 1], or [out, in / 32] for int4.
-    least: fp32, with the shape of `scale`.
+    offset: fp32, with the shape of `scale`.
     """
 
-    whole: Tensor
+    values: Tensor
     scale: Tensor
-    least: Tensor
+    offset: Tensor
 
     @property
     def shape(self) -> torch.Size:
-        return self.whole.shape
+        """(out, in) of the matrix."""
+        return self.values.shape
 
     @property
     def device(self) -> torch.device:
-        return self.whole.device
+        """Device of the matrix."""
+        return self.values.device
 
-    def split(self, rows: int) -> list[Codes]:
-        """Split the matrix into parts of at most `rows` outputs."""
-        return [Codes(*part) for part in zip(*(each.split(rows) for each in self))]
+    def split(self, max_outputs: int) -> list[Codes]:
+        """Split the matrix into parts of some outputs, in order; the last part may be smaller.
+
+        max_outputs: Number of outputs of every part but the last.
+        """
+        return [Codes(*part) for part in zip(*(tensor.split(max_outputs) for tensor in self))]
 
 
 def codes_of(matrix: StoredMatrix, form: Quantization) -> Codes:
     """Return the codes of a stored matrix in the form `form`, without rounding.
 
     Raises ValueError if the form cannot hold the codes.
+
+    matrix: The matrix as files store it.
+    form: "int8", "int4" or "fp8".
     """
     if matrix.order is not None or matrix.table is not None:
-        raise ValueError("inputs that share a scale do not lie side by side")
+        raise ValueError("the inputs that share a scale are not adjacent")
     codes = matrix.codes
     scale = matrix.scale.float().contiguous()
     zero = matrix.zero + torch.zeros_like(scale)
     if form == "int4":
-        return _fours(codes, scale, zero, matrix.group)
+        return _int4_codes(codes, scale, zero, matrix.group)
     if scale.shape[1] > 1 or (zero != zero[0, 0]).any():
         raise ValueError("an output has several scales, or a zero of its own")
     if form == "fp8":
         if codes.dtype != torch.float8_e4m3fn or zero.any():
-            raise ValueError(f"they are {codes.dtype}")
-        whole = codes.contiguous().view(torch.uint8)
+            raise ValueError(f"the codes are {codes.dtype}, or have zero points")
+        values = codes.contiguous().view(torch.uint8)
     else:
-        centred = codes.to(torch.int16) - int(zero[0, 0])
-        if codes.is_floating_point() or centred.min() < -128 or centred.max() > 127:
-            raise ValueError("they are not whole numbers of 8 bits about zero")
-        whole = centred.to(torch.int8).contiguous()
-    return Codes(whole, scale, torch.zeros_like(scale))
+        centered = codes.to(torch.int16) - int(zero[0, 0])
+        if codes.is_floating_point() or centered.min() < -128 or centered.max() > 127:
+            raise ValueError("the codes are not signed 8-bit integers")
+        values = centered.to(torch.int8).contiguous()
+    return Codes(values, scale, torch.zeros_like(scale))
 
 
-def _fours(codes: Tensor, scale: Tensor, zero: Tensor, group: int) -> Codes:
-    """Return int4 codes. A stored group of 64 or 128 inputs becomes groups of 32 with equal scales."""
+def _int4_codes(codes: Tensor, scale: Tensor, zero: Tensor, group: int) -> Codes:
+    """Return int4 codes. A stored group of 64 or 128 inputs becomes groups of 32 with equal scales.
+
+    codes: [out, in], integers of 4 bits; int8 codes are signed and are shifted by 8.
+    scale: fp32 [out, groups].
+    zero: fp32 [out, groups], the code that stands for 0.
+    group: Inputs per stored group.
+
+    Raises ValueError if int4 cannot hold the codes.
+    """
     if codes.is_floating_point() or codes.shape[1] % GROUP or group % GROUP:
-        raise ValueError(f"they are not whole numbers in groups that {GROUP} divides")
-    signed = 8 if codes.dtype == torch.int8 else 0
+        raise ValueError(f"the codes are not integers in groups of a multiple of {GROUP} inputs")
+    sign_offset = 8 if codes.dtype == torch.int8 else 0
     groups = codes.shape[1] // GROUP
-    whole = (codes + signed).to(torch.uint8).contiguous()
-    if whole.max() > 15:
-        raise ValueError("they have more than 4 bits")
-    parts = scale, -(zero + signed) * scale
-    return Codes(whole, *(each.repeat_interleave(group // GROUP, 1)[:, :groups] for each in parts))
+    values = (codes + sign_offset).to(torch.uint8).contiguous()
+    if values.max() > 15:
+        raise ValueError("the codes have more than 4 bits")
+    parts = scale, -(zero + sign_offset) * scale
+    return Codes(values, *(each.repeat_interleave(group // GROUP, 1)[:, :groups] for each in parts))
 
 
 def unpack(packed: Tensor, bits: int, places: tuple[int, ...] | None = None) -> Tensor:
     """Unpack int32 [..., n] to uint8 [..., n * 32 / bits], the lowest bits first.
 
     places: The place (in units of `bits`) of each number within an int32; None: in order.
+    packed: int32 [..., n].
+    bits: Bits of a number: 2, 4 or 8.
 
     # bits 4: [0x76543210] -> [0 1 2 3 4 5 6 7], with AWQ_PLACES -> [0 4 1 5 2 6 3 7]
     """
@@ -149,12 +172,21 @@ def unpack(packed: Tensor, bits: int, places: tuple[int, ...] | None = None) -> 
 
 
 def halves(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the low and the high four bits of each byte."""
+    """Return the low and the high four bits of each byte, two tensors of the shape of `packed`.
+
+    packed: uint8, two codes per byte.
+    """
     return packed & 15, packed >> 4
 
 
 def _awq(part: Part, has: Has, numbers: Numbers, published: Published) -> StoredMatrix:
-    """Read AWQ: qweight [in, out / 8], qzeros [groups, out / 8], scales [groups, out]."""
+    """Read AWQ: qweight [in, out / 8], qzeros [groups, out / 8], scales [groups, out].
+
+    part: Returns a tensor of the matrix by its suffix; raises ModelError if it is missing.
+    has: Tells whether the matrix has a tensor with this suffix.
+    numbers: The group size.
+    published: How the model's files are quantized, as its config says.
+    """
     codes, zero = (unpack(part(name), 4, AWQ_PLACES).t() for name in (".qweight", ".qzeros"))
     return StoredMatrix(codes, part(".scales").t(), numbers.group or codes.shape[1], zero)
 
@@ -163,6 +195,11 @@ def _gptq(part: Part, has: Has, numbers: Numbers, published: Published) -> Store
     """Read GPTQ: qweight [in / n, out], qzeros [groups, out / n], scales [groups, out], g_idx [in].
 
     n is the number of codes in an int32.
+
+    part: Returns a tensor of the matrix by its suffix; raises ModelError if it is missing.
+    has: Tells whether the matrix has a tensor with this suffix.
+    numbers: Bits, group size and kind of the matrix's numbers, as the config says.
+    published: Its `zero_offset` is added to the stored zero points.
     """
     codes = unpack(part(".qweight").t().contiguous(), numbers.bits)
     zero = unpack(part(".qzeros"), numbers.bits).t() + published.zero_offset
@@ -177,10 +214,15 @@ def _gptq(part: Part, has: Has, numbers: Numbers, published: Published) -> Store
     )
 
 
-def _compressed(part: Part, has: Has, numbers: Numbers, published: Published) -> StoredMatrix:
+def _compressed_tensors(part: Part, has: Has, numbers: Numbers, published: Published) -> StoredMatrix:
     """Read compressed-tensors: weight_packed or weight [out, in], weight_scale, weight_zero_point.
 
     A scale belongs to a group of inputs, a row, a block, or the whole matrix.
+
+    part: Returns a tensor of the matrix by its suffix; raises ModelError if it is missing.
+    has: Tells whether the matrix has a tensor with this suffix.
+    numbers: Bits, group size and kind of the matrix's numbers, as the config says.
+    published: How the model's files are quantized, as its config says.
     """
     zero: Tensor | int = 0
     if numbers.kind == "fp4":
@@ -199,15 +241,18 @@ def _compressed(part: Part, has: Has, numbers: Numbers, published: Published) ->
         codes = part(".weight")
         if has(".weight_zero_point"):
             zero = part(".weight_zero_point")
-    scale, group = _by_rows(part(".weight_scale"), codes, numbers)
+    scale, group = _scale_by_group(part(".weight_scale"), codes, numbers)
     if isinstance(zero, Tensor):
-        zero, _ = _by_rows(zero, codes, numbers)
+        zero, _ = _scale_by_group(zero, codes, numbers)
     order = part(".weight_g_idx").long() if has(".weight_g_idx") else None
     return StoredMatrix(codes, scale, group, zero, order=_unless_sequential(order, group))
 
 
 def _powers(exponents: Tensor) -> Tensor:
-    """Return the powers of two that bytes stand for: 2 ** (byte - 127)."""
+    """Return the powers of two that bytes stand for, 2 ** (byte - 127), fp32 in the shape of `exponents`.
+
+    exponents: uint8.
+    """
     return torch.exp2(exponents.float() - 127)
 
 
@@ -216,6 +261,11 @@ def _mxfp4(part: Part, has: Has, numbers: Numbers, published: Published) -> Stor
 
     _blocks is [experts, out, groups, 16] with two codes per byte, the low half first; _scales is
     [experts, out, groups].
+
+    part: Returns a tensor of the matrix by its suffix; raises ModelError if it is missing.
+    has: Tells whether the matrix has a tensor with this suffix.
+    numbers: Bits, group size and kind of the matrix's numbers, as the config says.
+    published: How the model's files are quantized, as its config says.
     """
     codes = torch.stack(halves(part("_blocks").flatten(0, 1).flatten(1)), -1).flatten(1)
     scale = _powers(part("_scales").flatten(0, 1))
@@ -226,9 +276,14 @@ def _fp8(part: Part, has: Has, numbers: Numbers, published: Published) -> Stored
     """Read fp8: weight [out, in] in 8-bit floats, and weight_scale_inv of a block or of all.
 
     Despite its name, weight_scale_inv is multiplied with the weight.
+
+    part: Returns a tensor of the matrix by its suffix; raises ModelError if it is missing.
+    has: Tells whether the matrix has a tensor with this suffix.
+    numbers: The size of a block, if scales belong to blocks.
+    published: How the model's files are quantized, as its config says.
     """
     codes = part(".weight")
-    return StoredMatrix(codes, *_by_rows(part(".weight_scale_inv"), codes, numbers))
+    return StoredMatrix(codes, *_scale_by_group(part(".weight_scale_inv"), codes, numbers))
 
 
 def _bitsandbytes(part: Part, has: Has, numbers: Numbers, published: Published) -> StoredMatrix:
@@ -236,11 +291,16 @@ def _bitsandbytes(part: Part, has: Has, numbers: Numbers, published: Published) 
 
     In 4 bits: weight [out * in / 2, 1], and absmax of every `blocksize` numbers, which may be quantized to
     8 bits itself. In 8 bits: weight [out, in] and SCB [out], 127 times the scale.
+
+    part: Returns a tensor of the matrix by its suffix; raises ModelError if it is missing.
+    has: Tells whether the matrix has a tensor with this suffix.
+    numbers: Bits, group size and kind of the matrix's numbers, as the config says.
+    published: How the model's files are quantized, as its config says.
     """
     if has(".SCB"):
         codes = part(".weight")
         return StoredMatrix(codes, part(".SCB").float()[:, None] / 127, codes.shape[1])
-    kind = next(one for one in ("nf4", "fp4") if has(f".weight.quant_state.bitsandbytes__{one}"))
+    kind = next(name for name in ("nf4", "fp4") if has(f".weight.quant_state.bitsandbytes__{name}"))
     state = quant_state(part(f".weight.quant_state.bitsandbytes__{kind}"))
     (outputs, inputs) = state["shape"]
     size = state["blocksize"]
@@ -248,8 +308,10 @@ def _bitsandbytes(part: Part, has: Has, numbers: Numbers, published: Published) 
     codes = torch.stack((upper, lower), -1).flatten()[: outputs * inputs].view(outputs, inputs)
     scale = part(".weight.absmax")
     if has(".weight.nested_absmax"):
-        wide = part(".weight.nested_absmax").repeat_interleave(state["nested_blocksize"])[: len(scale)]
-        scale = part(".weight.nested_quant_map")[scale.int()] * wide + state["nested_offset"]
+        scale_of_scales = part(".weight.nested_absmax").repeat_interleave(state["nested_blocksize"])[
+            : len(scale)
+        ]
+        scale = part(".weight.nested_quant_map")[scale.int()] * scale_of_scales + state["nested_offset"]
     # If blocks do not end with a row, each number gets a scale of its own.
     if inputs % size:
         scale = scale.repeat_interleave(size)[: outputs * inputs]
@@ -258,32 +320,46 @@ def _bitsandbytes(part: Part, has: Has, numbers: Numbers, published: Published) 
 
 
 def quant_state(stored: Tensor) -> Mapping[str, Any]:
-    """Return bitsandbytes' JSON description of a matrix, which is stored as a tensor of bytes."""
+    """Return bitsandbytes' JSON description of a matrix: its shape, block sizes and offset.
+
+    stored: uint8 [bytes], the JSON text as a tensor.
+    """
     return json.loads(bytes(stored.tolist()))
 
 
 def fp4_table(device: torch.device) -> Tensor:
-    """Return the numbers that the 16 codes of fp4 stand for."""
-    return torch.tensor((*FP4, *(-one for one in FP4)), device=device)
+    """Return the numbers that the 16 codes of fp4 stand for, fp32 [16].
+
+    device: Device of the result.
+    """
+    return torch.tensor((*FP4, *(-number for number in FP4)), device=device)
 
 
-def _by_rows(scale: Tensor, codes: Tensor, numbers: Numbers) -> tuple[Tensor, int]:
+def _scale_by_group(scale: Tensor, codes: Tensor, numbers: Numbers) -> tuple[Tensor, int]:
     """Bring scales of the whole matrix, of rows, groups or blocks to the shape [out, groups].
 
     The second result is the number of inputs of a group.
 
     # block (128, 128), weight [256, 256], scale [2, 2] -> scale [256, 2], group 128
+
+    scale: One number, [out] or [out, 1] for rows, [out, groups] for groups, or [blocks, blocks].
+    codes: [out, in], for its shape.
+    numbers: Size of blocks or groups, as the config says.
     """
     outputs, inputs = codes.shape
     scale = scale.reshape(1, 1) if scale.numel() == 1 else scale.view(len(scale), -1)
-    tall, wide = numbers.block or (1, numbers.group or inputs)
+    rows_per_block, inputs_per_group = numbers.block or (1, numbers.group or inputs)
     if len(scale) == 1:
-        return scale.expand(outputs, -1), inputs if scale.numel() == 1 else wide
-    return scale.repeat_interleave(tall, 0)[:outputs], wide
+        return scale.expand(outputs, -1), inputs if scale.numel() == 1 else inputs_per_group
+    return scale.repeat_interleave(rows_per_block, 0)[:outputs], inputs_per_group
 
 
 def _unless_sequential(order: Tensor | None, group: int) -> Tensor | None:
-    """Return the group of each input, or None if input i is in group i // group anyway."""
+    """Return the group of each input, or None if input i is in group i // group anyway.
+
+    order: [in], the group of each input; None: no order is stored.
+    group: Inputs per group.
+    """
     if order is None or torch.equal(order, torch.arange(len(order), device=order.device) // group):
         return None
     return order
@@ -294,7 +370,7 @@ DECODERS: Mapping[Method, Callable[[Part, Has, Numbers, Published], StoredMatrix
     "gptq": _gptq,
     "bitsandbytes": _bitsandbytes,
     "fp8": _fp8,
-    "compressed-tensors": _compressed,
+    "compressed-tensors": _compressed_tensors,
     "mxfp4": _mxfp4,
 }
 
@@ -304,15 +380,17 @@ def decode(module: str, part: Part, has: Has, published: Published) -> StoredMat
 
     part: Returns a tensor of the module by its suffix.
     has: Tells whether the module has a tensor with this suffix.
+    module: Name of the module, for errors.
+    published: How the model's files are quantized, as its config says.
 
     Raises ModelError if a tensor is missing, or if the tensors do not fit each other.
     """
     try:
-        made = DECODERS[published.method](part, has, published.numbers(module), published)
-        groups = -(-made.shape[1] // made.group)
-        if tuple(made.scale.shape) != (made.shape[0], groups):
-            raise ValueError(f"scales {list(made.scale.shape)} do not fit {list(made.shape)}")
+        matrix = DECODERS[published.method](part, has, published.numbers(module), published)
+        groups = -(-matrix.shape[1] // matrix.group)
+        if tuple(matrix.scale.shape) != (matrix.shape[0], groups):
+            raise ValueError(f"scales {list(matrix.scale.shape)} do not fit {list(matrix.shape)}")
     except (RuntimeError, ValueError, KeyError, StopIteration, IndexError) as error:
         line = " ".join(str(error).split())[:200]
         raise ModelError(f"{module}: its tensors are not {published}: {line}") from None
-    return made
+    return matrix

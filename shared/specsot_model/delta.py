@@ -23,67 +23,90 @@ from specsot_model.kv import KVPages, Places
 from specsot_model.layers import Block, fetch_norm
 from specsot_model.linear import Linear
 from specsot_model.mlp import fetch_mlp
-from specsot_model.projections import fuse
+from specsot_model.projections import fuse_projections
 from specsot_model.weights import Fetch
 
-# Added to the squared L2 norms of queries and keys.
+# Added to the squared L2 norms of queries and keys. Precedent: Hugging Face's Qwen3-Next, 1e-6.
 EPS = 1e-6
 
 
 class DeltaBlock(Block):
-    """A decoder layer whose token mixer is a gated delta rule instead of attention."""
+    """A decoder layer whose token mixer is a gated delta rule instead of attention.
+
+    fetch: Reads tensors from the model's files.
+    index: Index of the layer in the whole model.
+    config: The model's config.
+    delta: Sizes of its gated delta layers.
+    """
 
     def __init__(self, fetch: Fetch, index: int, config: ModelConfig, delta: Delta) -> None:
         names = config.names
         hidden = config.hidden
         layer = names.layer.format(index)
         mixer = f"{layer}.linear_attn"
-        exact = replace(fetch, dtype=torch.float32)
+        fetch_fp32 = replace(fetch, dtype=torch.float32)
         self.config = config
         self.delta = delta
         self.device = torch.device(fetch.device)
         self.input_norm = fetch_norm(fetch, f"{layer}.{names.input_norm}", config)
         self.qkv = Linear(_fetch_inputs(fetch, mixer, hidden, delta), None, fetch.quantization)
-        taps = exact(f"{mixer}.conv1d.weight", (delta.mixed, 1, delta.kernel))
+        taps = fetch_fp32(f"{mixer}.conv1d.weight", (delta.mixed, 1, delta.kernel))
         self.taps = taps.squeeze(1).T.contiguous()
         heads = (delta.value_heads,)
-        self.decay = -exact(f"{mixer}.A_log", heads).exp()
-        self.bias = exact(f"{mixer}.dt_bias", heads)
+        self.decay = -fetch_fp32(f"{mixer}.A_log", heads).exp()
+        self.bias = fetch_fp32(f"{mixer}.dt_bias", heads)
         self.norm = fetch(f"{mixer}.norm.weight", (delta.value_dim,))
-        self.out = fuse(fetch, [f"{mixer}.out_proj"], (hidden, delta.values), False)
+        self.out = fuse_projections(fetch, [f"{mixer}.out_proj"], (hidden, delta.values), False)
         self.mlp_norm = fetch_norm(fetch, f"{layer}.{names.mlp_norm}", config)
         self.mlp = fetch_mlp(fetch, layer, config, index)
 
     def forward(
         self, hidden: Tensor, table: Tensor, places: Places, plan: AttentionPlan, kv: KVPages, layer: int
     ) -> None:
-        """Add this layer's two updates to the residual stream; see `Block.forward`."""
-        assert isinstance(kv, DeltaPages), "make_kv makes them"
+        """Add this layer's two updates to the residual stream, in place.
+
+        hidden: [rows, hidden], the residual stream.
+        table: Not used; gated delta layers have no rotary embedding.
+        places: Page and offset at which the inputs of each row are stored; see `KVPages.locate`.
+        plan: Not used; what runs is in `kv.batches`.
+        kv: The pages of the range, a `DeltaPages` that was arranged for the frame.
+        layer: Index of this layer within `kv`.
+        """
+        assert isinstance(kv, DeltaPages), "gated delta layers need the pages that Decoder.make_kv made"
         delta = self.delta
         inputs, gate = self.qkv(self.input_norm(hidden)).split((delta.row, delta.values), -1)
-        row = F.pad(inputs, (0, 2 * delta.half - delta.row))
-        kv.put(layer, places, row.reshape(len(hidden), 2, 1, delta.half))
+        stored = F.pad(inputs, (0, 2 * delta.half - delta.row))
+        kv.put(layer, places, stored.reshape(len(hidden), 2, 1, delta.half))
         mixed = self._mix(kv, layer, len(hidden)).to(hidden.dtype)
         hidden.add_(self.out(self._gate(mixed, gate.unflatten(-1, mixed.shape[1:])).flatten(1)))
         hidden.add_(self.mlp(self.mlp_norm(hidden)))
 
     def _gate(self, mixed: Tensor, gate: Tensor) -> Tensor:
-        """Return the normed output of each head times silu of its gate, [rows, heads, value_dim]."""
-        wide = mixed.float()
-        normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.config.eps)
+        """Return the normed output of each head times silu of its gate, [rows, heads, value_dim].
+
+        mixed: [rows, heads, value_dim], the outputs of the delta rule.
+        gate: [rows, heads, value_dim].
+        """
+        exact = mixed.float()
+        normed = exact * torch.rsqrt(exact.pow(2).mean(-1, keepdim=True) + self.config.eps)
         return (self.norm * normed.to(mixed.dtype) * F.silu(gate.float())).to(mixed.dtype)
 
     def _mix(self, kv: DeltaPages, layer: int, rows: int) -> Tensor:
-        """Run the replays of a frame and return its outputs, fp32 [rows, value_heads, value_dim]."""
+        """Run the replays of a frame and return its outputs, fp32 [rows, value_heads, value_dim].
+
+        kv: The pages, arranged for the frame.
+        layer: Index of this layer within `kv`.
+        rows: Number of rows of the frame.
+        """
         states = kv.states(layer)
         # All start states are read before any state is overwritten.
-        begun = [states[batch.states] for batch in kv.batches]
+        start_states = [states[batch.states] for batch in kv.batches]
         out = states.new_empty(rows, self.delta.value_heads, self.delta.value_dim)
-        for batch, state in zip(kv.batches, begun):
-            found, after = apply_delta_rule(*self._prepare(kv.inputs(layer, batch.slots)), state)
-            out[batch.targets] = found.transpose(1, 2).flatten(0, 1)[batch.places]
-            for chunk, (replays, kept) in batch.saves.items():
-                states[kept] = after[chunk][replays]
+        for batch, state in zip(kv.batches, start_states):
+            outputs, chunk_states = apply_delta_rule(*self._prepare(kv.inputs(layer, batch.slots)), state)
+            out[batch.targets] = outputs.transpose(1, 2).flatten(0, 1)[batch.places]
+            for chunk, (replays, state_numbers) in batch.saves.items():
+                states[state_numbers] = chunk_states[chunk][replays]
         kv.finish(layer)
         return out
 
@@ -91,6 +114,9 @@ class DeltaBlock(Block):
         """Convert stored inputs [replays, history + rows, 2 * half] to the arguments of `apply_delta_rule`.
 
         The convolution is a plain sum in a fixed order, so a row's result does not depend on the batch.
+
+        inputs: [replays, history + rows, 2 * half], stored inputs, with as many preceding tokens as the
+            convolution reads.
         """
         delta = self.delta
         history = self.delta.kernel - 1
@@ -104,7 +130,8 @@ class DeltaBlock(Block):
         q, k, v = (summed * _sigmoid(summed)).split((delta.keys, delta.keys, delta.values), -1)
         group = delta.value_heads // delta.key_heads
         q, k = (
-            _unit(each.unflatten(-1, (delta.key_heads, -1))).repeat_interleave(group, 2) for each in (q, k)
+            _unit_vectors(each.unflatten(-1, (delta.key_heads, -1))).repeat_interleave(group, 2)
+            for each in (q, k)
         )
         decay = self.decay * _softplus(a + self.bias)
         heads = q * delta.key_dim**-0.5, k, v.unflatten(-1, (delta.value_heads, -1)), decay, _sigmoid(b)
@@ -114,17 +141,26 @@ class DeltaBlock(Block):
 
 
 def _sigmoid(x: Tensor) -> Tensor:
-    """Return the sigmoid, by exp: on a CPU, torch.sigmoid's last bit depends on memory alignment."""
+    """Return the sigmoid of x, by exp: on a CPU, torch.sigmoid's last bit depends on memory alignment.
+
+    x: Any shape, fp32.
+    """
     return (1 + (-x).exp()).reciprocal()
 
 
 def _softplus(x: Tensor) -> Tensor:
-    """Return log(1 + exp(x)), computed by exp for the same reason as `_sigmoid`."""
+    """Return log(1 + exp(x)), computed by exp for the same reason as `_sigmoid`.
+
+    x: Any shape, fp32.
+    """
     return x.clamp_min(0) + (-x.abs()).exp().log1p()
 
 
-def _unit(x: Tensor) -> Tensor:
-    """Return x divided by its L2 norm over the last dimension."""
+def _unit_vectors(x: Tensor) -> Tensor:
+    """Return x divided by its L2 norm over the last dimension.
+
+    x: [..., key_dim], fp32.
+    """
     return x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True) + EPS)
 
 
@@ -133,19 +169,27 @@ def _fetch_inputs(fetch: Fetch, mixer: str, hidden: int, delta: Delta) -> Tensor
 
     Pages store all of these but the gates. Checkpoints publish the projections apart (`delta.apart`), or two
     tensors in which the parts of one key head lie side by side.
+
+    fetch: Reads tensors from the model's files.
+    mixer: Name of the mixer's module, without a dot at the end.
+    hidden: Hidden size of the model.
+    delta: Sizes of the gated delta layers, and how the files store the projections.
     """
     if delta.apart:
         rows = {"qkv": delta.mixed, "b": delta.value_heads, "a": delta.value_heads, "z": delta.values}
         return torch.cat(
-            [fetch(f"{mixer}.in_proj_{name}.weight", (many, hidden)) for name, many in rows.items()]
+            [fetch(f"{mixer}.in_proj_{name}.weight", (count, hidden)) for name, count in rows.items()]
         )
     group = delta.value_heads // delta.key_heads
-    wide = group * delta.value_dim
-    sizes = {"in_proj_qkvz": (delta.key_dim, delta.key_dim, wide, wide), "in_proj_ba": (group, group)}
+    values_per_head = group * delta.value_dim
+    sizes = {
+        "in_proj_qkvz": (delta.key_dim, delta.key_dim, values_per_head, values_per_head),
+        "in_proj_ba": (group, group),
+    }
     parts: list[Tensor] = []
     for name, split in sizes.items():
-        whole = fetch(f"{mixer}.{name}.weight", (delta.key_heads * sum(split), hidden))
-        by_head = whole.unflatten(0, (delta.key_heads, sum(split))).split(split, 1)
+        weight = fetch(f"{mixer}.{name}.weight", (delta.key_heads * sum(split), hidden))
+        by_head = weight.unflatten(0, (delta.key_heads, sum(split))).split(split, 1)
         parts += [part.flatten(0, 1) for part in by_head]
     q, k, v, z, b, a = parts
     return torch.cat((q, k, v, b, a, z))
@@ -169,7 +213,7 @@ def apply_delta_rule(
     out = list[Tensor]()
     states = list[Tensor]()
     for queries, keys, values, steps, rates in zip(
-        *(each.split(CHUNK, 2) for each in (q, k, v, decay, beta))
+        *(tensor.split(CHUNK, 2) for tensor in (q, k, v, decay, beta))
     ):
         total = steps.cumsum(-1)
         pairs = (total.unsqueeze(-1) - total.unsqueeze(-2)).exp().tril()

@@ -20,7 +20,7 @@ from specsot_model.core.walks import (
     Walk,
     WalkRoom,
     in_blocks,
-    keep,
+    mark_saved_states,
     sequences_of_frame,
     walk_of,
 )
@@ -48,26 +48,40 @@ class ReplayBatch:
     saves: Mapping[int, tuple[Tensor, Tensor]]
 
     @classmethod
-    def of(cls, replays: Sequence[PathReplay], history: int, begun: int, device: torch.device) -> ReplayBatch:
-        """Make the batch. begun: number of the zero state, from which a new sequence starts."""
-        width = _chunks(replays[0], history) * CHUNK
-        slots = [one.slots + (-1,) * (history + width - len(one.slots)) for one in replays]
-        states = [begun if one.state is None else one.state for one in replays]
-        outputs = [(run * width + at, row) for run, one in enumerate(replays) for row, at in one.outputs]
+    def of_paths(
+        cls, replays: Sequence[PathReplay], history: int, zero_state: int, device: torch.device
+    ) -> ReplayBatch:
+        """Make the batch of some paths.
+
+        replays: The paths, all with the same number of chunks.
+        history: Number of preceding tokens that a convolution reads.
+        zero_state: Number of the zero state, from which a new sequence starts.
+        device: Device of the tensors.
+        """
+        width = _num_chunks(replays[0], history) * CHUNK
+        slots = [replay.slots + (-1,) * (history + width - len(replay.slots)) for replay in replays]
+        states = [zero_state if replay.state is None else replay.state for replay in replays]
+        outputs = [
+            (index * width + at, row) for index, replay in enumerate(replays) for row, at in replay.outputs
+        ]
         saves: dict[int, list[tuple[int, int]]] = {}
-        for run, one in enumerate(replays):
-            for chunk, state in one.saves:
-                saves.setdefault(chunk, []).append((run, state))
+        for index, replay in enumerate(replays):
+            for chunk, state in replay.saves:
+                saves.setdefault(chunk, []).append((index, state))
         pairs = [list(each) for part in (outputs, *saves.values()) for each in zip(*part)]
-        parts = [[slot for one in slots for slot in one], states, *pairs]
-        sent = indices([number for part in parts for number in part], device)
-        rows, first, places, targets, *kept = sent.split([len(part) for part in parts])
+        number_lists = [[slot for replay in slots for slot in replay], states, *pairs]
+        sent = indices([number for part in number_lists for number in part], device)
+        rows, first, places, targets, *kept = sent.split([len(part) for part in number_lists])
         by_chunk = {chunk: (kept[2 * n], kept[2 * n + 1]) for n, chunk in enumerate(saves)}
         return cls(rows.view(len(replays), -1), first, places, targets, by_chunk)
 
 
-def _chunks(replay: PathReplay, history: int) -> int:
-    """Return the number of chunks of a path, the last one perhaps partly filled."""
+def _num_chunks(replay: PathReplay, history: int) -> int:
+    """Return the number of chunks of a path, the last one perhaps partly filled.
+
+    replay: The path.
+    history: Number of preceding tokens that a convolution reads.
+    """
     return -(-(len(replay.slots) - history) // CHUNK)
 
 
@@ -92,52 +106,82 @@ class DeltaPages(KVPages):
         page_rows: int,
         dtype: torch.dtype,
         device: torch.device | str,
-        kept: KvDtype,
+        kv_dtype: KvDtype,
     ) -> None:
-        delta = [config.recurrent(layer) for layer in range(layers.first, layers.last)]
+        """
+        config: The model's config.
+        layers: The range of layers.
+        pages: Number of pages of every layer.
+        page_rows: Rows (tokens) of a page.
+        dtype: Type of stored inputs, and of KV unless `kv_dtype` says int8.
+        device: Device of the pages.
+        kv_dtype: Type of the KV of layers that attend; "auto" means `dtype`.
+        """
+        is_delta = [config.recurrent(layer) for layer in range(layers.first, layers.last)]
         sizes = pages, page_rows, config.kv_heads, config.head_dim
-        super().__init__(delta.count(False), *sizes, dtype, device, kept)
+        super().__init__(is_delta.count(False), *sizes, dtype, device, kv_dtype)
         shape = config.delta or Delta()
-        self._inputs = KVPages(delta.count(True), pages, page_rows, 1, shape.half, dtype, device)
-        self._places = [(one, delta[:layer].count(one)) for layer, one in enumerate(delta)]
+        self._inputs = KVPages(is_delta.count(True), pages, page_rows, 1, shape.half, dtype, device)
+        self._places = [(one, is_delta[:layer].count(one)) for layer, one in enumerate(is_delta)]
         both = self.layers, self._inputs.layers
         self.layers = tuple(both[one][index] for one, index in self._places)
-        many = states_for(pages * page_rows)
+        num_states = states_for(pages * page_rows)
         self.history = shape.kernel - 1
-        self._kept = CachedStates(many - 1, page_rows, self.step, lambda page: self.shared(page))
+        self._cached_states = CachedStates(
+            num_states - 1, page_rows, self.step, lambda page: self.shared(page)
+        )
         self.batches: tuple[ReplayBatch, ...] = ()
-        sizes = many, shape.value_heads, shape.key_dim, shape.value_dim
-        self._states = untouched_zeros((delta.count(True), *sizes), torch.float32, device)
+        sizes = num_states, shape.value_heads, shape.key_dim, shape.value_dim
+        self._states = untouched_zeros((is_delta.count(True), *sizes), torch.float32, device)
 
     @property
     def bytes(self) -> int:
+        """Bytes of KV, stored inputs and stored states of all layers."""
         return super().bytes + self._inputs.bytes + self._states.nbytes
 
     def arrange(self, spans: Sequence[RowSpan]) -> None:
-        """Plan what gated delta layers run for a frame; call it before the layers run."""
+        """Plan what gated delta layers run for a frame; call it before the layers run.
+
+        spans: One span per segment of the frame, in row order.
+        """
         by_chunks: dict[int, list[PathReplay]] = {}
-        for one in self._kept.plan(spans, self.history) if len(self._states) else ():
-            by_chunks.setdefault(_chunks(one, self.history), []).append(one)
-        given = self.history, self._kept.count, self._states.device
-        self.batches = tuple(ReplayBatch.of(alike, *given) for alike in by_chunks.values())
+        for replay in self._cached_states.plan(spans, self.history) if len(self._states) else ():
+            by_chunks.setdefault(_num_chunks(replay, self.history), []).append(replay)
+        options = self.history, self._cached_states.count, self._states.device
+        self.batches = tuple(ReplayBatch.of_paths(replays, *options) for replays in by_chunks.values())
 
     def inputs(self, layer: int, slots: Tensor) -> Tensor:
-        """Return the inputs stored at slots [replays, rows]: [replays, rows, 2 * half]; 0 for slots < 0."""
+        """Return stored inputs, [replays, rows, 2 * half]; 0 for negative slots.
+
+        layer: Index of the layer within the range.
+        slots: LongTensor [replays, rows], KV slots; negative where there is no token.
+        """
         rows = self.layers[layer].flatten(1, 3)[:, slots.clamp_min(0).flatten()]
-        found = rows.transpose(0, 1).reshape(*slots.shape, -1)
-        return found.masked_fill(slots.unsqueeze(-1) < 0, 0)
+        replays = rows.transpose(0, 1).reshape(*slots.shape, -1)
+        return replays.masked_fill(slots.unsqueeze(-1) < 0, 0)
 
     def states(self, layer: int) -> Tensor:
-        """Return the stored states of a layer, fp32 [states, value_heads, key_dim, value_dim]."""
+        """Return the stored states of a layer, fp32 [states, value_heads, key_dim, value_dim].
+
+        layer: Index of the layer within the range.
+        """
         return self._states[self._places[layer][1]]
 
     def finish(self, layer: int) -> None:
-        """Record that a layer has run. After the last gated delta layer, the saved states become valid."""
+        """Record that a layer has run. After the last gated delta layer, the saved states become valid.
+
+        layer: Index of the layer within the range.
+        """
         if self._places[layer][1] == len(self._states) - 1:
-            self._kept.commit()
+            self._cached_states.commit()
 
     def put(self, layer: int, places: Places, kv: Tensor) -> None:
-        """Write the KV of a layer that attends, or the inputs [rows, 2, 1, half] of a gated delta layer."""
+        """Write the KV of a layer that attends, or the inputs of a gated delta layer.
+
+        layer: Index of the layer within the range.
+        places: Page and offset of each row, as `locate` returns them.
+        kv: [rows, 2, kv_heads, head_dim] keys and values, or [rows, 2, 1, half] inputs.
+        """
         delta, index = self._places[layer]
         if delta:
             self._inputs.put(index, places, kv)
@@ -145,32 +189,51 @@ class DeltaPages(KVPages):
             super().put(index, places, kv)
 
     def move(self, moves: Moves) -> None:
-        """Move KV and inputs, and drop the states that follow from the target slots."""
+        """Move KV and inputs, and drop the states that follow from the target slots.
+
+        moves: Pairs (source slot, target slot).
+        """
         super().move(moves)
         self._inputs.move(moves)
         self._forget_rows([target for _, target in moves])
 
     def copy_page(self, source: int, target: int, rows: int) -> None:
-        """Copy the first rows of a page, and the page's state if it follows from these rows alone."""
+        """Copy the first rows of a page, and the page's state if it follows from these rows alone.
+
+        source: Number of the page that is read.
+        target: Number of the page that is written.
+        rows: Number of rows to copy, from the page's first row on.
+        """
         super().copy_page(source, target, rows)
         self._inputs.copy_page(source, target, rows)
-        if copied := self._kept.copy(source, target, rows):
+        if copied := self._cached_states.copy(source, target, rows):
             self._states[:, copied[1]] = self._states[:, copied[0]]
 
     def clear_rows(self, slots: Sequence[int]) -> None:
+        """Zero KV and inputs of rows in every layer, and drop the states that follow from them.
+
+        slots: Slots of the rows, page * page_rows + offset.
+        """
         super().clear_rows(slots)
         self._inputs.clear_rows(slots)
         self._forget_rows(slots)
 
     def clear_page(self, page: int) -> None:
+        """Zero a page in every layer, and drop its state.
+
+        page: Number of the page.
+        """
         super().clear_page(page)
         self._inputs.clear_page(page)
-        self._kept.forget(page)
+        self._cached_states.discard_from(page)
 
     def _forget_rows(self, slots: Sequence[int]) -> None:
-        """Drop the states that follow from these slots, because the slots are overwritten."""
+        """Drop the states that follow from some rows, because the rows are overwritten.
+
+        slots: Slots of the rows, page * page_rows + offset.
+        """
         for slot in slots:
-            self._kept.forget(*divmod(slot, self.page_rows))
+            self._cached_states.discard_from(*divmod(slot, self.page_rows))
 
 
 class WalkedPages(DeltaPages):
@@ -185,55 +248,88 @@ class WalkedPages(DeltaPages):
     walks: Sequence[WalkTables]
 
     def arrange(self, spans: Sequence[RowSpan]) -> None:
-        """Plan the walks of a frame. In a CUDA graph there are no spans; `read` has set the walks already."""
+        """Plan the walks of a frame.
+
+        spans: One span per segment, in row order. Empty in a CUDA graph, where `use_tables` has set the walks
+            already.
+        """
         if spans and len(self._states):
-            found = self._kept.find(spans)
+            replays = self._cached_states.find(spans)
             self.walks = [
-                self._sent(block) for block in in_blocks(self._kept_too(self._sequences(found), found))
+                self._send_walk(block)
+                for block in in_blocks(self._reserve_states(self._sequences(replays), replays))
             ]
 
-    def room(self, rows: int) -> WalkRoom:
-        """Return the table sizes for frames of at most `rows` rows."""
+    def table_sizes(self, rows: int) -> WalkRoom:
+        """Return the table sizes for frames of at most so many rows.
+
+        rows: Rows of the largest frame.
+        """
         return WalkRoom(rows, self.history)
 
-    def fill(self, spans: Sequence[RowSpan], moves: Moves, room: WalkRoom) -> list[Numbers] | None:
+    def fill(self, spans: Sequence[RowSpan], moves: Moves, table_sizes: WalkRoom) -> list[Numbers] | None:
         """Return the walk tables of a frame, or None if the graph has no room for them.
 
-        moves: KV moves that the graph does before its layers run.
-
         The states that the frame stores become valid with `commit`.
+
+        spans: One span per segment of the frame, in row order.
+        moves: KV moves (source slot, target slot) that the graph does before its layers run.
+        table_sizes: Sizes of the graph's tables, as the method `table_sizes` returned them.
         """
         self._forget_rows([target for _, target in moves])
-        found = self._kept.find(spans)
-        sequences = self._sequences(found)
-        return room.fill(walk_of(self._kept_too(sequences, found))) if room.holds(sequences) else None
+        replays = self._cached_states.find(spans)
+        sequences = self._sequences(replays)
+        return (
+            table_sizes.fill(walk_of(self._reserve_states(sequences, replays)))
+            if table_sizes.holds(sequences)
+            else None
+        )
 
-    def read(self, tables: Sequence[Tensor], room: WalkRoom) -> None:
-        """Let the layers read their walk from these int32 tables, with the shapes `room.shapes`."""
+    def use_tables(self, tables: Sequence[Tensor], table_sizes: WalkRoom) -> None:
+        """Let the layers read their walk from tables on the device.
+
+        tables: int32 tensors with the shapes `table_sizes.shapes`.
+        table_sizes: Sizes of the tables, as the method `table_sizes` returned them.
+        """
         from specsot_kernels.gpu.delta import WalkTables
 
-        self.walks = [WalkTables(*tables, aside=room.aside, many_chunks=room.chunks)]
+        self.walks = [WalkTables(*tables, aside=table_sizes.aside, many_chunks=table_sizes.chunks)]
 
     def commit(self) -> None:
         """Record that the frame of the last `fill` runs: the states that it stores are valid."""
-        self._kept.commit()
+        self._cached_states.commit()
 
     def move_on_device(self, moves: Tensor) -> None:
-        """Move KV and inputs on the GPU; `fill` has dropped the states of the targets already."""
+        """Move KV and inputs on the GPU; `fill` has dropped the states of the targets already.
+
+        moves: int32 [2, num_moves], source slots, then target slots; a negative slot moves nothing.
+        """
         super().move_on_device(moves)
         self._inputs.move_on_device(moves)
 
-    def _sequences(self, found: Sequence[SpanReplay]) -> list[SequenceRows]:
-        """Return the table rows of each sequence."""
-        return sequences_of_frame(found, self.history, self.page_rows, self._kept.count)
+    def _sequences(self, replays: Sequence[SpanReplay]) -> list[SequenceRows]:
+        """Return the table rows of each sequence.
 
-    def _kept_too(self, sequences: list[SequenceRows], found: Sequence[SpanReplay]) -> list[SequenceRows]:
-        """Reserve states and mark them in the table rows."""
-        keep(sequences, self._kept.reserve(found))
+        replays: For each segment, from which state and position on its sequence runs.
+        """
+        return sequences_of_frame(replays, self.history, self.page_rows, self._cached_states.count)
+
+    def _reserve_states(
+        self, sequences: list[SequenceRows], replays: Sequence[SpanReplay]
+    ) -> list[SequenceRows]:
+        """Reserve states for a frame, mark them in the table rows, and return the table rows.
+
+        sequences: Table rows of each sequence; changed in place.
+        replays: For each segment, from which state and position on its sequence runs.
+        """
+        mark_saved_states(sequences, self._cached_states.reserve(replays))
         return sequences
 
-    def _sent(self, walk: Walk) -> WalkTables:
-        """Copy the tables of a walk to the device in one transfer."""
+    def _send_walk(self, walk: Walk) -> WalkTables:
+        """Copy the tables of a walk to the device in one transfer.
+
+        walk: The tables on the host.
+        """
         from specsot_kernels.gpu.delta import WalkTables
 
         parts = walk.counts, walk.starts, walk.chunks, walk.rows

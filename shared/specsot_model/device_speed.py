@@ -14,13 +14,13 @@ from pathlib import Path
 
 import torch
 
-# Bytes. Size of the copied buffers: more than caches hold.
+# Bytes. Size of the copied buffers on a CPU and on a GPU: more than caches hold. Untuned.
 COPIED = 1 << 26
 COPIED_ON_GPU = 1 << 29
 # Bytes. Sizes of copies on a CPU. Short copies find gaps between other processes (two cores with a load of
 # 12: 31 GB/s, but 3 to 6 GB/s by copies of the whole buffer); long copies keep many cores busy.
 PIECES = (1 << 21,) * 10 + (1 << 24,) * 2
-# Seconds. No copy starts later than this. On a quiet machine all copies end in a tenth of it.
+# Seconds. No copy starts later than this. On a quiet machine all copies end in a tenth of it. Untuned.
 COPY_SECONDS = 0.5
 # Seconds. How long to wait for other processes that measure on this device, and how often to look. Untuned.
 WAIT_SECONDS = 5.0
@@ -31,6 +31,9 @@ def device_name(device: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """Return a device's name: "NVIDIA H100 80GB HBM3", or "AMD EPYC, 2 cores".
 
     The cores are those that this process may use.
+
+    device: Name of a device, such as "cpu" or "cuda:0".
+    cpuinfo: The file in which Linux describes its processors; "CPU" is the model if it cannot be read.
     """
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device)
@@ -45,21 +48,32 @@ def device_name(device: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 @cache
 def copy_speed(device: str) -> int:
-    """Return the bytes per second, read plus written, of the fastest of many copies in a device's memory."""
+    """Return the bytes per second, read plus written, of the fastest of many copies in a device's memory.
+
+    device: Name of a device, such as "cpu" or "cuda:0".
+    """
     on_gpu = torch.device(device).type == "cuda"
     source = torch.ones(COPIED_ON_GPU if on_gpu else COPIED, dtype=torch.uint8, device=device)
     target = torch.zeros_like(source)
 
-    def speed(begin: int, size: int) -> float:
+    def copied_per_second(first_byte: int, size: int) -> float:
+        """Return the bytes per second, read plus written, of one copy.
+
+        first_byte: First byte to copy.
+        size: Number of bytes to copy.
+        """
         began = time.perf_counter()
-        target[begin : begin + size].copy_(source[begin : begin + size])
+        target[first_byte : first_byte + size].copy_(source[first_byte : first_byte + size])
         if on_gpu:
             torch.cuda.synchronize(device)
         return 2 * size / (time.perf_counter() - began)
 
-    sizes, end = (len(source), *(() if on_gpu else PIECES), len(source)), time.monotonic() + COPY_SECONDS
+    sizes = (len(source), *(() if on_gpu else PIECES), len(source))
+    end = time.monotonic() + COPY_SECONDS
     copies = ((begin, size) for size in sizes for begin in range(0, len(source), size))
-    return round(max(speed(*copy) for copy in takewhile(lambda _: time.monotonic() < end, copies)))
+    return round(
+        max(copied_per_second(*copy) for copy in takewhile(lambda _: time.monotonic() < end, copies))
+    )
 
 
 @contextmanager
@@ -70,6 +84,7 @@ def alone_on(device: str, folder: Path | None = None) -> Generator[None]:
     process holds the lock for longer than WAIT_SECONDS, or the file cannot be opened, the body runs anyway.
 
     folder: Where the lock file is; None: the folder for temporary files.
+    device: Name of a device, such as "cpu" or "cuda:0".
     """
     place = (folder or Path(tempfile.gettempdir())) / f"specsot-measuring-{device.replace(':', '-')}"
     end = time.monotonic() + WAIT_SECONDS

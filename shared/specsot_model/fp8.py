@@ -13,9 +13,9 @@ from specsot_model.decoding import Codes
 
 # Weight [in] and epsilon of an RMSNorm.
 NormWeight = tuple[Tensor, float]
-KIND = torch.float8_e4m3fn
-LARGEST = torch.finfo(KIND).max
-# Compute capability (Ada) from which GPUs multiply fp8.
+FP8_DTYPE = torch.float8_e4m3fn
+FP8_MAX = torch.finfo(FP8_DTYPE).max
+# CUDA compute capability (Ada) from which GPUs multiply fp8.
 ADA = (8, 9)
 # Weights. How many are converted at a time; bounds the extra memory. Untuned.
 FP8_WEIGHTS_AT_A_TIME = 1 << 20
@@ -50,114 +50,153 @@ class Fp8:
 
     GPUs that multiply fp8 round the activations to fp8 as well, each row with a scale of its own, so the
     rounding of a row does not depend on the batch. Other devices convert the weight back to floats.
+
+    weight: [out, in], floats or `Codes` of fp8 with a scale per output.
+    bias: [out], or None.
     """
 
-    __slots__ = ("_one", "_scales", "_whole", "bias")
+    __slots__ = ("_fp8_weight", "_scales", "_unit_scale", "bias")
 
     def __init__(self, weight: Tensor | Codes, bias: Tensor | None = None) -> None:
         self.bias = bias
-        self._one = torch.ones((), device=weight.device)
+        self._unit_scale = torch.ones((), device=weight.device)
         if isinstance(weight, Codes):
-            self._whole = weight.whole.view(KIND)
+            self._fp8_weight = weight.values.view(FP8_DTYPE)
             self._scales = weight.scale.flatten()
             return
         peaks = weight.abs().amax(1, keepdim=True).float()
-        scales = torch.where(peaks > 0, peaks / LARGEST, 1.0)
-        self._whole = torch.empty_like(weight, dtype=KIND)
+        scales = torch.where(peaks > 0, peaks / FP8_MAX, 1.0)
+        self._fp8_weight = torch.empty_like(weight, dtype=FP8_DTYPE)
         for first in range(0, len(weight), step := self._outputs_at_a_time):
-            self._whole[first : first + step] = weight[first : first + step] / scales[first : first + step]
+            self._fp8_weight[first : first + step] = (
+                weight[first : first + step] / scales[first : first + step]
+            )
         self._scales = scales.flatten()
 
     @property
     def _outputs_at_a_time(self) -> int:
-        """How many outputs become floats at a time, so that they stay in the processor's cache."""
-        return max(FP8_WEIGHTS_AT_A_TIME // self._whole.shape[1], 1)
+        """How many outputs become floats at a time (1 or more), so that they stay in cache."""
+        return max(FP8_WEIGHTS_AT_A_TIME // self._fp8_weight.shape[1], 1)
 
     @property
-    def captured(self) -> bool:
+    def capturable(self) -> bool:
         """Tell whether a CUDA graph can capture the product; all methods but `__call__` need that."""
-        return not any(size % 16 for size in self._whole.shape) and multiplies_fp8(self._whole.device)
+        return not any(size % 16 for size in self._fp8_weight.shape) and multiplies_fp8(
+            self._fp8_weight.device
+        )
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Multiply x [rows, in] -> [rows, out]; it works on any device."""
-        if not self.captured or not len(x):
+        """Multiply x [rows, in] -> [rows, out]; it works on any device.
+
+        x: [rows, in], in floats. No rows are allowed.
+        """
+        if not self.capturable or not len(x):
             return self._multiply_plainly(x)
         from specsot_kernels.gpu.rows import lengthen_rows
 
         return self._biased(lengthen_rows(*self._multiply(x)), x.dtype)
 
     def normed(self, hidden: Tensor, norm: NormWeight, rows: ShortRows | None = None) -> Tensor:
-        """Return the product of the RMSNorm of hidden [rows, in]: [rows, out].
+        """Return the product of the RMSNorm of the hidden states, [rows, out] in their type.
 
-        rows: The normed rows in fp8, if they are computed already.
+        hidden: [rows, in], not changed.
+        norm: Weight [in] and epsilon of the RMSNorm.
+        rows: The normed rows in fp8, if they are computed already; None: they are computed here.
         """
         from specsot_kernels.gpu.products import multiply_short_row
         from specsot_kernels.gpu.rows import lengthen_rows
 
         if len(hidden) == 1:
-            return multiply_short_row(hidden, self._whole, self._scales, norm, self.bias)
+            return multiply_short_row(hidden, self._fp8_weight, self._scales, norm, self.bias)
         return self._biased(lengthen_rows(*self._multiply(hidden, norm, rows)), hidden.dtype)
 
     def wide(self, hidden: Tensor, norm: NormWeight) -> Tensor:
-        """Do what `normed` does, but return fp32, as the product is summed."""
+        """Return the product of the RMSNorm of the hidden states in fp32, as it is summed: [rows, out].
+
+        hidden: [rows, in], not changed.
+        norm: Weight [in] and epsilon of the RMSNorm.
+        """
         from specsot_kernels.gpu.products import multiply_short_row
         from specsot_kernels.gpu.rows import lengthen_rows, shorten_rows
 
         if len(hidden) == 1:
-            out = hidden.new_empty((1, len(self._whole)), dtype=torch.float32)
-            return multiply_short_row(hidden, self._whole, self._scales, norm, self.bias, into=out)
+            out = hidden.new_empty((1, len(self._fp8_weight)), dtype=torch.float32)
+            return multiply_short_row(hidden, self._fp8_weight, self._scales, norm, self.bias, into=out)
         sums = self._product(*shorten_rows(hidden, norm), torch.float32)
         return self._biased(lengthen_rows(*sums), torch.float32)
 
     def heads(
         self, x: Tensor, norm: NormWeight | None = None, rows: ShortRows | None = None
     ) -> Tensor | Unscaled:
-        """Return queries, keys and values [rows, out] of x [rows, in], after a norm if one is given.
+        """Return queries, keys and values [rows, out], after a norm if one is given.
 
-        The scales may be left to `turn_and_store`, which applies them in the same kernel.
+        The result may be `Unscaled`: its scales are left to `turn_and_store`, which applies them in the same
+        kernel.
+
+        x: [rows, in].
+        norm: Weight [in] and epsilon of the RMSNorm; None: x is normalized already.
+        rows: The normed rows in fp8, if they are computed already; None: they are computed here.
         """
-        if len(x) > 1 and self.bias is None and _wide(x.dtype) == x.dtype:
+        if len(x) > 1 and self.bias is None and _unscaled_dtype(x.dtype) == x.dtype:
             return self._multiply(x, norm, rows)
         return self(x) if norm is None else self.normed(x, norm, rows)
 
     def gated(self, hidden: Tensor, norm: NormWeight, rows: ShortRows | None = None) -> Tensor | ShortRows:
-        """Return silu(first half) * second half of what `normed` returns, in a form that `add_to` takes.
+        """Return silu(first half) * second half of what `normed` returns, [rows, out / 2], in a form that
+        `add_to` takes.
 
         A bias is not added.
+
+        hidden: [rows, in], not changed.
+        norm: Weight [in] and epsilon of the RMSNorm.
+        rows: The normed rows in fp8, if they are computed already; None: they are computed here.
         """
         from specsot_kernels.gpu.products import multiply_short_row
         from specsot_kernels.gpu.rows import shorten_gated
 
         if len(hidden) == 1:
-            return multiply_short_row(hidden, self._whole, self._scales, norm, gated=True)
+            return multiply_short_row(hidden, self._fp8_weight, self._scales, norm, gated=True)
         return ShortRows(*shorten_gated(*self._multiply(hidden, norm, rows)))
 
     def add_to(
-        self, hidden: Tensor, x: Tensor | ShortRows, following: NormWeight | None = None
+        self, hidden: Tensor, x: Tensor | ShortRows, next_norm: NormWeight | None = None
     ) -> ShortRows | None:
-        """Add x [rows, in] times the weight to hidden [rows, out], in place. A bias is not added.
+        """Add the product of x to the hidden states, in place. A bias is not added.
 
-        following: The norm of the next product. The normed `hidden` is returned in fp8, unless there is only
-            one row: then None is returned, because it would cost a kernel launch of its own.
+        Return the normed `hidden` in fp8 for the next product, or None if no `next_norm` is given or there is
+        only one row, for which it would cost a kernel launch of its own.
+
+        hidden: [rows, out], the residual stream.
+        x: [rows, in], in floats or rounded to fp8 already.
+        next_norm: The norm of the next product; None: nothing is normed.
         """
         from specsot_kernels.gpu.products import multiply_short_row
         from specsot_kernels.gpu.rows import lengthen_rows, shorten_rows
 
         if isinstance(x, Tensor) and len(x) == 1:
-            multiply_short_row(x, self._whole, self._scales, add=hidden, into=hidden)
+            multiply_short_row(x, self._fp8_weight, self._scales, add=hidden, into=hidden)
             return None
         product = self._multiply(x) if isinstance(x, Tensor) else self._multiply(hidden, rows=x)
-        if following is not None:
-            return ShortRows(*shorten_rows(hidden, following, product))
+        if next_norm is not None:
+            return ShortRows(*shorten_rows(hidden, next_norm, product))
         lengthen_rows(*product, into=hidden)
         return None
 
     def _multiply_plainly(self, x: Tensor) -> Tensor:
-        parts = self._whole.split(self._outputs_at_a_time)
+        """Multiply x [rows, in] -> [rows, out] with the weight converted to floats, some outputs at a time.
+
+        x: [rows, in], in floats.
+        """
+        parts = self._fp8_weight.split(self._outputs_at_a_time)
         product = torch.cat([x @ part.to(x.dtype).t() for part in parts], 1).mul_(self._scales.to(x.dtype))
         return self._biased(product, x.dtype)
 
     def _biased(self, product: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the product in `dtype`, with the bias added if there is one.
+
+        product: [rows, out].
+        dtype: Type of the result.
+        """
         product = product.to(dtype)
         return product if self.bias is None else product.add_(self.bias)
 
@@ -166,26 +205,47 @@ class Fp8:
 
         For the four matrices of an 8B layer and 8 rows on an H100, cuBLAS without scales takes 90 us, and
         PyTorch's kernel with both scales takes 119 us.
+
+        x: [rows, in], in floats; its type is that of the product.
+        norm: Weight [in] and epsilon of the RMSNorm; None: x is normalized already.
+        rows: The rows in fp8, if they are computed already; None: they are computed here.
         """
         from specsot_kernels.gpu.rows import shorten_rows
 
-        return self._product(*(rows or shorten_rows(x, norm)), _wide(x.dtype))
+        return self._product(*(rows or shorten_rows(x, norm)), _unscaled_dtype(x.dtype))
 
     def _product(self, short: Tensor, scales: Tensor, dtype: torch.dtype) -> Unscaled:
+        """Multiply rows that are rounded already, and leave the scales to the caller.
+
+        short: fp8 [rows, in].
+        scales: fp32 [rows], what each row is to be multiplied by.
+        dtype: Type of the product.
+        """
         product = torch.ops.aten._scaled_mm(  # noqa: SLF001
-            short, self._whole.t(), self._one, self._one, out_dtype=dtype, use_fast_accum=True
+            short,
+            self._fp8_weight.t(),
+            self._unit_scale,
+            self._unit_scale,
+            out_dtype=dtype,
+            use_fast_accum=True,
         )
         return Unscaled(product, scales, self._scales)
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """Return the type of a product before its scales are applied, because fp16 may overflow there."""
+def _unscaled_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the type of a product before its scales are applied: bf16 for fp16, which may overflow there.
+
+    dtype: Type of the scaled product.
+    """
     return torch.bfloat16 if dtype == torch.float16 else dtype
 
 
 @cache
 def multiplies_fp8(device: torch.device) -> bool:
-    """Tell whether this device multiplies fp8 and has Triton."""
+    """Tell whether this device multiplies fp8 and has Triton.
+
+    device: The torch device that is asked about.
+    """
     if device.type != "cuda" or torch.version.cuda is None or find_spec("triton") is None:
         return False
     return torch.cuda.get_device_capability(device) >= ADA

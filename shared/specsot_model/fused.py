@@ -28,21 +28,26 @@ from specsot_model.kv import KVPages
 from specsot_model.layers import AnyNorm, Block, Norm
 from specsot_model.linear import CapturedProduct, Linear, RowProduct, captured_product
 from specsot_model.mlp import Experts, GatedMlp, GroupedExperts, UngatedMlp, can_group
-from specsot_model.rotary import frequencies, growth
+from specsot_model.rotary import frequencies, query_growth
 
 if TYPE_CHECKING:
     from specsot_kernels.gpu.rows import Turning
 
 
-class Adding(Protocol):
+class AddedProduct(Protocol):
     """A product whose result is added to the residual stream."""
 
     def add_to(
-        self, hidden: Tensor, x: Tensor | ShortRows, following: NormWeight | None = None
+        self, hidden: Tensor, x: Tensor | ShortRows, next_norm: NormWeight | None = None
     ) -> ShortRows | None:
-        """Add the product of x [rows, in] to hidden [rows, out], in place.
+        """Add the product of x to the hidden states, in place.
 
-        following: The norm of the next product; see `Fp8.add_to`.
+        Return the normed `hidden` in 8 bits for the next product, or None if this form of product does not
+        make it.
+
+        hidden: [rows, out], the residual stream.
+        x: [rows, in], in floats or rounded to 8 bits already.
+        next_norm: Weight and epsilon of the next product's norm; None: there is none. See `Fp8.add_to`.
         """
         ...
 
@@ -53,30 +58,36 @@ class FusedBlock:
     def __init__(
         self,
         block: Block,
-        turning: Turning,
+        head_turns: Turning,
         invariant: bool = False,
-        adding: Callable[[Linear], Adding] | None = None,
+        make_product: Callable[[Linear], AddedProduct] | None = None,
     ) -> None:
         """
-        turning: How queries and keys rotate; see `turning_of`.
+        block: The layer, whose weights are shared.
+        head_turns: How queries and keys are normed, rotated and scaled; see `head_turns_of`.
         invariant: Products are batch-invariant (`InvariantRowProduct`).
-        adding: Makes the two products that are added to the residual stream. It is called for attention's
-            output first, then for the MLP's.
+        make_product: Makes the two products that are added to the residual stream. It is called for
+            attention's output first, then for the MLP's. None: the products are those of a single device.
         """
-        adding = adding or partial(_product, invariant=invariant)
-        self._turning = turning
+        make_product = make_product or partial(_product, invariant=invariant)
+        self._turning = head_turns
         config = block.config
         self._rope = config.rope
-        self._input_norm = _rms(block.input_norm)
+        self._input_norm = _norm_weight(block.input_norm)
         self._qkv = _product(block.qkv, invariant)
-        self._out = adding(block.out)
-        self._add_mlp = _added(block, invariant, adding)
+        self._out = make_product(block.out)
+        self._add_mlp = _mlp_adder(block, invariant, make_product)
         self._heads = (config.kv_heads, config.heads // config.kv_heads)
-        self._mlp_norm = _rms(block.mlp_norm) if isinstance(block.mlp, GatedMlp) else None
+        self._mlp_norm = _norm_weight(block.mlp_norm) if isinstance(block.mlp, GatedMlp) else None
         self._following: NormWeight | None = None
 
-    def precede(self, block: FusedBlock) -> None:
-        """Name the layer that follows. If it multiplies in fp8, this layer hands it normed rows in fp8."""
+    def set_next_block(self, block: FusedBlock) -> None:
+        """Connect this layer to the layer that follows.
+
+        If the next layer multiplies in fp8, this layer returns its normed rows in fp8 as well.
+
+        block: The layer that runs next.
+        """
         if isinstance(block._qkv, Fp8):
             self._following = block._input_norm
 
@@ -96,56 +107,76 @@ class FusedBlock:
         slots: [rows], the KV slot of each row; a row with a negative slot writes no KV.
         layer: Index of this layer within `kv`.
         rows: The normed rows of `hidden` in 8 bits, if the previous layer returned them.
+        hidden: [rows, hidden], the residual stream.
+        plan: The attention plan of the frame.
+        kv: The KV cache of the layer range.
 
         Return the normed rows for the next layer in 8 bits, or None.
         """
         kv_heads, group = self._heads
         heads: Tensor | Unscaled = self._qkv.heads(hidden, self._input_norm, rows)
-        heads = turn_heads(heads, positions, slots, kv.layers[layer], self._turning, self._rope)
+        heads = rotate_heads(heads, positions, slots, kv.layers[layer], self._turning, self._rope)
         queries = heads.narrow(1, 0, kv_heads * group).unflatten(1, (kv_heads, group))
         attended = attend(queries, kv.layers[layer], plan)
         return self._add_mlp(hidden, self._out.add_to(hidden, attended, self._mlp_norm), self._following)
 
 
+# Adds an MLP's update to the residual stream [rows, hidden], in place. Arguments: the stream, its normed rows
+# in 8 bits if they are computed already, and the norm of the next layer. Returns the rows normed for
+# the next layer in 8 bits, or None.
 AddMlp = Callable[[Tensor, ShortRows | None, NormWeight | None], ShortRows | None]
 
 
-def _added(block: Block, invariant: bool, adding: Callable[[Linear], Adding]) -> AddMlp:
-    """Return a function that adds the layer's MLP update to the residual stream, as `Adding.add_to` does.
+def _mlp_adder(block: Block, invariant: bool, make_product: Callable[[Linear], AddedProduct]) -> AddMlp:
+    """Return a function that adds the layer's MLP update to the residual stream, as `AddedProduct.add_to`
+    does.
 
     Experts run in PyTorch's own operations.
+
+    block: The layer, whose MLP and MLP norm are used.
+    invariant: Whether products are batch-invariant.
+    make_product: Makes the MLP's last product, which is added to the residual stream.
     """
     norm = block.mlp_norm
     mlp = block.mlp
     if not isinstance(mlp, GatedMlp):
 
-        def add_experts(hidden: Tensor, rows: ShortRows | None, following: NormWeight | None) -> None:
+        def add_experts(hidden: Tensor, rows: ShortRows | None, next_norm: NormWeight | None) -> None:
+            """Add the update of a layer's experts to the residual stream, in place, and return None.
+
+            hidden: [rows, hidden], the residual stream.
+            rows: Not used: experts read the rows in floats.
+            next_norm: Not used: nothing is normed for the next layer.
+            """
             hidden.add_(mlp(norm(hidden)))
 
         return add_experts
-    weight = _rms(norm)
-    gate_up, down = _product(mlp.gate_up, invariant), adding(mlp.down)
-    return lambda hidden, rows, following: down.add_to(hidden, gate_up.gated(hidden, weight, rows), following)
+    weight = _norm_weight(norm)
+    gate_up, down = _product(mlp.gate_up, invariant), make_product(mlp.down)
+    return lambda hidden, rows, next_norm: down.add_to(hidden, gate_up.gated(hidden, weight, rows), next_norm)
 
 
 class CapturedBlock:
-    """Runs a layer as its `Block` does, over the same weights, without ever waiting for the host."""
+    """Runs a layer as its `Block` does, over the same weights, without ever waiting for the host.
+
+    block: The layer, whose weights are shared.
+    """
 
     def __init__(self, block: Block) -> None:
-        self._turning = turning_of(block)
+        self._turning = head_turns_of(block)
         self._block = copy(block)
         if not block.config.whole_qk_norm:
             # The kernel that rotates queries and keys applies the head norms as well.
             self._block.head_norms = None
         for name in ("input_norm", "mlp_norm", "after_attention", "after_mlp"):
             setattr(self._block, name, _norm_by_kernel(getattr(block, name)))
-        self._block.qkv = _by_kernels(block.qkv)
-        self._block.out = _by_kernels(block.out)
+        self._block.qkv = _with_kernels(block.qkv)
+        self._block.out = _with_kernels(block.out)
         self._block.mlp = mlp = copy(block.mlp)
         if isinstance(mlp, UngatedMlp):
-            mlp.up, mlp.down = _by_kernels(mlp.up), _by_kernels(mlp.down)
+            mlp.up, mlp.down = _with_kernels(mlp.up), _with_kernels(mlp.down)
         elif isinstance(mlp, GatedMlp):
-            mlp.gate_up, mlp.down = _by_kernels(mlp.gate_up), _by_kernels(mlp.down)
+            mlp.gate_up, mlp.down = _with_kernels(mlp.gate_up), _with_kernels(mlp.down)
 
     def forward(
         self,
@@ -157,37 +188,53 @@ class CapturedBlock:
         layer: int,
         rows: ShortRows | None = None,
     ) -> None:
-        """Add this layer's two updates to the residual stream; see `FusedBlock.forward`."""
+        """Add this layer's two updates to the residual stream, in place, and return None.
 
-        def keep(heads: Tensor) -> None:
-            turn_heads(heads, positions, slots, kv.layers[layer], self._turning, self._block.config.rope)
+        hidden: [rows, hidden], the residual stream.
+        positions: LongTensor [rows], the position of each row in its sequence.
+        slots: LongTensor [rows], the KV slot of each row; a row with a negative slot writes no KV.
+        plan: The attention plan of the frame.
+        kv: The KV cache of the layer range.
+        layer: Index of this layer within `kv`.
+        rows: Not used; fused layers take normed rows in 8 bits.
+        """
 
-        self._block.update(hidden, keep, kv.layers[layer], plan)
+        def rotate_and_store(heads: Tensor) -> None:
+            """Rotate queries and keys in place, and store keys and values in the KV cache.
+
+            heads: [rows, heads, head_dim], queries, keys and values in this order.
+            """
+            rotate_heads(heads, positions, slots, kv.layers[layer], self._turning, self._block.config.rope)
+
+        self._block.update(hidden, rotate_and_store, kv.layers[layer], plan)
 
 
-def turn_heads(
+def rotate_heads(
     heads: Tensor | Unscaled,
     positions: Tensor,
     slots: Tensor,
     kv_layer: Tensor,
-    turning: Turning,
+    head_turns: Turning,
     rope: Rope | None = None,
 ) -> Tensor:
-    """Rotate queries and keys in place, and store keys and values in the KV cache.
+    """Rotate queries and keys in place, store keys and values in the KV cache, and return all heads.
+
+    The result is [rows, heads, head_dim], queries first.
 
     heads: The product of the query, key and value projections, perhaps without its scales.
-    kv_layer: One layer of the KV cache.
+    positions: LongTensor [rows], the position of each row in its sequence.
+    slots: LongTensor [rows], the KV slot of each row; a row with a negative slot writes no KV.
+    kv_layer: [2, pages, kv_heads, page_rows, head_dim], one layer of the KV cache.
+    head_turns: How queries and keys are normed, rotated and scaled.
     rope: Scales queries by position if it has a slope; None: queries are not scaled.
-
-    Return all heads [rows, heads, head_dim], queries first.
     """
     from specsot_kernels.gpu.rows import turn_and_store
 
     product, scales = (heads.product, heads[1:]) if isinstance(heads, Unscaled) else (heads, None)
-    rows = product.view(len(product), -1, 2 * len(turning.frequencies))
-    turn_and_store(rows, positions, slots, kv_layer, turning, scales)
+    rows = product.view(len(product), -1, 2 * len(head_turns.frequencies))
+    turn_and_store(rows, positions, slots, kv_layer, head_turns, scales)
     if rope and rope.slope:
-        rows.narrow(1, 0, turning.heads).mul_(growth(rope, positions)[:, None, None])
+        rows.narrow(1, 0, head_turns.heads).mul_(query_growth(rope, positions)[:, None, None])
     return rows
 
 
@@ -198,31 +245,40 @@ def fuse_blocks(blocks: Sequence[Block], invariant: bool = False) -> tuple[OnDev
     """Return layers for CUDA graphs, fused if all layers have the form that the fused kernels support.
 
     Return None if there are no kernels for these layers, or for this machine.
+
+    blocks: The layers of a range, whose weights are shared.
+    invariant: True if a token's output must not depend on the rest of its batch.
     """
     if not all(runs_kernels(block.device) and _has_kernels(block, invariant) for block in blocks):
         return None
     if all(can_fuse(block.config, experts=True) for block in blocks):
-        return in_a_row([FusedBlock(block, turning_of(block), invariant) for block in blocks])
-    plain = not invariant and all(_has_kernels(block, plain=True) for block in blocks)
+        return connect_blocks([FusedBlock(block, head_turns_of(block), invariant) for block in blocks])
+    plain = not invariant and all(_has_kernels(block, floats_only=True) for block in blocks)
     return tuple(map(capture_block, blocks)) if plain else None
 
 
 def capture_block(block: Block) -> OnDevice:
-    """Return a layer for CUDA graphs that runs `block` without ever waiting for the host."""
+    """Return a layer for CUDA graphs that runs `block` without ever waiting for the host.
+
+    block: The layer, whose weights are shared.
+    """
     if not isinstance(block, DeltaBlock):
         return CapturedBlock(block)
     norm = _norm_by_kernel(block.mlp_norm)
     mlp = block.mlp
     if isinstance(mlp, GatedMlp) and block.config.activation == "silu":
-        add = _added(block, False, _product)
-        return FusedDelta(block, lambda hidden: add(hidden, None, None))
+        add_mlp = _mlp_adder(block, False, _product)
+        return FusedDelta(block, lambda hidden: add_mlp(hidden, None, None))
     return FusedDelta(block, lambda hidden: hidden.add_(mlp(norm(hidden))))
 
 
-def in_a_row(blocks: Sequence[FusedBlock]) -> tuple[FusedBlock, ...]:
-    """Connect layers that follow one another, so that each can hand normed rows to the next."""
-    for block, following in pairwise(blocks):
-        block.precede(following)
+def connect_blocks(blocks: Sequence[FusedBlock]) -> tuple[FusedBlock, ...]:
+    """Connect layers that follow one another, so that each can hand normed rows to the next.
+
+    blocks: The layers, in the order in which they run.
+    """
+    for block, next_norm in pairwise(blocks):
+        block.set_next_block(next_norm)
     return tuple(blocks)
 
 
@@ -230,6 +286,11 @@ def fused_logits(head: Linear, norm: AnyNorm, hidden: Tensor, invariant: bool) -
     """Return the fp32 logits [rows, V] of hidden states [rows, H].
 
     Return None if there is no kernel for this norm and lm_head.
+
+    head: The lm_head.
+    norm: The norm before the lm_head.
+    hidden: [rows, H], the output of the last layer.
+    invariant: True if the product must be batch-invariant.
     """
     product = captured_product(head, invariant)
     if product is None or not isinstance(norm, Norm):
@@ -240,7 +301,8 @@ def fused_logits(head: Linear, norm: AnyNorm, hidden: Tensor, invariant: bool) -
 def can_fuse(config: ModelConfig, experts: bool = False) -> bool:
     """Tell whether the fused kernels support a model's layers: those of Llama and Qwen.
 
-    experts: Accept layers with experts as well.
+    config: The model's config.
+    experts: True accepts layers with experts as well.
     """
     gated = config.mlp == "gated" or (experts and config.mlp == "experts")
     plain = config.norm == "rms" and gated and config.activation == "silu" and config.clamp is None
@@ -251,8 +313,11 @@ def can_fuse(config: ModelConfig, experts: bool = False) -> bool:
     return plain and not (config.parallel or config.out_bias or config.mlp_bias)
 
 
-def turning_of(block: Block) -> Turning:
-    """Return how this layer's queries and keys are normed, rotated and scaled, for the kernels."""
+def head_turns_of(block: Block) -> Turning:
+    """Return how this layer's queries and keys are normed, rotated and scaled, for the kernels.
+
+    block: The layer.
+    """
     from specsot_kernels.gpu.rows import Turning
 
     config = block.config
@@ -260,71 +325,85 @@ def turning_of(block: Block) -> Turning:
     rope = block.rope
     turns = frequencies(rope, config.head_dim).to(block.device)
     weights = (norms[0].weight, norms[1].weight) if norms and not config.whole_qk_norm else None
-    plain = (config.query_scalar or config.head_dim) ** -0.5
+    scale = (config.query_scalar or config.head_dim) ** -0.5
     heads = (config.heads, config.kv_heads)
-    turned = rope.rotated(config.head_dim) // 2
-    return Turning(*heads, turns, plain * rope.stretch**2, weights, config.eps, turned, plain)
+    num_pairs = rope.rotated(config.head_dim) // 2
+    return Turning(*heads, turns, scale * rope.stretch**2, weights, config.eps, num_pairs, scale)
 
 
 def check_invariant(
-    config: ModelConfig, device: torch.device, quantization: Quantization | None, kept: KvDtype
+    config: ModelConfig, device: torch.device, quantization: Quantization | None, kv_dtype: KvDtype
 ) -> None:
     """Raise InvalidRequest if the GPU kernels cannot run this model batch-invariantly on this device.
 
+    config: The model's config.
+    device: Device of the range.
     quantization: Form of the matrices; None and int8 are possible.
-    kept: Type of the KV cache; only "auto" is possible.
+    kv_dtype: Type of the KV cache; only "auto" is possible.
     """
-    rounded = quantization not in (None, "int8") or kept != "auto"
-    wants = {
-        "a GPU and Triton, or --quantization int8 or int4 and fp32: other sums group by rows": runs_kernels(
-            device
+    rounded = quantization not in (None, "int8") or kv_dtype != "auto"
+    conditions = {
+        "a GPU and Triton, or --quantization int8 or int4 with --dtype fp32, because other kernels add up in"
+        " an order that depends on the batch": runs_kernels(device),
+        "matrices in --dtype or int8, and KV rows in --dtype, because only those have batch-invariant"
+        " kernels": not rounded,
+        "layers as Llama and Qwen have them, because other layers run in PyTorch's own operations": can_fuse(
+            config
         ),
-        "matrices in --dtype or int8, and KV rows in --dtype: others have other kernels": not rounded,
-        "layers as Llama and Qwen have them: others run in PyTorch's own operations": can_fuse(config),
     }
-    lacking = next((want for want, there in wants.items() if not there), None)
-    if lacking:
-        raise InvalidRequest(f"--batch-invariant needs {lacking}", field="batch_invariant")
+    missing = next((condition for condition, present in conditions.items() if not present), None)
+    if missing:
+        raise InvalidRequest(f"--batch-invariant needs {missing}", field="batch_invariant")
 
 
 def can_capture(
     config: ModelConfig,
     kernels: bool,
-    rounded: bool,
-    eight: bool = False,
+    any_quantized: bool,
+    all_in_8_bits: bool = False,
     dtype: torch.dtype = torch.bfloat16,
 ) -> bool:
     """Tell whether a range of a model's layers runs in CUDA graphs, before its weights are loaded.
 
-    kernels: The device has GPU kernels (`runs_kernels`).
-    rounded: Something is quantized.
-    eight: Matrices are in 8 bits, nothing else is rounded, and the GPU multiplies 8-bit numbers.
+    config: The model's config.
+    kernels: True if the device has GPU kernels (`runs_kernels`).
+    any_quantized: True if something is quantized.
+    all_in_8_bits: True if matrices are in 8 bits, nothing else is rounded, and the GPU multiplies 8-bit
+        numbers.
     dtype: Type of activations. Experts are captured in bf16 only; see `_has_kernels`.
     """
-    if eight:
-        return kernels and can_fuse(config) and eight_fits(config)
+    if all_in_8_bits:
+        return kernels and can_fuse(config) and sizes_fit_8_bits(config)
     grouped = config.routing is None or (dtype == torch.bfloat16 and can_group(config, config.routing, dtype))
-    return grouped and kernels and not rounded
+    return grouped and kernels and not any_quantized
 
 
-def eight_fits(config: ModelConfig) -> bool:
-    """Tell whether a GPU can multiply matrices of this model's sizes in 8 bits: multiples of 16."""
+def sizes_fit_8_bits(config: ModelConfig) -> bool:
+    """Tell whether a GPU can multiply matrices of this model's sizes in 8 bits: multiples of 16.
+
+    config: The model's config.
+    """
     heads = config.heads, config.heads + 2 * config.kv_heads
-    sizes = config.hidden, config.intermediate, *(many * config.head_dim for many in heads)
+    sizes = config.hidden, config.intermediate, *(count * config.head_dim for count in heads)
     return not any(size % 16 for size in sizes)
 
 
 def runs_kernels(device: torch.device) -> bool:
-    """Tell whether the GPU kernels run on this device."""
+    """Tell whether the GPU kernels run on this device.
+
+    device: The torch device that is asked about.
+    """
     return device.type == "cuda" and find_spec("triton") is not None
 
 
-def _has_kernels(block: Block, invariant: bool = False, plain: bool = False) -> bool:
+def _has_kernels(block: Block, invariant: bool = False, floats_only: bool = False) -> bool:
     """Tell whether every product of a layer can be captured.
 
     Experts can if they are one grouped product in bf16; otherwise they wait for the host.
 
-    plain: Quantized products do not count.
+    block: The layer.
+    invariant: True if the products must be batch-invariant.
+    floats_only: True if quantized products do not count.
     """
     linears = [block.qkv, block.out]
     mlp = block.mlp
@@ -334,30 +413,42 @@ def _has_kernels(block: Block, invariant: bool = False, plain: bool = False) -> 
         linears += mlp.up, mlp.down
     else:
         run = mlp.run if isinstance(mlp, Experts) else None
-        if invariant or not isinstance(run, GroupedExperts) or run.waits:
+        if invariant or not isinstance(run, GroupedExperts) or run.waits_for_host:
             return False
-    products = [captured_product(each, invariant) for each in linears]
-    return all(isinstance(each, RowProduct) if plain else each is not None for each in products)
+    products = [captured_product(product, invariant) for product in linears]
+    return all(
+        isinstance(product, RowProduct) if floats_only else product is not None for product in products
+    )
 
 
-def _by_kernels(linear: Linear) -> Linear:
-    """Return a copy of a product that runs in kernels for CUDA graphs, over the same weight."""
-    swift = copy(linear)
+def _with_kernels(linear: Linear) -> Linear:
+    """Return a copy of a product that runs in kernels for CUDA graphs, over the same weight.
+
+    linear: The product, in floats.
+    """
+    captured = copy(linear)
     product = captured_product(linear)
     assert isinstance(product, RowProduct), "see fuse_blocks"
-    swift.multiply = product
-    return swift
+    captured.multiply = product
+    return captured
 
 
 def _product(linear: Linear, invariant: bool = False) -> CapturedProduct:
-    """Return the form of a product for CUDA graphs; `fuse_blocks` has checked that there is one."""
+    """Return the form of a product for CUDA graphs; `fuse_blocks` has checked that there is one.
+
+    linear: The product.
+    invariant: True if the product must be batch-invariant.
+    """
     product = captured_product(linear, invariant)
     assert product is not None, "see fuse_blocks"
     return product
 
 
 def _norm_by_kernel(norm: AnyNorm) -> AnyNorm:
-    """Return a norm that runs in a kernel if it is an RMSNorm; other norms are returned as they are."""
+    """Return a norm that runs in a kernel if it is an RMSNorm; other norms are returned as they are.
+
+    norm: The norm.
+    """
     if not isinstance(norm, Norm):
         return norm
     from specsot_kernels.gpu.rows import norm_rows
@@ -365,7 +456,10 @@ def _norm_by_kernel(norm: AnyNorm) -> AnyNorm:
     return partial(norm_rows, weight=norm.weight, eps=norm.eps)
 
 
-def _rms(norm: AnyNorm) -> NormWeight:
-    """Return weight and epsilon of an RMSNorm."""
+def _norm_weight(norm: AnyNorm) -> NormWeight:
+    """Return weight and epsilon of an RMSNorm.
+
+    norm: The norm, which must be an RMSNorm.
+    """
     assert isinstance(norm, Norm)
     return norm.weight, norm.eps

@@ -19,7 +19,10 @@ class FusedDelta:
     """Runs the layer of a `DeltaBlock` in GPU kernels, over the same weights."""
 
     def __init__(self, block: DeltaBlock, add_mlp: Callable[[Tensor], object]) -> None:
-        """add_mlp: Adds the layer's MLP update to the residual stream [rows, hidden], in place."""
+        """
+        block: The layer, whose weights are shared.
+        add_mlp: Adds the layer's MLP update to the residual stream [rows, hidden], in place.
+        """
         from specsot_kernels.gpu.delta import DeltaRule
 
         products = [captured_product(each) for each in (block.qkv, block.out)]
@@ -44,13 +47,21 @@ class FusedDelta:
         layer: int,
         rows: ShortRows | None = None,
     ) -> None:
-        """Add this layer's two updates to the residual stream; see `FusedBlock.forward`.
+        """Add this layer's two updates to the residual stream, in place.
 
-        The rows run in the order of `kv.walks`. `plan`, `positions` and `rows` are not used.
+        The rows run in the order of `kv.walks`.
+
+        hidden: [rows, hidden], the residual stream.
+        positions: Not used.
+        slots: LongTensor [rows], the slot at which each row's inputs are stored; negative for surplus rows.
+        plan: Not used.
+        kv: The pages of the range, a `WalkedPages` that was arranged or filled for the frame.
+        layer: Index of this layer within `kv`.
+        rows: Not used.
         """
         from specsot_kernels.gpu.delta import norm_gated, run_delta
 
-        assert isinstance(kv, WalkedPages), "make_kv makes them"
+        assert isinstance(kv, WalkedPages), "gated delta layers need the pages that Decoder.make_kv made"
         inputs = self._inputs.normed(hidden, self._input_norm)
         mixed = run_delta(inputs, slots, kv.layers[layer], kv.states(layer), kv.walks, self._rule)
         kv.finish(layer)

@@ -31,16 +31,30 @@ class GgufTensors:
         self._places = read_places(pointer)
 
     def keys(self) -> Iterable[str]:
+        """Return the names of all tensors of the file."""
         return self._places.keys()
 
     def place(self, name: str) -> Place:
+        """Return where a tensor's bytes lie. Raises KeyError if the file has no such tensor.
+
+        name: Name of the tensor in the model.
+        """
         return self._places[name]
 
     def get_slice(self, name: str) -> Shaped:
+        """Return an object that tells a tensor's shape, without reading the tensor.
+
+        name: Name of the tensor in the model.
+        """
         return Shaped(self._places[name])
 
     def get_tensor(self, name: str) -> Tensor:
-        """Read and dequantize a tensor, in fp32."""
+        """Read and dequantize a tensor, and return it in fp32.
+
+        name: Name of the tensor in the model.
+
+        Raises ModelError if the file cannot be read.
+        """
         from gguf import GGMLQuantizationType, dequantize
 
         place = self._places[name]
@@ -54,19 +68,25 @@ class GgufTensors:
             rows = rows.reshape(*axes, -1).transpose(*order, len(axes)).reshape(rows.shape)
         kind = GGMLQuantizationType(place.kind)
         numbers = np.empty(place.shape, np.float32)
-        into = numbers.reshape(len(rows), -1)
-        step = max(AT_ONCE // into.shape[1], 1)
-        for first in range(0, len(rows), step):
-            part = rows[first : first + step]
-            into[first : first + step] = dequantize(part.reshape(1, -1), kind).reshape(len(part), -1)
+        rows_out = numbers.reshape(len(rows), -1)
+        rows_at_a_time = max(AT_ONCE // rows_out.shape[1], 1)
+        for first in range(0, len(rows), rows_at_a_time):
+            part = rows[first : first + rows_at_a_time]
+            rows_out[first : first + rows_at_a_time] = dequantize(part.reshape(1, -1), kind).reshape(
+                len(part), -1
+            )
         return torch.from_numpy(numbers - np.float32(place.more) if place.more else numbers)
 
 
 class Shaped:
-    """The shape of a tensor, with the interface of a safetensors slice."""
+    """The shape of a tensor, with the interface of a safetensors slice.
+
+    place: Where the tensor lies, and its shape.
+    """
 
     def __init__(self, place: Place) -> None:
         self._place = place
 
     def get_shape(self) -> list[int]:
+        """Return the size of each dimension."""
         return list(self._place.shape)

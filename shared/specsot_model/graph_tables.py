@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
-from specsot_kernels.anchors import anchored_of, anchors_in, first_of, policy_sights
+from specsot_kernels.anchors import anchor_runs, first_unrotated_column, num_anchors, policy_sights
 from specsot_kernels.attention_tables import (
     PROMPT_QUERIES,
     Numbers,
@@ -49,33 +49,35 @@ class FrameTables:
     """Fills the attention tables of a graph.
 
     Tables name whole pages. The pages of a frame stay the same for many steps, so those tables are cached;
-    only the tables of what rows see are filled for each step. With a window, the first visible column
-    changes with every step, but the pages that are read change only when the window leaves a page.
+    only the tables of what rows see are filled for each step. With a window, the first visible column changes
+    with every step, but the pages that are read change only when the window leaves a page.
 
-    told: Number of leading tables that say where each row's visible columns begin.
-    begin: Work that the plan does once per step before the first layer; None: no such work.
+    window: In these layers a row sees at most so many positions; None: all.
+    num_sight_tables: Number of leading tables that say where each row's visible columns begin.
+    prepare: Work that the plan does once per step before the first layer; None: no such work.
     """
 
     def __init__(
-        self, room: TableRoom, page_rows: int, window: int | None = None, rates: Tensor | None = None
+        self, room: TableRoom, page_rows: int, window: int | None = None, frequencies: Tensor | None = None
     ) -> None:
         """
         room: Sizes of the tables.
+        page_rows: Rows (tokens) of a KV page.
         window: In these layers a row sees at most so many positions; None: all.
-        rates: `Rotary.frequencies` if frames may have a KV policy (see `AnchorRows`), else None.
+        frequencies: `Rotary.frequencies` if frames may have a KV policy (see `AnchorRows`), else None.
         """
         self._room = room
         self._page_rows = page_rows
         self.window = window
-        self._rates = rates
-        self.told = len(self._tell(()))
-        self._known: dict[object, list[Numbers] | None] = {}
-        self.begin: Callable[[], None] | None = None
+        self._frequencies = frequencies
+        self.num_sight_tables = len(self._sight_tables(()))
+        self._cached_tables: dict[object, list[Numbers] | None] = {}
+        self.prepare: Callable[[], None] | None = None
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """Shapes of the tables that `fill` returns; the last one at its full length."""
-        return *((self._room.rows,),) * self.told, *self._room.shapes
+        return *((self._room.rows,),) * self.num_sight_tables, *self._room.shapes
 
     def plan(self, flat: Tensor, heads_per_kv: int) -> AttentionPlan:
         """Return the attention plan that reads these tables.
@@ -86,90 +88,109 @@ class FrameTables:
         from specsot_kernels.gpu.attention import plan_over
 
         tables = views(flat, self.shapes)
-        given = (self._room, self._page_rows, heads_per_kv)
-        told = tables[: self.told]
-        tables = tables[self.told :]
-        plan = plan_over(tables, *given, told, self._rates)
+        sizes = (self._room, self._page_rows, heads_per_kv)
+        num_sight_tables = tables[: self.num_sight_tables]
+        tables = tables[self.num_sight_tables :]
+        plan = plan_over(tables, *sizes, num_sight_tables, self._frequencies)
         if plan.anchored:
-            self.begin = plan.anchored.turn
+            self.prepare = plan.anchored.turn
         return plan_with_kernel(plan)
 
     def fill(self, spans: Sequence[RowSpan]) -> list[Numbers] | None:
-        """Return the tables of a frame, or None if the graph has no room for it."""
-        size = self._page_rows
+        """Return the tables of a frame, or None if the graph has no room for it.
+
+        spans: One span per segment of the frame, in row order.
+        """
+        page_size = self._page_rows
         window = self.window
         firsts = [0] * len(spans)
         if window is not None:
-            firsts = [max(span.base + 1 - window, 0) // size for span in spans]
+            firsts = [max(span.base + 1 - window, 0) // page_size for span in spans]
         anchors = list[int]()
-        if self._rates is not None:
-            firsts = [max(at, first_of(span) // size) for span, at in zip(spans, firsts)]
-            anchors = [anchors_in(span) for span in spans]
-        pages = [span.pages[: -(-(span.base + span.tail) // size)] for span in spans]
-        read = [(span.rows, span.base // size, own, at) for span, own, at in zip(spans, pages, firsts)]
-        known = (tuple(read), tuple(anchors))
+        if self._frequencies is not None:
+            firsts = [
+                max(first, first_unrotated_column(span) // page_size) for span, first in zip(spans, firsts)
+            ]
+            anchors = [num_anchors(span) for span in spans]
+        pages = [span.pages[: -(-(span.base + span.tail) // page_size)] for span in spans]
+        read = [
+            (span.rows, span.base // page_size, pages, first)
+            for span, pages, first in zip(spans, pages, firsts)
+        ]
+        key = (tuple(read), tuple(anchors))
         room = self._room
-        cut = partial(self._cut, spans, pages, firsts)
-        return self._fill(spans, known, lambda: room.fill_pieces(cut()), sights_of(spans, window))
+        cut = partial(self._piece_tables, spans, pages, firsts)
+        return self._fill(spans, key, lambda: room.fill_pieces(cut()), sights_of(spans, window))
 
     def _fill(
         self,
         spans: Sequence[RowSpan],
-        known: object,
-        cut: Callable[[], list[Numbers] | None],
+        key: object,
+        make_tables: Callable[[], list[Numbers] | None],
         sights: RowSights,
     ) -> list[Numbers] | None:
         """Return the tables, from the cache where possible.
 
-        known: Key of the page tables in the cache.
-        cut: Makes the page tables if they are not cached.
+        key: Key of the page tables in the cache.
+        make_tables: Makes the page tables if they are not cached.
         sights: Which columns the rows see.
+        spans: One span per segment of the frame, in row order.
         """
-        if known not in self._known:
-            if len(self._known) == MAX_KNOWN_FRAMES:
-                del self._known[next(iter(self._known))]
-            self._known[known] = cut()
-        filled = self._known[known]
+        if key not in self._cached_tables:
+            if len(self._cached_tables) == MAX_KNOWN_FRAMES:
+                del self._cached_tables[next(iter(self._cached_tables))]
+            self._cached_tables[key] = make_tables()
+        filled = self._cached_tables[key]
         if filled is None:
             return None
-        told = np.zeros((self.told, self._room.rows), np.int32)
-        for table, each in zip(told, self._tell(spans)):
-            table[: len(each)] = each
-        return [*told, filled[0], *self._room.fill_sights(sights), *filled[1:]]
+        num_sight_tables = np.zeros((self.num_sight_tables, self._room.rows), np.int32)
+        for table, row_values in zip(num_sight_tables, self._sight_tables(spans)):
+            table[: len(row_values)] = row_values
+        return [*num_sight_tables, filled[0], *self._room.fill_sights(sights), *filled[1:]]
 
-    def _tell(self, spans: Sequence[RowSpan]) -> Sequence[Numbers]:
-        """Return the leading tables: each row's first visible column and, with a policy, its sinks."""
-        if self._rates is not None:
+    def _sight_tables(self, spans: Sequence[RowSpan]) -> Sequence[Numbers]:
+        """Return the leading tables, int32 [rows] each: each row's first visible column and, with a policy,
+        its sinks.
+
+        The result is empty if rows see all columns.
+
+        spans: One span per segment of the frame, in row order.
+        """
+        if self._frequencies is not None:
             return policy_sights(spans, self.window)
         return () if self.window is None else (sinces_of(spans, self.window),)
 
     def padded(self, tables: list[Numbers]) -> list[Numbers]:
-        """Return the tables with the last one (pages) extended to its full length."""
+        """Return the tables with the last one (pages) extended to its full length.
+
+        tables: The tables of a frame, as `fill` returns them.
+        """
         return [*tables[:-1], np.resize(tables[-1], self._room.pages)]
 
-    def _cut(
+    def _piece_tables(
         self, spans: Sequence[RowSpan], pages: Sequence[tuple[int, ...]], firsts: Sequence[int]
     ) -> PieceTables:
         """Divide the pages of a frame into pieces for the kernel.
 
         pages: By span, the pages up to the span's last row.
         firsts: By span, the index of the first page that is read.
+        spans: One span per segment of the frame, in row order.
         """
         size = self._page_rows
         rows = [span.rows for span in spans]
-        anchored = list[PageRun]()
+        of_anchors = list[PageRun]()
         bases = [span.base // size * size for span in spans]
-        plain = self._rates is None and not any(firsts)
-        stretches = page_runs_unshared(rows, pages, size) if plain else None
-        if stretches is None:
+        all_visible = self._frequencies is None and not any(firsts)
+        page_runs = page_runs_unshared(rows, pages, size) if all_visible else None
+        if page_runs is None:
             whole = [whole_pages(*each, size) for each in zip(rows, bases, pages)]
             sinces = np.repeat(numbers(firsts) * size, rows) if any(firsts) else None
-            stretches = page_runs_of(whole, size, sinces)
-        if self._rates is not None:
-            anchored = list(anchored_of(spans, size))
+            page_runs = page_runs_of(whole, size, sinces)
+        if self._frequencies is not None:
+            of_anchors = list(anchor_runs(spans, size))
         leads = numbers(bases).repeat(rows)
         return cut_pieces(
-            stretches, leads, size, self._room.tile_rows, anchored=anchored, places=self._room.places
+            page_runs, leads, size, self._room.tile_rows, anchored=of_anchors, places=self._room.places
         )
 
 
@@ -180,42 +201,62 @@ class LineFrames(FrameTables):
     """
 
     def __init__(self, room: LineRoom, page_rows: int, window: int | None = None) -> None:
+        """
+        room: Sizes of the tables.
+        page_rows: Rows (tokens) of a KV page.
+        window: In these layers a row sees at most so many positions; None: all.
+        """
         super().__init__(room, page_rows, window)
         self._lines = room
 
     def plan(self, flat: Tensor, heads_per_kv: int) -> AttentionPlan:
-        """Return the attention plan that reads these tables; see `FrameTables.plan`."""
+        """Return the attention plan that reads these tables.
+
+        flat: int32 buffer on the device with as many numbers as `shapes` need.
+        heads_per_kv: Not used.
+        """
         from specsot_kernels.gpu.lines import plan_over_lines
 
         tables = views(flat, self.shapes)
-        told = tables[: self.told]
-        tables = tables[self.told :]
-        plan = plan_over_lines(tables, self._lines.slots, self._page_rows, *told)
-        self.begin = plan.lay
+        sight_tables = tables[: self.num_sight_tables]
+        tables = tables[self.num_sight_tables :]
+        plan = plan_over_lines(tables, self._lines.slots, self._page_rows, *sight_tables)
+        self.prepare = plan.lay
         return plan_with_kernel(plan)
 
     def fill(self, spans: Sequence[RowSpan]) -> list[Numbers] | None:
-        """Return the tables of a frame, or None if the graph has no room for it."""
-        size, room, sights = self._page_rows, self._lines, line_sights(spans)
-        known = tuple(
-            (s.rows, s.tail, s.base // BLOCK if s.visible else (s.base,), s.pages[: s.depth(size)])
-            for s in spans
+        """Return the tables of a frame, or None if the graph has no room for it.
+
+        spans: One span per segment of the frame, in row order.
+        """
+        page_size, room, sights = self._page_rows, self._lines, line_sights(spans)
+        key = tuple(
+            (
+                span.rows,
+                span.tail,
+                span.base // BLOCK if span.visible else (span.base,),
+                span.pages[: span.num_pages(page_size)],
+            )
+            for span in spans
         )
 
-        def cut() -> list[Numbers] | None:
-            return room.fill_lines(cut_lines(spans, sights.leads, size, room.tile_rows))
+        def make_tables() -> list[Numbers] | None:
+            """Return the page tables of the frame, or None if the graph has no room for them."""
+            return room.fill_lines(cut_lines(spans, sights.leads, page_size, room.tile_rows))
 
-        return self._fill(spans, known, cut, sights)
+        return self._fill(spans, key, make_tables, sights)
 
 
 def frame_tables(
-    decoder: Decoder, kv: KVPages, rows: int, short: bool, hidden: bool
+    decoder: Decoder, kv: KVPages, rows: int, short_sequences: bool, hidden: bool
 ) -> Sequence[FrameTables]:
     """Return the tables of sliding-window layers, if the range has any, then those of the other layers.
 
     rows: Size of the graph's bucket.
-    short: The graph is for many sequences with few rows each; see `TableRoom`.
+    short_sequences: The graph is for many sequences with few rows each; see `TableRoom`.
     hidden: The graph is for frames from which a KV policy hides columns.
+    decoder: The layer range, with its weights loaded.
+    kv: The KV cache of the layer range.
     """
     config = decoder.config
     layers = set(range(decoder.layers.first, decoder.layers.last))
@@ -224,7 +265,7 @@ def frame_tables(
     if decoder.batch_invariant:
         return [LineFrames(line_room(*given), kv.page_rows, window) for window in windows]
     rates = frequencies(config.rope, config.head_dim).to(decoder.device) if hidden else None
-    room = room_for(*given, short, hidden, config.kv_heads)
+    room = room_for(*given, short_sequences, hidden, config.kv_heads)
     return [FrameTables(room, kv.page_rows, window, rates) for window in windows]
 
 
@@ -235,25 +276,38 @@ class PromptTables:
     """
 
     def __init__(self, rows: int, pages: int, page_rows: int, heads_per_kv: int) -> None:
+        """
+        rows: Rows of the graph.
+        pages: How many page numbers a frame may need.
+        page_rows: Rows (tokens) of a KV page.
+        heads_per_kv: Number of query heads per KV head.
+        """
         self._rows = rows
         self._page_rows = page_rows
         self._tile_rows = PROMPT_QUERIES // heads_per_kv
         self.shapes = (rows // self._tile_rows + MAX_PROMPTS + 1, 4), (pages,)
 
     def plan(self, flat: Tensor, heads_per_kv: int) -> AttentionPlan:
-        """Return the attention plan that reads these tables; see `FrameTables.plan`."""
+        """Return the attention plan that reads these tables.
+
+        flat: int32 buffer on the device with as many numbers as `shapes` need.
+        heads_per_kv: Not used; `__init__` took it.
+        """
         from specsot_kernels.gpu.attention import plan_over_prompts
 
         tiles, pages = views(flat, self.shapes)
         return plan_with_kernel(plan_over_prompts(tiles, pages, self._page_rows))
 
     def fill(self, spans: Sequence[RowSpan]) -> list[Numbers] | None:
-        """Return the tables of a frame; None if it has trees, or does not fit."""
+        """Return the tables of a frame; None if it has trees, or if the graph has no room for it.
+
+        spans: One span per segment of the frame, in row order.
+        """
         if any(span.visible is not None for span in spans):
             return None
         tiles, pages = tabulate_prompts(spans, self._page_rows, self._tile_rows, self._rows)
-        whole = np.zeros(self.shapes[0], np.int32)
-        if len(tiles) > len(whole) or len(pages) > self.shapes[1][0]:
+        padded = np.zeros(self.shapes[0], np.int32)
+        if len(tiles) > len(padded) or len(pages) > self.shapes[1][0]:
             return None
-        whole[: len(tiles)] = tiles
-        return [whole, pages]
+        padded[: len(tiles)] = tiles
+        return [padded, pages]

@@ -10,9 +10,9 @@ from torch import Tensor
 from specsot_model.decoding import Codes
 from specsot_model.fp8 import NormWeight, ShortRows
 
-# Weights. How many are floats at a time; bounds the extra memory.
+# Weights. How many are floats at a time; bounds the extra memory. Untuned.
 WEIGHTS_AT_A_TIME = 1 << 24
-# Divisor in place of a scale of zero.
+# Divisor in place of a scale of zero, so that an output without weights stays zero. Untuned.
 TINY = 1e-30
 
 
@@ -21,81 +21,127 @@ class Int8:
 
     Activations are rounded to int8 as well, each row with a scale per 64 inputs, and the integer sums are
     exact. A row's result is therefore the same in any batch, bit for bit.
+
+    weight: [out, in], floats or `Codes` of int8 with a scale per output.
+    bias: [out], or None.
     """
 
-    __slots__ = ("_counts", "_scales", "_whole", "bias")
+    __slots__ = ("_counts", "_int8_weight", "_scales", "bias")
 
     def __init__(self, weight: Tensor | Codes, bias: Tensor | None = None) -> None:
         self.bias = bias
         if isinstance(weight, Codes):
-            self._whole = weight.whole.contiguous()
+            self._int8_weight = weight.values.contiguous()
             self._scales = weight.scale.flatten()
         else:
             self._scales = weight.abs().amax(1).float() / 127
-            self._whole = torch.empty_like(weight, dtype=torch.int8)
+            self._int8_weight = torch.empty_like(weight, dtype=torch.int8)
             for first in range(0, len(weight), step := self._outputs_at_a_time):
                 part = slice(first, first + step)
                 scales = self._scales[part, None].clamp_min(TINY)
-                self._whole[part] = (weight[part].float() / scales).round_()
-        self._counts = torch.zeros(len(self._whole), dtype=torch.int32, device=weight.device)
+                self._int8_weight[part] = (weight[part].float() / scales).round_()
+        self._counts = torch.zeros(len(self._int8_weight), dtype=torch.int32, device=weight.device)
 
     @property
     def _outputs_at_a_time(self) -> int:
-        """How many outputs become floats at a time."""
-        return max(WEIGHTS_AT_A_TIME // self._whole.shape[1], 1)
+        """How many outputs become floats at a time; at least 1."""
+        return max(WEIGHTS_AT_A_TIME // self._int8_weight.shape[1], 1)
 
     @property
-    def captured(self) -> bool:
+    def capturable(self) -> bool:
         """Tell whether a CUDA graph can capture the product; all methods but `__call__` need that."""
-        return self._whole.shape[1] % 16 == 0 and multiplies_int8(self._whole.device)
+        return self._int8_weight.shape[1] % 16 == 0 and multiplies_int8(self._int8_weight.device)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Multiply x [rows, in] -> [rows, out]; it works on any device."""
-        return self.heads(x) if self.captured and len(x) else self._multiply_plainly(x)
+        """Multiply x [rows, in] -> [rows, out]; it works on any device.
+
+        x: [rows, in], in floats. No rows are allowed.
+        """
+        return self.heads(x) if self.capturable and len(x) else self._multiply_plainly(x)
 
     def wide(self, hidden: Tensor, norm: NormWeight) -> Tensor:
-        """Return the product of the RMSNorm of hidden [rows, in], in fp32 as it is summed: [rows, out]."""
+        """Return the product of the RMSNorm of the hidden states in fp32, as it is summed: [rows, out].
+
+        hidden: [rows, in], not changed.
+        norm: Weight [in] and epsilon of the RMSNorm.
+        """
         return self._multiply(self._round(hidden, norm), torch.float32)
 
     def normed(self, hidden: Tensor, norm: NormWeight) -> Tensor:
-        """Return the product of the RMSNorm of hidden [rows, in], in the type of hidden: [rows, out]."""
+        """Return the product of the RMSNorm of the hidden states, in their type: [rows, out].
+
+        hidden: [rows, in], not changed.
+        norm: Weight [in] and epsilon of the RMSNorm.
+        """
         return self.heads(hidden, norm)
 
     def heads(self, x: Tensor, norm: NormWeight | None = None, rows: ShortRows | None = None) -> Tensor:
-        """Return the product of x [rows, in], after an RMSNorm if one is given: [rows, out].
+        """Return the product of x, after an RMSNorm if one is given: [rows, out].
 
-        rows: The normed x in int8, if it is computed already.
+        x: [rows, in], in floats; its type is that of the result.
+        norm: Weight [in] and epsilon of the RMSNorm; None: x is normalized already.
+        rows: The normed x in int8, if it is computed already; None: it is computed here.
         """
         return self._multiply(rows or self._round(x, norm), x.dtype)
 
     def gated(self, hidden: Tensor, norm: NormWeight, rows: ShortRows | None = None) -> ShortRows:
-        """Return silu(first half) * second half of what `normed` returns, in int8. A bias is not added."""
+        """Return silu(first half) * second half of what `normed` returns, in int8: [rows, out / 2]. A bias is
+        not added.
+
+        hidden: [rows, in], not changed.
+        norm: Weight [in] and epsilon of the RMSNorm.
+        rows: The normed rows in int8, if they are computed already; None: they are computed here.
+        """
         from specsot_kernels.gpu.whole import multiply_gated_whole
 
         short = rows or self._round(hidden, norm)
-        return ShortRows(*multiply_gated_whole(*short, self._whole, self._scales))
+        return ShortRows(*multiply_gated_whole(*short, self._int8_weight, self._scales))
 
-    def add_to(self, hidden: Tensor, x: Tensor | ShortRows, following: NormWeight | None = None) -> None:
-        """Add x [rows, in] times the weight to hidden [rows, out], in place. A bias is not added."""
+    def add_to(self, hidden: Tensor, x: Tensor | ShortRows, next_norm: NormWeight | None = None) -> None:
+        """Add the product of x to the hidden states, in place, and return None. A bias is added as well.
+
+        hidden: [rows, out], the residual stream.
+        x: [rows, in], in floats or rounded to int8 already.
+        next_norm: Not used; fp8 products return the normed `hidden` in fp8.
+        """
         self._multiply(x if isinstance(x, ShortRows) else self._round(x), hidden.dtype, hidden)
 
     def _round(self, x: Tensor, norm: NormWeight | None = None) -> ShortRows:
+        """Return x in int8, each row with a scale per 64 inputs.
+
+        x: [rows, in], in floats.
+        norm: Weight [in] and epsilon of an RMSNorm that is applied first; None: no norm.
+        """
         from specsot_kernels.gpu.whole import round_rows
 
         return ShortRows(*round_rows(x, norm))
 
-    def _multiply(self, rows: ShortRows, dtype: torch.dtype, into: Tensor | None = None) -> Tensor:
+    def _multiply(self, rows: ShortRows, dtype: torch.dtype, target: Tensor | None = None) -> Tensor:
+        """Multiply rounded rows, add the bias, and return the result [rows, out].
+
+        rows: The rows in int8, with their scales.
+        dtype: Type of the result.
+        target: [rows, out], a tensor to which the product is added, in place; it is the result then. None: a
+            new tensor.
+        """
         from specsot_kernels.gpu.whole import multiply_whole
 
-        weight = self._whole, self._scales, self._counts
-        return multiply_whole(*rows, *weight, self.bias, into, dtype)
+        weight = self._int8_weight, self._scales, self._counts
+        return multiply_whole(*rows, *weight, self.bias, target, dtype)
 
     def _multiply_plainly(self, x: Tensor) -> Tensor:
-        parts = self._whole.split(self._outputs_at_a_time)
+        """Multiply x [rows, in] -> [rows, out] with the weight converted to floats, some outputs at a time.
+
+        x: [rows, in], in floats.
+        """
+        parts = self._int8_weight.split(self._outputs_at_a_time)
         product = torch.cat([x @ part.to(x.dtype).t() for part in parts], 1).mul_(self._scales.to(x.dtype))
         return product if self.bias is None else product.add_(self.bias)
 
 
 def multiplies_int8(device: torch.device) -> bool:
-    """Tell whether the int8 kernels run on this device."""
+    """Tell whether the int8 kernels run on this device.
+
+    device: The torch device that is asked about.
+    """
     return device.type == "cuda" and find_spec("triton") is not None

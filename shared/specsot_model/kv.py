@@ -27,18 +27,23 @@ def untouched_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.devi
     """Return zeros of this shape. On a CPU, memory is used only once it is written to.
 
     Raises ModelError if the system does not even reserve it (`ulimit -v`, `vm.overcommit_memory=2`).
+
+    shape: Size of each dimension; an empty tensor if any size is 0.
+    dtype: Type of the numbers.
+    device: Device of the tensor.
     """
     count = math.prod(shape)
     if torch.device(device).type != "cpu" or not count:
         return torch.zeros(*shape, dtype=dtype, device=device)
     size = count * dtype.itemsize
     try:
-        held = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        reserved = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise ModelError(
-            f"{memory_in_words(size)} of pages: {error.strerror}; --kv-memory sets less"
+            f"cannot reserve {memory_in_words(size)} for KV pages: {error.strerror};"
+            " set a smaller --kv-memory"
         ) from None
-    return torch.frombuffer(held, dtype=dtype, count=count).view(*shape)
+    return torch.frombuffer(reserved, dtype=dtype, count=count).view(*shape)
 
 
 class KVPages:
@@ -56,6 +61,11 @@ class KVPages:
     The cache starts as zeros and never holds uninitialised memory: a masked row is still multiplied by a
     zero weight, and zero times NaN is NaN. Pages that were never used take no memory on a CPU. The allocator
     gives out the lowest free page first, so few pages are ever touched.
+
+    page_rows: Number of rows (tokens) of a page.
+    pages: Number of pages of every layer.
+    layers: By layer, the view of its keys and values.
+    shared: Function that tells whether several sequences hold a page, given its number.
     """
 
     def __init__(
@@ -67,15 +77,21 @@ class KVPages:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device | str,
-        kept: KvDtype = "auto",
+        form: KvDtype = "auto",
     ) -> None:
         """
-        dtype: Type of the rows, unless `kept` says int8.
-        kept: "int8" stores rows in int8 with a scale, which `as_numbers` reads; "auto" stores `dtype`.
+        layers: Number of layers.
+        pages: Number of pages of every layer.
+        page_rows: Number of rows (tokens) of a page.
+        kv_heads: Number of KV heads.
+        head_dim: Numbers of a head.
+        dtype: Type of the rows, unless `form` says int8.
+        device: Device of the cache.
+        form: "int8" stores rows in int8 with a scale, which `as_numbers` reads; "auto" stores `dtype`.
         """
-        width = head_dim + SCALE_BYTES if kept == "int8" else head_dim
+        width = head_dim + SCALE_BYTES if form == "int8" else head_dim
         shape = (layers, 2, pages, kv_heads, page_rows, width)
-        self._whole = untouched_zeros(shape, torch.int8 if kept == "int8" else dtype, device)
+        self._whole = untouched_zeros(shape, torch.int8 if form == "int8" else dtype, device)
         self.layers = self._whole.unbind()
         self.pages = pages
         self.page_rows = page_rows
@@ -90,21 +106,41 @@ class KVPages:
         return self._whole.nbytes
 
     def locate(self, slots: Tensor) -> Places:
-        """Return page and offset of each slot [rows]. Call it once per frame; the layers share the result."""
+        """Return the page and the offset within the page of each slot, both LongTensor [rows].
+
+        Call it once per frame; the layers share the result.
+
+        slots: LongTensor [rows], flat slot numbers, page * page_rows + offset.
+        """
         page = torch.div(slots, self.page_rows, rounding_mode="floor")
         return page, slots - page * self.page_rows
 
     def put(self, layer: int, places: Places, kv: Tensor) -> None:
-        """Write rows [rows, 2, kv_heads, head_dim] at located places."""
-        self._put_kept(layer, places, round_rows(kv) if self._whole.dtype == torch.int8 else kv)
+        """Write keys and values of one layer at located places, in the form in which this cache stores them.
 
-    def _put_kept(self, layer: int, places: Places, rows: Tensor) -> None:
-        """Write rows that are in the stored form already."""
+        layer: Index of the layer within the cache.
+        places: Page and offset of each row, as `locate` returns them.
+        kv: [rows, 2, kv_heads, head_dim], keys first, in floats.
+        """
+        self._put_stored(layer, places, round_rows(kv) if self._whole.dtype == torch.int8 else kv)
+
+    def _put_stored(self, layer: int, places: Places, rows: Tensor) -> None:
+        """Write rows of one layer that are in the stored form already.
+
+        layer: Index of the layer within the cache.
+        places: Page and offset of each row, as `locate` returns them.
+        rows: [rows, 2, kv_heads, numbers of a stored row].
+        """
         self._rows[:, :, layer].index_put_(places, rows)
 
     @torch.inference_mode()
     def write(self, layer: int, slots: Tensor, kv: Tensor) -> None:
-        """Write rows [rows, 2, kv_heads, head_dim] at flat slots [rows]."""
+        """Write keys and values of one layer at flat slots.
+
+        layer: Index of the layer within the cache.
+        slots: LongTensor [rows], page * page_rows + offset.
+        kv: [rows, 2, kv_heads, head_dim], keys first, in floats.
+        """
         self.put(layer, self.locate(slots), kv)
 
     @torch.inference_mode()
@@ -112,6 +148,8 @@ class KVPages:
         """Copy rows from source to target slots in every layer.
 
         All sources are gathered before any target is written, so sources and targets may overlap.
+
+        moves: Pairs (source slot, target slot); empty: nothing is done.
         """
         if not moves:
             return
@@ -119,9 +157,9 @@ class KVPages:
         self._rows.index_put_((page[1], offset[1]), self._rows[page[0], offset[0]])
 
     def move_on_device(self, moves: Tensor) -> None:
-        """Do the same for slots that are on the GPU already.
+        """Copy rows from source to target slots in every layer, for slots that are on the GPU already.
 
-        moves: int32 [2, num_moves], sources then targets; a negative slot moves nothing.
+        moves: int32 [2, num_moves], source slots, then target slots; a negative slot moves nothing.
         """
         from specsot_kernels.gpu.rows import move_rows
 
@@ -145,6 +183,7 @@ class KVPages:
         own: bool [rows, kv_heads], which sources hold a row of each head; None: every source does.
         counts: [kv_heads], how many rows each head keeps, in the first targets. The remaining targets receive
             some finite row that the head never sees. None: every head fills all targets.
+        layer: Index of the layer within the cache.
 
             # slots [0 1 2 3], key norms of one head [5 1 4 2], targets [0 1] -> slots 1 and 3 move to 0 and 1
 
@@ -158,50 +197,74 @@ class KVPages:
         if own is not None:
             norms = norms.masked_fill(~own, float("inf"))
         # The stable sort runs over reversed rows, so that among equal norms the later row comes first.
-        least = norms.flip(0).argsort(dim=0, stable=True)[: len(targets)]
+        smallest = norms.flip(0).argsort(dim=0, stable=True)[: len(targets)]
         last = len(sources) - 1
-        best = last - least  # [kept, kv_heads]
+        chosen_rows = last - smallest  # [kept, kv_heads]
         # Rows beyond a head's count get an index that sorts after all rows that the head keeps.
         if counts is not None:
-            ranks = torch.arange(len(targets), device=best.device)[:, None]
-            best = best.masked_fill(ranks >= counts, len(sources))
-        best = best.sort(dim=0).values.clamp_max(last)
-        chosen = rows.gather(0, best[:, None, :, None].expand(-1, *rows.shape[1:]))
-        self._put_kept(layer, self.locate(targets), chosen)
+            ranks = torch.arange(len(targets), device=chosen_rows.device)[:, None]
+            chosen_rows = chosen_rows.masked_fill(ranks >= counts, len(sources))
+        chosen_rows = chosen_rows.sort(dim=0).values.clamp_max(last)
+        chosen = rows.gather(0, chosen_rows[:, None, :, None].expand(-1, *rows.shape[1:]))
+        self._put_stored(layer, self.locate(targets), chosen)
 
     @torch.inference_mode()
     def rows_at(self, layer: int, slots: Sequence[int]) -> Tensor:
-        """Return a host copy of rows in their stored form, [rows, numbers of a row].
+        """Return a host copy of rows of one layer in their stored form, [rows, numbers of a row].
 
         The bytes of int8 rows are viewed as float16. It is used to migrate KV to another stage.
+
+        layer: Index of the layer within the cache.
+        slots: Slots to read, page * page_rows + offset.
         """
         rows = self._rows[:, :, layer][self.locate(indices(slots, self._whole.device))].flatten(1).cpu()
         return rows.view(torch.float16) if rows.dtype == torch.int8 else rows
 
     @torch.inference_mode()
     def put_rows_at(self, layer: int, slots: Sequence[int], rows: Tensor) -> None:
-        """Store rows that `rows_at` returned. Raises WireError if this cache stores rows in another form."""
-        here = self._rows[:, :, layer]
-        kept = torch.float16 if self._whole.dtype == torch.int8 else self._whole.dtype
-        if rows.dtype != kept or rows[0].nbytes != here[0, 0].nbytes:
-            raise WireError(f"KV rows of {rows[0].nbytes} bytes in {rows.dtype} came, {kept} is kept here")
-        held = rows.view(here.dtype).view(-1, *here.shape[2:]).to(here.device)
-        here.index_put_(self.locate(indices(slots, here.device)), held)
+        """Store rows of one layer that `rows_at` returned, perhaps on another stage.
+
+        layer: Index of the layer within the cache.
+        slots: Slots to write, one per row.
+        rows: [rows, numbers of a row], as `rows_at` returns them.
+
+        Raises WireError if this cache stores rows in another form.
+        """
+        stored_rows = self._rows[:, :, layer]
+        stored_dtype = torch.float16 if self._whole.dtype == torch.int8 else self._whole.dtype
+        if rows.dtype != stored_dtype or rows[0].nbytes != stored_rows[0, 0].nbytes:
+            raise WireError(
+                f"KV rows of {rows[0].nbytes} bytes in {rows.dtype} do not fit this cache, which stores"
+                f" {stored_rows[0, 0].nbytes} bytes in {stored_dtype}"
+            )
+        converted = rows.view(stored_rows.dtype).view(-1, *stored_rows.shape[2:]).to(stored_rows.device)
+        stored_rows.index_put_(self.locate(indices(slots, stored_rows.device)), converted)
 
     @torch.inference_mode()
     def copy_page(self, source: int, target: int, rows: int) -> None:
-        """Copy the first `rows` rows of page `source` to page `target`, in every layer."""
+        """Copy the first rows of a page to another page, in every layer.
+
+        source: Number of the page that is read.
+        target: Number of the page that is written.
+        rows: Number of rows to copy, from the page's first row on.
+        """
         self._whole[:, :, target, :, :rows] = self._whole[:, :, source, :, :rows]
 
     @torch.inference_mode()
     def clear_rows(self, slots: Sequence[int]) -> None:
-        """Zero the rows of these slots in every layer."""
+        """Zero rows in every layer.
+
+        slots: Slots of the rows, page * page_rows + offset.
+        """
         page, offset = self.locate(indices(slots, self._whole.device))
         self._rows[page, offset] = 0
 
     @torch.inference_mode()
     def clear_page(self, page: int) -> None:
-        """Zero a page in every layer, so that NaN or infinity never reaches the next owner of the page."""
+        """Zero a page in every layer, so that NaN or infinity never reaches the next owner of the page.
+
+        page: Number of the page.
+        """
         self._whole[:, :, page].zero_()
 
 
@@ -213,43 +276,58 @@ MIN_SCALE = 2.0**-24
 
 
 def round_rows(rows: Tensor) -> Tensor:
-    """Quantize rows [..., head_dim] to int8 [..., head_dim + SCALE_BYTES].
+    """Quantize rows to int8 in the stored form: [..., head_dim + SCALE_BYTES].
 
     A row that holds a value that is not finite becomes a row of NaN when it is read.
+
+    rows: [..., head_dim], in floats.
     """
     return F.pad(round_to_int8(rows), (0, SCALE_BYTES - torch.half.itemsize))
 
 
 def round_to_int8(rows: Tensor) -> Tensor:
-    """Quantize rows [..., n] to int8 [..., n + 2]; the last two bytes are the scale in fp16.
+    """Quantize rows to int8 [..., n + 2]; the last two bytes of a row are its scale in fp16.
 
-    The scale is max|x| / 127, and the numbers are round(x / scale). See `round_rows`.
+    The scale is max|x| / 127, and the numbers are round(x / scale). A row that holds a value that is not
+    finite gets the scale NaN.
+
+    rows: [..., n], in floats.
     """
     wide = rows.float()
     scale = (wide.abs().amax(-1, keepdim=True) / 127).clamp_min(MIN_SCALE).half()
     # Infinity minus infinity is NaN, so an infinite scale becomes NaN.
     scale += scale - scale
-    whole = (wide / scale).round().clamp(-127, 127).to(torch.int8)
-    return torch.cat((whole, scale.view(torch.int8)), -1)
+    rounded = (wide / scale).round().clamp(-127, 127).to(torch.int8)
+    return torch.cat((rounded, scale.view(torch.int8)), -1)
 
 
 def as_numbers(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return stored rows as numbers [..., head_dim]; int8 rows are dequantized to `dtype`."""
+    """Return stored rows as numbers [..., head_dim]; int8 rows are dequantized, others are returned as they
+    are.
+
+    rows: [..., head_dim] in floats, or int8 [..., head_dim + SCALE_BYTES] as `round_rows` makes them.
+    dtype: Type of dequantized rows.
+    """
     if rows.dtype != torch.int8:
         return rows
     scale = rows[..., -SCALE_BYTES:].view(torch.float16)[..., :1]
     return rows[..., :-SCALE_BYTES].to(dtype).mul_(scale)
 
 
-def row_bytes(head_dim: int, itemsize: int, kept: KvDtype) -> int:
-    """Return the bytes of one key or one value of one head in a cache of form `kept`."""
-    return head_dim + SCALE_BYTES if kept == "int8" else head_dim * itemsize
+def row_bytes(head_dim: int, itemsize: int, form: KvDtype) -> int:
+    """Return the bytes of one key or one value of one head in a cache.
+
+    head_dim: Numbers of a head.
+    itemsize: Bytes of a number, if the form is not int8.
+    form: Form of the cache's rows: "int8", or "auto" for the model's dtype.
+    """
+    return head_dim + SCALE_BYTES if form == "int8" else head_dim * itemsize
 
 
 Numbers = NDArray[np.int32]
 Shapes = Sequence[tuple[int, ...]]
-# int32 numbers. Tensors in a shared buffer begin at multiples of this: Triton compiles a kernel once more for
-# addresses with another alignment.
+# int32 numbers. Tensors in a shared buffer begin at multiples of this. Chosen by Triton, which compiles a
+# kernel once more for addresses with another alignment.
 ALIGNED = 4
 
 
@@ -257,6 +335,9 @@ class Staging:
     """A pinned host buffer for asynchronous copies to a device.
 
     The buffer is not written again before the copy of its previous contents has finished.
+
+    size: How many int32 numbers the buffer holds.
+    device: Device to which the numbers are copied.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
@@ -266,9 +347,13 @@ class Staging:
         self._sent = torch.cuda.Event() if on_gpu else None
 
     def send(self, parts: Sequence[Numbers], target: Tensor) -> None:
-        """Copy all parts to `target` in one transfer, one after another, each from an aligned place on.
+        """Copy arrays to a device in one transfer, one after another, each from an aligned place on.
 
-        Numbers of `target` after the last part keep their values.
+        Numbers of `target` after the last part keep their values. The host waits only until the buffer's
+        previous transfer has finished.
+
+        parts: int32 arrays; together they fit the buffer.
+        target: int32 [n], a flat tensor on the device, at least as long as the aligned parts.
         """
         if self._sent:
             self._sent.synchronize()
@@ -282,27 +367,40 @@ class Staging:
 
 
 def indices(numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """Return integers as an int64 tensor on a device.
+    """Return integers as an int64 tensor of the same shape on a device.
 
     The copy starts from pinned memory, because otherwise the host would wait for all work on the device.
+
+    numbers: A list of integers, or of equally long lists of integers.
+    device: Device of the result.
     """
     # For long lists, NumPy converts much faster than torch.
-    found = torch.tensor(np.asarray(numbers, np.int64))
-    return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found.to(device)
+    tensor = torch.tensor(np.asarray(numbers, np.int64))
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def aligned(count: int) -> int:
-    """Round `count` numbers up to a multiple of ALIGNED."""
+    """Return a count rounded up to a multiple of ALIGNED.
+
+    count: How many int32 numbers.
+    """
     return -(-count // ALIGNED) * ALIGNED
 
 
 def size_of(shapes: Shapes) -> int:
-    """Return how many numbers tensors of these shapes take in one buffer, each from an aligned place on."""
+    """Return how many int32 numbers tensors of these shapes take in one buffer, each from an aligned place
+    on.
+
+    shapes: Shape of each tensor.
+    """
     return sum(aligned(prod(shape)) for shape in shapes)
 
 
 def views(flat: Tensor, shapes: Shapes) -> list[Tensor]:
-    """Return views of `flat` with these shapes, one after another, each from an aligned place on.
+    """Return views of a buffer with these shapes, one after another, each from an aligned place on.
+
+    flat: [n], a buffer of exactly `size_of(shapes)` numbers.
+    shapes: Shape of each view.
 
     # shapes [(3,), (2, 2)] -> numbers 0..2 and 4..7 of the buffer
     """

@@ -20,9 +20,9 @@ from specsot.checkpoint.config import ModelConfig
 from specsot.errors import ModelError
 from specsot_model.attention import AttentionPlan, attend
 from specsot_model.kv import KVPages, Places
-from specsot_model.linear import Linear, Packed, Table, hold_table, of_lm_head
+from specsot_model.linear import Linear, Packed, Table, hold_table, lm_head_quantization
 from specsot_model.mlp import fetch_mlp
-from specsot_model.projections import fuse, fuse_qkv
+from specsot_model.projections import fuse_projections, fuse_qkv
 from specsot_model.rotary import interleave, rotate
 from specsot_model.weights import Fetch
 
@@ -30,11 +30,14 @@ Part = TypeVar("Part")
 AnyNorm = Callable[[Tensor], Tensor]  # [rows, ..., size] -> the same shape
 # Applies rotary embedding to the queries and keys of [rows, heads + 2 * kv_heads, head_dim], in place, and
 # stores keys and values in the KV cache.
-Keep = Callable[[Tensor], None]
+RotateAndStore = Callable[[Tensor], None]
 
 
 class Norm:
-    """RMSNorm: x / sqrt(mean(x^2) + eps) * weight over the last dimension, in fp32 inside.
+    """
+    RMSNorm: x / sqrt(mean(x^2) + eps) * weight over the last dimension, in fp32 inside.
+    weight: [size], the factor of each number.
+    eps: Added to the mean square.
 
     torch has no fused RMSNorm for the CPU. There, the norm is computed as
     x / hypot(||x||, sqrt(n * eps)) * (weight * sqrt(n)), in four short passes instead of seven.
@@ -51,6 +54,10 @@ class Norm:
         self._floor = torch.tensor(math.sqrt(size * eps))
 
     def __call__(self, x: Tensor) -> Tensor:
+        """Return the normalized x, in the shape and type of x.
+
+        x: [..., size], in floats.
+        """
         if x.is_cuda and self.weight.dtype in (x.dtype, torch.float32):
             return F.rms_norm(x.to(self.weight.dtype), self._shape, self.weight, self.eps).to(x.dtype)
         wide = x.float()
@@ -59,7 +66,11 @@ class Norm:
 
 
 class LayerNorm:
-    """(x - mean) / sqrt(variance + eps) * weight + bias over the last dimension."""
+    """(x - mean) / sqrt(variance + eps) * weight + bias over the last dimension.
+
+    weight, bias: [size] each.
+    eps: Added to the variance.
+    """
 
     __slots__ = ("_bias", "_eps", "_shape", "_weight")
 
@@ -70,11 +81,21 @@ class LayerNorm:
         self._shape = tuple(weight.shape)
 
     def __call__(self, x: Tensor) -> Tensor:
+        """Return the normalized x, in the shape of x.
+
+        x: [..., size], in floats.
+        """
         return F.layer_norm(x, self._shape, self._weight, self._bias, self._eps)
 
 
 def fetch_norm(fetch: Fetch, name: str, config: ModelConfig) -> AnyNorm:
-    """Load the norm called `name` over the hidden size: RMSNorm or LayerNorm, as the model has it."""
+    """Load a norm over the hidden size: RMSNorm or LayerNorm, as the model has it.
+
+    fetch: Reads tensors from the model's files.
+    name: Name of the norm's module, such as "model.norm".
+    config: The model's config: kind of norm, hidden size, epsilon, and the offset that is added to the
+        weight.
+    """
     if config.norm_offset:
         # Weight + offset is near 1 and would have few bits left in a 16-bit type.
         exact = replace(fetch, dtype=torch.float32)
@@ -86,7 +107,12 @@ def fetch_norm(fetch: Fetch, name: str, config: ModelConfig) -> AnyNorm:
 
 
 class Block:
-    """Layer `index` of a model, loaded under the tensor names of its family."""
+    """A decoder layer of a model: attention and MLP, in plain torch.
+
+    fetch: Reads tensors from the model's files; its dtype and device are those of the layer.
+    index: Index of the layer in the whole model, by which its tensors are named.
+    config: The model's config: sizes, tensor names of its family, and kinds of norm, MLP and so on.
+    """
 
     def __init__(self, fetch: Fetch, index: int, config: ModelConfig) -> None:
         names = config.names
@@ -107,7 +133,7 @@ class Block:
             self.head_norms = fetch_head_norms(
                 fetch, attention, dim, config.eps, rotated, spans, config.norm_offset
             )
-        self.out = fuse(fetch, [f"{attention}.{names.out}"], (hidden, width), config.out_bias)
+        self.out = fuse_projections(fetch, [f"{attention}.{names.out}"], (hidden, width), config.out_bias)
         self.sinks = fetch_sinks(fetch, f"{attention}.{names.sinks}", config) if names.sinks else None
         self.mlp_norm = fetch_norm(fetch, f"{layer}.{names.mlp_norm}", config)
         self.mlp = fetch_mlp(fetch, layer, config, index)
@@ -121,26 +147,51 @@ class Block:
     ) -> None:
         """Add this layer's attention and MLP updates to the residual stream [rows, hidden], in place.
 
-        table: Rotations of the rows; see `Rotary.table`.
-        places: Where the KV of the rows is stored; see `KVPages.locate`.
         layer: Index of this layer within `kv`, which starts at the first layer of the range.
+        hidden: [rows, hidden], the residual stream.
+        table: Rotations of the rows' queries and keys; see `Rotary.table`.
+        places: Page and offset at which the KV of each row is stored; see `KVPages.locate`.
+        plan: The attention plan of the frame.
+        kv: The KV cache of the layer range.
         """
-        self.update(hidden, self.keeping(table, places, kv, layer), kv.layers[layer], plan)
+        self.update(hidden, self.kv_writer(table, places, kv, layer), kv.layers[layer], plan)
 
-    def keeping(self, table: Tensor, places: Places, kv: KVPages, layer: int) -> Keep:
-        """Return a function that rotates queries and keys by `table` and stores keys and values."""
+    def kv_writer(self, table: Tensor, places: Places, kv: KVPages, layer: int) -> RotateAndStore:
+        """Return a function that rotates queries and keys in place and stores keys and values in the KV
+        cache.
+
+        The function takes [rows, heads + 2 * kv_heads, head_dim]: queries, keys and values of the batch.
+
+        table: Rotations of the rows' queries and keys; see `Rotary.table`.
+        places: Page and offset at which the KV of each row is stored; see `KVPages.locate`.
+        kv: The KV cache of the layer range.
+        layer: Index of this layer within `kv`.
+        """
         config = self.config
 
-        def keep(heads: Tensor) -> None:
+        def rotate_and_store(heads: Tensor) -> None:
+            """Rotate queries and keys in place, and store keys and values in the KV cache.
+
+            heads: [rows, heads + 2 * kv_heads, head_dim], queries, keys and values of the batch.
+            """
             rotate(heads.narrow(1, 0, config.heads + config.kv_heads), table)
             stored = heads.narrow(1, config.heads, 2 * config.kv_heads)
             kv.put(layer, places, stored.view(len(heads), 2, config.kv_heads, config.head_dim))
 
-        return keep
+        return rotate_and_store
 
-    def update(self, hidden: Tensor, keep: Keep, kv_layer: Tensor, plan: AttentionPlan) -> None:
-        """Do what `forward` does, with `keep` as the work between the projections and attention."""
-        update = self.attention(hidden, keep, kv_layer, plan)
+    def update(
+        self, hidden: Tensor, rotate_and_store: RotateAndStore, kv_layer: Tensor, plan: AttentionPlan
+    ) -> None:
+        """Add this layer's attention and MLP updates to the residual stream, in place.
+
+        hidden: [rows, hidden], the residual stream.
+        rotate_and_store: Called between the projections and attention with queries, keys and values, [rows,
+            heads + 2 * kv_heads, head_dim]; rotates them in place and stores keys and values.
+        kv_layer: [2, pages, kv_heads, page_rows, head_dim], the KV pages of this layer.
+        plan: The attention plan of the frame.
+        """
+        update = self.attention(hidden, rotate_and_store, kv_layer, plan)
         if self.config.parallel:
             update.add_(self.mlp(self.mlp_norm(hidden)))
             hidden.add_(update)
@@ -148,57 +199,79 @@ class Block:
             hidden.add_(update)
             hidden.add_(self.after_mlp(self.mlp(self.mlp_norm(hidden))))
 
-    def attention(self, hidden: Tensor, keep: Keep, kv_layer: Tensor, plan: AttentionPlan) -> Tensor:
-        """Return the attention update, [rows, hidden], without adding it to the residual stream."""
+    def attention(
+        self, hidden: Tensor, rotate_and_store: RotateAndStore, kv_layer: Tensor, plan: AttentionPlan
+    ) -> Tensor:
+        """Return the attention update, [rows, hidden], without adding it to the residual stream.
+
+        hidden: [rows, hidden], the residual stream; not changed.
+        rotate_and_store: Rotates queries and keys in place and stores keys and values; see `update`.
+        kv_layer: [2, pages, kv_heads, page_rows, head_dim], the KV pages of this layer.
+        plan: The attention plan of the frame.
+        """
         heads = self.qkv(self.input_norm(hidden)).view(len(hidden), -1, self.config.head_dim)
         self._norm_heads(heads)
-        keep(heads)
+        rotate_and_store(heads)
         queries = heads.narrow(1, 0, self.config.heads).unflatten(1, (self.config.kv_heads, -1))
-        found = attend(queries, kv_layer, plan, self.sinks, self.config.attention_softcap)
+        attended = attend(queries, kv_layer, plan, self.sinks, self.config.attention_softcap)
         if self.config.gated_heads:
-            found = found * heads.narrow(1, -self.config.heads, self.config.heads).flatten(1).sigmoid()
-        return self.after_attention(self.out(found))
+            attended = attended * heads.narrow(1, -self.config.heads, self.config.heads).flatten(1).sigmoid()
+        return self.after_attention(self.out(attended))
 
     def _norm_heads(self, heads: Tensor) -> None:
-        """Normalize the queries and keys in [rows, heads + 2 * kv_heads, head_dim], in place.
+        """Normalize the queries and keys of each row, in place. Without head norms (QK norm) nothing is
+        changed.
 
-        Without head norms (QK norm) it changes nothing.
+        heads: [rows, heads + 2 * kv_heads, head_dim], queries, keys and values in this order.
         """
         config = self.config
-        turned = heads.narrow(1, 0, config.heads + config.kv_heads).split((config.heads, config.kv_heads), 1)
-        for part, norm in zip(turned, self.head_norms or ()):
+        parts = heads.narrow(1, 0, config.heads + config.kv_heads).split((config.heads, config.kv_heads), 1)
+        for part, norm in zip(parts, self.head_norms or ()):
             part.copy_(norm(part.flatten(1)).view_as(part) if config.whole_qk_norm else norm(part))
 
 
 def _unchanged(update: Tensor) -> Tensor:
+    """Return the update itself: the norm after attention or MLP of a model that has none there.
+
+    update: [rows, hidden].
+    """
     return update
 
 
 def fetch_sinks(fetch: Fetch, name: str, config: ModelConfig) -> Tensor:
-    """Load the attention sinks, one score per query head: fp32 [kv_heads, g]; see `attend`."""
+    """Load the attention sinks, one score per query head: fp32 [kv_heads, query heads per KV head]; see
+    `attend`.
+
+    fetch: Reads tensors from the model's files.
+    name: Name of the tensor [heads].
+    config: The model's config, for its numbers of heads.
+    """
     return fetch(name, (config.heads,)).float().view(config.kv_heads, -1)
 
 
 def fetch_head_norms(
     fetch: Fetch,
     prefix: str,
-    dim: int,
+    head_dim: int,
     eps: float,
     rotated: int | None = None,
     spans: tuple[int, int] = (1, 1),
     offset: float = 0.0,
 ) -> tuple[Norm, Norm]:
-    """Load the norms of queries and keys.
+    """Load the norms of queries and keys, as RMSNorms (query norm, key norm).
 
-    dim: Head size.
-    rotated: How many numbers of a head rotate; None: all. See `interleave`.
-    spans: How many query heads, and how many key heads, one norm covers at once: (1, 1) normalizes each
-        head by itself, (heads, kv_heads) all heads together.
+    fetch: Reads tensors from the model's files.
+    prefix: Name of the attention module, without a dot at the end.
+    head_dim: Head size.
+    eps: Epsilon of both norms.
+    rotated: How many numbers of a head rotate; None: all. The weights are reordered as `interleave` does it.
+    spans: How many query heads, and how many key heads, one norm covers at once: (1, 1) normalizes each head
+        by itself, (heads, kv_heads) all heads together.
     offset: Number added to the weights.
     """
     exact = replace(fetch, dtype=torch.float32) if offset else fetch
     q, k = (
-        interleave(exact(f"{prefix}.{name}.weight", (heads * dim,)), dim, rotated)
+        interleave(exact(f"{prefix}.{name}.weight", (heads * head_dim,)), head_dim, rotated)
         for name, heads in zip(("q_norm", "k_norm"), spans)
     )
     return Norm(q + offset, eps), Norm(k + offset, eps)
@@ -225,39 +298,51 @@ class Edges:
     lm_head_rows: Callable[[Tensor | None], Tensor]
 
 
-def held(part: Part | None, name: str) -> Part:
-    """Return `part`, or raise ModelError with its `name` if this range of layers does not have it."""
+def present(part: Part | None, name: str) -> Part:
+    """Return `part`, or raise ModelError if this range of layers does not have it.
+
+    part: A part of the model (embedding, norm, lm_head) or None.
+    name: Name of the part, for the error.
+    """
     if part is None:
         raise ModelError(f"this range of layers holds no {name}")
     return part
 
 
 def add_tap(hidden: Tensor, weight: Tensor | Linear, fused: Tensor | None) -> Tensor:
-    """Return `fused` [rows, Hd] plus hidden [rows, H] times a tap's weight [Hd, H].
+    """Return `fused` [rows, Hd] plus the product of the hidden states and a tap's weight.
 
-    `fused` is changed in place; None means zero.
+    hidden: [rows, H], the input of the tapped layer.
+    weight: [Hd, H], the tap's weight, or a product with it.
+    fused: [rows, Hd], the sum of earlier taps; changed in place. None means zero.
     """
     part = F.linear(hidden, weight) if isinstance(weight, Tensor) else weight(hidden)
     return part if fused is None else fused.add_(part)
 
 
 def stored_edges(config: ModelConfig, fetch: Fetch) -> Edges:
-    """Return the edges of a base model that runs in another process, read from its files when needed."""
-    given = fetch, config
+    """Return the edges of a base model that runs in another process, read from its files when needed.
+
+    config: The base model's config.
+    fetch: Reads tensors from the base model's files.
+    """
+    source = fetch, config
     return Edges(
         config,
-        partial(fetch_embedding, *given),
-        partial(fetch_final_norm, *given),
-        partial(fetch_lm_head, *given),
-        partial(_fetch_lm_head_rows, *given),
+        partial(fetch_embedding, *source),
+        partial(fetch_final_norm, *source),
+        partial(fetch_lm_head, *source),
+        partial(_fetch_lm_head_rows, *source),
     )
 
 
 def fetch_embedding(fetch: Fetch, config: ModelConfig, head: Linear | None = None) -> Table:
     """Load the embedding [vocab, hidden].
 
-    head: The lm_head, if it is loaded. In a tied model it is the same table and is shared, unless its
-        packed form cannot be read by rows.
+    fetch: Reads tensors from the model's files.
+    config: The model's config: tensor names, sizes, and whether embedding and lm_head are tied.
+    head: The lm_head, if it is loaded, else None. In a tied model it is the same table and is shared, unless
+        its packed form cannot be read by rows.
     """
     name = _name_of_embedding(fetch, config)
     if head is not None and name == _name_of_lm_head(fetch, config):
@@ -269,30 +354,47 @@ def fetch_embedding(fetch: Fetch, config: ModelConfig, head: Linear | None = Non
 
 
 def fetch_final_norm(fetch: Fetch, config: ModelConfig) -> AnyNorm:
-    """Load the norm that precedes the lm_head."""
+    """Load the norm that precedes the lm_head.
+
+    fetch: Reads tensors from the model's files.
+    config: The model's config: the norm's name, kind and size.
+    """
     return fetch_norm(fetch, config.names.norm, config)
 
 
 def fetch_lm_head(fetch: Fetch, config: ModelConfig, embedding: Table | None = None) -> Linear:
     """Load the lm_head, [hidden] -> vocab.
 
-    embedding: The embedding, if it is loaded; a tied model shares it.
+    fetch: Reads tensors from the model's files.
+    config: The model's config: tensor names, sizes, and whether embedding and lm_head are tied.
+    embedding: The embedding, if it is loaded, else None; a tied model shares it.
     """
     name = _name_of_lm_head(fetch, config)
     if embedding is None or name != _name_of_embedding(fetch, config):
         embedding = _fetch_table(fetch, config, name)
-    return Linear(embedding, None, of_lm_head(fetch.quantization))
+    return Linear(embedding, None, lm_head_quantization(fetch.quantization))
 
 
 def _fetch_lm_head_rows(fetch: Fetch, config: ModelConfig, ids: Tensor | None) -> Tensor:
+    """Load the lm_head's weight and return its rows [ids, hidden], or all rows for ids None.
+
+    fetch: Reads tensors from the model's files.
+    config: The model's config.
+    ids: LongTensor [ids] of token ids, or None.
+    """
     table = _fetch_table(fetch, config, _name_of_lm_head(fetch, config))
     return table if ids is None else table[ids]
 
 
 def rows_of_linear(linear: Linear, ids: Tensor | None, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return the weight rows [ids, in] of a loaded product, or all rows for ids None.
+    """Return weight rows of a loaded product, [ids, in].
 
     A packed product has no weight to index; multiplying the identity matrix recovers it.
+
+    linear: The product [in] -> out.
+    ids: LongTensor [ids], numbers of outputs; None: all rows.
+    dtype: Type in which a packed product is multiplied.
+    device: Device of a packed product.
     """
     if linear.weight is not None:
         return linear.weight if ids is None else linear.weight[ids]
@@ -301,10 +403,14 @@ def rows_of_linear(linear: Linear, ids: Tensor | None, dtype: torch.dtype, devic
 
 
 def _name_of_embedding(fetch: Fetch, config: ModelConfig) -> str:
-    """Return the tensor name of the embedding: the lm_head's if a tied model is published only with that."""
-    own = config.names.embedding
-    other = config.names.head
-    return other if config.tied and f"{own}.weight" not in fetch else own
+    """Return the tensor name of the embedding: the lm_head's if a tied model is published only with that.
+
+    fetch: Tells which tensors the files have.
+    config: The model's config: tensor names, and whether embedding and lm_head are tied.
+    """
+    embedding_name = config.names.embedding
+    head_name = config.names.head
+    return head_name if config.tied and f"{embedding_name}.weight" not in fetch else embedding_name
 
 
 def _name_of_lm_head(fetch: Fetch, config: ModelConfig) -> str:
@@ -312,11 +418,20 @@ def _name_of_lm_head(fetch: Fetch, config: ModelConfig) -> str:
 
     If a model has an lm_head, it is used even if the config says that the weights are tied, as in
     Transformers.
+
+    fetch: Tells which tensors the files have.
+    config: The model's config: tensor names, and whether embedding and lm_head are tied.
     """
-    own = config.names.head
-    other = config.names.embedding
-    return other if config.tied and f"{own}.weight" not in fetch else own
+    head_name = config.names.head
+    embedding_name = config.names.embedding
+    return embedding_name if config.tied and f"{head_name}.weight" not in fetch else head_name
 
 
 def _fetch_table(fetch: Fetch, config: ModelConfig, name: str) -> Tensor:
+    """Load an embedding or lm_head weight, [vocab, hidden].
+
+    fetch: Reads tensors from the model's files.
+    config: The model's config, for the sizes.
+    name: Name of the module that has the weight.
+    """
     return fetch(f"{name}.weight", (config.vocab, config.hidden))

@@ -29,7 +29,7 @@ from specsot_model.int8 import Int8
 # spends up to a millisecond more on the first batch of each size.
 SMALL = 1 << 17
 # Rows. The batch size that oneDNN is given when it packs a weight. The packed weight works for every batch
-# size; `_choose` checks that.
+# size; `_product_for` checks that. Untuned.
 PACKED_FOR = 64
 
 Multiply = Callable[[Tensor], Tensor]
@@ -51,7 +51,9 @@ class Linear:
         self, weight: Table | Codes, bias: Tensor | None = None, quantization: Quantization | None = None
     ) -> None:
         """
-        weight: [out, in]; `Codes` if the files hold it quantized in the form `quantization` already.
+        weight: [out, in]; `Codes` if the files hold it quantized in the form `quantization` already; `Packed`
+            if it is packed for the CPU kernels already.
+        bias: [out], or None.
         quantization: Form in which to store the weight; None keeps its dtype.
         """
         self.shape = weight.shape
@@ -60,57 +62,84 @@ class Linear:
         if isinstance(weight, Packed):
             self.multiply = weight
         elif quantization:
-            self.multiply = _hold(weight, bias, quantization)
+            self.multiply = _quantized_product(weight, bias, quantization)
         else:
-            assert isinstance(weight, Tensor), "codes are of a quantization"
-            few = weight.dtype == torch.float32 and weight.numel() <= SMALL
-            choice = _plain if few else _choose(weight.dtype, weight.device.type)
+            assert isinstance(weight, Tensor), "codes need the quantization that they are stored in"
+            is_small = weight.dtype == torch.float32 and weight.numel() <= SMALL
+            choice = _torch_product if is_small else _product_for(weight.dtype, weight.device.type)
             self.multiply = choice(weight, bias)
-            if choice is _plain:
+            if choice is _torch_product:
                 self.weight = weight
                 self.bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
+        """Multiply x [rows, in] -> [rows, out].
+
+        x: [rows, in], in the dtype of the range.
+        """
         return self.multiply(x)
 
 
-def _plain(weight: Tensor, bias: Tensor | None) -> Multiply:
+def _torch_product(weight: Tensor, bias: Tensor | None) -> Multiply:
+    """Return PyTorch's own product with a weight.
+
+    weight: [out, in].
+    bias: [out], or None.
+    """
     return lambda x: F.linear(x, weight, bias)
 
 
-def _onednn(weight: Tensor, bias: Tensor | None) -> Multiply:
+def _onednn_product(weight: Tensor, bias: Tensor | None) -> Multiply:
+    """Return oneDNN's product with a weight, which is packed here.
+
+    weight: [out, in], fp32 or bf16, on a CPU.
+    bias: [out], or None.
+    """
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR)  # noqa: SLF001
     return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")  # noqa: SLF001
 
 
-def _hold(weight: Tensor | Codes, bias: Tensor | None, kind: Quantization) -> Multiply:
-    held = quantise(weight, kind, bias)
+def _quantized_product(weight: Tensor | Codes, bias: Tensor | None, kind: Quantization) -> Multiply:
+    """Return the product with a weight in a quantized form.
+
+    weight: [out, in]: floats, or `Codes` if the files hold it quantized in this form already.
+    bias: [out], or None. It is added here if the form does not add it.
+    kind: The quantized form.
+    """
+    held = quantize(weight, kind, bias)
     return held if bias is None or isinstance(held, Packed | Fp8 | Int8) else lambda x: held(x).add_(bias)
 
 
 @cache
-def _choose(dtype: torch.dtype, device: str) -> Callable[[Tensor, Tensor | None], Multiply]:
+def _product_for(dtype: torch.dtype, device: str) -> Callable[[Tensor, Tensor | None], Multiply]:
     """Return oneDNN's packed product for this dtype if this machine has it and computes correctly with it.
 
     It is tried on small shapes instead of trusted, because a weight is packed for one batch size but used
     for all.
+
+    dtype: Type of the weights.
+    device: Type of device, such as "cpu" or "cuda".
     """
     if dtype not in (torch.float32, torch.bfloat16) or device != "cpu":
-        return _plain
+        return _torch_product
     try:
         shapes = ((640, 384), (96, 1000), (33, 7))
-        return _onednn if all(_agrees(dtype, shape) for shape in shapes) else _plain
+        return _onednn_product if all(_onednn_agrees(dtype, shape) for shape in shapes) else _torch_product
     except (RuntimeError, AttributeError):
-        return _plain
+        return _torch_product
 
 
 @torch.inference_mode()
-def _agrees(dtype: torch.dtype, shape: tuple[int, int]) -> bool:
-    """Tell whether the packed product of a random weight agrees with the plain one."""
+def _onednn_agrees(dtype: torch.dtype, shape: tuple[int, int]) -> bool:
+    """Tell whether the packed product of a random weight agrees with the plain one.
+
+    dtype: Type of the weight.
+    shape: (out, in) of the weight.
+    """
     seeded = torch.Generator().manual_seed(0)
     weight = torch.randn(shape, generator=seeded).to(dtype)
     bias = torch.randn(shape[0], generator=seeded).to(dtype)
-    ours, plain = _onednn(weight, bias), _plain(weight, bias)
+    ours, plain = _onednn_product(weight, bias), _torch_product(weight, bias)
     inputs = (torch.randn(rows, shape[1], generator=seeded).to(dtype) for rows in (1, 2, 5, 17, 130))
     # Fraction of the largest output. The library may add up products in another order.
     allowed = 1e-5 if dtype == torch.float32 else 0.02
@@ -119,16 +148,24 @@ def _agrees(dtype: torch.dtype, shape: tuple[int, int]) -> bool:
 
 
 def multiply_wide(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return x @ weight.T + bias in fp32, as it is summed, if the library can; else in x's dtype."""
-    if x.dtype == torch.float32 or not _writes_sums(x.device):
+    """Return x @ weight.T + bias in fp32, as it is summed, if the library can; else in x's dtype.
+
+    x: [rows, in].
+    weight: [out, in].
+    bias: [out], or None.
+    """
+    if x.dtype == torch.float32 or not _can_return_sums(x.device):
         return F.linear(x, weight, bias)
     sums = torch.mm(x, weight.t(), out_dtype=torch.float32)
     return sums if bias is None else sums.add_(bias)
 
 
 @cache
-def _writes_sums(device: torch.device) -> bool:
-    """Tell whether products can return fp32 sums: PyTorch 2.8 and later, with cuBLAS."""
+def _can_return_sums(device: torch.device) -> bool:
+    """Tell whether products can return fp32 sums: PyTorch 2.8 and later, with cuBLAS.
+
+    device: Device of the product.
+    """
     return (
         device.type == "cuda" and torch.version.cuda is not None and "dtype" in torch.ops.aten.mm.overloads()
     )
@@ -148,18 +185,24 @@ class RowProduct:
     def heads(
         self, x: Tensor, norm: NormWeight | None = None, rows: ShortRows | None = None
     ) -> Tensor | Unscaled:
-        """Return queries, keys and values [rows, out] of x [rows, in], after an RMSNorm if one is given.
+        """Return queries, keys and values [rows, out], after an RMSNorm if one is given.
 
+        x: [rows, in].
+        norm: Weight [in] and epsilon of the RMSNorm; None: x is normalized already.
         rows: Not used; 8-bit products take it.
         """
         return self(x) if norm is None else self.normed(x, norm)
 
     def normed(self, hidden: Tensor, norm: NormWeight) -> Tensor:
-        """Return the product of the RMSNorm of hidden [rows, in]: [rows, out]."""
+        """Return the product of the RMSNorm of the hidden states, [rows, out].
+
+        hidden: [rows, in], not changed.
+        norm: Weight [in] and epsilon of the RMSNorm.
+        """
         from specsot_kernels.gpu.products import multiply_row
         from specsot_kernels.gpu.rows import norm_rows
 
-        if self._alone(hidden):
+        if self._is_single_row(hidden):
             return multiply_row(hidden, self.weight, norm, self.bias)
         return self(norm_rows(hidden, *norm))
 
@@ -167,74 +210,91 @@ class RowProduct:
         """Return silu(first half) * second half of what `normed` returns: [rows, out / 2].
 
         The product must have no bias.
+
+        hidden: [rows, in], not changed.
+        norm: Weight [in] and epsilon of the RMSNorm.
+        rows: Not used; 8-bit products take it.
         """
         from specsot_kernels.gpu.products import multiply_row
         from specsot_kernels.gpu.rows import norm_rows
 
-        if self._alone(hidden):
+        if self._is_single_row(hidden):
             return multiply_row(hidden, self.weight, norm, gated=True)
         return self(norm_rows(hidden, *norm), gated=True)
 
     def __call__(self, x: Tensor, gated: bool = False) -> Tensor:
         """Multiply x [rows, in] -> [rows, out].
 
-        gated: Return silu(first half) * second half of the product, [rows, out / 2].
+        x: [rows, in].
+        gated: If true, return silu(first half) * second half of the product, [rows, out / 2].
         """
         from specsot_kernels.gpu.ordered import multiply_ordered
         from specsot_kernels.gpu.products import multiply_row
         from specsot_kernels.gpu.rows import gate
 
-        if self._alone(x):
+        if self._is_single_row(x):
             return multiply_row(x, self.weight, None, self.bias, gated)
-        if self._ordered(x, gated):
+        if self._runs_ordered(x, gated):
             return multiply_ordered(x, self.weight, self.bias, gated)
-        whole = F.linear(x, self.weight, self.bias)
-        return gate(whole) if gated else whole
+        product = F.linear(x, self.weight, self.bias)
+        return gate(product) if gated else product
 
     def wide(self, hidden: Tensor, norm: NormWeight) -> Tensor:
-        """Do what `normed` does, but return fp32, as the product is summed.
+        """Return the product of the RMSNorm of the hidden states in fp32, as it is summed: [rows, out].
 
         It is used for logits: rounded to fewer bits, large logits that differ would become equal.
+
+        hidden: [rows, in], not changed.
+        norm: Weight [in] and epsilon of the RMSNorm.
         """
         from specsot_kernels.gpu.ordered import multiply_ordered
         from specsot_kernels.gpu.products import multiply_row
         from specsot_kernels.gpu.rows import norm_rows
 
-        if self._alone(hidden):
+        if self._is_single_row(hidden):
             out = hidden.new_empty((1, len(self.weight)), dtype=torch.float32)
             return multiply_row(hidden, self.weight, norm, self.bias, into=out)
         x = norm_rows(hidden, *norm)
-        if self._ordered(x):
+        if self._runs_ordered(x):
             return multiply_ordered(x, self.weight, self.bias, dtype=torch.float32)
         return multiply_wide(x, self.weight, self.bias)
 
     def add_to(
-        self, hidden: Tensor, x: Tensor | ShortRows, following: NormWeight | None = None
+        self, hidden: Tensor, x: Tensor | ShortRows, next_norm: NormWeight | None = None
     ) -> ShortRows | None:
-        """Add x [rows, in] times the weight to hidden [rows, out], in place. A bias is not added.
+        """Add the product of x to the hidden states, in place, and return None. A bias is not added.
 
-        following: Not used; 8-bit products return the normed `hidden` in 8 bits. This one returns None.
+        hidden: [rows, out], the residual stream.
+        x: [rows, in], in floats.
+        next_norm: Not used; 8-bit products return the normed `hidden` in 8 bits.
         """
         from specsot_kernels.gpu.ordered import multiply_ordered
         from specsot_kernels.gpu.products import multiply_row
 
-        assert isinstance(x, Tensor), "rows in 8 bits are for such a weight"
-        if self._alone(x):
+        assert isinstance(x, Tensor), "rows in 8 bits are only multiplied with weights in 8 bits"
+        if self._is_single_row(x):
             multiply_row(x, self.weight, add=hidden, into=hidden)
-        elif self._ordered(x):
+        elif self._runs_ordered(x):
             multiply_ordered(x, self.weight, into=hidden)
         else:
             hidden.addmm_(x, self.weight.t())
 
-    def _alone(self, x: Tensor) -> bool:
-        """Tell whether x has a single row, for which there is a kernel of its own."""
+    def _is_single_row(self, x: Tensor) -> bool:
+        """Tell whether x has a single row, for which there is a kernel of its own.
+
+        x: [rows, in].
+        """
         return len(x) == 1
 
-    def _ordered(self, x: Tensor, gated: bool = False) -> bool:
-        """Tell whether the kernel with a fixed order of sums is faster for so many rows."""
-        from specsot_kernels.gpu.ordered import pays
+    def _runs_ordered(self, x: Tensor, gated: bool = False) -> bool:
+        """Tell whether the kernel with a fixed order of sums is faster for so many rows.
 
-        return pays(x, len(self.weight), gated)
+        x: [rows, in].
+        gated: Whether the kernel also combines the two halves of the product.
+        """
+        from specsot_kernels.gpu.ordered import is_faster
+
+        return is_faster(x, len(self.weight), gated)
 
 
 class InvariantRowProduct(RowProduct):  # pyrefly: ignore[bad-class-definition]
@@ -242,10 +302,19 @@ class InvariantRowProduct(RowProduct):  # pyrefly: ignore[bad-class-definition]
 
     __slots__ = ()
 
-    def _alone(self, x: Tensor) -> bool:
+    def _is_single_row(self, x: Tensor) -> bool:
+        """Return False: a single row runs in the same kernel as many rows, so that its sums keep their order.
+
+        x: [rows, in].
+        """
         return False
 
-    def _ordered(self, x: Tensor, gated: bool = False) -> bool:
+    def _runs_ordered(self, x: Tensor, gated: bool = False) -> bool:
+        """Return True: every batch runs in the kernel with a fixed order of sums.
+
+        x: [rows, in].
+        gated: Whether the kernel also combines the two halves of the product.
+        """
         return True
 
 
@@ -255,16 +324,18 @@ CapturedProduct = RowProduct | Fp8 | Int8
 def captured_product(linear: Linear, invariant: bool = False) -> CapturedProduct | None:
     """Return the form of a product for CUDA graphs, or None if it cannot be captured.
 
-    invariant: The product must be batch-invariant; fp8 products are not.
+    linear: The product.
+    invariant: True if the product must be batch-invariant; fp8 products are not.
     """
     if isinstance(linear.multiply, Fp8 | Int8):
         exact = isinstance(linear.multiply, Int8) or not invariant
-        return linear.multiply if linear.multiply.captured and exact else None
+        return linear.multiply if linear.multiply.capturable and exact else None
     if linear.weight is None:
         return None
     return (InvariantRowProduct if invariant else RowProduct)(linear.weight, linear.bias)
 
 
+# The dtypes that --dtype names.
 NAMES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -275,9 +346,13 @@ def resolve_dtype(
 
     "auto" means fp32 with packed CPU weights, whose kernels compute in fp32; else bf16 on CUDA and on CPUs
     that multiply bf16; else fp32. Raises InvalidRequest for any other name.
+
+    name: The value of the option --dtype.
+    device: Device of the model.
+    quantization: Form of the matrices; None: they are not quantized.
     """
     if name == "auto":
-        if packs(quantization, device):
+        if uses_packed_kernels(quantization, device):
             return torch.float32
         return torch.bfloat16 if _multiplies_bf16(torch.device(device)) else torch.float32
     if name not in NAMES:
@@ -286,31 +361,39 @@ def resolve_dtype(
 
 
 def check_device(device: str) -> None:
-    """Raise InvalidRequest if torch does not know the device's name, or does not see that GPU."""
+    """Raise InvalidRequest if torch does not know the device's name, or does not see that GPU.
+
+    device: The value of the option --device, such as "cpu" or "cuda:0".
+    """
     try:
-        named = torch.device(device)
+        parsed = torch.device(device)
     except RuntimeError:
-        raise InvalidRequest(f"no device is called {device!r}; cpu and cuda:0 are", field="device") from None
-    there = torch.cuda.device_count() if named.type == "cuda" else 0
-    if named.type == "cuda" and (named.index or 0) >= there:
         raise InvalidRequest(
-            f"device {device}: PyTorch {torch.__version__} sees {there} GPUs", field="device"
+            f"unknown device {device!r}; use a name such as cpu or cuda:0", field="device"
+        ) from None
+    num_gpus = torch.cuda.device_count() if parsed.type == "cuda" else 0
+    if parsed.type == "cuda" and (parsed.index or 0) >= num_gpus:
+        raise InvalidRequest(
+            f"there is no device {device}: PyTorch {torch.__version__} finds {num_gpus} GPUs", field="device"
         )
 
 
 def _multiplies_bf16(device: torch.device) -> bool:
-    """Tell whether a device multiplies bf16 natively."""
+    """Tell whether a device multiplies bf16 natively.
+
+    device: The torch device that is asked about.
+    """
     if device.type != "cpu":
         return device.type == "cuda"
-    able = torch.cpu.get_capabilities()
-    return bool(able.get("avx512_bf16") or able.get("amx_bf16"))
+    capabilities = torch.cpu.get_capabilities()
+    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 
 # Bytes. Size of an int4 scale, and of an int4 zero point.
 SCALE = 2
 # Outputs. Packed CPU weights are padded to multiples of this, and their inputs to whole groups.
 LANES = 16
-# Weights. How many int4 weights a GPU converts to floats at a time.
+# Weights. How many int4 weights a GPU converts to floats at a time. Untuned.
 FLOATS_AT_A_TIME = 1 << 24
 
 
@@ -318,48 +401,71 @@ class Rounded(Protocol):
     """A quantized weight [out, in], or some of its outputs."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Multiply x [rows, in] -> [rows, out]."""
+        """Multiply x [rows, in] -> [rows, out].
+
+        x: [rows, in], in floats.
+        """
         ...
 
 
 def check_quantization(kind: str | None, device: str = "cpu") -> None:
-    """Raise InvalidRequest for an unknown quantization, ModelError if the packages it needs are missing."""
+    """Raise InvalidRequest for an unknown quantization, ModelError if the packages it needs are missing.
+
+    kind: The value of the option --quantization; None: nothing is quantized and nothing is checked.
+    device: Device of the model.
+    """
     if kind is None:
         return
     if kind not in QUANTIZATIONS:
-        known = ", ".join(QUANTIZATIONS)
-        raise InvalidRequest(f"quantization must be one of {known}, got {kind!r}", field="quantization")
+        choices = ", ".join(QUANTIZATIONS)
+        raise InvalidRequest(f"quantization must be one of {choices}, got {kind!r}", field="quantization")
     require_quantizer(kind, device)
 
 
-def packs(kind: Quantization | None, device: torch.device | str) -> bool:
-    """Tell whether the packed CPU kernels are used: int8 and int4 on a CPU. Embeddings are int8 then."""
+def uses_packed_kernels(kind: Quantization | None, device: torch.device | str) -> bool:
+    """Tell whether the packed CPU kernels are used: int8 and int4 on a CPU. Embeddings are int8 then.
+
+    kind: Form of the matrices; None: they are not quantized.
+    device: Device of the model.
+    """
     return kind in ("int8", "int4") and torch.device(device).type == "cpu"
 
 
-def in_words(kind: Quantization | None, device: str) -> str:
-    """Describe what is rounded and how, which all members of a ring must share. Empty: nothing is."""
+def describe_rounding(kind: Quantization | None, device: str) -> str:
+    """Describe in words what is rounded and how, which all members of a ring must share.
+
+    Return "" if nothing is rounded.
+
+    kind: Form of the matrices; None: they are not quantized.
+    device: Device of the model, such as "cpu" or "cuda:0".
+    """
     if kind == "fp8":
-        both = multiplies_fp8(torch.device(device))
-        return "fp8 weights, a scale an output" + (", and activations, a scale a row" if both else "")
-    if kind == "int8" and not packs(kind, device):
+        rounds_activations = multiplies_fp8(torch.device(device))
+        return "fp8 weights, a scale an output" + (
+            ", and activations, a scale a row" if rounds_activations else ""
+        )
+    if kind == "int8" and not uses_packed_kernels(kind, device):
         return f"int8 weights, {LONG_GROUP} activations a scale"
-    if not packs(kind, device):
+    if not uses_packed_kernels(kind, device):
         return kind or ""
     groups = f"{LONG_GROUP}" if kind == "int8" else f"{GROUP} ({LONG_GROUP} beside 8 bits)"
     return f"{kind} weights, int8 embedding, {groups} activations a scale"
 
 
-def of_lm_head(kind: Quantization | None) -> Quantization | None:
-    """Return the form of the lm_head: int8 instead of int4, which would change the text too much."""
+def lm_head_quantization(kind: Quantization | None) -> Quantization | None:
+    """Return the form of the lm_head: int8 instead of int4, which would change the text too much.
+
+    kind: Form of the other matrices; None: they are not quantized.
+    """
     return "int8" if kind == "int4" else kind
 
 
-def quantise(weight: Tensor | Codes, kind: Quantization, bias: Tensor | None = None) -> Rounded:
+def quantize(weight: Tensor | Codes, kind: Quantization, bias: Tensor | None = None) -> Rounded:
     """Store a weight [out, in] in the form `kind`.
 
     weight: Floats, or `Codes` if the files hold the weight quantized to this form already.
     bias: Added by every form except int4 on a GPU, whose caller adds it.
+    kind: The quantized form.
 
     Raises ModelError if int4 cannot hold the shape.
     """
@@ -367,24 +473,29 @@ def quantise(weight: Tensor | Codes, kind: Quantization, bias: Tensor | None = N
         return Fp8(weight, bias)
     if kind == "int4" and weight.shape[1] % GROUP:
         raise ModelError(f"int4 weights need a number of inputs that {GROUP} divides, got {weight.shape[1]}")
-    if packs(kind, weight.device):
+    if uses_packed_kernels(kind, weight.device):
         return Packed(weight, bias, kind)
     if kind == "int8":
         return Int8(weight, bias)
     if isinstance(weight, Tensor) and weight.dtype == torch.bfloat16:
         return Tinygemm(weight)
-    return _in_parts(weight)
+    return _quantize_int4(weight)
 
 
-def size_of(shape: tuple[int, ...], itemsize: int, kind: Quantization | None) -> int:
-    """Return the bytes of a tensor of `itemsize` bytes per number, if matrices are stored as `kind`."""
+def stored_bytes(shape: tuple[int, ...], itemsize: int, kind: Quantization | None) -> int:
+    """Return the bytes of a tensor of `itemsize` bytes per number, if matrices are stored as `kind`.
+
+    shape: Shape of the tensor; only two dimensions are a matrix.
+    itemsize: Bytes of a number that is not quantized.
+    kind: Form of the matrices; None: they are not quantized.
+    """
     if kind is None or len(shape) != 2:
         return math.prod(shape) * itemsize
     if kind == "fp8":
         return math.prod(shape) + 4 * shape[0]
     # This is the size of the packed CPU form; other devices need a little less.
     groups = LONG_GROUP if kind == "int8" else GROUP
-    outputs, inputs = (-(-size // whole) * whole for size, whole in zip(shape, (LANES, groups)))
+    outputs, inputs = (-(-size // multiple) * multiple for size, multiple in zip(shape, (LANES, groups)))
     if kind == "int8":
         return outputs * (inputs + 8)
     return outputs * (inputs // 2 + 2 * SCALE * (inputs // GROUP) + 4)
@@ -397,6 +508,9 @@ class Packed:
     (docs/precision.md).
 
     dtype: Type of the rows that `rows` returns: that of the original weight, or fp32 for `Codes`.
+    weight: [out, in], floats or `Codes` of this form.
+    bias: [out], or None.
+    kind: "int8" or "int4".
     """
 
     __slots__ = ("device", "dtype", "weight")
@@ -413,14 +527,22 @@ class Packed:
 
     @property
     def shape(self) -> torch.Size:
+        """(out, in) of the weight."""
         return self.weight.shape
 
     def rows(self, numbers: Tensor) -> Tensor:
-        """Return the weight rows [n, in] of the outputs `numbers` [n]. The weight must be int8."""
+        """Return rows of the weight, [n, in] in `dtype`. The weight must be int8.
+
+        numbers: LongTensor [n], numbers of outputs (token ids of an embedding).
+        """
         return self.weight.rows(numbers).to(self.dtype)
 
     def __call__(self, x: Tensor, norm: tuple[Tensor, float] | None = None) -> Tensor:
-        """Multiply x [rows, in] -> [rows, out]. norm: weight [in] and epsilon of a preceding RMSNorm."""
+        """Multiply x [rows, in] -> [rows, out].
+
+        x: [rows, in], in floats.
+        norm: Weight [in] and epsilon of an RMSNorm that is applied to x first; None: no norm.
+        """
         from specsot_kernels.cpu.running import multiply
 
         return multiply(x, self.weight, norm).to(x.dtype)
@@ -431,23 +553,33 @@ Table = Tensor | Packed
 
 
 def hold_table(table: Tensor, quantization: Quantization | None) -> Table:
-    """Return an embedding [vocab, hidden] in the form that it is kept in: int8 with packed CPU weights."""
-    if not packs(quantization, table.device):
+    """Return an embedding in the form that it is kept in: int8 with packed CPU weights, else as it is.
+
+    table: [vocab, hidden], in floats.
+    quantization: Form of the matrices; None: they are not quantized.
+    """
+    if not uses_packed_kernels(quantization, table.device):
         return table
-    held = quantise(table, "int8")
-    assert isinstance(held, Packed)
-    return held
+    packed = quantize(table, "int8")
+    assert isinstance(packed, Packed)
+    return packed
 
 
 def look_up(table: Table, tokens: Tensor) -> Tensor:
-    """Return the embeddings [rows, hidden] of token ids [rows]."""
+    """Return the embeddings [rows, hidden] of token ids.
+
+    table: The embedding [vocab, hidden].
+    tokens: LongTensor [rows], token ids.
+    """
     return table.rows(tokens) if isinstance(table, Packed) else F.embedding(tokens, table)
 
 
 class Int4:
-    """An int4 weight for any device: w = q * scale + least, with 16-bit scale and least per group.
+    """An int4 weight for any device: w = q * scale + offset, with 16-bit scale and offset per group.
 
     A byte holds two weights: the low half of byte i is input i, the high half is input i + in / 2.
+
+    weight: [out, in], floats or `Codes`.
 
     # inputs [q0 q1 q2 q3] -> bytes [q0 | q2 << 4, q1 | q3 << 4]
     """
@@ -455,18 +587,25 @@ class Int4:
     __slots__ = ("_least", "_pairs", "_scale")
 
     def __init__(self, weight: Tensor | Codes) -> None:
-        whole, scale, least = weight if isinstance(weight, Codes) else _fours(weight)
-        lower, upper = whole.chunk(2, 1)
+        codes, scale, offset = weight if isinstance(weight, Codes) else _int4_codes(weight)
+        lower, upper = codes.chunk(2, 1)
         self._pairs: Tensor = lower | (upper << 4)
         short = weight.dtype if isinstance(weight, Tensor) and weight.itemsize == SCALE else torch.float16
         self._scale: Tensor = scale.to(short)[..., None]
-        self._least: Tensor = least.to(short)[..., None]
+        self._least: Tensor = offset.to(short)[..., None]
 
     def __call__(self, x: Tensor) -> Tensor:
+        """Multiply x [rows, in] -> [rows, out].
+
+        x: [rows, in], in floats.
+        """
         return x @ self._floats(x.dtype).t()
 
     def _floats(self, dtype: torch.dtype) -> Tensor:
-        """Return the weight [out, in] in floats."""
+        """Return the weight [out, in] in floats.
+
+        dtype: Type of the result.
+        """
         outputs, half = self._pairs.shape
         floats = torch.empty((outputs, 2, half), dtype=dtype, device=self._pairs.device)
         floats[:, 0] = self._pairs & 15
@@ -476,9 +615,12 @@ class Int4:
         return floats.view(outputs, -1)
 
 
-def _fours(weight: Tensor) -> Codes:
-    """Quantize a weight [out, in] to int4 codes with torchao's asymmetric rounding."""
-    ao = _torchao()
+def _int4_codes(weight: Tensor) -> Codes:
+    """Quantize a weight to int4 codes with torchao's asymmetric rounding.
+
+    weight: [out, in], in floats; GROUP must divide its number of inputs.
+    """
+    ao = _import_torchao()
     block = (1, GROUP)
     bounds = (torch.uint8, 0, 15)
     scale, zero = ao.choose_qparams_affine(
@@ -488,19 +630,29 @@ def _fours(weight: Tensor) -> Codes:
 
 
 class Tinygemm:
-    """An int4 weight for PyTorch's kernel on NVIDIA GPUs, which computes in bf16."""
+    """An int4 weight for PyTorch's kernel on NVIDIA GPUs, which computes in bf16.
+
+    weight: [out, in], bf16 on a GPU.
+    """
 
     __slots__ = ("_held",)
 
     def __init__(self, weight: Tensor) -> None:
-        self._held = _torchao().Int4TilePackedTo4dTensor.from_hp(weight, [1, GROUP])
+        self._held = _import_torchao().Int4TilePackedTo4dTensor.from_hp(weight, [1, GROUP])
 
     def __call__(self, x: Tensor) -> Tensor:
+        """Multiply x [rows, in] -> [rows, out].
+
+        x: [rows, in], bf16.
+        """
         return F.linear(x, self._held)
 
 
 class PartedWeight:
-    """A weight in parts of some outputs each, so that only one part is in floats at a time."""
+    """A weight in parts of some outputs each, so that only one part is in floats at a time.
+
+    parts: The quantized parts, in the order of their outputs.
+    """
 
     __slots__ = ("_parts",)
 
@@ -508,25 +660,32 @@ class PartedWeight:
         self._parts = parts
 
     def __call__(self, x: Tensor) -> Tensor:
+        """Multiply x [rows, in] -> [rows, out].
+
+        x: [rows, in], in floats.
+        """
         return torch.cat([part(x) for part in self._parts], 1)
 
 
-def _in_parts(weight: Tensor | Codes) -> Rounded:
-    """Quantize a weight to `Int4`, in parts if it is large."""
+def _quantize_int4(weight: Tensor | Codes) -> Rounded:
+    """Quantize a weight to `Int4`, in parts of at most FLOATS_AT_A_TIME weights if it is larger.
+
+    weight: [out, in], floats or `Codes`.
+    """
     outputs = max(FLOATS_AT_A_TIME // weight.shape[1], 1)
     parts: list[Rounded] = [Int4(part) for part in weight.split(outputs)]
     return parts[0] if len(parts) == 1 else PartedWeight(parts)
 
 
-def _torchao() -> ModuleType:
+def _import_torchao() -> ModuleType:
     """Import torchao when it is used, because that takes seconds.
 
     Its warnings are silenced: they are about kernels that this project does not call.
     """
-    before = logging.root.manager.disable
-    logging.disable(max(before, logging.WARNING))
+    logging_level = logging.root.manager.disable
+    logging.disable(max(logging_level, logging.WARNING))
     try:
         import torchao.quantization
     finally:
-        logging.disable(before)
+        logging.disable(logging_level)
     return torchao.quantization

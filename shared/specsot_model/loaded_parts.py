@@ -43,6 +43,9 @@ class LoadedParts:
         The first layer also loads the embedding, the last one the final norm and the lm_head.
 
         make: Loads the layer, unless it is a gated delta layer.
+        fetch: Reads tensors from the model's files, in the dtype and on the device of the range.
+        config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
+        index: Index of the layer in the whole model.
         """
         if index not in self.blocks:
             delta = config.delta if config.recurrent(index) else None
@@ -56,17 +59,21 @@ class LoadedParts:
             self.head = fetch_lm_head(fetch, config, self.embedding)
         return self.blocks[index]
 
-    def keep(self, layers: Range, config: ModelConfig) -> None:
-        """Drop everything that a range of layers does not need."""
-        kept = range(layers.first, layers.last)
-        self.blocks = {index: block for index, block in self.blocks.items() if index in kept}
+    def drop_all_but(self, layers: Range, config: ModelConfig) -> None:
+        """Drop everything that a range of layers does not need.
+
+        layers: The range whose layers, and embedding or lm_head if it is an end of the model, stay loaded.
+        config: The model's config, which tells how many layers there are.
+        """
+        needed = range(layers.first, layers.last)
+        self.blocks = {index: block for index, block in self.blocks.items() if index in needed}
         if layers.first:
             self.embedding = None
         if layers.last < config.layers:
             self.norm = self.head = None
 
 
-# Standard deviation of random weights: that of initialized models, so that no product overflows.
+# Standard deviation of random weights, so that no product overflows. Precedent: initialized models, 0.02.
 SPREAD = 0.02
 
 
@@ -74,7 +81,10 @@ class AbsentWeights(Weights):
     """Random tensors in the shapes that a config asks for; `shape` knows every tensor that a model reads."""
 
     def __init__(self, names: tuple[str, ...], config: ModelConfig) -> None:
-        """names: The tensors that `in` reports as present; it decides which layout of tensors is read."""
+        """
+        names: The tensors that `in` reports as present; they decide which layout of tensors is read.
+        config: The model's config, from which all shapes follow.
+        """
         self._names = frozenset(names)
         self._shapes = dict[str, tuple[int, ...]]()
         parts = LoadedParts()
@@ -87,37 +97,71 @@ class AbsentWeights(Weights):
         return tuple(self._shapes)
 
     def __contains__(self, name: str) -> bool:
+        """Tell whether the tensor counts as present.
+
+        name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
+        """
         return name in self._names
 
     def where(self, name: str) -> str:
+        """Return what messages call the source; the same for every tensor.
+
+        name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
+        """
         return "weights that are not here"
 
     def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape that the model asks for. Raises KeyError for a tensor that the model does not
+        read.
+
+        name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
+        """
         return self._shapes[name]
 
     def expect(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str
     ) -> Tensor:
+        """Record the shape that the model asks for, and return a tensor of that shape.
+
+        name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
+        shape: Shape that the model asks for.
+        dtype: Type of the result.
+        device: Device of the result; on "meta" the tensor has no numbers.
+        """
         self._shapes[name] = shape
         return self.tensor(name, dtype, device)
 
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-        made = torch.empty(self._shapes[name], dtype=dtype, device=device)
+        """Return a random tensor in the recorded shape; on the device "meta", a tensor without numbers.
+
+        name: Name of a tensor that the model reads.
+        dtype: Type of the result.
+        device: Device of the result.
+        """
+        tensor = torch.empty(self._shapes[name], dtype=dtype, device=device)
         # On the meta device only shapes are asked for; filling them would take 2 ms each.
-        return made if made.is_meta else made.normal_(std=SPREAD)
+        return tensor if tensor.is_meta else tensor.normal_(std=SPREAD)
 
 
 def open_shapes(
-    directory: Path, config: ModelConfig, bin_too: bool = False, quantization: Quantization | None = None
+    directory: Path,
+    config: ModelConfig,
+    allow_pickle_bin: bool = False,
+    quantization: Quantization | None = None,
 ) -> Weights:
     """Return a source of a base model's tensor shapes, without fetching anything.
 
     The shapes come from the model's files if all are present, else from its config. Raises like
     `open_weights`.
+
+    directory: Folder with `config.json` and perhaps the weight files.
+    config: The model's config.
+    allow_pickle_bin: Whether pickled weight files (`*.bin`) may be read.
+    quantization: Form in which matrices are to be stored; None: as the files have them.
     """
     published_of(directory, quantization)
-    if has_files(directory, bin_too):
-        return open_weights(directory, bin_too, quantization)
+    if has_files(directory, allow_pickle_bin):
+        return open_weights(directory, allow_pickle_bin, quantization)
     # The embedding counts as present; a tied model has no other table.
     return AbsentWeights((f"{config.names.embedding}.weight",), config)
 
@@ -126,7 +170,9 @@ def measured_range(config: ModelConfig) -> Range:
     """Return the range of one layer to time: a layer with experts if the model has any.
 
     The first and the last layer are avoided if possible, because they bring the embedding and the lm_head.
+
+    config: The model's config.
     """
-    every = *range(1, config.layers - 1), *range(config.layers)
-    layer = next(filter(config.sparse, every), every[0])
+    candidates = *range(1, config.layers - 1), *range(config.layers)
+    layer = next(filter(config.sparse, candidates), candidates[0])
     return Range(layer, layer + 1)

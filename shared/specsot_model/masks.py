@@ -16,50 +16,74 @@ from specsot_kernels.segments import PageRead, ReadGroup, tail_seen
 Bools = NDArray[np.bool_]
 
 
-def as_mask(cut: Bools, reading: PageRead, g: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """Return the additive mask of a read, [cells, 1 or kv_heads, rows of a cell * g, columns].
+def as_mask(
+    hidden_mask: Bools, reading: PageRead, heads_per_kv: int, dtype: torch.dtype, device: torch.device | str
+) -> Tensor:
+    """Return the additive mask of a read: [cells, 1 or kv_heads, rows of a cell * heads_per_kv, columns].
 
-    cut: True where a row must not see a column, [rows, columns] for all heads, or [rows, kv_heads, columns].
-    g: Number of query heads per KV head; each row's mask is repeated g times.
+    An entry is minus infinity where a row must not see a column, and 0 elsewhere.
 
-    # one cell, cut [[0 1]] and g 2 -> [[0 -inf], [0 -inf]]
+    hidden_mask: true where a row must not see a column; [rows, columns] for all heads, or [rows, kv_heads,
+        columns].
+    reading: the read: how many cells it has, and how many rows and columns each cell has.
+    heads_per_kv: number of query heads per KV head; each row's mask is repeated so many times.
+    dtype: type of the result.
+    device: device of the result.
+
+        # one cell, hidden_mask [[0 1]] and heads_per_kv 2 -> [[0 -inf], [0 -inf]]
     """
-    by_head = cut[None] if cut.ndim == 2 else cut.transpose(1, 0, 2)
-    mask = np.where(np.repeat(by_head, g, 1), np.float32(-np.inf), np.float32(0))
-    shaped = mask.reshape(reading.cells, -1, reading.rows * g, reading.columns)
+    by_head = hidden_mask[None] if hidden_mask.ndim == 2 else hidden_mask.transpose(1, 0, 2)
+    mask = np.where(np.repeat(by_head, heads_per_kv, 1), np.float32(-np.inf), np.float32(0))
+    shaped = mask.reshape(reading.cells, -1, reading.rows * heads_per_kv, reading.columns)
     return torch.from_numpy(shaped).to(device=device, dtype=dtype)
 
 
-def blind_rows(cut: Bools, device: torch.device | str) -> Tensor | None:
-    """Return which rows see no column at all, bool [rows, 1 or kv_heads, 1]; None if every row sees some."""
-    blind: Bools = np.logical_and.reduce(cut, axis=-1)
-    return torch.from_numpy(blind.reshape(len(cut), -1, 1)).to(device) if blind.any() else None
+def blind_rows(hidden_mask: Bools, device: torch.device | str) -> Tensor | None:
+    """Return which rows see no column at all, bool [rows, 1 or kv_heads, 1]; None if every row sees some
+    column.
+
+    hidden_mask: true where a row must not see a column; [rows, columns] for all heads, or [rows, kv_heads,
+        columns].
+    device: device of the result.
+    """
+    sees_nothing: Bools = np.logical_and.reduce(hidden_mask, axis=-1)
+    return (
+        torch.from_numpy(sees_nothing.reshape(len(hidden_mask), -1, 1)).to(device)
+        if sees_nothing.any()
+        else None
+    )
 
 
-def hidden_columns(hidden: Bools | None, lead: int, reading: PageRead) -> Bools | None:
-    """Cut the mask of one read, [rows, columns], out of a group's mask.
+def hidden_columns(group_mask: Bools | None, lead: int, reading: PageRead) -> Bools | None:
+    """Cut the mask of one read, bool [rows, columns], out of a group's mask; true where a row must not see a
+    column.
 
-    hidden: The group's mask from column `lead` on, as `hidden_columns_of` returns it.
-    lead: All rows of the group see columns 0 .. lead - 1.
+    Return None if the read lies before column `lead`, so that nothing is hidden.
 
-    Return None if the read lies before `lead`, so that nothing is hidden.
+    group_mask: the group's mask from column `lead` on, as `hidden_columns_of` returns it; None if the group
+        hides nothing.
+    lead: number of first columns that all rows of the group see.
+    reading: the read, which gives the rows and columns to cut out.
     """
     end = reading.at + reading.columns
-    if hidden is None or end <= lead:
+    if group_mask is None or end <= lead:
         return None
     rows = slice(reading.first, reading.first + reading.cells * reading.rows)
-    cut = hidden[rows, max(reading.at - lead, 0) : end - lead]
+    read_mask = group_mask[rows, max(reading.at - lead, 0) : end - lead]
     if lead <= reading.at:
-        return cut
-    whole = np.zeros((len(cut), reading.columns), dtype=bool)
-    whole[:, lead - reading.at :] = cut
-    return whole
+        return read_mask
+    padded_mask = np.zeros((len(read_mask), reading.columns), dtype=bool)
+    padded_mask[:, lead - reading.at :] = read_mask
+    return padded_mask
 
 
 def hidden_columns_of(group: ReadGroup) -> Bools | None:
-    """Return the mask of a group from column `lead` on, [rows, width - lead]; None if nothing is hidden.
+    """Return the mask of a group from column `lead` on, bool [rows, width - lead]; None if nothing is hidden.
 
-    # two prompt rows after 3 columns: lead 4, width 5 -> [[True], [False]]
+    group: spans that are read together; its `lead` first columns are seen by every row, and its `width` is
+        the number of columns of the longest span.
+
+        # two prompt rows after 3 columns: lead 4, width 5 -> [[True], [False]]
     """
     lead = group.lead
     width = group.width

@@ -1,6 +1,6 @@
 """Checks that weights, KV pages and CUDA graphs fit in memory, from the headers of weight files only.
 
-Nothing is loaded. In this file, `held` describes the form in which weights are stored once they are loaded.
+Nothing is loaded. In this file, `weight_form` is the form in which weights are stored once they are loaded.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ from specsot_model.core.replays import CHUNK, states_for
 from specsot_model.core.walks import BLOCK_ROWS, CARRIED, WalkRoom
 from specsot_model.cuda_graphs import BUCKETS, PROMPT_ROWS
 from specsot_model.kv import row_bytes
-from specsot_model.linear import SMALL, check_device, of_lm_head, packs, size_of
+from specsot_model.linear import SMALL, check_device, lm_head_quantization, stored_bytes, uses_packed_kernels
 from specsot_model.weights import Weights
 
 log = structlog.get_logger()
 
 # Bytes. What libraries allocate for the stream on which graphs are captured. Untuned.
 LIBRARY_BYTES = 64 << 20
-MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
+# Where Linux tells the machine's memory, and the limit of this process's cgroup.
+MEMINFO = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class Need:
 
     weights: Bytes of weights.
     pages: Bytes of KV pages.
-    graphs: Bytes of captured CUDA graphs.
+    graphs: Bytes of captured CUDA graphs; 0 if there are none.
     """
 
     weights: int
@@ -47,35 +49,42 @@ class Need:
     graphs: int = 0
 
     @property
-    def whole(self) -> int:
+    def total(self) -> int:
         """Bytes in all."""
         return self.weights + self.pages + self.graphs
 
     def __str__(self) -> str:
-        kept = f"{memory_in_words(self.weights)} of weights and {memory_in_words(self.pages)} of KV pages"
-        return f"{kept}, and {memory_in_words(self.graphs)} for captured graphs" if self.graphs else kept
+        """Return the bytes in words: "2.0 GiB of weights and 1.0 GiB of KV pages", and the graphs if there
+        are any.
+        """
+        parts = f"{memory_in_words(self.weights)} of weights and {memory_in_words(self.pages)} of KV pages"
+        return f"{parts}, and {memory_in_words(self.graphs)} for captured graphs" if self.graphs else parts
 
 
-def check_fit(what: str, need: Need, device: str, free: int | None) -> None:
-    """Log in one line what is needed and what is free. Raises ModelError if too little is free.
+def check_fit(subject: str, need: Need, device: str, free: int | None) -> None:
+    """Log in one line what is needed and what is free.
 
-    what: What needs the memory, for messages.
+    subject: What needs the memory, as the plural subject of messages, such as "layers 0..15".
+    need: Bytes that are needed.
+    device: Name of the device, for messages.
     free: Free bytes; None: unknown, and the check passes.
+
+    Raises ModelError if too little is free.
     """
-    has = "an unknown amount" if free is None else memory_in_words(free)
-    if free is not None and need.whole > free:
+    free_in_words = "an unknown amount" if free is None else memory_in_words(free)
+    if free is not None and need.total > free:
         raise ModelError(
-            f"{what} need {need}, {device} has {has} free: "
+            f"{subject} need {need}, {device} has {free_in_words} free: "
             "fewer layers, a smaller --kv-memory, a --dtype of fewer bytes or --quantization would fit"
         )
     parts = {"graphs": memory_in_words(need.graphs)} if need.graphs else {}
     log.info(
-        "fits",
-        what=what,
+        "memory checked",
+        what=subject,
         weights=memory_in_words(need.weights),
         pages=memory_in_words(need.pages),
         **parts,
-        free=has,
+        free=free_in_words,
     )
 
 
@@ -98,36 +107,53 @@ class WeightForm:
     parts: int = 1
 
     @classmethod
-    def on(cls, device: str, itemsize: int, quantization: Quantization | None) -> WeightForm:
-        """Return the form of weights on a device."""
-        packed = packs(quantization, device)
-        plain = quantization is None
-        return cls(itemsize, quantization, packed, packed or (plain and torch.device(device).type == "cuda"))
+    def on_device(cls, device: str, itemsize: int, quantization: Quantization | None) -> WeightForm:
+        """Return the form of weights on a device.
+
+        device: Name of the device, such as "cpu" or "cuda:0".
+        itemsize: Bytes of a number that is not quantized.
+        quantization: Form of the matrices; None: they are not quantized.
+        """
+        packed = uses_packed_kernels(quantization, device)
+        unquantized = quantization is None
+        return cls(
+            itemsize, quantization, packed, packed or (unquantized and torch.device(device).type == "cuda")
+        )
 
     def bytes(self, files: Weights, names: Iterable[str]) -> int:
-        """Return the bytes that these tensors take once they are loaded; only their shapes are read."""
+        """Return the bytes that some tensors take once they are loaded; only their shapes are read.
+
+        files: Source of the tensors; only their names and shapes are read.
+        names: Names of the tensors; 0 is returned for none.
+        """
         return sum(
-            size_of(files.shape(name), self.itemsize, files.form(name, self.quantization)) for name in names
+            stored_bytes(files.shape(name), self.itemsize, files.form(name, self.quantization))
+            for name in names
         )
 
     @property
-    def whole(self) -> WeightForm:
+    def of_norms(self) -> WeightForm:
         """The form of norms: not quantized."""
         return WeightForm(self.itemsize)
 
     @property
-    def first(self) -> WeightForm:
-        """The form of the embedding."""
+    def of_embedding(self) -> WeightForm:
+        """The form of the embedding: int8 with packed CPU weights, else not quantized."""
         return WeightForm(self.itemsize, "int8" if self.packed else None)
 
     @property
-    def last(self) -> WeightForm:
-        """The form of the lm_head."""
-        return WeightForm(self.itemsize, of_lm_head(self.quantization))
+    def of_lm_head(self) -> WeightForm:
+        """The form of the lm_head: int8 where other matrices are int4."""
+        return WeightForm(self.itemsize, lm_head_quantization(self.quantization))
 
 
 def tensors_of(files: Weights, config: ModelConfig, layers: Range) -> list[str]:
-    """Return the names of all tensors that a range of layers reads."""
+    """Return the names of all tensors that a range of layers reads.
+
+    files: Source of the tensors; only their names are read.
+    config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
+    layers: The range of layers, first (included) to last (excluded).
+    """
     names = config.names
     parts = [names.layer.format(layer) for layer in range(layers.first, layers.last)]
     # A tied model has one table for embedding and lm_head, so both ends of the model may read either.
@@ -136,153 +162,229 @@ def tensors_of(files: Weights, config: ModelConfig, layers: Range) -> list[str]:
     return [name for part in parts for name in files.under(part)]
 
 
-def weights_of(files: Weights, config: ModelConfig, layers: Range, held: WeightForm) -> int:
-    """Return the bytes that a range of layers takes.
+def weights_of(files: Weights, config: ModelConfig, layers: Range, weight_form: WeightForm) -> int:
+    """Return the bytes of weights that a range of layers takes on a device.
 
     The first layer brings the embedding, the last one the final norm and the lm_head.
+
+    files: Source of the tensors; only their names and shapes are read.
+    config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
+    layers: The range of layers, first (included) to last (excluded).
+    weight_form: The form in which weights are stored once they are loaded.
     """
-    inner = sum(_layer(files, config, layer, held) for layer in range(layers.first, layers.last))
-    before = _before(files, config, held) if layers.first == 0 else 0
-    behind = _behind(files, config, held) if layers.last == config.layers else 0
-    small = (held.itemsize, held.quantization) == (4, None) and before <= 4 * SMALL
-    once = before and behind and (held.shared or small) and not _has_lm_head(files, config)
-    return inner + behind + (0 if once else before)
+    in_layers = sum(
+        _layer_bytes(files, config, layer, weight_form) for layer in range(layers.first, layers.last)
+    )
+    embedding = _embedding_bytes(files, config, weight_form) if layers.first == 0 else 0
+    lm_head = _lm_head_bytes(files, config, weight_form) if layers.last == config.layers else 0
+    copy_is_small = (weight_form.itemsize, weight_form.quantization) == (4, None) and embedding <= 4 * SMALL
+    counted_once = (
+        embedding and lm_head and (weight_form.shared or copy_is_small) and not _has_lm_head(files, config)
+    )
+    return in_layers + lm_head + (0 if counted_once else embedding)
 
 
-def read_of(files: Weights, config: ModelConfig, layers: Range, held: WeightForm) -> float:
+def bytes_read_per_token(
+    files: Weights, config: ModelConfig, layers: Range, weight_form: WeightForm
+) -> float:
     """Return the bytes of weights that one token reads in a range.
 
     Of the experts, only the chosen ones are read; of the embedding, nothing is counted.
+
+    files: Source of the tensors; only their names and shapes are read.
+    config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
+    layers: The range of layers, first (included) to last (excluded).
+    weight_form: The form in which weights are stored once they are loaded.
     """
-    whole = weights_of(files, config, layers, held)
-    inner = (files.under(config.names.layer.format(layer)) for layer in range(layers.first, layers.last))
-    experts = sum(
-        _size(files, config, name, held) for names in inner for name in names if ".experts." in name
+    total = weights_of(files, config, layers, weight_form)
+    names_by_layer = (
+        files.under(config.names.layer.format(layer)) for layer in range(layers.first, layers.last)
     )
-    left = experts * (1 - config.routing.chosen / config.routing.experts) if config.routing else 0
-    return whole - left - (_before(files, config, held) if layers.first == 0 else 0)
+    experts = sum(
+        _tensor_bytes(files, config, name, weight_form)
+        for names in names_by_layer
+        for name in names
+        if ".experts." in name
+    )
+    not_read = experts * (1 - config.routing.chosen / config.routing.experts) if config.routing else 0
+    return total - not_read - (_embedding_bytes(files, config, weight_form) if layers.first == 0 else 0)
 
 
-def bytes_of(files: Weights, config: ModelConfig, held: WeightForm) -> WeightBytes:
-    """Return the bytes of the largest layer, of the embedding, and of final norm and lm_head."""
-    layer = max(_layer(files, config, layer, held) for layer in range(config.layers))
-    return WeightBytes(layer, _before(files, config, held), _behind(files, config, held))
+def weight_bytes_of(files: Weights, config: ModelConfig, weight_form: WeightForm) -> WeightBytes:
+    """Return the bytes of the largest layer, of the embedding, and of final norm and lm_head.
+
+    files: Source of the tensors; only their names and shapes are read.
+    config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
+    weight_form: The form in which weights are stored once they are loaded.
+    """
+    layer = max(_layer_bytes(files, config, layer, weight_form) for layer in range(config.layers))
+    return WeightBytes(
+        layer, _embedding_bytes(files, config, weight_form), _lm_head_bytes(files, config, weight_form)
+    )
 
 
-def drafts_of(files: Weights, held: WeightForm) -> int:
+def drafter_bytes(files: Weights, weight_form: WeightForm) -> int:
     """Return the bytes that a draft head or draft model takes.
 
     A head's `fc`, which the stages apply, is not quantized.
+
+    files: Source of the drafter's tensors; only their names and shapes are read.
+    weight_form: The form in which weights are stored once they are loaded.
     """
     names = set(files.names())
-    inner = {name for name in names if name.endswith("_proj.weight")}
-    last = {name for name in names if name.endswith("lm_head.weight")}
-    first = {name for name in names if name.endswith("embed_tokens.weight")}
-    rest = names - inner - last - first
-    parts = (held, inner), (held.last, last), (held.first, first), (held.whole, rest)
-    return sum(each.bytes(files, named) for each, named in parts)
+    projections = {name for name in names if name.endswith("_proj.weight")}
+    of_lm_head = {name for name in names if name.endswith("lm_head.weight")}
+    of_embedding = {name for name in names if name.endswith("embed_tokens.weight")}
+    others = names - projections - of_lm_head - of_embedding
+    parts = (
+        (weight_form, projections),
+        (weight_form.of_lm_head, of_lm_head),
+        (weight_form.of_embedding, of_embedding),
+        (weight_form.of_norms, others),
+    )
+    return sum(form.bytes(files, tensor_names) for form, tensor_names in parts)
 
 
-def _layer(files: Weights, config: ModelConfig, layer: int, held: WeightForm) -> int:
-    """Return the bytes of one layer on each of the devices that share it."""
+def _layer_bytes(files: Weights, config: ModelConfig, layer: int, weight_form: WeightForm) -> int:
+    """Return the bytes of one layer on each of the devices that share it.
+
+    files: Source of the tensors; only their names and shapes are read.
+    config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
+    layer: Index of the layer in the whole model.
+    weight_form: The form in which weights are stored once they are loaded.
+    """
     names = files.under(config.names.layer.format(layer))
-    return sum(_size(files, config, name, held) for name in names) // held.parts
+    return sum(_tensor_bytes(files, config, name, weight_form) for name in names) // weight_form.parts
 
 
-def _size(files: Weights, config: ModelConfig, name: str, held: WeightForm) -> int:
-    """Return the bytes of one tensor of a layer.
+def _tensor_bytes(files: Weights, config: ModelConfig, name: str, weight_form: WeightForm) -> int:
+    """Return the bytes of one tensor of a layer, on one device.
 
     A router is never quantized, and is fp32 if scores are sigmoids. If one tensor holds all experts, each
     expert counts as a matrix.
+
+    files: Source of the tensors; only their names and shapes are read.
+    config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
+    name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
+    weight_form: The form in which weights are stored once they are loaded.
     """
     routing = config.routing
     shape = files.shape(name)
-    form = None if name.endswith("bias") else files.form(name, held.quantization)
+    form = None if name.endswith("bias") else files.form(name, weight_form.quantization)
     if routing and f".{config.names.router}." in name:
-        return size_of(shape, 4 if routing.score == "sigmoid" else held.itemsize, None)
+        return stored_bytes(shape, 4 if routing.score == "sigmoid" else weight_form.itemsize, None)
     if name.endswith(config.names.stacked or ()):
-        return shape[0] * size_of((shape[2], shape[1]), held.itemsize, form)
+        return shape[0] * stored_bytes((shape[2], shape[1]), weight_form.itemsize, form)
     if name.endswith(config.names.whole_experts or ()):
-        return shape[0] * size_of((shape[1], shape[2]), held.itemsize, form)
-    return size_of(shape, held.itemsize, form)
+        return shape[0] * stored_bytes((shape[1], shape[2]), weight_form.itemsize, form)
+    return stored_bytes(shape, weight_form.itemsize, form)
 
 
-def _before(files: Weights, config: ModelConfig, held: WeightForm) -> int:
-    """Return the bytes of the embedding."""
-    return held.first.bytes(files, files.under(config.names.embedding))
+def _embedding_bytes(files: Weights, config: ModelConfig, weight_form: WeightForm) -> int:
+    """Return the bytes of the embedding.
+
+    files: Source of the tensors; only their names and shapes are read.
+    config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
+    weight_form: The form in which weights are stored once they are loaded.
+    """
+    return weight_form.of_embedding.bytes(files, files.under(config.names.embedding))
 
 
-def _behind(files: Weights, config: ModelConfig, held: WeightForm) -> int:
-    """Return the bytes of the final norm and the lm_head."""
+def _lm_head_bytes(files: Weights, config: ModelConfig, weight_form: WeightForm) -> int:
+    """Return the bytes of the final norm and the lm_head.
+
+    files: Source of the tensors; only their names and shapes are read.
+    config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
+    weight_form: The form in which weights are stored once they are loaded.
+    """
     names = config.names
     table = names.head if _has_lm_head(files, config) else names.embedding
-    return held.whole.bytes(files, files.under(names.norm)) + held.last.bytes(files, files.under(table))
+    return weight_form.of_norms.bytes(files, files.under(names.norm)) + weight_form.of_lm_head.bytes(
+        files, files.under(table)
+    )
 
 
 def _has_lm_head(files: Weights, config: ModelConfig) -> bool:
-    """Tell whether the files hold an lm_head in addition to the embedding; a tied model's do not."""
+    """Tell whether the files hold an lm_head in addition to the embedding; a tied model's do not.
+
+    files: Source of the tensors; only their names and shapes are read.
+    config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
+    """
     return bool(files.under(config.names.head))
 
 
-def pages_of(config: ModelConfig, layers: Range, rows: int, itemsize: int, kept: KvDtype = "auto") -> int:
+def kv_page_bytes(
+    config: ModelConfig, layers: Range, rows: int, itemsize: int, kv_dtype: KvDtype = "auto"
+) -> int:
     """Return the bytes of KV pages of `rows` rows in all layers of a range.
 
     For gated delta layers these are the stored inputs and the stored states.
 
-    itemsize: Bytes of a number of the KV cache, unless `kept` is int8.
-    kept: Type of the KV cache.
+    config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
+    layers: The range of layers, first (included) to last (excluded).
+    rows: Number of rows (tokens) of all pages together.
+    itemsize: Bytes of a number of the KV cache, unless `kv_dtype` is int8.
+    kv_dtype: Type of the KV cache.
     """
     recurrent = sum(map(config.recurrent, range(layers.first, layers.last)))
-    each = 2 * config.kv_heads * row_bytes(config.head_dim, itemsize, kept)
-    found = (len(layers) - recurrent) * rows * each
+    row_size = 2 * config.kv_heads * row_bytes(config.head_dim, itemsize, kv_dtype)
+    total = (len(layers) - recurrent) * rows * row_size
     if config.delta:
-        found += recurrent * (
+        total += recurrent * (
             2 * config.delta.half * itemsize * rows + 4 * config.delta.state * states_for(rows)
         )
-    return found
+    return total
 
 
 def graph_bytes(
     rows: int, heads: tuple[int, int, int], columns: int, itemsize: int, invariant: bool = False
 ) -> int:
-    """Return the most bytes that CUDA graphs of at most `rows` rows take while they are captured.
+    """Return the most bytes that CUDA graphs take while they are captured.
 
     All graphs live in the memory of the largest one, and its layers reuse the same memory. The work runs once
     before it is captured, in memory of its own; hence the factor two. Attention needs memory for one partial
     result per row and piece of its KV.
 
+    rows: Rows of the largest graph.
     heads: Number of query heads, number of KV heads, and numbers of a head.
     columns: How many numbers per row are in memory at the same time.
     itemsize: Bytes of a number.
-    invariant: The range is batch-invariant.
+    invariant: True if the range is batch-invariant.
     """
-    many, kv_heads, dim = heads
+    num_heads, kv_heads, head_dim = heads
     room = line_room(rows, 0, 1)
     if not invariant:
-        room = room_for(rows, 0, many // kv_heads, anchored=True, kv_heads=kv_heads)
-    parts = 4 * room.slots * many * (dim + 1 + invariant)
-    return 2 * (parts + rows * columns * itemsize) + LIBRARY_BYTES
+        room = room_for(rows, 0, num_heads // kv_heads, anchored=True, kv_heads=kv_heads)
+    partial_results = 4 * room.slots * num_heads * (head_dim + 1 + invariant)
+    return 2 * (partial_results + rows * columns * itemsize) + LIBRARY_BYTES
 
 
-def steps_of(
-    config: ModelConfig, itemsize: int, width: int, wide: bool = True, invariant: bool = False
+def step_bytes(
+    config: ModelConfig,
+    itemsize: int,
+    feature_size: int,
+    long_prompt_frames: bool = True,
+    invariant: bool = False,
 ) -> int:
     """Return the most bytes that the CUDA graphs of a layer range take, and frames of prompts alone.
 
-    width: Size of the features that the range sums up; 0: none.
-    wide: Frames of prompts alone have more rows than other frames; see `cuda_graphs.prompt_rows`.
-    invariant: The range is batch-invariant.
+    config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
+    itemsize: Bytes of a number of the activations.
+    feature_size: Size of the features that the range sums up; 0: none.
+    long_prompt_frames: True if frames of prompts alone have more rows than other frames; see
+        `cuda_graphs.prompt_rows`.
+    invariant: True if the range is batch-invariant.
     """
     heads = config.heads, config.kv_heads, config.head_dim
-    stream = 8 * config.hidden + 6 * width + 3 * config.intermediate
+    numbers_per_row = 8 * config.hidden + 6 * feature_size + 3 * config.intermediate
     # Every row is copied for each of its chosen experts.
     if config.routing is not None:
-        stream += config.routing.chosen * (4 * config.hidden + 10 * config.routing.width)
-    columns = stream + 2 * (heads[0] + heads[1]) * heads[2]
-    prompts = PROMPT_ROWS if wide else 0
-    walks = _walk_bytes(config.delta, itemsize, prompts) if config.delta else 0
+        numbers_per_row += config.routing.chosen * (4 * config.hidden + 10 * config.routing.width)
+    columns = numbers_per_row + 2 * (heads[0] + heads[1]) * heads[2]
+    prompts = PROMPT_ROWS if long_prompt_frames else 0
+    delta_bytes = _walk_bytes(config.delta, itemsize, prompts) if config.delta else 0
     graphs = graph_bytes(max(BUCKETS), heads, columns, itemsize, invariant)
-    return walks + graphs + prompts * columns * itemsize
+    return delta_bytes + graphs + prompts * columns * itemsize
 
 
 def _walk_bytes(delta: Delta, itemsize: int, prompts: int) -> int:
@@ -290,20 +392,24 @@ def _walk_bytes(delta: Delta, itemsize: int, prompts: int) -> int:
 
     These are the inputs as they are read, and the states that trees set aside.
 
+    delta: Sizes of the gated delta layers.
+    itemsize: Bytes of a number of the activations.
     prompts: Rows of a frame of prompts alone. Without a graph, a frame is walked in blocks of bounded size,
         however long its sequences are.
     """
     room = WalkRoom(max(BUCKETS), delta.kernel - 1)
-    read = 4 * (delta.mixed + 3 * delta.value_heads)
-    solved = 4 * delta.value_heads * (delta.key_dim + CHUNK)
-    own = 4 * delta.values + itemsize * (delta.row + 2 * delta.values)
-    aside = 4 * delta.state * (room.aside + CARRIED)
-    captured = (read + own) * room.lines + solved * room.chunks * CHUNK + aside
-    return 2 * captured + (read + solved) * BLOCK_ROWS + own * prompts
+    read_bytes = 4 * (delta.mixed + 3 * delta.value_heads)
+    solved_bytes = 4 * delta.value_heads * (delta.key_dim + CHUNK)
+    result_bytes = 4 * delta.values + itemsize * (delta.row + 2 * delta.values)
+    set_aside_bytes = 4 * delta.state * (room.aside + CARRIED)
+    captured = (read_bytes + result_bytes) * room.lines + solved_bytes * room.chunks * CHUNK + set_aside_bytes
+    return 2 * captured + (read_bytes + solved_bytes) * BLOCK_ROWS + result_bytes * prompts
 
 
-def room_on(device: str) -> int | None:
+def free_on(device: str) -> int | None:
     """Return the free bytes of a device's memory that this process may use, or None if they are unknown.
+
+    device: Name of the device, such as "cpu" or "cuda:0".
 
     Raises InvalidRequest if there is no such device.
     """
@@ -315,10 +421,14 @@ def room_on(device: str) -> int | None:
 
 
 def gpus_on(device: str) -> dict[str, str]:
-    """Return the GPUs that `device` may mean, as device name by GPU id; empty if it is no GPU.
+    """Return the GPUs that a device name may mean, as device name by GPU id; empty if it is no GPU.
 
     "cuda" means all GPUs that this process sees. Torch is asked, not NVIDIA's library, whose numbering
-    ignores CUDA_VISIBLE_DEVICES. Raises InvalidRequest if there is no such device.
+    ignores CUDA_VISIBLE_DEVICES.
+
+    device: Name of the device, such as "cpu", "cuda" or "cuda:0".
+
+    Raises InvalidRequest if there is no such device.
 
     # "cuda:1" -> {"<uuid of GPU 1>": "cuda:1"}
     """
@@ -334,13 +444,19 @@ def free_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | None:
     """Return the machine's free memory in bytes, or what is left of the container's limit if that is less.
 
     Return None if neither is known.
+
+    meminfo: File in which Linux tells the machine's memory.
+    cgroup: Folder in which Linux tells the limit of this process's cgroup.
     """
-    found = [one for one in (_of_machine(meminfo), _of_container(cgroup)) if one is not None]
-    return min(found, default=None)
+    known = [free for free in (_free_on_machine(meminfo), _free_in_container(cgroup)) if free is not None]
+    return min(known, default=None)
 
 
-def _of_machine(meminfo: Path) -> int | None:
-    """Return the available bytes of the machine, or None if they are unknown."""
+def _free_on_machine(meminfo: Path) -> int | None:
+    """Return the available bytes of the machine, or None if they are unknown.
+
+    meminfo: File in which Linux tells the machine's memory.
+    """
     try:
         lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
         return int(lines["MemAvailable"].split()[0]) * 1024
@@ -348,16 +464,19 @@ def _of_machine(meminfo: Path) -> int | None:
         return None
 
 
-def _of_container(cgroup: Path) -> int | None:
+def _free_in_container(cgroup: Path) -> int | None:
     """Return the bytes that are left of a cgroup 2 limit, or None if there is no limit.
 
-    Inactive file pages count as free, because the kernel drops them before it enforces the limit.
+    Inactive file pages count as free, because the kernel drops them before it enforces the limit. 0 is
+    returned if the limit is exceeded.
+
+    cgroup: Folder of the cgroup.
     """
     try:
         # Without a limit the file says "max", which raises ValueError.
         limit = int((cgroup / "memory.max").read_text())
         used = int((cgroup / "memory.current").read_text())
-        told = dict(line.split(" ", 1) for line in (cgroup / "memory.stat").read_text().splitlines())
-        return max(limit - used + int(told.get("inactive_file", "0")), 0)
+        statistics = dict(line.split(" ", 1) for line in (cgroup / "memory.stat").read_text().splitlines())
+        return max(limit - used + int(statistics.get("inactive_file", "0")), 0)
     except (OSError, ValueError):
         return None

@@ -13,7 +13,7 @@ from torch import Tensor
 from specsot.checkpoint.config import ModelConfig
 from specsot.checkpoint.families import Activation, Routing
 from specsot_model.linear import Linear
-from specsot_model.projections import fuse
+from specsot_model.projections import fuse_projections
 from specsot_model.weights import Fetch
 
 # [rows, hidden] -> [rows, hidden].
@@ -34,22 +34,35 @@ ACTS: Mapping[Activation, Act] = {
 
 
 def fetch_mlp(fetch: Fetch, layer: str, config: ModelConfig, index: int) -> Mlp:
-    """Load the MLP of layer `index`, whose tensor names begin with `layer`."""
+    """Load the MLP of layer `index`, whose tensor names begin with `layer`.
+
+    fetch: Reads tensors from the model's files, in the range's dtype, device and quantization.
+    layer: Name of the layer, such as "model.layers.3", without a dot at the end.
+    config: The model's config: sizes, tensor names, activation, biases.
+    index: Index of the layer in the whole model; some models have experts only in some layers.
+    """
     if config.routing is not None and config.sparse(index):
         return fetch_experts(fetch, layer, config, config.routing)
     return (_fetch_ungated if config.mlp == "plain" else _fetch_gated)(fetch, layer, config)
 
 
 def gate(gate_up: Tensor, act: Act = F.silu) -> Tensor:
-    """Return act(gate) * up of [rows, 2 * intermediate], gates first: [rows, intermediate]."""
+    """Return act(gate) * up, [rows, intermediate].
+
+    gate_up: [rows, 2 * intermediate], gates followed by ups; its gates are overwritten if `act` works in
+        place.
+    act: Activation function.
+    """
     half = gate_up.shape[-1] // 2
     return act(gate_up.narrow(-1, 0, half)).mul_(gate_up.narrow(-1, half, half))
 
 
 def gate_clamped(gate_up: Tensor, limit: float, gain: float) -> Tensor:
-    """Return gate * sigmoid(gain * gate) * (up + 1) of [rows, 2 * intermediate], as gpt-oss has it.
+    """Return gate * sigmoid(gain * gate) * (up + 1), [rows, intermediate], as gpt-oss has it.
 
-    The gate is limited to at most `limit`, and up to the range from -limit to limit.
+    gate_up: [rows, 2 * intermediate], gates followed by ups.
+    limit: The gate is limited to at most `limit`, and up to the range from -limit to limit.
+    gain: Factor of the gate within the sigmoid.
     """
     gated, up = gate_up.chunk(2, -1)
     gated = gated.clamp(max=limit)
@@ -58,7 +71,10 @@ def gate_clamped(gate_up: Tensor, limit: float, gain: float) -> Tensor:
 
 
 def gate_of(config: ModelConfig) -> Gate:
-    """Return the gate function of a model's MLPs."""
+    """Return the gate function of a model's MLPs: [rows, 2 * intermediate] -> [rows, intermediate].
+
+    config: The model's config: its activation, or the limit and gain of a clamped gate.
+    """
     if config.clamp is None:
         return partial(gate, act=ACTS[config.activation])
     limit, gain = config.clamp
@@ -66,7 +82,12 @@ def gate_of(config: ModelConfig) -> Gate:
 
 
 class GatedMlp:
-    """down(act(gate(x)) * up(x)), with gate and up as one product."""
+    """down(act(gate(x)) * up(x)), with gate and up as one product.
+
+    gate_up: Product [hidden] -> 2 * intermediate, gates followed by ups.
+    down: Product [intermediate] -> hidden.
+    gate: Combines gates and ups: [rows, 2 * intermediate] -> [rows, intermediate].
+    """
 
     __slots__ = ("_gate", "down", "gate_up")
 
@@ -76,11 +97,20 @@ class GatedMlp:
         self._gate = gate
 
     def __call__(self, x: Tensor) -> Tensor:
+        """Return the MLP's output [rows, hidden].
+
+        x: [rows, hidden], normalized.
+        """
         return self.down(self._gate(self.gate_up(x)))
 
 
 class UngatedMlp:
-    """down(act(up(x)))."""
+    """down(act(up(x))).
+
+    up: Product [hidden] -> intermediate.
+    down: Product [intermediate] -> hidden.
+    act: Activation function, element by element.
+    """
 
     __slots__ = ("_act", "down", "up")
 
@@ -90,11 +120,16 @@ class UngatedMlp:
         self._act = act
 
     def __call__(self, x: Tensor) -> Tensor:
+        """Return the MLP's output [rows, hidden].
+
+        x: [rows, hidden], normalized.
+        """
         return self.down(self._act(self.up(x)))
 
 
+# Runs rows [pairs, hidden] through one expert each, given the expert numbers [pairs] in ascending order.
+# Returns [pairs, hidden].
 RunExperts = Callable[[Tensor, Tensor], Tensor]
-"""Rows [pairs, hidden] through an expert each, [pairs] ascending -> [pairs, hidden]."""
 
 
 class Router:
@@ -106,9 +141,11 @@ class Router:
         self, weight: Tensor, routing: Routing, bias: Tensor | None = None, correction: Tensor | None = None
     ) -> None:
         """
-        weight: [experts, hidden].
-        bias: [experts], added to the scores before softmax or sigmoid.
-        correction: fp32 [experts], added to the scores for the choice of experts, not for their weights.
+        weight: [experts, hidden], the product that scores the experts.
+        routing: How scores become weights, and how many experts a row gets.
+        bias: [experts], added to the scores before softmax or sigmoid; None: no bias.
+        correction: fp32 [experts], added to the scores for the choice of experts, not for their weights;
+            None: no correction.
         """
         self._weight = weight
         self._routing = routing
@@ -116,7 +153,10 @@ class Router:
         self._correction = correction
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return weights and numbers of the chosen experts, both [rows, chosen], for x [rows, hidden]."""
+        """Return weights and numbers of the chosen experts, both [rows, chosen].
+
+        x: [rows, hidden], normalized.
+        """
         routing = self._routing
         logits = F.linear(x.to(self._weight.dtype), self._weight, self._bias).float()
         scores = logits.sigmoid() if routing.score == "sigmoid" else logits.softmax(-1)
@@ -135,11 +175,14 @@ def _close_groups(ranked: Tensor, routing: Routing) -> Tensor:
     """Return the scores [rows, experts] with minus infinity outside of each row's best groups.
 
     A group's score is the sum of its two best experts; the best `open_groups` groups stay open.
+
+    ranked: [rows, experts], the scores by which experts are chosen.
+    routing: Numbers of groups, and of groups that stay open.
     """
     groups = ranked.unflatten(-1, (routing.groups, -1))
-    best = groups.topk(2, -1).values.sum(-1)
-    closed = torch.ones_like(best, dtype=torch.bool)
-    closed.scatter_(-1, best.topk(routing.open_groups, -1).indices, False)
+    group_scores = groups.topk(2, -1).values.sum(-1)
+    closed = torch.ones_like(group_scores, dtype=torch.bool)
+    closed.scatter_(-1, group_scores.topk(routing.open_groups, -1).indices, False)
     return groups.masked_fill(closed[..., None], -torch.inf).flatten(-2)
 
 
@@ -149,6 +192,10 @@ class Experts:
     Pairs (row, expert) are sorted by expert, so that the rows of one expert are adjacent:
 
         # 2 rows, 2 experts each: experts [3 0 | 0 2] -> order [1 2 3 0], rows [0 1 1 0], experts [0 0 2 3]
+
+    router: Chooses the experts of each row.
+    run: Runs rows through one expert each; see `RunExperts`.
+    shared: MLP that every row runs in addition to its experts; None: there is none.
     """
 
     __slots__ = ("_router", "_shared", "run")
@@ -159,28 +206,39 @@ class Experts:
         self._shared = shared
 
     def __call__(self, x: Tensor) -> Tensor:
+        """Return the weighted sum of each row's experts, plus the shared MLP, [rows, hidden].
+
+        x: [rows, hidden], normalized.
+        """
         weights, experts = self._router(x)
         chosen = experts.shape[1]
         experts = experts.flatten()
         order = experts.argsort(stable=True)
-        found = self.run(x[order // chosen], experts[order])
-        out = torch.empty_like(found)
-        out[order] = found
+        expert_outputs = self.run(x[order // chosen], experts[order])
+        out = torch.empty_like(expert_outputs)
+        out[order] = expert_outputs
         mixed = (out.view(-1, chosen, x.shape[1]) * weights[..., None]).sum(1).to(x.dtype)
         return mixed if self._shared is None else mixed.add_(self._shared(x))
 
 
-class OpenedMlp:
+class SigmoidGatedMlp:
     """An MLP whose output is multiplied by a sigmoid gate per row."""
 
     __slots__ = ("_gate", "_mlp")
 
     def __init__(self, gate: Tensor, mlp: Mlp) -> None:
-        """gate: [1, hidden], the weight of the gate."""
+        """
+        gate: [1, hidden], the weight of the gate.
+        mlp: The MLP whose output is multiplied.
+        """
         self._gate = gate
         self._mlp = mlp
 
     def __call__(self, x: Tensor) -> Tensor:
+        """Return the gated output [rows, hidden].
+
+        x: [rows, hidden], normalized.
+        """
         return self._mlp(x).mul_(F.linear(x, self._gate).sigmoid())
 
 
@@ -193,8 +251,9 @@ class GroupedExperts:
         self, gate_up: Tensor, down: Tensor, gate: Gate = gate, biases: tuple[Tensor, Tensor] | None = None
     ) -> None:
         """
-        gate_up: [experts, 2 * width, hidden].
+        gate_up: [experts, 2 * width, hidden], gates followed by ups.
         down: [experts, hidden, width].
+        gate: Combines gates and ups: [pairs, 2 * width] -> [pairs, width].
         biases: Those of both products, [experts, outputs] each; None: there are none.
         """
         self._gate_up = gate_up
@@ -203,11 +262,18 @@ class GroupedExperts:
         self._biases = biases
 
     @property
-    def waits(self) -> bool:
-        """Whether the product waits until the host has read the number of rows per expert, on a GPU."""
+    def waits_for_host(self) -> bool:
+        """Tell whether the product makes the host wait until it has read the number of rows per expert, on a
+        GPU.
+        """
         return self._down.dtype != torch.bfloat16
 
     def __call__(self, rows: Tensor, experts: Tensor) -> Tensor:
+        """Return each row's output of its expert, [pairs, hidden].
+
+        rows: [pairs, hidden], sorted by expert.
+        experts: Integers [pairs], the expert of each row, ascending.
+        """
         every = torch.arange(len(self._down), device=experts.device)
         ends = torch.searchsorted(experts, every, right=True, out_int32=True)
         inner = F.grouped_mm(rows, self._gate_up.transpose(1, 2), offs=ends)
@@ -219,7 +285,10 @@ class GroupedExperts:
 
 
 class LoopedExperts:
-    """Experts that run one after another: quantized ones, and shapes that grouped products do not support."""
+    """Experts that run one after another: quantized ones, and shapes that grouped products do not support.
+
+    experts: The MLP of each expert, in the order of their numbers.
+    """
 
     __slots__ = ("_experts",)
 
@@ -227,27 +296,47 @@ class LoopedExperts:
         self._experts = experts
 
     def __call__(self, rows: Tensor, experts: Tensor) -> Tensor:
+        """Return each row's output of its expert, [pairs, hidden].
+
+        rows: [pairs, hidden], sorted by expert.
+        experts: Integers [pairs], the expert of each row, ascending.
+        """
         counts = experts.bincount(minlength=len(self._experts)).tolist()
         parts = zip(self._experts, rows.split(counts))
         return torch.cat([expert(part) for expert, part in parts if len(part)])
 
 
 def fetch_experts(fetch: Fetch, layer: str, config: ModelConfig, routing: Routing) -> Experts:
-    """Load router, experts and shared MLP of the layer whose tensor names begin with `layer`."""
+    """Load router, experts and shared MLP of the layer whose tensor names begin with `layer`.
+
+    fetch: Reads tensors from the model's files, in the range's dtype, device and quantization.
+    layer: Name of the layer, such as "model.layers.3", without a dot at the end.
+    config: The model's config: sizes, tensor names, activation, biases.
+    routing: The config's expert routing: numbers of experts, how scores are computed, and which biases exist.
+    """
     run = _fetch_run(fetch, layer, config, routing)
     shared = _fetch_shared(fetch, layer, config, routing)
     return Experts(_fetch_router(fetch, layer, config, routing), run, shared)
 
 
 def _fetch_run(fetch: Fetch, layer: str, config: ModelConfig, routing: Routing) -> RunExperts:
-    """Load a layer's experts from whichever of the published layouts the files have."""
+    """Load a layer's experts from whichever of the published layouts the files have.
+
+    fetch: Reads tensors from the model's files, in the range's dtype, device and quantization.
+    layer: Name of the layer, such as "model.layers.3", without a dot at the end.
+    config: The model's config: sizes, tensor names, activation, biases.
+    routing: The config's expert routing: numbers of experts, how scores are computed, and which biases exist.
+    """
     names = config.names
     if names.whole_experts and f"{layer}.{names.whole_experts[0]}" in fetch:
-        return _fetch_whole(fetch, [f"{layer}.{name}" for name in names.whole_experts], config, routing)
-    named = [[f"{layer}.{one.format(expert)}" for one in names.experts] for expert in range(routing.experts)]
+        return _fetch_joint(fetch, [f"{layer}.{name}" for name in names.whole_experts], config, routing)
+    named = [
+        [f"{layer}.{module_name.format(expert)}" for module_name in names.experts]
+        for expert in range(routing.experts)
+    ]
     if names.stacked is not None and f"{named[0][0]}.weight" not in fetch:
         return _fetch_stacked(fetch, [f"{layer}.{name}" for name in names.stacked], config, routing)
-    fetch_all = _fetch_grouped if _can_group(fetch, config, routing) else _fetch_looped
+    fetch_all = _fetch_grouped if _groups_loaded(fetch, config, routing) else _fetch_looped
     return fetch_all(fetch, named, config, routing)
 
 
@@ -257,92 +346,140 @@ def _fetch_stacked(
     """Load experts as gpt-oss publishes them: weights [experts, inputs, outputs], biases [experts, outputs].
 
     Gate and up outputs alternate in the files.
+
+    fetch: Reads tensors from the model's files.
+    names: Tensor names of the gate_up and the down weights.
+    config: The model's config: sizes, tensor names, activation, biases.
+    routing: The config's expert routing: numbers of experts, how scores are computed, and which biases exist.
     """
-    many = routing.experts
+    num_experts = routing.experts
     hidden = config.hidden
     width = routing.width
     # The decoded tensors are reordered expert by expert, so that only one expert is in memory twice.
-    gate_up = fetch(names[0], (many, hidden, 2 * width)).transpose(1, 2).contiguous()
-    for one in gate_up:
-        one.copy_(_in_halves(one))
-    down = fetch(names[1], (many, width, hidden)).transpose(1, 2).contiguous()
+    gate_up = fetch(names[0], (num_experts, hidden, 2 * width)).transpose(1, 2).contiguous()
+    for expert in gate_up:
+        expert.copy_(_in_halves(expert))
+    down = fetch(names[1], (num_experts, width, hidden)).transpose(1, 2).contiguous()
     first, last = (
-        _in_halves(fetch(f"{names[0]}_bias", (many, 2 * width)).T).T.contiguous(),
-        fetch(f"{names[1]}_bias", (many, hidden)),
+        _in_halves(fetch(f"{names[0]}_bias", (num_experts, 2 * width)).T).T.contiguous(),
+        fetch(f"{names[1]}_bias", (num_experts, hidden)),
     )
-    if _can_group(fetch, config, routing):
+    if _groups_loaded(fetch, config, routing):
         return GroupedExperts(gate_up, down, gate_of(config), (first, last))
     pairs = zip(zip(gate_up, first), zip(down, last))
-    form = fetch.quantization
+    quantization = fetch.quantization
     return LoopedExperts(
-        [GatedMlp(Linear(*up, form), Linear(*down, form), gate_of(config)) for up, down in pairs]
+        [
+            GatedMlp(Linear(*up, quantization), Linear(*down, quantization), gate_of(config))
+            for up, down in pairs
+        ]
     )
 
 
-def _fetch_whole(
+def _fetch_joint(
     fetch: Fetch, names: Sequence[str], config: ModelConfig, routing: Routing
 ) -> GroupedExperts | LoopedExperts:
-    """Load experts as Qwen3.5 publishes them: weights [experts, outputs, inputs], gates before ups."""
-    many = routing.experts
+    """Load experts as Qwen3.5 publishes them: weights [experts, outputs, inputs], gates before ups.
+
+    fetch: Reads tensors from the model's files.
+    names: Tensor names of the gate_up and the down weights.
+    config: The model's config: sizes, tensor names, activation, biases.
+    routing: The config's expert routing: numbers of experts, how scores are computed, and which biases exist.
+    """
+    num_experts = routing.experts
     hidden = config.hidden
     width = routing.width
-    gate_up, down = fetch(names[0], (many, 2 * width, hidden)), fetch(names[1], (many, hidden, width))
-    if _can_group(fetch, config, routing):
+    gate_up, down = (
+        fetch(names[0], (num_experts, 2 * width, hidden)),
+        fetch(names[1], (num_experts, hidden, width)),
+    )
+    if _groups_loaded(fetch, config, routing):
         return GroupedExperts(gate_up, down, gate_of(config))
-    form = fetch.quantization
-    pairs = ((Linear(up, None, form), Linear(out, None, form)) for up, out in zip(gate_up, down))
+    quantization = fetch.quantization
+    pairs = (
+        (Linear(up, None, quantization), Linear(out, None, quantization)) for up, out in zip(gate_up, down)
+    )
     return LoopedExperts([GatedMlp(*pair, gate_of(config)) for pair in pairs])
 
 
-def _in_halves(turns: Tensor) -> Tensor:
-    """Reorder alternating gate and up rows [2 * width, ...] to gates before ups.
+def _in_halves(alternating: Tensor) -> Tensor:
+    """Reorder alternating gate and up rows to gates before ups, [2 * width, ...].
+
+    alternating: [2 * width, ...], a gate row, its up row, the next gate row, and so on.
 
     # [g0 u0 g1 u1] -> [g0 g1 u0 u1]
     """
-    return torch.cat((turns[::2], turns[1::2]))
+    return torch.cat((alternating[::2], alternating[1::2]))
 
 
 def _fetch_router(fetch: Fetch, layer: str, config: ModelConfig, routing: Routing) -> Router:
     """Load a layer's router. It is kept in fp32 if scores are sigmoids, as in GLM.
 
     A row's best sigmoid scores may be so close that rounding would change the choice.
+
+    fetch: Reads tensors from the model's files, in the range's dtype, device and quantization.
+    layer: Name of the layer, such as "model.layers.3", without a dot at the end.
+    config: The model's config: sizes, tensor names, activation, biases.
+    routing: The config's expert routing: numbers of experts, how scores are computed, and which biases exist.
     """
     names = config.names
     exact = replace(fetch, dtype=torch.float32)
-    near = exact if routing.score == "sigmoid" else fetch
-    weight = near(f"{layer}.{names.router}.weight", (routing.experts, config.hidden))
+    fetch_scores = exact if routing.score == "sigmoid" else fetch
+    weight = fetch_scores(f"{layer}.{names.router}.weight", (routing.experts, config.hidden))
     shape = (routing.experts,)
-    bias = near(f"{layer}.{names.router}.bias", shape) if routing.biased else None
+    bias = fetch_scores(f"{layer}.{names.router}.bias", shape) if routing.biased else None
     correction = exact(f"{layer}.{names.correction}", shape) if routing.corrected else None
     return Router(weight, routing, bias, correction)
 
 
 def _fetch_shared(fetch: Fetch, layer: str, config: ModelConfig, routing: Routing) -> Mlp | None:
-    """Load the shared MLP, which every row runs in addition to its experts; None if there is none."""
+    """Load the shared MLP, which every row runs in addition to its experts; None if there is none.
+
+    fetch: Reads tensors from the model's files, in the range's dtype, device and quantization.
+    layer: Name of the layer, such as "model.layers.3", without a dot at the end.
+    config: The model's config: sizes, tensor names, activation, biases.
+    routing: The config's expert routing: numbers of experts, how scores are computed, and which biases exist.
+    """
     names = config.names
     if not routing.shared or names.shared is None:
         return None
     mlp = _fetch_three(fetch, [f"{layer}.{name}" for name in names.shared], routing.shared, config)
     if not names.shared_gate:
         return mlp
-    return OpenedMlp(fetch(f"{layer}.{names.shared_gate}.weight", (1, config.hidden)), mlp)
+    return SigmoidGatedMlp(fetch(f"{layer}.{names.shared_gate}.weight", (1, config.hidden)), mlp)
 
 
 def can_group(config: ModelConfig, routing: Routing, dtype: torch.dtype) -> bool:
-    """Tell whether PyTorch's grouped product supports these sizes: rows must be multiples of 16 bytes."""
+    """Tell whether PyTorch's grouped product supports these sizes: rows must be multiples of 16 bytes.
+
+    config: The model's config: sizes, tensor names, activation, biases.
+    routing: The config's expert routing: numbers of experts, how scores are computed, and which biases exist.
+    dtype: Type of the weights.
+    """
     sizes = config.hidden, routing.width
     return hasattr(F, "grouped_mm") and not any(size * dtype.itemsize % 16 for size in sizes)
 
 
-def _can_group(fetch: Fetch, config: ModelConfig, routing: Routing) -> bool:
-    """Tell whether the experts that are loaded can run as a grouped product."""
+def _groups_loaded(fetch: Fetch, config: ModelConfig, routing: Routing) -> bool:
+    """Tell whether the experts that are loaded can run as a grouped product.
+
+    fetch: Its dtype and quantization are those of the experts; quantized experts cannot be grouped.
+    config: The model's config: sizes, tensor names, activation, biases.
+    routing: The config's expert routing: numbers of experts, how scores are computed, and which biases exist.
+    """
     return fetch.quantization is None and can_group(config, routing, fetch.dtype)
 
 
 def _fetch_grouped(
     fetch: Fetch, named: Sequence[Sequence[str]], config: ModelConfig, routing: Routing
 ) -> GroupedExperts:
-    """Load experts that are published one by one into grouped tensors; only one is in memory twice."""
+    """Load experts that are published one by one into grouped tensors; only one is in memory twice.
+
+    fetch: Reads tensors from the model's files, in the range's dtype, device and quantization.
+    named: By expert, the module names of its gate, up and down projections.
+    config: The model's config: sizes, tensor names, activation, biases.
+    routing: The config's expert routing: numbers of experts, how scores are computed, and which biases exist.
+    """
     hidden = config.hidden
     width = routing.width
     gate_up = torch.empty(len(named), 2 * width, hidden, dtype=fetch.dtype, device=fetch.device)
@@ -357,7 +494,13 @@ def _fetch_grouped(
 def _fetch_biases(
     fetch: Fetch, named: Sequence[Sequence[str]], config: ModelConfig, routing: Routing
 ) -> tuple[Tensor, Tensor] | None:
-    """Load the experts' biases, [experts, 2 * width] and [experts, hidden]; None if they have none."""
+    """Load the experts' biases, [experts, 2 * width] and [experts, hidden]; None if they have none.
+
+    fetch: Reads tensors from the model's files, in the range's dtype, device and quantization.
+    named: By expert, the module names of its gate, up and down projections.
+    config: The model's config: sizes, tensor names, activation, biases.
+    routing: The config's expert routing: numbers of experts, how scores are computed, and which biases exist.
+    """
     if not routing.biased:
         return None
     sizes = routing.width, routing.width, config.hidden
@@ -368,19 +511,32 @@ def _fetch_biases(
 def _fetch_looped(
     fetch: Fetch, named: Sequence[Sequence[str]], config: ModelConfig, routing: Routing
 ) -> LoopedExperts:
-    """Load experts that are published one by one as MLPs of their own."""
+    """Load experts that are published one by one as MLPs of their own.
+
+    fetch: Reads tensors from the model's files, in the range's dtype, device and quantization.
+    named: By expert, the module names of its gate, up and down projections.
+    config: The model's config: sizes, tensor names, activation, biases.
+    routing: The config's expert routing: numbers of experts, how scores are computed, and which biases exist.
+    """
     return LoopedExperts(
         [_fetch_three(fetch, names, routing.width, config, routing.biased) for names in named]
     )
 
 
 def _fetch_gated(fetch: Fetch, layer: str, config: ModelConfig) -> GatedMlp:
-    """Load a gated MLP from two or three tensors."""
+    """Load a gated MLP from two or three tensors.
+
+    fetch: Reads tensors from the model's files, in the range's dtype, device and quantization.
+    layer: Name of the layer, such as "model.layers.3", without a dot at the end.
+    config: The model's config: sizes, tensor names, activation, biases.
+    """
     names = config.names
     if names.gate_up:
         shape = 2 * config.intermediate, config.hidden
-        gate_up = fuse(fetch, [f"{layer}.{names.gate_up}"], shape, config.mlp_bias)
-        down = fuse(fetch, [f"{layer}.{names.down}"], (config.hidden, config.intermediate), config.mlp_bias)
+        gate_up = fuse_projections(fetch, [f"{layer}.{names.gate_up}"], shape, config.mlp_bias)
+        down = fuse_projections(
+            fetch, [f"{layer}.{names.down}"], (config.hidden, config.intermediate), config.mlp_bias
+        )
         return GatedMlp(gate_up, down, gate_of(config))
     three = [f"{layer}.{name}" for name in (names.gate, names.up, names.down)]
     return _fetch_three(fetch, three, config.intermediate, config)
@@ -391,20 +547,27 @@ def _fetch_three(
 ) -> GatedMlp:
     """Load a gated MLP from three tensors.
 
+    fetch: Reads tensors from the model's files, in the range's dtype, device and quantization.
     named: Module names of gate, up and down.
-    width: Number of columns of gate and up.
-    bias: The modules have biases, although `config.mlp_bias` does not say so.
+    width: Number of outputs of gate and up.
+    config: The model's config: sizes, tensor names, activation, biases.
+    bias: True if the modules have biases, although `config.mlp_bias` does not say so.
     """
-    gate_up = fuse(fetch, named[:2], (width, config.hidden), bias or config.mlp_bias)
-    down = fuse(fetch, named[2:], (config.hidden, width), bias or config.mlp_bias)
+    gate_up = fuse_projections(fetch, named[:2], (width, config.hidden), bias or config.mlp_bias)
+    down = fuse_projections(fetch, named[2:], (config.hidden, width), bias or config.mlp_bias)
     return GatedMlp(gate_up, down, gate_of(config))
 
 
 def _fetch_ungated(fetch: Fetch, layer: str, config: ModelConfig) -> UngatedMlp:
-    """Load an MLP without a gate."""
+    """Load an MLP without a gate.
+
+    fetch: Reads tensors from the model's files, in the range's dtype, device and quantization.
+    layer: Name of the layer, such as "model.layers.3", without a dot at the end.
+    config: The model's config: sizes, tensor names, activation, biases.
+    """
     names = config.names
     inner = config.intermediate
     hidden = config.hidden
-    up = fuse(fetch, [f"{layer}.{names.up}"], (inner, hidden), config.mlp_bias)
-    down = fuse(fetch, [f"{layer}.{names.down}"], (hidden, inner), config.mlp_bias)
+    up = fuse_projections(fetch, [f"{layer}.{names.up}"], (inner, hidden), config.mlp_bias)
+    down = fuse_projections(fetch, [f"{layer}.{names.down}"], (hidden, inner), config.mlp_bias)
     return UngatedMlp(up, down, ACTS[config.activation])

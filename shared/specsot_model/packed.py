@@ -57,12 +57,12 @@ class LayerParts:
 
     @property
     def table(self) -> NDArray[np.int64]:
-        """The layer as the kernel reads it, a row of addresses and sizes; see `steps.LAYER`."""
+        """The layer as the kernel reads it: int64 [steps.LAYER], addresses and sizes; see `steps.LAYER`."""
         products = (self.qkv, self.out, self.gate_up, self.down)
         norms = (self.input_norm, self.mlp_norm, *(self.head_norms or (None, None)))
-        places = [norm.weight.data_ptr() if norm else 0 for norm in norms]
-        tables = [packed_of(one).weight.table for one in products]
-        return np.concatenate((*tables, np.array(places, dtype=np.int64)))
+        addresses = [norm.weight.data_ptr() if norm else 0 for norm in norms]
+        tables = [packed_of(product).weight.table for product in products]
+        return np.concatenate((*tables, np.array(addresses, dtype=np.int64)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +88,10 @@ class LayerSizes:
         return self.heads * self.head_dim
 
     @property
-    def whole(self) -> bool:
+    def fit_vectors(self) -> bool:
         """Tell whether the kernels can read these sizes as whole vectors and quantization groups."""
         return not (
-            self.head_dim % 16 or any(one % 32 for one in (self.inputs, self.intermediate, self.width))
+            self.head_dim % 16 or any(size % 32 for size in (self.inputs, self.intermediate, self.width))
         )
 
 
@@ -99,22 +99,30 @@ class PackedLayers:
     """Consecutive layers that a CPU kernel runs in one call."""
 
     def __init__(self, parts: Sequence[LayerParts], sizes: LayerSizes, frequencies: Tensor) -> None:
-        """frequencies: Radians per position of each rotary pair; see `Rotary.frequencies`."""
-        self._sizes = sizes
+        """
+        parts: The products and norms of each layer.
+        sizes: Sizes that all layers share.
+        frequencies: Radians per position of each rotary pair, fp32 [head_dim / 2]; see `Rotary.frequencies`.
+        """
+        self._sizes_of = sizes
         self._frequencies = frequencies
         self._eps = parts[0].mlp_norm.eps
         # The tables hold addresses of these parts' memory, so the parts must stay alive.
-        self._parts = parts
+        self._parts_of = parts
         self._tables = np.stack([part.table for part in parts])
         self._widest = max(sizes.inputs, sizes.intermediate, sizes.width)
         self._turns = torch.empty(0, 2, sizes.head_dim)
 
     def plan(self, spans: Sequence[RowSpan], page_rows: int) -> AttentionPlan:
-        """Plan the attention of a frame: the columns that each row sees."""
+        """Return the attention plan of a frame, which holds the columns that each row sees.
+
+        spans: One span per segment of the frame, in row order.
+        page_rows: Rows (tokens) of a KV page.
+        """
         from specsot_kernels.cpu.running import plan_columns
 
-        row_bytes = ROWS_IN.itemsize * self._sizes.head_dim
-        columns = plan_columns(spans, page_rows, row_bytes, self._sizes.kv_heads)
+        row_bytes = ROWS_IN.itemsize * self._sizes_of.head_dim
+        columns = plan_columns(spans, page_rows, row_bytes, self._sizes_of.kv_heads)
         return AttentionPlan((), (), None, None, columns=columns)
 
     def run_tapped(
@@ -126,20 +134,25 @@ class PackedLayers:
         taps: By index of the layer among these, the weight [Hd, H] that multiplies the layer's input. The
             index after the last layer means the output.
         fused: [rows, Hd], the sum of earlier taps, changed in place; None: no earlier taps.
+        hidden: [rows, H], the residual stream.
+        positions: LongTensor [rows], the position of each row in its sequence.
+        slots: LongTensor [rows], the KV slot of each row.
+        plans: One plan per layer, as `plan` of this class makes it.
+        kv: The KV cache of the layer range.
 
         Return `fused` plus the taps, [rows, Hd]. The taps run within the kernel call of the layers; as calls
         of their own they took a tenth of a step of SmolLM2.
         """
-        places = np.zeros((len(self._parts), 2), np.int64)
+        tap_addresses = np.zeros((len(self._parts_of), 2), np.int64)
         parts = dict[int, Tensor]()
         rows = len(hidden)
         for layer, tap in taps.items():
-            if layer < len(places):
-                assert isinstance(tap, Linear), "held by `Decoder.hold_tap`"
+            if layer < len(tap_addresses):
+                assert isinstance(tap, Linear), "packed layers need a tap that `Decoder.hold_tap` prepared"
                 weight = packed_of(tap).weight
                 parts[layer] = torch.empty(rows, weight.outputs)
-                places[layer] = weight.table.ctypes.data, parts[layer].data_ptr()
-        self.runner(positions, slots, plans, kv, places)(hidden, range(len(places)))
+                tap_addresses[layer] = weight.table.ctypes.data, parts[layer].data_ptr()
+        self.runner(positions, slots, plans, kv, tap_addresses)(hidden, range(len(tap_addresses)))
         for layer, tap in sorted(taps.items()):
             part = parts[layer][:, : tap.shape[0]] if layer in parts else add_tap(hidden, tap, None)
             fused = part if fused is None else fused.add_(part)
@@ -147,27 +160,36 @@ class PackedLayers:
 
     def runner(
         self, positions: Tensor, slots: Tensor, plans: Sequence[AttentionPlan], kv: KVPages,
-        taps: NDArray[np.int64] | None = None,
+        tap_addresses: NDArray[np.int64] | None = None,
     ) -> Callable[[Tensor, range], None]:  # fmt: skip
         """Return a function that runs hidden states [rows, H], in place, through a range of these layers.
 
+        positions: LongTensor [rows], the position of each row in its sequence.
+        slots: LongTensor [rows], the KV slot of each row.
         plans: One plan per layer. If all are the same object, one kernel call runs the whole range.
-        taps: [layers, 2], addresses of each layer's tap and of its result; see `steps.TAPS`.
+        kv: The KV cache of the layer range.
+        tap_addresses: int64 [layers, 2], addresses of each layer's tap and of its result, 0 without a tap;
+            see `steps.TAPS`. None: no layer has a tap.
         """
         from specsot_kernels.cpu import steps
 
         longest = max(_columns(plan).longest for plan in plans)
-        alike = all(one is plans[0] for one in plans)
+        one_plan = all(plan is plans[0] for plan in plans)
         frame = self._frame(positions, slots, kv, longest)
 
         def run(hidden: Tensor, layers: range) -> None:
+            """Run hidden states through some layers, in place.
+
+            hidden: fp32 [rows, H], contiguous, the residual stream.
+            layers: Indices of the layers among these.
+            """
             frame.point(steps.HIDDEN, hidden)
-            for part in (layers,) if alike else (range(layer, layer + 1) for layer in layers):
-                if part:
-                    self._look(frame, plans[part.start], kv, part.start)
-                    if taps is not None:
-                        frame.put(steps.TAPS, taps[part.start :].ctypes.data)
-                    frame.run(self._tables[part.start], len(part))
+            for part_range in (layers,) if one_plan else (range(layer, layer + 1) for layer in layers):
+                if part_range:
+                    self._set_columns(frame, plans[part_range.start], kv, part_range.start)
+                    if tap_addresses is not None:
+                        frame.put(steps.TAPS, tap_addresses[part_range.start :].ctypes.data)
+                    frame.run(self._tables[part_range.start], len(part_range))
 
         return run
 
@@ -175,9 +197,16 @@ class PackedLayers:
         self, inputs: Tensor, residual: Tensor, layer: int, plan: AttentionPlan,
         positions: Tensor, slots: Tensor, kv: KVPages,
     ) -> Tensor:  # fmt: skip
-        """Run one layer that reads `inputs` [rows, sizes.inputs] instead of its residual stream.
+        """Run one layer that reads other inputs than its residual stream; return the new residual stream
+        [rows, H].
 
-        Return the residual [rows, H] plus the layer's two updates. `residual` is not changed.
+        inputs: [rows, sizes.inputs], what the layer's projections read.
+        residual: [rows, H], to which the layer's two updates are added; not changed.
+        layer: Index of the layer among these.
+        plan: The attention plan of the frame.
+        positions: LongTensor [rows], the position of each row in its sequence.
+        slots: LongTensor [rows], the KV slot of each row.
+        kv: The KV cache of the layer range.
         """
         from specsot_kernels.cpu import steps
 
@@ -185,28 +214,38 @@ class PackedLayers:
         hidden = residual.clone(memory_format=torch.contiguous_format)
         frame.point(steps.HIDDEN, hidden)
         frame.point(steps.X, inputs.contiguous())
-        self._look(frame, plan, kv, layer)
+        self._set_columns(frame, plan, kv, layer)
         frame.run(self._tables[layer], 1)
         return hidden
 
-    def remember(self, inputs: Tensor, layer: int, positions: Tensor, slots: Tensor, kv: KVPages) -> None:
-        """Store keys and values of `inputs` [rows, sizes.inputs], and compute nothing else of the layer."""
+    def store_kv(self, inputs: Tensor, layer: int, positions: Tensor, slots: Tensor, kv: KVPages) -> None:
+        """Store keys and values of some inputs, and compute nothing else of the layer.
+
+        inputs: [rows, sizes.inputs], what the layer's projections read.
+        layer: Index of the layer among these.
+        positions: LongTensor [rows], the position of each row in its sequence.
+        slots: LongTensor [rows], the KV slot of each row.
+        kv: The KV cache of the layer range.
+        """
         from specsot_kernels.cpu import steps
 
         frame = self._frame(positions, slots, kv, None)
         frame.point(steps.X, inputs.contiguous())
-        self._keys(frame, kv, layer)
+        self._set_kv(frame, kv, layer)
         frame.run(self._tables[layer], steps.REMEMBER)
 
-    def _frame(self, positions: Tensor, slots: Tensor, kv: KVPages, longest: int | None) -> KernelFrame:
+    def _frame(self, positions: Tensor, slots: Tensor, kv: KVPages, max_columns: int | None) -> KernelFrame:
         """Make the kernel's argument block for a batch.
 
-        longest: The most columns that a row sees; None if no attention runs.
+        positions: LongTensor [rows], the position of each row in its sequence.
+        slots: LongTensor [rows], the KV slot of each row.
+        kv: The KV cache of the layer range.
+        max_columns: The most columns that a row sees; None if no attention runs.
         """
         from specsot_kernels.cpu import steps
         from specsot_kernels.cpu.running import KernelFrame
 
-        sizes = self._sizes
+        sizes = self._sizes_of
         rows = len(positions)
         frame = KernelFrame(rows, self._widest, self._eps)
         counts = sizes.heads, sizes.kv_heads, sizes.head_dim, kv.page_rows
@@ -214,25 +253,36 @@ class PackedLayers:
             frame.put(field, count)
         frame.point(steps.POSITIONS, positions.contiguous())
         frame.point(steps.SLOTS, slots.contiguous())
-        frame.point(steps.TURNS, self._turns_to(int(positions.max()) + 1))
+        frame.point(steps.TURNS, self._rotary_table(int(positions.max()) + 1))
         frame.make(steps.PROJECTED, rows * (sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim * 4)
-        if longest is not None:
+        if max_columns is not None:
             frame.make(steps.ATTENDED, rows * sizes.width * 4)
             frame.make(steps.INNER, rows * 2 * sizes.intermediate * 4)
-            frame.make_attention(longest, sizes.head_dim, sizes.heads // sizes.kv_heads)
+            frame.make_attention(max_columns, sizes.head_dim, sizes.heads // sizes.kv_heads)
         return frame
 
-    def _look(self, frame: KernelFrame, plan: AttentionPlan, kv: KVPages, layer: int) -> None:
-        """Let the kernel read the columns of `plan` and the KV cache from `layer` on."""
+    def _set_columns(self, frame: KernelFrame, plan: AttentionPlan, kv: KVPages, layer: int) -> None:
+        """Let the kernel read the visible columns of a plan, and the KV cache from a layer on.
+
+        frame: The kernel's argument block.
+        plan: The attention plan of the frame.
+        kv: The KV cache of the layer range.
+        layer: Index of the first layer that runs.
+        """
         from specsot_kernels.cpu import steps
 
         columns = _columns(plan)
         frame.put(steps.SIGHT, columns.sight.ctypes.data)
         frame.put(steps.SEEN_BY, columns.sight.shape[1])
-        self._keys(frame, kv, layer)
+        self._set_kv(frame, kv, layer)
 
-    def _keys(self, frame: KernelFrame, kv: KVPages, layer: int) -> None:
-        """Let the kernel write keys and values to the KV cache from `layer` on."""
+    def _set_kv(self, frame: KernelFrame, kv: KVPages, layer: int) -> None:
+        """Let the kernel write keys and values to the KV cache from a layer on.
+
+        frame: The kernel's argument block.
+        kv: The KV cache of the layer range.
+        layer: Index of the first layer that runs.
+        """
         from specsot_kernels.cpu import steps
 
         pages = kv.layers[layer]
@@ -240,10 +290,12 @@ class PackedLayers:
         frame.put(steps.VALUES, pages.data_ptr() + pages[0].nbytes)
         frame.put(steps.LAYERS_APART, pages.nbytes)
 
-    def _turns_to(self, positions: int) -> Tensor:
-        """Return the rotary table of at least `positions` positions, [positions, 2, head_dim].
+    def _rotary_table(self, positions: int) -> Tensor:
+        """Return the rotary table of at least so many positions, fp32 [positions, 2, head_dim].
 
         It holds cosines and signed sines; a pair (x, y) uses [c c] and [-s s].
+
+        positions: Number of positions that are needed, from 0 on.
         """
         if len(self._turns) < positions:
             count = max(TURNS_AT_ONCE, 2 ** (positions - 1).bit_length())
@@ -255,13 +307,19 @@ class PackedLayers:
 
 
 def _columns(plan: AttentionPlan) -> ColumnPlan:
-    """Return the visible columns of a plan that `PackedLayers.plan` made."""
-    assert plan.columns is not None, "planned by these layers"
+    """Return the visible columns of a plan that `PackedLayers.plan` made.
+
+    plan: An attention plan.
+    """
+    assert plan.columns is not None, "packed layers need a plan that PackedLayers.plan made"
     return plan.columns
 
 
 def packed_of(linear: Linear) -> Packed:
-    """Return the packed weight of a quantized CPU product."""
+    """Return the packed weight of a quantized CPU product.
+
+    linear: The product, which must be packed.
+    """
     assert isinstance(linear.multiply, Packed)
     return linear.multiply
 
@@ -270,23 +328,35 @@ def pack_layers(blocks: Sequence[Block], rotary: Rotary, dtype: torch.dtype) -> 
     """Return the layers for the CPU kernel, or None if the kernel does not support them.
 
     It needs packed int8 or int4 weights, fp32 activations, and layers as `can_pack` says.
+
+    blocks: The layers of a range, whose weights are shared.
+    rotary: The rotary embedding of the range.
+    dtype: Type of activations.
     """
     packed = all(isinstance(block.qkv.multiply, Packed) for block in blocks)
     if not (packed and dtype == torch.float32 and can_pack(blocks[0].config)):
         return None
-    parts = [_parts(block) for block in blocks]
-    return PackedLayers(parts, _sizes(blocks[0].config), rotary.frequencies)
+    parts = [_parts_of(block) for block in blocks]
+    return PackedLayers(parts, _sizes_of(blocks[0].config), rotary.frequencies)
 
 
-def _parts(block: Block) -> LayerParts:
+def _parts_of(block: Block) -> LayerParts:
+    """Return the products and norms of a layer.
+
+    block: A layer that `can_pack` supports.
+    """
     mlp = block.mlp
     norms = (block.input_norm, block.mlp_norm)
     assert isinstance(mlp, GatedMlp)
-    before, behind = (norm for norm in norms if isinstance(norm, Norm))
-    return LayerParts(block.qkv, block.out, mlp.gate_up, mlp.down, before, behind, block.head_norms)
+    input_norm, mlp_norm = (norm for norm in norms if isinstance(norm, Norm))
+    return LayerParts(block.qkv, block.out, mlp.gate_up, mlp.down, input_norm, mlp_norm, block.head_norms)
 
 
-def _sizes(config: ModelConfig) -> LayerSizes:
+def _sizes_of(config: ModelConfig) -> LayerSizes:
+    """Return the sizes of a model's layers.
+
+    config: The model's config.
+    """
     return LayerSizes(config.hidden, config.intermediate, config.heads, config.kv_heads, config.head_dim)
 
 
@@ -295,16 +365,19 @@ def can_pack(config: ModelConfig) -> bool:
 
     It needs Numba, layers as Llama and Qwen have them, and sizes of whole vectors. It supports no rotary
     stretch or slope, because it rotates queries a second time for the sinks of windows.
+
+    config: The model's config.
     """
     plain = can_fuse(config) and config.rope.stretch == 1.0 and not config.rope.slope
-    return plain and _sizes(config).whole and find_spec("numba") is not None
+    return plain and _sizes_of(config).fit_vectors and find_spec("numba") is not None
 
 
 def row_itemsize(config: ModelConfig, itemsize: int, packed: bool) -> int:
     """Return the bytes of a number of the KV cache, if the cache is not int8.
 
     itemsize: Bytes of the model's dtype.
-    packed: Whether the weights are packed; see `packs`.
+    packed: Whether the weights are packed; see `uses_packed_kernels`.
+    config: The model's config.
     """
     return ROWS_IN.itemsize if packed and itemsize == 4 and can_pack(config) else itemsize
 
@@ -314,6 +387,10 @@ def logits_of(head: Linear, norm: AnyNorm, hidden: Tensor) -> Tensor:
 
     A packed lm_head computes each row by itself. The result is fp32 if the library returns fp32 without extra
     cost (`multiply_wide`), else in the type of `hidden`.
+
+    head: The lm_head.
+    norm: The norm before the lm_head.
+    hidden: [rows, H], the output of the last layer.
     """
     if isinstance(head.multiply, Packed) and isinstance(norm, Norm) and hidden.dtype == torch.float32:
         return head.multiply(hidden, (norm.weight, norm.eps))
@@ -321,15 +398,17 @@ def logits_of(head: Linear, norm: AnyNorm, hidden: Tensor) -> Tensor:
     return head(x) if head.weight is None else multiply_wide(x, head.weight, head.bias)
 
 
-def choose(
+def best_tokens(
     head: Linear, norm: Norm | None, outputs: Tensor, count: int, offsets: Tensor | None
 ) -> tuple[Tensor, Tensor] | None:
     """Return log-probabilities and ids of each row's best tokens, both [rows, count], best first.
 
-    outputs: Hidden states [rows, H].
     norm: Norm before the lm_head; None: there is none.
     offsets: [V], the number that turns each output's index into a token id of the base model (d2t) when it is
         added to the index; None: the index is the token id.
+    head: The lm_head.
+    outputs: [rows, H], hidden states.
+    count: How many tokens to return per row.
 
     Return None if no kernel does this for the given head; the caller then computes all logits.
     """

@@ -16,8 +16,17 @@ from specsot_model.rotary import interleave
 from specsot_model.weights import Fetch
 
 
-def fuse(fetch: Fetch, names: Sequence[str], shape: tuple[int, int], bias: bool) -> Linear:
-    """Load projections of equal shape [out, in] as one product: [in] -> the outputs one after another."""
+def fuse_projections(fetch: Fetch, names: Sequence[str], shape: tuple[int, int], bias: bool) -> Linear:
+    """Load projections of equal shape as one product: [in] -> the outputs of all projections, one after
+    another.
+
+    fetch: Reads tensors from the model's files.
+    names: Module names of the projections, in the order of their outputs.
+    shape: (out, in) of each projection.
+    bias: Whether the modules have biases.
+
+    Raises ModelError if the files hold some of the projections quantized and others not.
+    """
     return _fuse(fetch, dict.fromkeys(names, shape), bias, _join)
 
 
@@ -26,48 +35,62 @@ def fuse_qkv(fetch: Fetch, prefix: str, config: ModelConfig, inputs: int) -> Lin
 
     The outputs are `heads` query heads, `kv_heads` key heads and `kv_heads` value heads; if the model gates
     its query heads, `heads` gates follow. Query and key rows are interleaved for `rotary.rotate`.
+
+    fetch: Reads tensors from the model's files.
+    prefix: Name of the attention module, without a dot at the end.
+    config: The model's config: numbers and sizes of heads, biases, and how the files name the projections.
+    inputs: Number of inputs of the projections.
     """
-    fused = config.names.qkv
+    joint_name = config.names.qkv
     heads = config.heads
     kv_heads = config.kv_heads
     queries = heads * 2 if config.gated_heads else heads
     sizes = {"q_proj": queries, "k_proj": kv_heads, "v_proj": kv_heads}
-    if fused:
-        sizes = {fused: heads + 2 * kv_heads}
+    if joint_name:
+        sizes = {joint_name: heads + 2 * kv_heads}
     shapes = {f"{prefix}.{name}": (size * config.head_dim, inputs) for name, size in sizes.items()}
     return _fuse(fetch, shapes, config.qkv_bias, partial(_join_qkv, config))
 
 
 def _join_qkv(config: ModelConfig, *parts: Tensor) -> Tensor:
-    """Join query, key and value rows; `parts` are three tensors [rows, ...], or one tensor with all rows.
+    """Return query, key and value rows as one tensor, with gate rows at the end if the model gates its query
+    heads.
 
-    A single tensor lists all queries, then all keys, then all values or, with `qkv_by_head`, the query, key
-    and value of head 0, those of head 1, and so on.
+    config: The model's config: numbers and sizes of heads, and how the files order the rows.
+    parts: Three tensors [rows, ...] (queries, keys, values), or one tensor with all rows. A single tensor
+        lists all queries, then all keys, then all values or, with `qkv_by_head`, the query, key and value of
+        head 0, those of head 1, and so on.
     """
-    dim, rotated = config.head_dim, config.rope.rotated(config.head_dim)
+    head_dim, rotated = config.head_dim, config.rope.rotated(config.head_dim)
     if len(parts) == 1 and not config.names.qkv_by_head:
-        parts = parts[0].split([many * dim for many in (config.heads, config.kv_heads, config.kv_heads)])
+        parts = parts[0].split([many * head_dim for many in (config.heads, config.kv_heads, config.kv_heads)])
     elif len(parts) == 1:
-        parts = tuple(part.flatten(0, 1) for part in parts[0].unflatten(0, (-1, 3, dim)).unbind(1))
+        parts = tuple(part.flatten(0, 1) for part in parts[0].unflatten(0, (-1, 3, head_dim)).unbind(1))
     q, k, v = parts
     gates: tuple[Tensor, ...] = ()
     # The gate rows of each query head follow the head's query rows.
     if config.gated_heads:
-        q, gate = (part.flatten(0, 1) for part in q.unflatten(0, (-1, 2, dim)).unbind(1))
+        q, gate = (part.flatten(0, 1) for part in q.unflatten(0, (-1, 2, head_dim)).unbind(1))
         gates = (gate,)
-    return torch.cat((interleave(q, dim, rotated), interleave(k, dim, rotated), v, *gates))
+    return torch.cat((interleave(q, head_dim, rotated), interleave(k, head_dim, rotated), v, *gates))
 
 
 def _join(*parts: Tensor) -> Tensor:
+    """Return the parts one after another along the outputs; a single part is returned as it is.
+
+    parts: Tensors [outputs, ...].
+    """
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _fuse(
     fetch: Fetch, shapes: Mapping[str, tuple[int, int]], bias: bool, join: Callable[..., Tensor]
 ) -> Linear:
-    """Load projections and join them.
+    """Load projections and join them into one product.
 
-    shapes: Shape of each projection, by module name.
+    fetch: Reads tensors from the model's files.
+    shapes: Shape (out, in) of each projection, by module name.
+    bias: Whether the modules have biases.
     join: Joins weights, biases or codes along the outputs.
 
     Raises ModelError if the files hold some of the projections quantized and others not.
@@ -75,7 +98,10 @@ def _fuse(
     weights = [fetch.matrix(f"{name}.weight", shape) for name, shape in shapes.items()]
     codes = [weight for weight in weights if isinstance(weight, Codes)]
     if 0 < len(codes) < len(weights):
-        raise ModelError(f"{', '.join(shapes)}: quantized and others as one product; a --dtype decodes them")
+        raise ModelError(
+            f"the projections {', '.join(shapes)} run as one product, but only some of them are quantized;"
+            " set --dtype, which decodes the quantized ones"
+        )
     weight = Codes(*(join(*each) for each in zip(*codes))) if codes else join(*weights)
     biases = [fetch(f"{name}.bias", shape[:1]) for name, shape in shapes.items()] if bias else []
     return Linear(weight, join(*biases) if biases else None, fetch.form(f"{next(iter(shapes))}.weight"))

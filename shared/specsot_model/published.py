@@ -19,7 +19,7 @@ from specsot.service.options import ModelOptions
 from specsot_model.decoding import Codes, StoredMatrix, codes_of, decode, quant_state
 from specsot_model.fp8 import multiplies_fp8
 from specsot_model.int8 import multiplies_int8
-from specsot_model.linear import of_lm_head, packs
+from specsot_model.linear import lm_head_quantization, uses_packed_kernels
 from specsot_model.weights import WeightFiles, Weights
 
 Given = TypeVar("Given", bound=ModelOptions)
@@ -30,10 +30,13 @@ def open_weights(
 ) -> WeightFiles | PublishedWeights:
     """Open the weight files of a base model, whether they are quantized or not.
 
-    quantization: Form in which its matrices are to be stored.
 
     Raises ModelError if the files cannot be read, and InvalidRequest if they are quantized already in another
     form than `quantization`.
+
+    directory: Folder of the model.
+    allow_pickle_bin: Whether pickled weight files (`*.bin`) may be read.
+    quantization: Form in which its matrices are to be stored; None: any form.
     """
     files = WeightFiles(directory, allow_pickle_bin)
     published = published_of(directory, quantization)
@@ -41,35 +44,39 @@ def open_weights(
 
 
 def published_of(directory: Path, quantization: Quantization | None = None) -> Published | None:
-    """Return how a model's files are quantized, or None if they are not.
+    """Return how a model's files are quantized, or None if they are not, or if there is no config.
 
+    directory: Folder of the model.
     quantization: The form that is asked for; None: any. Another form than that of the files raises
         InvalidRequest, because weights would be rounded twice.
 
-    Raises like `open_weights`.
+    Raises ModelError if the config cannot be read.
     """
     config = directory / "config.json"
     published = read_published(text_fields(read_json(config), config), config) if config.is_file() else None
     if published and quantization not in (None, published.form):
-        fits = f" or say {published.form}" if published.form else ""
+        hint = f" or say {published.form}" if published.form else ""
         raise InvalidRequest(
-            f"{directory} is quantized already ({published}): leave out --quantization{fits}", "quantization"
+            f"{directory} is quantized already ({published}): leave out --quantization{hint}", "quantization"
         )
     return published
 
 
 def as_published(options: Given, base: Path) -> Given:
-    """Set `options.quantization` to the form that can hold the codes of a quantized model as they are.
+    """Return the options with the quantization that can hold the codes of a quantized model as they are.
 
-    The options stay unchanged if the user gave a quantization or a dtype, or if no kernels of this machine
-    run that form. Raises ModelError if the config of `base` cannot be read.
+    The options are returned unchanged if the user gave a quantization or a dtype, if the model is not
+    quantized, or if no kernels of this machine run that form.
+
+    options: The model options, with device and dtype.
+    base: Folder of the base model. Raises ModelError if its config cannot be read.
     """
     config = read_config(base)
     form = config.published.form if config.published else None
     if form is None or options.quantization or options.dtype != "auto":
         return options
     device = torch.device(options.device)
-    if packs(form, device):
+    if uses_packed_kernels(form, device):
         runs = find_spec("numba") is not None
     else:
         # Experts run as one grouped product, and batch-invariant layers in int8 or floats; other forms are
@@ -84,6 +91,9 @@ class PublishedWeights(Weights):
     """The tensors of quantized files under the names that the model has for them.
 
     `tensor` decodes a quantized matrix to floats; `rounded` returns its codes.
+
+    files: The weight files.
+    published: How they are quantized.
     """
 
     def __init__(self, files: WeightFiles, published: Published) -> None:
@@ -94,27 +104,42 @@ class PublishedWeights(Weights):
 
     @property
     def complete(self) -> bool:
+        """Tell whether every weight file is present in the directory."""
         return self._files.complete
 
     @property
     def stored(self) -> int:
+        """Bytes of all weight files, which must all be present."""
         return self._files.stored
 
     def names(self) -> tuple[str, ...]:
+        """Return the names that the model has for its tensors."""
         return tuple(self._names)
 
     def __contains__(self, name: str) -> bool:
+        """Tell whether the files have a tensor of the model, quantized or not.
+
+        name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
+        """
         return name in self._names
 
     def where(self, name: str) -> str:
+        """Return the path of the file that holds a tensor or, of a quantized matrix, one of its parts.
+
+        name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
+        """
         module = self._module(name)
-        marks = (f"{module}{mark}" for mark in MARKS[self.published.method])
-        return self._files.where(next((one for one in marks if one in self._files), name))
+        candidates = (f"{module}{mark}" for mark in MARKS[self.published.method])
+        return self._files.where(
+            next((candidate for candidate in candidates if candidate in self._files), name)
+        )
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor once it is decoded.
 
         Some formats store the shape as a small tensor, which is read.
+
+        name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
         """
         module = self._module(name)
         if module is None:
@@ -141,22 +166,31 @@ class PublishedWeights(Weights):
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> Tensor:
         """Return a tensor in floats; a quantized matrix is decoded.
 
-        Raises ModelError, also if a weight is stored in 8 bits but has no scale.
+        name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
+        dtype: Type of the result.
+        device: Device of the result.
+
+        Raises ModelError if the tensor cannot be read, and if a weight is stored in 8 bits but has no scale.
         """
         module = self._module(name)
         if module is not None:
-            made = self._decode(module, device).dense(dtype)
+            matrix = self._decode(module, device).dense(dtype)
             shape = self.shape(name)
-            return made if len(shape) == 2 else made.unflatten(0, (shape[0], -1)).transpose(1, 2)
-        found = self._files.raw(name, device)
-        if name.endswith(".weight") and (not found.is_floating_point() or found.itemsize == 1):
+            return matrix if len(shape) == 2 else matrix.unflatten(0, (shape[0], -1)).transpose(1, 2)
+        tensor = self._files.raw(name, device)
+        if name.endswith(".weight") and (not tensor.is_floating_point() or tensor.itemsize == 1):
             raise ModelError(
-                f"{self.where(name)}: {name} is {found.dtype}, and {self.published} has no scale of it there"
+                f"{self.where(name)}: {name} is {tensor.dtype},"
+                f" but the {self.published} files have no scale for it"
             )
-        return found.to(dtype)
+        return tensor.to(dtype)
 
     def rounded(self, name: str, form: Quantization, device: torch.device | str) -> Codes | None:
-        """Return the codes of a quantized matrix; see `Weights.rounded`.
+        """Return the codes of a quantized matrix, or None if the matrix is published in floats.
+
+        name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
+        form: The form: "int8", "int4" or "fp8".
+        device: Device of the result.
 
         Raises ModelError if `form` cannot hold the codes.
         """
@@ -166,17 +200,27 @@ class PublishedWeights(Weights):
         try:
             return codes_of(self._decode(module, device), form)
         except (ValueError, RuntimeError) as error:
-            said = (
-                f"{self.where(name)}: {name} is not held as it is in {form} ({error}); a --dtype decodes it"
+            message = (
+                f"{self.where(name)}: {form} cannot store the codes of {name} ({error});"
+                " set --dtype, which decodes them"
             )
-            raise ModelError(said) from None
+            raise ModelError(message) from None
 
-    def form(self, name: str, wanted: Quantization | None) -> Quantization | None:
-        """Return the form of a matrix: a matrix that is published in floats is int8 where int4 is wanted."""
-        return of_lm_head(wanted) if self._module(name) is None else wanted
+    def form(self, name: str, model_form: Quantization | None) -> Quantization | None:
+        """Return the form in which a matrix is stored: where int4 is wanted, a matrix that is published in
+        floats is int8.
+
+        name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
+        model_form: The form of the model's matrices; None: floats.
+        """
+        return lm_head_quantization(model_form) if self._module(name) is None else model_form
 
     def _decode(self, module: str, device: torch.device | str) -> StoredMatrix:
-        """Read the quantized matrix of a module. Raises ModelError."""
+        """Read the quantized matrix of a module. Raises ModelError if its tensors are missing or do not fit.
+
+        module: Name of the module, or of the tensor that holds all experts.
+        device: Device of the result.
+        """
         return decode(
             module,
             lambda part: self._part(module, part, device),
@@ -184,11 +228,20 @@ class PublishedWeights(Weights):
             self.published,
         )
 
-    def _part(self, module: str, part: str, device: torch.device | str = "cpu") -> Tensor:
-        return self._files.raw(f"{module}{part}", device)
+    def _part(self, module: str, suffix: str, device: torch.device | str = "cpu") -> Tensor:
+        """Return one stored tensor of a quantized matrix. Raises ModelError if it is missing.
+
+        module: Name of the module.
+        suffix: What follows the module's name in the tensor's name, such as ".qweight".
+        device: Device of the result.
+        """
+        return self._files.raw(f"{module}{suffix}", device)
 
     def _module(self, name: str) -> str | None:
-        """Return the module of the quantized matrix that has this name, or None for any other tensor."""
+        """Return the module of the quantized matrix that has this name, or None for any other tensor.
+
+        name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
+        """
         suffix = self.published.suffix
         module = name.removesuffix(suffix)
         return module if name.endswith(suffix) and module in self._modules else None

@@ -1,6 +1,5 @@
-"""The inputs of one step of a layer range: tokens, positions, slots and spans, and as CUDA graphs read them.
-
-Names in this file say `step` for a step.
+"""The inputs of one forward pass through a layer range: tokens, positions, slots and spans, and the tables
+that CUDA graphs read.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ Outputs = tuple[Tensor, Tensor | None]
 class StepRows:
     """The rows (tokens of the batch) of one frame, as a layer range receives them.
 
-    entry: Token ids if the range starts with the embedding, else hidden states [rows, H].
-    positions: Position of each row in its sequence.
-    slots: KV slot of each row.
-    spans: One span per segment, in row order.
+    entry: token ids [rows] if the range starts with the embedding, else hidden states [rows, H].
+    positions: position of each row in its sequence.
+    slots: KV slot of each row, page * page_rows + offset.
+    spans: one span per segment, in row order: what the rows of the segment attend to.
     moves: KV moves (source slot, target slot) to do before anything else.
     """
 
@@ -39,11 +38,12 @@ class StepRows:
 
 @value
 class FilledStep:
-    """A frame together with the CUDA graph that runs it and the tables that the graph reads.
+    """A frame together with the CUDA graphs that run it and the tables that the graphs read.
 
-    rows: The frame.
-    steps: The captured graphs of the chosen bucket, one per device.
-    numbers: The tables in the order in which they are sent; the first one holds the token ids.
+    rows: the frame's rows.
+    steps: the captured graphs of the chosen bucket, one per device.
+    numbers: the int32 tables in the order in which they are sent to the device; the first table holds the
+        token ids.
     """
 
     rows: StepRows
@@ -51,15 +51,22 @@ class FilledStep:
     numbers: Sequence[Numbers]
 
 
-def device_tree_entry(rows: int, roots: Sequence[int], nodes: int) -> Numbers:
-    """Return the token ids of a frame whose trees are still on the device: only root tokens are filled in.
+def device_tree_entry(num_rows: int, roots: Sequence[int], nodes_per_tree: int) -> Numbers:
+    """Return the token ids, int32 [num_rows], of a frame whose trees are still on the device: only root
+    tokens are set.
 
-    rows: Number of rows: all trees, each of `nodes` nodes, followed by single rows.
-    roots: First tokens of all trees, then the tokens of the single rows.
+    The device fills the other nodes of each tree, which are 0 in the result, before the frame runs.
 
-    # rows 9, roots [r0 r1 r2], nodes 4 -> [r0 0 0 0 r1 0 0 0 r2]; the device writes the zeros of the trees
+    num_rows: number of rows of the frame: all trees, each of `nodes_per_tree` nodes, followed by single rows.
+    roots: the root token of every tree, then the tokens of the single rows.
+    nodes_per_tree: number of nodes of every tree, the root included; at least 2.
+
+        # num_rows 9, roots [r0 r1 r2], nodes_per_tree 4 -> [r0 0 0 0 r1 0 0 0 r2]; the device writes the
+        zeros
     """
-    entry = np.zeros(rows, np.int32)
-    whole = (rows - len(roots)) // (nodes - 1)
-    entry[: whole * nodes : nodes], entry[whole * nodes :] = roots[:whole], roots[whole:]
+    entry = np.zeros(num_rows, np.int32)
+    num_trees = (num_rows - len(roots)) // (nodes_per_tree - 1)
+    single_rows = num_trees * nodes_per_tree
+    entry[:single_rows:nodes_per_tree] = roots[:num_trees]
+    entry[single_rows:] = roots[num_trees:]
     return entry

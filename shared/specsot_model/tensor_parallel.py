@@ -24,7 +24,7 @@ from specsot.members import KvDtype, Layout, Quantization
 from specsot_kernels.segments import HeadColumns
 from specsot_model.attention import AttentionPlan, RowSpan, plan_attention
 from specsot_model.fp8 import NormWeight, ShortRows
-from specsot_model.fused import FusedBlock, can_fuse, runs_kernels, turning_of
+from specsot_model.fused import FusedBlock, can_fuse, head_turns_of, runs_kernels
 from specsot_model.kv import KVPages, Moves
 from specsot_model.layers import Block, Norm
 from specsot_model.linear import Linear, RowProduct, check_device
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 # The option that errors name.
 FIELD = "tensor_parallel"
 # Rows. The largest graph; equals the largest of `cuda_graphs.BUCKETS`.
-MOST_ROWS = 512
+MAX_ROWS = 512
 # Buffers of `PeerSums`. Consecutive sums use different buffers, so that no sum overwrites a part of the
 # previous sum while another GPU still reads that part.
 ENTRY, ATTENTION, MLP = range(3)
@@ -47,10 +47,14 @@ MakeBlock = Callable[[Fetch, int, ModelConfig], Block]
 
 
 def devices_of(device: torch.device | str, parts: int) -> tuple[torch.device, ...]:
-    """Return the named device and those that follow it; empty if parts is 1, because nothing is split then.
+    """Return the devices that share each layer: the named device and those that follow it.
 
-    A CPU is named several times. Raises InvalidRequest for a GPU without a number, or if there are fewer GPUs
-    than parts.
+    The result is empty if `parts` is 1, because nothing is split then. A CPU is named several times.
+
+    device: The first device, such as "cuda:0".
+    parts: Number of devices.
+
+    Raises InvalidRequest for a GPU without a number, or if there are fewer GPUs than parts.
 
     # "cuda:2", 2 parts -> (cuda:2, cuda:3)
     """
@@ -70,7 +74,13 @@ def devices_of(device: torch.device | str, parts: int) -> tuple[torch.device, ..
 def check_split(
     config: ModelConfig, parts: int, quantization: Quantization | None, batch_invariant: bool
 ) -> None:
-    """Raise InvalidRequest if a model, or a form of it, cannot be split into `parts` parts."""
+    """Raise InvalidRequest if a model, or a form of it, cannot be split over devices.
+
+    config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
+    parts: Number of devices; 1 always passes.
+    quantization: Form of the matrices; only None can be split.
+    batch_invariant: Whether the output of a token must not depend on its batch; only False can be split.
+    """
     if parts < 1:
         raise InvalidRequest(f"tensor_parallel must be 1 or more, got {parts}", FIELD)
     if parts == 1:
@@ -92,9 +102,9 @@ def check_split(
         "quantized weights": quantization is not None,
         "batch_invariant": batch_invariant,
     }
-    for what, there in refused.items():
-        if there:
-            raise InvalidRequest(f"tensor_parallel does not work with {what}", FIELD)
+    for feature, present in refused.items():
+        if present:
+            raise InvalidRequest(f"tensor_parallel does not work with {feature}", FIELD)
 
 
 class WeightPart(Weights):
@@ -102,6 +112,11 @@ class WeightPart(Weights):
 
     Projections to heads and to the MLP's columns are split by outputs (rows of the weight); projections back
     to the hidden size are split by inputs (columns).
+
+    files: Source of the whole tensors.
+    names: Tensor names of the model's family, which tell how each tensor is split.
+    part: Number of the device, from 0.
+    parts: Number of devices.
     """
 
     def __init__(self, files: Weights, names: Names, part: int, parts: int) -> None:
@@ -113,19 +128,31 @@ class WeightPart(Weights):
         self._columns = _endings((names.out, names.down))
 
     def names(self) -> tuple[str, ...]:
+        """Return the names of all tensors."""
         return self._files.names()
 
     def where(self, name: str) -> str:
+        """Return where a tensor comes from, such as a file, for messages.
+
+        name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
+        """
         return self._files.where(name)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of the whole tensor."""
+        """Return the shape of the whole tensor.
+
+        name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
+        """
         return self._files.shape(name)
 
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> Tensor:
         """Return this device's part of a tensor.
 
         A bias that is added to a sum over devices belongs to the first device; the others get zeros.
+
+        name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
+        dtype: Type of the result.
+        device: Device of the result.
         """
         axis = self._axis(name)
         if axis is not None:
@@ -136,14 +163,21 @@ class WeightPart(Weights):
         return torch.zeros_like(whole) if self._part and summed else whole
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raise ModelError if the tensor does not have this shape. shape: the shape of the part."""
+        """Raise ModelError if this device's part of a tensor does not have a certain shape.
+
+        name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
+        shape: The shape of the part that the config of the part asks for.
+        """
         axis = self._axis(name)
         self._files.check(
             name, tuple(size * self._parts if at == axis else size for at, size in enumerate(shape))
         )
 
     def _axis(self, name: str) -> int | None:
-        """Return the axis along which a tensor is split, or None if it is not split."""
+        """Return the axis along which a tensor is split, or None if it is not split.
+
+        name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
+        """
         module, _, kind = name.rpartition(".")
         if module.endswith(self._rows):
             return 0
@@ -151,6 +185,10 @@ class WeightPart(Weights):
 
 
 def _endings(names: Iterable[str]) -> tuple[str, ...]:
+    """Return what tensor names of these modules end with: ".q_proj" for "q_proj". Empty names are left out.
+
+    names: Module names; "" or None for modules that the model does not have.
+    """
     return tuple(f".{name}" for name in names if name)
 
 
@@ -158,6 +196,10 @@ class SplitBlock(Block):
     """A layer that is split over devices.
 
     parts: One block per device, with fewer heads and a narrower MLP.
+    fetch: Reads whole tensors from the model's files.
+    index: Index of the layer in the whole model.
+    config: The config of the whole model.
+    devices: The devices, in order.
     """
 
     def __init__(
@@ -165,24 +207,31 @@ class SplitBlock(Block):
     ) -> None:
         parts = len(devices)
         self.config = config
-        each = _narrowed(config, parts)
+        part_config = _config_of_part(config, parts)
         self.parts = tuple(
             Block(
                 replace(fetch, files=WeightPart(fetch.files, config.names, part, parts), device=device),
                 index,
-                each,
+                part_config,
             )
             for part, device in enumerate(devices)
         )
 
 
 def block_maker(devices: Sequence[torch.device]) -> MakeBlock:
-    """Return the function that loads layers: split over these devices, or whole if there are none."""
+    """Return the function that loads layers: split over devices, or whole if there are none.
+
+    devices: The devices that share each layer; empty: no split.
+    """
     return partial(SplitBlock, devices=devices) if devices else Block
 
 
-def _narrowed(config: ModelConfig, parts: int) -> ModelConfig:
-    """Return the config of one device's part of the layers."""
+def _config_of_part(config: ModelConfig, parts: int) -> ModelConfig:
+    """Return the config of one device's part of the layers: fewer heads and a narrower MLP.
+
+    config: The config of the whole model.
+    parts: Number of devices, which divides all these sizes.
+    """
     return replace(
         config,
         heads=config.heads // parts,
@@ -205,6 +254,8 @@ class SplitPages(KVPages):
     """KV pages on several devices: the same pages and slots on each, with the KV of the device's heads.
 
     Every operation on rows or pages runs on all devices.
+
+    parts: The KV pages of each device, in device order.
     """
 
     def __init__(self, parts: Sequence[KVPages]) -> None:
@@ -215,9 +266,14 @@ class SplitPages(KVPages):
 
     @property
     def bytes(self) -> int:
+        """Bytes of the KV pages on all devices."""
         return sum(part.bytes for part in self.parts)
 
     def move(self, moves: Moves) -> None:
+        """Copy rows from source to target slots in every layer, on every device.
+
+        moves: Pairs (source slot, target slot).
+        """
         for part in self.parts:
             part.move(moves)
 
@@ -229,34 +285,58 @@ class SplitPages(KVPages):
         own: Tensor | None = None,
         counts: Tensor | None = None,
     ) -> None:
-        """Prune by key norm on every device: each gets its own heads of `own` and `counts`."""
+        """Prune by key norm on every device: each device gets its own heads of `own` and `counts`.
+
+        layer: Index of the layer within the cache.
+        sources: Slots [rows] to choose from.
+        targets: Slots [kept] that receive the chosen rows.
+        own: bool [rows, kv_heads], which sources hold a row of each head; None: every source does.
+        counts: [kv_heads], how many rows each head keeps; None: every head fills all targets.
+        """
         first = 0
         for part in self.parts:
-            here = part.layers[layer]
-            heads = slice(first, first + here.shape[2])
-            device = here.device
+            kv_layer = part.layers[layer]
+            heads = slice(first, first + kv_layer.shape[2])
+            device = kv_layer.device
             first = heads.stop
-            mine = None if own is None else own[:, heads].to(device)
-            kept = None if counts is None else counts[heads].to(device)
-            part.keep_least(layer, sources.to(device), targets.to(device), mine, kept)
+            part_own = None if own is None else own[:, heads].to(device)
+            part_counts = None if counts is None else counts[heads].to(device)
+            part.keep_least(layer, sources.to(device), targets.to(device), part_own, part_counts)
 
     def copy_page(self, source: int, target: int, rows: int) -> None:
+        """Copy the first rows of a page to another page, in every layer, on every device.
+
+        source: Number of the page that is read.
+        target: Number of the page that is written.
+        rows: Number of rows to copy, from the page's first row on.
+        """
         for part in self.parts:
             part.copy_page(source, target, rows)
 
     def clear_rows(self, slots: Sequence[int]) -> None:
+        """Zero rows in every layer, on every device.
+
+        slots: Slots of the rows, page * page_rows + offset.
+        """
         for part in self.parts:
             part.clear_rows(slots)
 
     def clear_page(self, page: int) -> None:
+        """Zero a page in every layer, on every device.
+
+        page: Number of the page.
+        """
         for part in self.parts:
             part.clear_page(page)
 
 
-def split_captured(config: ModelConfig, devices: Sequence[torch.device]) -> bool:
-    """Tell whether layers split over these devices run as one CUDA graph per device.
+def can_capture_split(config: ModelConfig, devices: Sequence[torch.device]) -> bool:
+    """Tell whether layers split over devices run as one CUDA graph per device.
 
     This needs fused kernels for the layers, and GPUs that reach each other's memory.
+
+    config: The model's config: sizes, tensor names, and kinds of norm, MLP and so on.
+    devices: The devices.
     """
     if not all(map(runs_kernels, devices)) or not can_fuse(config):
         return False
@@ -280,41 +360,48 @@ class SummedProduct:
     part: int
     place: int
 
-    def add_to(self, hidden: Tensor, x: Tensor | ShortRows, following: NormWeight | None = None) -> None:
-        """Add the sum of all devices' products to hidden [rows, out], in place.
+    def add_to(self, hidden: Tensor, x: Tensor | ShortRows, next_norm: NormWeight | None = None) -> None:
+        """Add the sum of all devices' products to the hidden states, in place, and return None.
 
+        hidden: [rows, out], this device's copy of the residual stream.
         x: [rows, in / devices], this device's inputs.
-        following: Not used.
+        next_norm: Not used.
         """
         from specsot_kernels.gpu.products import multiply_row
 
-        assert isinstance(x, Tensor), "rows in 8 bits are for such a weight"
-        own = self.exchange.own(self.part, self.place, len(x))
+        assert isinstance(x, Tensor), "rows in 8 bits are only multiplied with weights in 8 bits"
+        partial_sum = self.exchange.own(self.part, self.place, len(x))
         if len(x) == 1:
-            multiply_row(x, self.weight, into=own)
+            multiply_row(x, self.weight, into=partial_sum)
         else:
-            torch.mm(x, self.weight.t(), out=own)
+            torch.mm(x, self.weight.t(), out=partial_sum)
         self.exchange.add(self.part, self.place, hidden)
 
 
 class SummedBlock(FusedBlock):
     """One device's part of a layer; the device has the whole residual stream."""
 
-    def __init__(self, block: Block, exchange: PeerSums, part: int, first: bool) -> None:
+    def __init__(self, block: Block, exchange: PeerSums, part: int, is_first: bool) -> None:
         """
+        block: This device's part of the layer.
         exchange: Sums the parts of each update over the devices.
-        part: Number of this device.
-        first: This is the first layer of the range. It copies the hidden states, which enter on the first
+        part: Number of this device, from 0.
+        is_first: True for the first layer of the range. It copies the hidden states, which enter on the first
             device, to all devices.
         """
-        places = iter((ATTENTION, MLP))
+        buffers = iter((ATTENTION, MLP))
 
-        def summed(linear: Linear) -> SummedProduct:
-            assert linear.weight is not None, "see split_captured"
-            return SummedProduct(linear.weight, exchange, part, next(places))
+        def make_summed(linear: Linear) -> SummedProduct:
+            """Return this device's part of a product whose parts are summed.
 
-        super().__init__(block, turning_of(block), adding=summed)
-        self._entry = (exchange, part) if first else None
+            linear: The device's part of the product: attention's output on the first call, the MLP's on the
+                second.
+            """
+            assert linear.weight is not None, "can_capture_split has checked that the weight is not quantized"
+            return SummedProduct(linear.weight, exchange, part, next(buffers))
+
+        super().__init__(block, head_turns_of(block), make_product=make_summed)
+        self._entry = (exchange, part) if is_first else None
 
     def forward(
         self,
@@ -326,10 +413,20 @@ class SummedBlock(FusedBlock):
         layer: int,
         rows: ShortRows | None = None,
     ) -> ShortRows | None:
-        """Add this layer's two updates to the residual stream; see `FusedBlock.forward`.
+        """Add this layer's two updates to the residual stream, in place.
 
         In the first layer, `hidden` becomes the sum over all devices, of which only the first one has numbers
         other than zero: so the hidden states reach every device.
+
+        hidden: [rows, hidden], this device's copy of the residual stream.
+        positions: LongTensor [rows], the position of each row in its sequence.
+        slots: LongTensor [rows], the KV slot of each row; a row with a negative slot writes no KV.
+        plan: The attention plan of the frame, over this device's heads.
+        kv: The KV pages of this device.
+        layer: Index of this layer within `kv`.
+        rows: The normed rows of `hidden` in 8 bits, if the previous layer returned them.
+
+        Return the normed rows for the next layer in 8 bits, or None.
         """
         if self._entry:
             exchange, part = self._entry
@@ -358,28 +455,41 @@ class SplitHead:
     """The final norm and lm_head, split over devices by vocabulary."""
 
     def __init__(self, norm: Norm, weight: Tensor, devices: Sequence[torch.device]) -> None:
-        """weight: The whole lm_head [vocab, hidden], on the first device."""
-        shares = zip(weight.chunk(len(devices)), devices)
-        self._products = [RowProduct(share.to(device)) for share, device in shares]
+        """
+        norm: The final norm, on the first device.
+        weight: The whole lm_head [vocab, hidden], on the first device.
+        devices: The devices, in order.
+        """
+        weight_parts = zip(weight.chunk(len(devices)), devices)
+        self._products = [RowProduct(weight_part.to(device)) for weight_part, device in weight_parts]
         self._norms = [(norm.weight.to(device), norm.eps) for device in devices]
         # Streams of their own, because other frames may run on these devices at the same time.
         self._streams = [torch.cuda.Stream(device) for device in devices[1:]]
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """Return the fp32 logits [rows, V] of hidden states [rows, H], on the first device."""
+        """Return the fp32 logits [rows, V], on the first device.
+
+        hidden: [rows, H], the output of the last layer, on the first device.
+        """
         parts = list[Tensor]()
         for stream, norm, product in zip(self._streams, self._norms[1:], self._products[1:]):
             with torch.cuda.stream(stream):
                 parts.append(product.wide(hidden.to(stream.device), norm))
-        found = [self._products[0].wide(hidden, self._norms[0])]
+        logits = [self._products[0].wide(hidden, self._norms[0])]
         for stream, part in zip(self._streams, parts):
             with torch.cuda.stream(stream):
-                found.append(part.to(hidden.device))
-        return torch.cat(found, -1)
+                logits.append(part.to(hidden.device))
+        return torch.cat(logits, -1)
 
 
 class SplitLayers:
-    """A range's layers, each split over several devices, run layer by layer from the host."""
+    """A range's layers, each split over several devices, run layer by layer from the host.
+
+    blocks: The layers, each a `SplitBlock`.
+    config: The config of the whole model.
+    dtype: Type of activations.
+    devices: The devices, in order.
+    """
 
     def __init__(
         self,
@@ -389,23 +499,26 @@ class SplitLayers:
         devices: Sequence[torch.device],
     ) -> None:
         self._blocks = [block.parts for block in blocks if isinstance(block, SplitBlock)]
-        self._each = _narrowed(config, len(devices))
+        self._part_config = _config_of_part(config, len(devices))
         self._dtype = dtype
         self.devices = devices
-        sizes = self._each.heads, self._each.kv_heads, self._each.head_dim
+        sizes = self._part_config.heads, self._part_config.kv_heads, self._part_config.head_dim
         self._rotaries = [Rotary(config.rope, *sizes, device) for device in devices]
 
     def make_exchange(self) -> PeerSums:
         """Allocate the buffers by which GPUs sum their parts of each update."""
         from specsot_kernels.gpu.exchange import PeerSums
 
-        return PeerSums(self.devices, MOST_ROWS, self._each.hidden, self._dtype)
+        return PeerSums(self.devices, MAX_ROWS, self._part_config.hidden, self._dtype)
 
     def fuse(self, exchange: PeerSums) -> list[FusedPart]:
-        """Return each device's part of the layers for CUDA graphs; kernels sum the parts of each update."""
+        """Return each device's part of the layers for CUDA graphs; kernels sum the parts of each update.
+
+        exchange: The buffers by which GPUs sum their parts; see `make_exchange`.
+        """
         return [
             FusedPart(
-                self._each,
+                self._part_config,
                 device,
                 tuple(
                     SummedBlock(blocks[part], exchange, part, layer == 0)
@@ -416,74 +529,114 @@ class SplitLayers:
             for part, device in enumerate(self.devices)
         ]
 
-    def make_kv(self, pages: int, page_rows: int, kept: KvDtype) -> SplitPages:
-        """Allocate the KV cache on every device. kept: type of the rows; see `KVPages`."""
-        shape = len(self._blocks), pages, page_rows, self._each.kv_heads, self._each.head_dim
-        return SplitPages([KVPages(*shape, self._dtype, device, kept) for device in self.devices])
+    def make_kv(self, pages: int, page_rows: int, kv_dtype: KvDtype) -> SplitPages:
+        """Allocate the KV cache on every device.
 
-    def plan(self, spans: Sequence[RowSpan], page_rows: int, layout: Layout, kernels: bool) -> SplitPlan:
-        """Plan one frame's attention on every device; the arguments are those of `plan_attention`."""
-        group = self._each.heads // self._each.kv_heads
+        pages: Number of pages in every layer.
+        page_rows: Rows (tokens) of a page.
+        kv_dtype: Type of the rows: "int8", or "auto" for the type of activations.
+        """
+        shape = len(self._blocks), pages, page_rows, self._part_config.kv_heads, self._part_config.head_dim
+        return SplitPages([KVPages(*shape, self._dtype, device, kv_dtype) for device in self.devices])
+
+    def plan(self, spans: Sequence[RowSpan], page_rows: int, layout: Layout, use_kernels: bool) -> SplitPlan:
+        """Plan one frame's attention on every device.
+
+        spans: One span per segment of the frame, in row order.
+        page_rows: Rows of a KV page.
+        layout: Whether segments are read one by one ("packed") or padded into one product ("batched").
+        use_kernels: Whether the GPU kernels can read the pages.
+        """
+        group = self._part_config.heads // self._part_config.kv_heads
         parts = (
             plan_attention(
-                [self._seen_by(part, span) for span in spans],
+                [self._span_on_device(part, span) for span in spans],
                 page_rows,
                 group,
                 layout,
                 self._dtype,
                 device,
                 self._rotaries[part].frequencies,
-                kernels,
+                use_kernels,
             )
             for part, device in enumerate(self.devices)
         )
         return SplitPlan((), (), None, None, parts=tuple(parts))
 
-    def _seen_by(self, part: int, span: RowSpan) -> RowSpan:
-        """Return the span as the heads of device number `part` see it."""
+    def _span_on_device(self, part: int, span: RowSpan) -> RowSpan:
+        """Return the span as the heads of one device see it.
+
+        part: Number of the device, from 0.
+        span: The rows of one segment. Only windows that differ by head differ by device.
+        """
         if not isinstance(span.sight, HeadColumns):
             return span
-        first = part * self._each.kv_heads
-        heads = self._each.kv_heads
+        first = part * self._part_config.kv_heads
+        heads = self._part_config.kv_heads
         return replace(span, sight=replace(span.sight, windows=span.sight.windows[first : first + heads]))
 
     def runner(
         self, positions: Tensor, slots: Tensor, plans: Sequence[AttentionPlan], kv: KVPages
     ) -> Callable[[Tensor, range], None]:
-        """Return a function that runs hidden states through a range of layers; see `Decoder._runner`."""
-        assert isinstance(kv, SplitPages), "make_kv makes them"
+        """Return a function that runs hidden states [rows, H], in place, through a range of layers.
+
+        The range counts layers from the first of these layers. The hidden states are on the first device.
+
+        positions: LongTensor [rows], the position of each token in its sequence.
+        slots: LongTensor [rows], the KV slot of each token.
+        plans: The attention plan of each layer, as `plan` of this class makes it.
+        kv: The KV pages that `make_kv` of this class made.
+        """
+        assert isinstance(kv, SplitPages), "split layers need the pages that their make_kv made"
         tables = [rotary.table(positions.to(device)) for rotary, device in zip(self._rotaries, self.devices)]
         places = [part.locate(slots.to(device)) for part, device in zip(kv.parts, self.devices)]
 
-        def attend(blocks: Sequence[Block], rows: Sequence[Tensor], layer: int) -> Tensor:
-            """Return the attention update of a layer, summed over the devices."""
+        def attention_update(blocks: Sequence[Block], hidden_parts: Sequence[Tensor], layer: int) -> Tensor:
+            """Return the attention update of a layer, summed over the devices.
+
+            blocks: The layer's part of each device.
+            hidden_parts: The hidden states [rows, H] on each device.
+            layer: Index of the layer.
+            """
             plan = plans[layer]
-            assert isinstance(plan, SplitPlan), "plan makes them"
-            parts = zip(blocks, rows, tables, places, plan.parts, kv.parts)
-            return _sum(
-                block.attention(x, block.keeping(table, place, pages, layer), pages.layers[layer], own)
-                for block, x, table, place, own, pages in parts
+            assert isinstance(plan, SplitPlan), "split layers need a plan that their plan method made"
+            parts = zip(blocks, hidden_parts, tables, places, plan.parts, kv.parts)
+            return _sum_parts(
+                block.attention(
+                    x, block.kv_writer(table, place, pages, layer), pages.layers[layer], part_plan
+                )
+                for block, x, table, place, part_plan, pages in parts
             )
 
         def run(hidden: Tensor, layers: range) -> None:
+            """Run hidden states through some layers, in place.
+
+            hidden: [rows, H], on the first device, the residual stream.
+            layers: Indices of the layers among these.
+            """
             for layer in layers:
                 blocks, rows = self._blocks[layer], self._spread(hidden)
-                update = attend(blocks, rows, layer)
-                if not self._each.parallel:
+                update = attention_update(blocks, rows, layer)
+                if not self._part_config.parallel:
                     rows = self._spread(hidden.add_(update))
-                mlp = _sum(block.mlp(block.mlp_norm(x)) for block, x in zip(blocks, rows))
-                hidden.add_(mlp.add_(update) if self._each.parallel else mlp)
+                mlp = _sum_parts(block.mlp(block.mlp_norm(x)) for block, x in zip(blocks, rows))
+                hidden.add_(mlp.add_(update) if self._part_config.parallel else mlp)
 
         return run
 
     def _spread(self, hidden: Tensor) -> list[Tensor]:
-        """Return the hidden states on every device."""
+        """Return the hidden states on every device, in device order.
+
+        hidden: [rows, H], on the first device.
+        """
         return [hidden.to(device) for device in self.devices]
 
 
-def _sum(parts: Iterable[Tensor]) -> Tensor:
-    """Return the sum of all parts, on the device of the first; it is changed in place.
+def _sum_parts(parts: Iterable[Tensor]) -> Tensor:
+    """Return the sum of all parts, on the device of the first; the first part is changed in place.
 
     All parts are launched before any is waited for.
+
+    parts: One tensor per device, all of one shape; at least one.
     """
     return reduce(lambda total, part: total.add_(part.to(total.device)), list(parts))

@@ -25,13 +25,14 @@ from specsot.members import Quantization
 from specsot_model.decoding import Codes
 from specsot_model.gguf_tensors import GgufTensors
 
+# Names of weight files, and of the indices that list several of them.
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 PICKLE_INDEX = "pytorch_model.bin.index.json"
 PICKLE = "pytorch_model.bin"
 # Bytes. After so many bytes were read, the file is mapped anew, so that pages that were read leave memory.
 # Untuned.
-MAPPED = 64 << 20
+REMAP_BYTES = 64 << 20
 
 
 class Weights(ABC):
@@ -39,90 +40,159 @@ class Weights(ABC):
 
     @abstractmethod
     def names(self) -> tuple[str, ...]:
-        """Return every tensor's name."""
+        """Return the names of all tensors of this source."""
 
     @abstractmethod
     def where(self, name: str) -> str:
-        """Return where a tensor comes from, for messages."""
+        """Return where a tensor comes from, such as a file, for messages.
+
+        name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
+        """
 
     @abstractmethod
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return a tensor's shape without reading the tensor."""
+        """Return a tensor's shape without reading the tensor.
+
+        name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
+        """
 
     @abstractmethod
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-        """Return a tensor in this dtype, on this device. Raises ModelError if it cannot be read."""
+        """Return a tensor, converted to a dtype and copied to a device.
+
+        name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
+        dtype: Type of the result.
+        device: Device of the result.
+
+        Raises ModelError if the tensor cannot be read.
+        """
 
     def __contains__(self, name: str) -> bool:
+        """Tell whether this source has a tensor.
+
+        name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
+        """
         return name in self.names()
 
-    def under(self, part: str) -> list[str]:
-        """Return the names of all tensors of a module, such as a layer: those that begin with "part.".
+    def under(self, module: str) -> list[str]:
+        """Return the names of all tensors of a module, such as a layer: those that begin with "module.",
+        sorted.
 
-        The names are searched by bisection, because a large model has tens of thousands.
+        The list is empty if there are none. The names are searched by bisection, because a large model has
+        tens of thousands.
+
+        module: Name of the module, such as "model.layers.3", without a dot at the end.
         """
-        first = bisect_left(self._sorted, f"{part}.")
-        # "/" is the character after ".", so this finds the end of the names that begin with "part.".
-        return self._sorted[first : bisect_left(self._sorted, f"{part}/", first)]
+        first = bisect_left(self._sorted_names, f"{module}.")
+        # "/" is the character after ".", so this finds the end of the names that begin with "module.".
+        return self._sorted_names[first : bisect_left(self._sorted_names, f"{module}/", first)]
 
     @cached_property
-    def _sorted(self) -> list[str]:
+    def _sorted_names(self) -> list[str]:
+        """The names of all tensors, sorted."""
         return sorted(self.names())
 
     def expect(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str
     ) -> Tensor:
-        """Return a tensor that must have this shape; see `check`."""
+        """Return a tensor that must have a certain shape.
+
+        name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
+        shape: The shape that the config asks for.
+        dtype: Type of the result.
+        device: Device of the result.
+
+        Raises ModelError if the tensor has another shape, or cannot be read.
+        """
         self.check(name, shape)
         return self.tensor(name, dtype, device)
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raise a ModelError that names both shapes if a tensor has another shape."""
-        found = self.shape(name)
-        if found != shape:
+        """Raise a ModelError that names both shapes if a tensor has another shape than the config asks for.
+
+        name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
+        shape: The shape that the config asks for.
+        """
+        stored_shape = self.shape(name)
+        if stored_shape != shape:
             raise ModelError(
-                f"{self.where(name)}: {name} has shape {list(found)}, the config asks for {list(shape)}"
+                f"{self.where(name)}: {name} has shape {list(stored_shape)},"
+                f" the config asks for {list(shape)}"
             )
 
     def rounded(self, name: str, form: Quantization, device: torch.device | str) -> Codes | None:
-        """Return a matrix that is published quantized, with its own codes in the form `form`.
+        """Return a matrix that is published quantized, as its own codes in a form of this project.
 
-        Return None if the matrix is published in floats.
+        Return None if the matrix is published in floats; that is so for all matrices of this class.
+
+        name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
+        form: The form: "int8", "int4" or "fp8".
+        device: Device of the result.
+
+        Raises ModelError if the form cannot hold the codes.
         """
         return None
 
-    def form(self, name: str, wanted: Quantization | None) -> Quantization | None:
-        """Return the form in which a matrix is stored if `wanted` is the form of the model."""
-        return wanted
+    def form(self, name: str, model_form: Quantization | None) -> Quantization | None:
+        """Return the form in which a matrix is stored; None means floats.
+
+        name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
+        model_form: The form that the model's matrices are to have. This class returns it for every matrix.
+        """
+        return model_form
 
 
 class HeldWeights(Weights):
     """Tensors that are in memory already. A tensor that needs no conversion is not copied."""
 
-    def __init__(self, held: Mapping[str, Tensor], owner: str) -> None:
-        """owner: Name of their source, for messages."""
-        self._held = {text_name(name): tensor for name, tensor in held.items()}
+    def __init__(self, tensors: Mapping[str, Tensor], owner: str) -> None:
+        """
+        tensors: The tensors by name.
+        owner: Name of their source, for messages.
+        """
+        self._tensors = {text_name(name): tensor for name, tensor in tensors.items()}
         self._owner = owner
 
     def names(self) -> tuple[str, ...]:
-        return tuple(self._held)
+        """Return the names of all tensors."""
+        return tuple(self._tensors)
 
     def where(self, name: str) -> str:
+        """Return the name of the source, which is the same for every tensor.
+
+        name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
+        """
         return self._owner
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._find(name).shape)
+        """Return a tensor's shape. Raises ModelError if there is no such tensor.
+
+        name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
+        """
+        return tuple(self._find_files(name).shape)
 
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-        found = self._find(name)
-        if found.is_meta:
-            raise ModelError(f"{self._owner}: {name} is on no device (it was never loaded, or offloaded)")
-        return found.detach().to(device=device, dtype=dtype)
+        """Return a tensor, converted to a dtype and copied to a device; without conversion it is not copied.
 
-    def _find(self, name: str) -> Tensor:
-        if name not in self._held:
+        name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
+        dtype: Type of the result.
+        device: Device of the result.
+
+        Raises ModelError if there is no such tensor, or if its numbers were never loaded.
+        """
+        tensor = self._find_files(name)
+        if tensor.is_meta:
+            raise ModelError(f"{self._owner}: {name} is on no device (it was never loaded, or offloaded)")
+        return tensor.detach().to(device=device, dtype=dtype)
+
+    def _find_files(self, name: str) -> Tensor:
+        """Return a tensor as it is held. Raises ModelError if there is no such tensor.
+
+        name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
+        """
+        if name not in self._tensors:
             raise ModelError(f"{self._owner}: no tensor {name}")
-        return self._held[name]
+        return self._tensors[name]
 
 
 class WeightFiles(Weights):
@@ -132,29 +202,32 @@ class WeightFiles(Weights):
     one of its tensors is needed. Every failure is a ModelError of one line.
     """
 
-    def __init__(self, directory: Path, allow_pickle_bin: bool = False, mapped: int = MAPPED) -> None:
+    def __init__(
+        self, directory: Path, allow_pickle_bin: bool = False, remap_bytes: int = REMAP_BYTES
+    ) -> None:
         """
+        directory: Folder of the model.
         allow_pickle_bin: Read pytorch_model.bin if there is no safetensors file, by restricted unpickling of
             tensors only.
-        mapped: Bytes that are read of a file before it is mapped anew.
+        remap_bytes: Bytes that are read of a file before it is mapped anew.
         """
         self._directory = directory
-        self._mapped = mapped
+        self._remap_bytes = remap_bytes
         self._borrowed = borrowed_of(directory)
         self._opened: dict[str, Any] = {}
         # By file that was opened: the names of its tensors, because handles list them anew on every call.
         self._held: dict[str, frozenset[str]] = {}
         # Bytes that were read since a file was last mapped.
         self._read = 0
-        listed = _find(directory, allow_pickle_bin)
+        listed = _find_files(directory, allow_pickle_bin)
         # A single file lists its own tensors.
-        files = dict.fromkeys(self._open(listed).keys(), listed) if isinstance(listed, str) else listed
+        files = dict.fromkeys(self._open_file(listed).keys(), listed) if isinstance(listed, str) else listed
         self._stored_names = {text_name(name): name for name in files}
         self._files = {name: files[stored] for name, stored in self._stored_names.items()}
 
     @property
     def complete(self) -> bool:
-        """Whether every weight file is present."""
+        """Tell whether every weight file is present in the directory."""
         return self._borrowed is None and all(
             (self._directory / file).exists() for file in set(self._files.values())
         )
@@ -165,73 +238,117 @@ class WeightFiles(Weights):
         return sum((self._directory / file).stat().st_size for file in set(self._files.values()))
 
     def names(self) -> tuple[str, ...]:
-        """Return every tensor's name."""
+        """Return the names of all tensors."""
         return tuple(self._files)
 
     def __contains__(self, name: str) -> bool:
+        """Tell whether the files have a tensor.
+
+        name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
+        """
         return name in self._files
 
     def where(self, name: str) -> str:
+        """Return the path of the file that holds a tensor. Raises KeyError if there is no such tensor.
+
+        name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
+        """
         return str(self._directory / self._files[name])
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return a tensor's shape without reading the tensor."""
+        """Return a tensor's shape without reading the tensor. Raises ModelError if there is no such tensor.
+
+        name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
+        """
         source = self._source(name)
         if isinstance(source, dict):
             return tuple(source[self._stored_names[name]].shape)
         return tuple(source.get_slice(self._stored_names[name]).get_shape())
 
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+        """Return a tensor, converted to a dtype and copied to a device. Raises ModelError if it cannot be
+        read.
+
+        name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
+        dtype: Type of the result.
+        device: Device of the result.
+        """
         return self.raw(name, "cpu").to(device=device, dtype=dtype)
 
     def raw(self, name: str, device: torch.device | str) -> Tensor:
-        """Return a tensor in the dtype in which it is stored. Raises ModelError if it cannot be read."""
+        """Return a tensor in the dtype in which it is stored. Raises ModelError if it cannot be read.
+
+        name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
+        device: Device of the result.
+        """
         source = self._source(name)
         stored = self._stored_names[name]
         self._borrow(name, source)
         try:
-            found = source[stored] if isinstance(source, dict) else source.get_tensor(stored)
+            tensor = source[stored] if isinstance(source, dict) else source.get_tensor(stored)
         except (SafetensorError, OSError, RuntimeError) as error:
-            raise ModelError(f"{self.where(name)}: {name}: {_line(error)}") from None
+            raise ModelError(f"{self.where(name)}: {name}: {_one_line(error)}") from None
         if not isinstance(source, dict):
-            self._let_go(self._files[name], found.nbytes)
-        return found.to(device)
+            self._count_read(self._files[name], tensor.nbytes)
+        return tensor.to(device)
 
     def fetch(self, names: Iterable[str]) -> None:
-        """Make sure that the bytes of these tensors are present; fetch them from another member if not."""
+        """Make sure that the bytes of some tensors are present; fetch them from another member of the fleet
+        if not.
+
+        names: Names of the tensors. Raises ModelError if one of them does not exist.
+        """
         for name in names:
             self._borrow(name, self._source(name))
 
     def _borrow(self, name: str, source: Any) -> None:
-        """Fetch a tensor's bytes if only another member of the fleet has them."""
+        """Fetch a tensor's bytes if only another member of the fleet has them.
+
+        name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
+        source: The opened file that holds the tensor.
+        """
         if self._borrowed and isinstance(source, GgufTensors):
             place = source.place(name)
             self._borrowed.need(Path(place.file).name, place.begin, place.begin + place.bytes)
         elif self._borrowed:
             self._borrowed.need_tensor(self._files[name], self._stored_names[name])
 
-    def _let_go(self, file: str, size: int) -> None:
-        """Close a file after MAPPED bytes: a mapping keeps what was read in memory, next to the tensors."""
+    def _count_read(self, file: str, size: int) -> None:
+        """Count bytes that were read, and close the file after `remap_bytes` bytes.
+
+        A mapping keeps what was read in memory, next to the tensors.
+
+        file: Name of the file that was read.
+        size: Number of bytes that were read.
+        """
         self._read += size
-        if self._read >= self._mapped:
+        if self._read >= self._remap_bytes:
             self._read = 0
             del self._opened[file]
 
     def _source(self, name: str) -> Any:
-        """Return the opened file that holds a tensor. Raises ModelError if there is none."""
+        """Return the opened file that holds a tensor. Raises ModelError if there is none.
+
+        name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
+        """
         if name not in self._files:
             raise ModelError(f"{self._directory}: no tensor {name} in the weight files")
-        source = self._open(self._files[name])
+        source = self._open_file(self._files[name])
         if self._stored_names[name] not in self._held[self._files[name]]:
             raise ModelError(f"{self.where(name)}: tensor {name} is missing")
         return source
 
-    def _open(self, file: str) -> Any:
-        """Open a weight file, or return it if it is open; fetch it if it is missing."""
+    def _open_file(self, file: str) -> Any:
+        """Open a weight file, or return it if it is open; fetch it if it is missing.
+
+        file: Name of the file within the directory.
+
+        Raises ModelError if the file is broken.
+        """
         if file not in self._opened:
             if self._borrowed:
                 self._borrowed.need_header(file)
-            self._opened[file] = opened = _open(fetched(self._directory / file))
+            self._opened[file] = opened = _open_file(fetched(self._directory / file))
             self._held.setdefault(file, frozenset(opened.keys()))
         return self._opened[file]
 
@@ -254,40 +371,66 @@ class Fetch:
     quantization: Quantization | None = None
 
     def __call__(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Return a tensor of this shape. Raises ModelError if it is missing or has another shape.
+
+        name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
+        shape: The shape that the config asks for.
+        """
         return self.files.expect(name, shape, self.dtype, self.device)
 
     def matrix(self, name: str, shape: tuple[int, ...]) -> Tensor | Codes:
-        """Load the matrix of a product; if it is published quantized in this form, return its codes."""
-        found = self.files.rounded(name, self.quantization, self.device) if self.quantization else None
-        if found is None:
+        """Return the matrix of a product: its codes if it is published quantized in this form, else its
+        floats.
+
+        name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
+        shape: (out, in), the shape that the config asks for.
+
+        Raises ModelError if the matrix is missing or has another shape.
+        """
+        codes = self.files.rounded(name, self.quantization, self.device) if self.quantization else None
+        if codes is None:
             return self(name, shape)
         self.files.check(name, shape)
-        return found
+        return codes
 
     def form(self, name: str) -> Quantization | None:
-        """Return the form in which a matrix is stored; see `Weights.form`."""
+        """Return the form in which a matrix is stored once it is loaded; None means floats.
+
+        name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
+        """
         return self.files.form(name, self.quantization)
 
     def __contains__(self, name: str) -> bool:
+        """Tell whether the files have a tensor.
+
+        name: Name of the tensor in the model, such as "model.layers.3.mlp.up_proj.weight".
+        """
         return name in self.files
 
 
 def has_files(directory: Path, allow_pickle_bin: bool = False) -> bool:
-    """Tell whether all weight files that `WeightFiles` would read are present in the directory."""
+    """Tell whether all weight files that `WeightFiles` would read are present in the directory.
+
+    directory: Folder of the model.
+    allow_pickle_bin: Whether pickled weight files (`*.bin`) count.
+    """
     kinds = [(INDEX, SINGLE), (PICKLE_INDEX, PICKLE)] if allow_pickle_bin else [(INDEX, SINGLE)]
     for index, single in kinds:
         if (directory / index).exists():
-            listed = read_json(directory / index).get("weight_map")
-            return isinstance(listed, dict) and all(
-                (directory / str(one)).exists() for one in set(listed.values())
+            file_of = read_json(directory / index).get("weight_map")
+            return isinstance(file_of, dict) and all(
+                (directory / str(file)).exists() for file in set(file_of.values())
             )
         if (directory / single).exists():
             return True
     return (directory / POINTER).is_file()
 
 
-def _find(directory: Path, allow_pickle_bin: bool) -> dict[str, str] | str:
+def _find_files(directory: Path, allow_pickle_bin: bool) -> dict[str, str] | str:
     """Return the file of each tensor as the index says, or the name of the single file that holds all.
+
+    directory: Folder of the model.
+    allow_pickle_bin: Whether pickled weight files (`*.bin`) may be read.
 
     Raises ModelError if the directory has no weight files that may be read.
     """
@@ -313,7 +456,9 @@ def _find(directory: Path, allow_pickle_bin: bool) -> dict[str, str] | str:
 
 
 def _read_index(source: Path) -> dict[str, str]:
-    """Read the file of each tensor from an index.
+    """Return the file name of each tensor, by tensor name, from an index.
+
+    source: Path of the index file.
 
     Raises ModelError if the index is malformed, or names a file that is missing and cannot be fetched.
     """
@@ -328,8 +473,11 @@ def _read_index(source: Path) -> dict[str, str]:
     return files
 
 
-def _open(path: Path) -> Any:
-    """Open a weight file of any format. Raises ModelError if it is broken."""
+def _open_file(path: Path) -> Any:
+    """Open a weight file of any format. Raises ModelError if it is broken.
+
+    path: Path of the file.
+    """
     try:
         if path.name == POINTER:
             return GgufTensors(path)
@@ -340,9 +488,12 @@ def _open(path: Path) -> Any:
         return safe_open(path, framework="pt")
     except Exception as error:
         # torch and safetensors raise many kinds of errors for a broken file.
-        raise ModelError(f"{path}: {_line(error)}") from None
+        raise ModelError(f"{path}: {_one_line(error)}") from None
 
 
-def _line(error: Exception) -> str:
-    """Return an error's message as one line of at most 200 characters."""
+def _one_line(error: Exception) -> str:
+    """Return an error's message as one line of at most 200 characters.
+
+    error: Any exception.
+    """
     return " ".join(str(error).split())[:200]

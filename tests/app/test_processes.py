@@ -184,7 +184,7 @@ def test_what_is_being_answered_ends_before_a_fleet_that_is_told_to_stop(tmp_pat
     after = told[next(number for number, line in enumerate(told) if "leaving" in line) :]
     assert any("finished" in line for line in after), "it was written before the fleet was told to stop"
     assert [line.split()[0] for line in after[:2]] == ["master", "master"]
-    noise = ("fits", "ring complete", "lost", "epoch", "waiting for the ring", "warning", "error")
+    noise = ("memory checked", "ring complete", "lost", "epoch", "waiting for the ring", "warning", "error")
     assert [line for line in after if any(word in line for word in noise)] == []
 
 

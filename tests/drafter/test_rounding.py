@@ -27,7 +27,7 @@ from specsot_drafter.memory import eagle_memory
 from specsot_master.core.ring.ring_state import RingConfig
 from specsot_model.attention import RowSpan
 from specsot_model.kv import KVPages
-from specsot_model.memory_fit import WeightForm, drafts_of
+from specsot_model.memory_fit import WeightForm, drafter_bytes
 from specsot_model.weights import WeightFiles
 from tests.model.tiny import ShortRows
 from tests.models import write_base, write_head
@@ -58,13 +58,18 @@ def test_a_head_in_fewer_bits_guesses_nearly_the_same(models: tuple[Path, Path])
 
 def test_a_head_in_fewer_bits_takes_less(models: tuple[Path, Path]) -> None:
     files = WeightFiles(models[1])
-    whole, eight, four = (drafts_of(files, WeightForm(4, kind)) for kind in (None, "int8", "int4"))
+    whole, eight, four = (drafter_bytes(files, WeightForm(4, kind)) for kind in (None, "int8", "int4"))
     assert whole > eight > four > 0.1 * whole
 
 
 def counted(head: Path, base: Path, kind: Quantization | None) -> int:
     """Bytes of a row, by shapes alone."""
-    given = Checkpoint.open(head, False), WeightFiles(base), read_config(base), WeightForm.on("cpu", 4, kind)
+    given = (
+        Checkpoint.open(head, False),
+        WeightFiles(base),
+        read_config(base),
+        WeightForm.on_device("cpu", 4, kind),
+    )
     return eagle_memory(*given, RingConfig().shape, kernels=False).row
 
 

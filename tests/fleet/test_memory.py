@@ -8,7 +8,7 @@ import pytest
 from specsot.checkpoint.config import read_config
 from specsot.members import Configuration, Range, Stage
 from specsot.service.options import ModelOptions
-from specsot_model.memory_fit import WeightForm, bytes_of, weights_of
+from specsot_model.memory_fit import WeightForm, weight_bytes_of, weights_of
 from specsot_model.weights import WeightFiles
 from specsot_worker.loader import StageLoader
 
@@ -27,7 +27,7 @@ def configuration(layers: Range) -> Configuration:
 def test_weights_grow_with_layers_and_nothing_else(demo_model: Path, layers: Range) -> None:
     """That all of this, and no more, is loaded: tests/operations/test_fitting.py."""
     files, config = WeightFiles(demo_model / "base"), read_config(demo_model / "base")
-    each = bytes_of(files, config, WeightForm(4))
+    each = weight_bytes_of(files, config, WeightForm(4))
     edges = each.first * (layers.first == 0) + each.last * (layers.last == 8)
     assert weights_of(files, config, layers, WeightForm(4)) == each.layer * len(layers) + edges
 

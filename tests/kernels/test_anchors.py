@@ -13,7 +13,7 @@ import torch
 from specsot.core.frames import Frame, Opening
 from specsot.core.pages import PageTable
 from specsot.params import Pruning, Window
-from specsot_kernels.anchors import anchored_of
+from specsot_kernels.anchors import anchor_runs
 from specsot_kernels.attention_tables import PageRun, room_for
 from specsot_kernels.segments import RowSpan, VisibleColumns
 from specsot_model import attention as plain
@@ -62,8 +62,8 @@ def fill(tables: FrameTables, flat: torch.Tensor, spans: list[RowSpan]) -> None:
     flat.zero_()
     for target, told in zip(views(flat, tables.shapes), filled):
         target.view(-1)[: told.size] = torch.from_numpy(told.reshape(-1)).to(DEVICE)
-    if tables.begin:
-        tables.begin()
+    if tables.prepare:
+        tables.prepare()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -127,7 +127,7 @@ def test_neighbours_on_the_same_pages_read_their_sinks_at_once() -> None:
 
     spans = [behind(20, (1, 2, 3)), behind(20, (1, 2, 5)), RowSpan(3, 9, 3, (7,)), behind(20, (1, 8, 9)),
              behind(0, (1, 8, 9)), behind(3, (1, 8, 9))]  # fmt: skip
-    assert list(anchored_of(spans, PAGE)) == [
+    assert list(anchor_runs(spans, PAGE)) == [
         PageRun(0, 4, 0, 20, (1, 2)),
         PageRun(7, 2, 0, 20, (1, 8)),
         PageRun(11, 2, 0, 3, (1,)),

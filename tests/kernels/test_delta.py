@@ -14,7 +14,13 @@ from specsot.core.tree import ancestry
 from specsot_kernels.segments import RowSpan
 from specsot_model.core import replays, walks
 from specsot_model.core.replays import CachedStates
-from specsot_model.core.walks import BLOCK_ROWS, SequenceRows, in_blocks, keep, sequences_of_frame
+from specsot_model.core.walks import (
+    BLOCK_ROWS,
+    SequenceRows,
+    in_blocks,
+    mark_saved_states,
+    sequences_of_frame,
+)
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
@@ -109,10 +115,10 @@ def test_chunks_and_rows_are_those_of_the_rule_wherever_a_run_began(
         run = partial(run_delta, inputs, slots.int(), pages, states, rule=rule)
         plans, anew = kept.find(spans), deepcopy(kept)
         for page in range(12):
-            anew._give(page)
+            anew._free_state(page)
         before = run(walks=on_device(sequences_of_frame(anew.find(spans), TAPS - 1, PAGE, STATES), chunk))
         texts = sequences_of_frame(plans, TAPS - 1, PAGE, STATES)
-        keep(texts, kept.reserve(plans))
+        mark_saved_states(texts, kept.reserve(plans))
         blocks = on_device(texts, BLOCK_ROWS)
         assert any(walk.many_chunks for walk in blocks) is (rows > tree)
         after = run(walks=blocks)

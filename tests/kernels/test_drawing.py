@@ -16,7 +16,7 @@ from tests.conftest import is_full, some
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
-from specsot_kernels.gpu.drawing import WIDE, choose
+from specsot_kernels.gpu.drawing import WIDE, choose_tokens
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 WISHES: list[dict[str, Any]] = [
@@ -34,7 +34,7 @@ WISHES: list[dict[str, Any]] = [
 
 
 def drawn(logits: Tensor, wishes: list[DrawRequest]) -> list[int | None]:
-    return choose(logits.to(DEVICE), [draw_setting(wish) for wish in wishes])
+    return choose_tokens(logits.to(DEVICE), [draw_setting(wish) for wish in wishes])
 
 
 def by_rule(row: Tensor, wish: DrawRequest) -> int | None:

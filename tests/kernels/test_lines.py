@@ -126,7 +126,7 @@ def test_a_row_gets_the_same_bits_in_any_company(kind: torch.dtype, text: int, p
     for part, shape in zip(there(frames.fill(spans)), frames.shapes):
         flat[begun : begun + part.size] = torch.from_numpy(part.reshape(-1))
         begun += size_of([shape])
-    there(frames.begin)()
+    there(frames.prepare)()
     padded = torch.cat((q[rows], q.new_zeros((32 - len(rows), 1, GROUP, DIM))))
     found = there(plan.kernel)(padded, kv).cpu()
     assert torch.equal(found[: len(rows)][2::2], alone)

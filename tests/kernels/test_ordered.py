@@ -20,9 +20,9 @@ from specsot_kernels.gpu.ordered import (
     SHORT,
     TALL,
     OrderedTile,
+    is_faster,
     multiply_ordered,
     parts_of,
-    pays,
     tile_for,
 )
 from specsot_model.linear import InvariantRowProduct, RowProduct
@@ -91,14 +91,14 @@ def test_a_few_rows_are_multiplied_so_in_any_step(kind: torch.dtype, monkeypatch
 def test_many_rows_are_the_librarys() -> None:
     """And those of four bytes a number, and of odd widths."""
     rows, tall = torch.zeros(FEW + 1, 32, dtype=torch.bfloat16), TALL * HIGH
-    assert pays(rows[:FEWEST], HIGH, False)
-    assert not pays(rows[: FEWEST + 1], HIGH, False)
-    assert pays(rows[:FEW], tall, False)
-    assert not pays(rows[:FEW], tall, True), "half of them are gates"
-    assert not pays(rows, 2 * tall, True)
-    assert [pays(rows[:2], tiles * 2 * HIGH, True) for tiles in (SHORT - 1, SHORT)] == [False, True]
-    assert not pays(rows[:2].float(), tall, False)
-    assert not pays(rows[:2, :24], tall, False)
+    assert is_faster(rows[:FEWEST], HIGH, False)
+    assert not is_faster(rows[: FEWEST + 1], HIGH, False)
+    assert is_faster(rows[:FEW], tall, False)
+    assert not is_faster(rows[:FEW], tall, True), "half of them are gates"
+    assert not is_faster(rows, 2 * tall, True)
+    assert [is_faster(rows[:2], tiles * 2 * HIGH, True) for tiles in (SHORT - 1, SHORT)] == [False, True]
+    assert not is_faster(rows[:2].float(), tall, False)
+    assert not is_faster(rows[:2, :24], tall, False)
 
 
 @pytest.mark.gpu

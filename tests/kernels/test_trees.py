@@ -256,7 +256,7 @@ def test_more_than_32_nodes_do_not_fit_a_word() -> None:
 
 def test_lists_that_do_not_fit_each_other_are_refused() -> None:
     scores, tokens, parents = lists_of([draft(random.Random(1), 4, 2)])
-    with pytest.raises(InvalidArguments, match="one entry a step"):
+    with pytest.raises(InvalidArguments, match="one entry per drafting step"):
         organize_draft_results(scores, tokens[:1], parents, 4)
     with pytest.raises(InvalidArguments, match=r"token_list\[1\] must have shape \[1, 16\], got \[1, 15\]"):
         organize_draft_results(scores, [tokens[0], tokens[1][:, :15]], parents, 4)

@@ -14,7 +14,7 @@ from specsot.core.frames import Close, End, Lease, Logprob, Open, Opening, Order
 from specsot.core.pages import PageTable
 from specsot.errors import Unavailable
 from specsot_master.engine import RingState
-from specsot_model.core.kv_plan import open_one
+from specsot_model.core.kv_plan import open_sequence
 
 Script = Callable[[Opening, tuple[int, ...]], tuple[int, ...]]
 
@@ -126,7 +126,7 @@ class FakeRing:
         prompt = shared + order.tokens
         assert order.tokens, "a sequence needs a token of its own"
         assert len(prompt) == opening.prompt
-        open_one(self._table, opening)
+        open_sequence(self._table, opening)
         asked = prompt[: len(prompt) - opening.generated]
         written, script = list(prompt[len(asked) :]), list[int]()
         if opening.decodes:

@@ -125,8 +125,8 @@ def test_random_frames_reach_every_kind_of_group() -> None:
     assert any(_is_uniform(group) and len(group.readings) > 1 for group in groups)
     assert any(reading.cells > 1 and reading.at for group in groups for reading in group.readings)
     assert any(group.lead == group.width for group in groups)
-    assert any(arrangement.take is None for arrangement in arranged)
-    padded = [arrangement.take for arrangement in arranged if arrangement.take is not None]
+    assert any(arrangement.source_rows is None for arrangement in arranged)
+    padded = [arrangement.source_rows for arrangement in arranged if arrangement.source_rows is not None]
     assert any(len(set(take)) < len(take) for take in padded)
 
 
@@ -143,7 +143,7 @@ def test_batched_reads_consecutive_pages_as_one_product() -> None:
     arrangement = plan_reads(spans, PAGE, "batched")
     ((reading,),) = [group.readings for group in arrangement.groups]
     assert (reading.cells, reading.rows, reading.page, reading.columns) == (4, 2, 10, 8)
-    assert arrangement.take is None
+    assert arrangement.source_rows is None
     assert len(plan_reads(spans, PAGE, "packed").groups) == 4
 
 
@@ -151,7 +151,7 @@ def test_batched_sorts_and_pads_what_then_lies_side_by_side() -> None:
     spans = [RowSpan(2, 3, 2, (11,)), RowSpan(3, 3, 3, (10,))]
     arrangement = plan_reads(spans, PAGE, "batched")
     (group,) = arrangement.groups
-    assert arrangement.take == (2, 3, 4, 0, 1, 1)
+    assert arrangement.source_rows == (2, 3, 4, 0, 1, 1)
     assert [span.seen for span in group.spans] == [(1, 3, 7), (1, 3, 3)]
 
 
@@ -169,7 +169,7 @@ def test_a_long_prompt_is_cut_into_blocks_of_bounded_scores() -> None:
     arrangement = plan_reads([RowSpan(3000, 1000, 3000, tuple(range(16)))], 256, "packed")
     assert sum(group.rows for group in arrangement.groups) == 3000
     assert all(group.rows * group.width <= 1 << 20 for group in arrangement.groups)
-    assert arrangement.take is None
+    assert arrangement.source_rows is None
 
 
 def test_a_long_prompt_within_a_window_is_not_planned_a_second_time() -> None:
@@ -181,6 +181,6 @@ def test_a_long_prompt_within_a_window_is_not_planned_a_second_time() -> None:
 
 def test_a_row_that_sees_everything_needs_no_mask() -> None:
     assert (
-        plan_attention([RowSpan(1, 5, 1, (0,))], PAGE, G, "packed", torch.float32, "cpu").opening[0].mask
+        plan_attention([RowSpan(1, 5, 1, (0,))], PAGE, G, "packed", torch.float32, "cpu").first_passes[0].mask
         is None
     )

@@ -95,7 +95,7 @@ def test_a_step_is_the_same_bit_for_bit_wherever_its_run_began(tmp_path: Path) -
         short = [batch.slots.shape[1] for kv in kvs for batch in kv.batches]
         for kv in kvs:
             for page in range(kv.pages):
-                kv._kept.forget(page)
+                kv._cached_states.discard_from(page)
         again, _ = ring.feed(*step)
         assert torch.equal(found, again)
         assert max(short) <= rows + 2 * CHUNK + 3, "what is behind the last state is not run again"

@@ -18,8 +18,8 @@ from specsot_model.attention import RowSpan, plan_with_kernel
 from specsot_model.cuda_graphs import CapturedSteps, GraphCapture, StepRows
 from specsot_model.decoding import Codes
 from specsot_model.fp8 import Fp8
-from specsot_model.fused import FusedBlock, can_capture, turning_of
-from specsot_model.linear import InvariantRowProduct, RowProduct, in_words, quantise
+from specsot_model.fused import FusedBlock, can_capture, head_turns_of
+from specsot_model.linear import InvariantRowProduct, RowProduct, describe_rounding, quantize
 from tests.model.test_steps import DEVICE, KIND, PAGE, Fused, again
 from tests.model.tiny import write_model
 
@@ -47,7 +47,7 @@ def normal(*shape: int, seed: int) -> torch.Tensor:
 def rounded(x: torch.Tensor) -> torch.Tensor:
     """As near as 8-bit floats with a scale a row come."""
     scales = x.abs().amax(1, keepdim=True).double() / 448
-    return (x.double() / scales).to(fp8.KIND).double() * scales
+    return (x.double() / scales).to(fp8.FP8_DTYPE).double() * scales
 
 
 def behind_norm(x: torch.Tensor, gains: torch.Tensor) -> torch.Tensor:
@@ -67,7 +67,7 @@ def test_products_are_those_of_rounded_rows_and_weights(rows: int) -> None:
     hidden, gains = normal(rows, 64, seed=2), normal(64, seed=3)
     hidden[-1] *= 100
     held, short = Fp8(weight), rounded(weight).t()
-    assert held.captured
+    assert held.capturable
     norm = rounded(behind_norm(hidden, gains))
     assert off(held.normed(hidden, (gains, 1e-5)), norm @ short) < OFF
     biased = Fp8(weight, bias).normed(hidden, (gains, 1e-5))
@@ -145,10 +145,12 @@ def test_layers_hand_rounded_rows_on(tmp_path: Path) -> None:
 
 def test_which_bases_run_in_graphs(tmp_path: Path) -> None:
     decoder = write_and_load(tmp_path)
-    assert can_capture(decoder.config, kernels=True, rounded=True, eight=True)
-    assert not can_capture(decoder.config, kernels=False, rounded=True, eight=True)
-    assert not can_capture(replace(decoder.config, hidden=40), kernels=True, rounded=True, eight=True)
-    assert turning_of(decoder._blocks[0]).frequencies.device.type == DEVICE
+    assert can_capture(decoder.config, kernels=True, any_quantized=True, all_in_8_bits=True)
+    assert not can_capture(decoder.config, kernels=False, any_quantized=True, all_in_8_bits=True)
+    assert not can_capture(
+        replace(decoder.config, hidden=40), kernels=True, any_quantized=True, all_in_8_bits=True
+    )
+    assert head_turns_of(decoder._blocks[0]).frequencies.device.type == DEVICE
 
 
 def write_and_load(folder: Path) -> Fused:
@@ -160,9 +162,11 @@ def write_and_load(folder: Path) -> Fused:
 
 def test_members_say_what_is_rounded() -> None:
     """A GPU that rounds activations, too, writes other texts than a CPU that does not."""
-    assert in_words("fp8", "cuda") == "fp8 weights, a scale an output, and activations, a scale a row"
-    assert in_words("int8", "cuda") == "int8 weights, 64 activations a scale"
-    assert in_words(None, "cuda") == ""
+    assert (
+        describe_rounding("fp8", "cuda") == "fp8 weights, a scale an output, and activations, a scale a row"
+    )
+    assert describe_rounding("int8", "cuda") == "int8 weights, 64 activations a scale"
+    assert describe_rounding(None, "cuda") == ""
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -170,7 +174,7 @@ def test_codes_that_others_rounded_are_handed_to_the_same_kernels(rows: int) -> 
     """Bit for bit what a weight gives that is rounded here, if the codes are the same."""
     weight, hidden, gains = normal(96, 64, seed=0), normal(rows, 64, seed=2), normal(64, seed=3)
     own, scale = Fp8(weight), Fp8(weight)._scales[:, None]
-    codes = Codes(own._whole.view(torch.uint8), scale, torch.zeros_like(scale))
-    held = quantise(codes, "fp8")
+    codes = Codes(own._fp8_weight.view(torch.uint8), scale, torch.zeros_like(scale))
+    held = quantize(codes, "fp8")
     assert isinstance(held, Fp8)
     assert torch.equal(held.normed(hidden, (gains, 1e-5)), own.normed(hidden, (gains, 1e-5)))

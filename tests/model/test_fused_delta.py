@@ -45,7 +45,7 @@ TREE = (0, 0, 1, 1, 0, 4, 5)
 @pytest.fixture(autouse=True)
 def plain_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels read weights as they are; a CPU's library would pack them."""
-    monkeypatch.setattr(linear, "_choose", lambda dtype, device: linear._plain)
+    monkeypatch.setattr(linear, "_product_for", lambda dtype, device: linear._torch_product)
 
 
 class Walking(Decoder):
@@ -66,7 +66,7 @@ def forget(ring: Ring) -> None:
     for kv in ring.kvs:
         if isinstance(kv, WalkedPages):
             for page in range(kv.pages):
-                kv._kept.forget(page)
+                kv._cached_states.discard_from(page)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_step_is_the_same_bit_for_bit_wherever_its_run_began(
         for most in (BLOCK_ROWS, len(TREE) + 1):
             forget(ring)
             with monkeypatch.context() as patched:
-                patched.setattr(delta_pages, "in_blocks", partial(in_blocks, most=most))
+                patched.setattr(delta_pages, "in_blocks", partial(in_blocks, max_rows=most))
                 again, _ = ring.feed(*step)
             lines = [walk.lines for walk in kv.walks]
             assert sum(lines) == start + rows
@@ -183,7 +183,7 @@ def test_a_frame_for_which_a_graph_has_no_room_changes_nothing(tmp_path: Path) -
     (decoder,) = walking(tmp_path, (1,))
     kv = decoder.make_kv(40, PAGE_ROWS)
     assert isinstance(kv, WalkedPages)
-    room, pages = kv.room(1), tuple(range(40))
+    room, pages = kv.table_sizes(1), tuple(range(40))
     assert kv.fill([RowSpan(1, 600, 1, pages, (1,))], (), room) is None
     filled = there(kv.fill([RowSpan(1, 200, 1, pages, (1,))], (), room))
     assert filled[0].tolist() == [1, 201, 0, 0]

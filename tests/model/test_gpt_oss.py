@@ -16,7 +16,7 @@ from specsot.errors import InvalidRequest
 from specsot.members import Range
 from specsot_model.decoder import Decoder
 from specsot_model.loaded_parts import open_shapes
-from specsot_model.memory_fit import WeightForm, read_of, weights_of
+from specsot_model.memory_fit import WeightForm, bytes_read_per_token, weights_of
 from specsot_model.published import open_weights
 from tests.model.tiny import Ring, load, write_model
 
@@ -76,7 +76,7 @@ def test_a_plan_counts_experts_as_they_are_held_and_what_a_row_reads_of_them(tmp
     whole, experts = weights_of(files, config, layers, held), 5 * (64 * 64 + 64 + 32 * 64 + 64) * 2
     attention = 2 * (64 * (4 + 2 + 2 + 4) * 8 + 64 + 8 * 8 + 4)
     assert whole == experts + attention + 2 * (5 * 64 + 5) + 2 * 2 * 64
-    assert read_of(files, config, layers, held) == whole - experts * 2 / 5
+    assert bytes_read_per_token(files, config, layers, held) == whole - experts * 2 / 5
 
 
 def test_what_stays_exact_and_what_is_rounded_is_counted_so(tmp_path: Path) -> None:

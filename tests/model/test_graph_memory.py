@@ -26,7 +26,7 @@ from specsot_model.cuda_graphs import PROMPT_ROWS, CapturedSteps, GraphCapture, 
 from specsot_model.decoder import Decoder
 from specsot_model.fused import can_capture, runs_kernels
 from specsot_model.loaded_parts import AbsentWeights
-from specsot_model.memory_fit import Need, check_fit, pages_of, steps_of
+from specsot_model.memory_fit import Need, check_fit, kv_page_bytes, step_bytes
 from specsot_model.weights import HeldWeights
 from specsot_worker.memory import LayerMemory
 
@@ -56,24 +56,24 @@ def test_they_count() -> None:
 
 def test_who_has_any() -> None:
     assert not runs_kernels(torch.device("cpu"))
-    assert can_capture(CONFIG, kernels=True, rounded=False)
-    assert not can_capture(CONFIG, kernels=False, rounded=False)
-    assert not can_capture(CONFIG, kernels=True, rounded=True)
+    assert can_capture(CONFIG, kernels=True, any_quantized=False)
+    assert not can_capture(CONFIG, kernels=False, any_quantized=False)
+    assert not can_capture(CONFIG, kernels=True, any_quantized=True)
     experts = replace(CONFIG, mlp="experts", routing=Routing(experts=8, chosen=2, width=512))
-    assert can_capture(experts, kernels=True, rounded=False)
+    assert can_capture(experts, kernels=True, any_quantized=False)
     narrow = replace(experts, routing=Routing(experts=8, chosen=2, width=508))
-    assert not can_capture(narrow, kernels=True, rounded=False)
+    assert not can_capture(narrow, kernels=True, any_quantized=False)
     for dtype in (torch.float16, torch.float32):
-        assert can_capture(CONFIG, kernels=True, rounded=False, dtype=dtype)
-        assert not can_capture(experts, kernels=True, rounded=False, dtype=dtype)
+        assert can_capture(CONFIG, kernels=True, any_quantized=False, dtype=dtype)
+        assert not can_capture(experts, kernels=True, any_quantized=False, dtype=dtype)
     other = replace(CONFIG, norm="layer", mlp="plain", parallel=True, out_bias=True)
-    assert can_capture(other, kernels=True, rounded=False)
+    assert can_capture(other, kernels=True, any_quantized=False)
     sunk = replace(CONFIG, names=FAMILIES["gpt_oss"].names, window=128, windowed=frozenset({0}))
-    assert can_capture(sunk, kernels=True, rounded=False)
-    assert can_capture(replace(CONFIG, delta=Delta()), kernels=True, rounded=False)
-    assert steps_of(replace(CONFIG, delta=Delta()), 2, 0) > steps_of(CONFIG, 2, 0)
+    assert can_capture(sunk, kernels=True, any_quantized=False)
+    assert can_capture(replace(CONFIG, delta=Delta()), kernels=True, any_quantized=False)
+    assert step_bytes(replace(CONFIG, delta=Delta()), 2, 0) > step_bytes(CONFIG, 2, 0)
     for each in (experts, other):
-        assert not can_capture(each, kernels=True, rounded=False, eight=True)
+        assert not can_capture(each, kernels=True, any_quantized=False, all_in_8_bits=True)
 
 
 def test_more_rows_of_prompts_are_counted_where_frames_have_them(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_more_rows_of_prompts_are_counted_where_frames_have_them(tmp_path: Path)
     assert counted.graphs(True, room=-1) == narrow, "not all layers can be here"
     assert replace(counted, options=replace(options, tensor_parallel=2)).graphs(True) == narrow
     split = replace(CONFIG, delta=Delta())
-    assert steps_of(split, 2, 0) - steps_of(split, 2, 0, wide=False) > whole - narrow
+    assert step_bytes(split, 2, 0) - step_bytes(split, 2, 0, long_prompt_frames=False) > whole - narrow
     assert BLOCK_ROWS == PROMPT_ROWS, "a walk is as long as the frames that are counted"
 
 
@@ -101,8 +101,8 @@ def test_pages_of_two_kinds_of_layers_fit_what_is_granted(layers: Range | None, 
         every = [Range(first, last) for first in range(8) for last in range(first + 1, 9)]
         for own in [layers] if layers else every:
             rows = granted // (counted.row_in(layers) * len(own))
-            assert pages_of(config, own, rows, 2) <= granted
-            assert not layers or pages_of(config, own, rows + rows // 100 + 257, 2) > granted
+            assert kv_page_bytes(config, own, rows, 2) <= granted
+            assert not layers or kv_page_bytes(config, own, rows + rows // 100 + 257, 2) > granted
 
 
 @pytest.mark.gpu
@@ -115,15 +115,15 @@ def test_no_more_is_taken_than_is_counted() -> None:
     decoder = Decoder(CONFIG, MadeUp(), whole, torch.bfloat16, device)
     kv, taps = decoder.make_kv(8, PAGE), {1: torch.eye(WIDTH, dtype=torch.bfloat16, device=device)}
     steps = taken(
-        lambda: CapturedSteps(decoder, kv, taps, GraphCapture(), prompts=prompt_buckets(decoder, kv))
+        lambda: CapturedSteps(decoder, kv, taps, GraphCapture(), prompt_sizes=prompt_buckets(decoder, kv))
     )
-    assert 0 < steps <= steps_of(CONFIG, 2, WIDTH)
+    assert 0 < steps <= step_bytes(CONFIG, 2, WIDTH)
     head = FusedHead(made_up_head(decoder, head_shape(CONFIG)))
     memory = DraftPages(made_up_head(decoder, head_shape(CONFIG)), 8, PAGE)
     drafts = taken(lambda: TreeGraphs(head, memory, K, LEVELS, GraphCapture(), grow))
     counted = tree_graph_bytes(head.shape, 2, K, LEVELS)
     assert 0 < drafts <= counted
-    print(f"steps {steps >> 20} of {steps_of(CONFIG, 2, WIDTH) >> 20} MiB", end=", ")
+    print(f"steps {steps >> 20} of {step_bytes(CONFIG, 2, WIDTH) >> 20} MiB", end=", ")
     print(f"drafts {drafts >> 20} of {counted >> 20} MiB counted")
 
 
@@ -138,13 +138,13 @@ def test_a_text_whose_states_are_lost_takes_no_more_than_is_counted() -> None:
     kv, tree = decoder.make_kv(-(-rows // PAGE) + 1, PAGE), ancestry([0, 0, 1])
 
     def step() -> object:
-        steps = CapturedSteps(decoder, kv, {}, GraphCapture(), prompts=prompt_buckets(decoder, kv))
+        steps = CapturedSteps(decoder, kv, {}, GraphCapture(), prompt_sizes=prompt_buckets(decoder, kv))
         span = RowSpan(3, rows, 3, tuple(range(kv.pages)), tree)
         at = torch.arange(rows, rows + 3, device=device)
         assert steps.fill(StepRows([0, 1, 2], [rows, rows + 1, rows + 2], at.tolist(), [span])) is None
         return steps, decoder.forward(decoder.embed(at % 3), at, at, decoder.plan([span], PAGE, "packed"), kv)
 
-    assert 0 < taken(step) <= steps_of(config, 2, 0)
+    assert 0 < taken(step) <= step_bytes(config, 2, 0)
 
 
 def taken(capture: Callable[[], object]) -> int:

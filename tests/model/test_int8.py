@@ -31,7 +31,7 @@ TILES = (None, WholeTile(32, 16, 1, 4, 2), WholeTile(64, 32, 4, 4, 2), WholeTile
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(int8, "multiplies_int8", lambda device: True)
-    monkeypatch.setattr(linear, "packs", lambda kind, device: False)
+    monkeypatch.setattr(linear, "uses_packed_kernels", lambda kind, device: False)
 
 
 def normal(*shape: int, seed: int) -> torch.Tensor:
@@ -102,14 +102,14 @@ def test_a_row_is_the_same_bits_in_any_company(inputs: int) -> None:
             assert torch.equal(found, among[-rows:]), rows
     assert not held._counts.any(), "the next product counts from zero"
     codes, scales = round_rows(x)
-    plain = multiply_whole(codes, scales, held._whole, held._scales, held._counts)
-    gated = multiply_gated_whole(codes, scales, twice._whole, twice._scales)
+    plain = multiply_whole(codes, scales, held._int8_weight, held._scales, held._counts)
+    gated = multiply_gated_whole(codes, scales, twice._int8_weight, twice._scales)
     for tile in TILES[1:]:
         assert torch.equal(
-            multiply_whole(codes, scales, held._whole, held._scales, held._counts, tile=tile), plain
+            multiply_whole(codes, scales, held._int8_weight, held._scales, held._counts, tile=tile), plain
         )
         if tile and tile.outputs == 64:
-            found = multiply_gated_whole(codes, scales, twice._whole, twice._scales, tile)
+            found = multiply_gated_whole(codes, scales, twice._int8_weight, twice._scales, tile)
             assert all(map(torch.equal, found, gated))
 
 
@@ -130,7 +130,7 @@ def test_products_are_those_of_rounded_rows_and_weights(rows: int) -> None:
         normal(64, seed=2),
     )
     held = Int8(weight)
-    short = as_floats(held._whole, held._scales.expand(1, -1))
+    short = as_floats(held._int8_weight, held._scales.expand(1, -1))
     assert ((short - weight.double()).abs() <= weight.abs().amax(1, keepdim=True) / 253).all()
     product = as_floats(*round_rows(hidden, (gains, 1e-5))) @ short.t()
     near = {"rtol": 1e-5, "atol": 1e-5}
@@ -141,7 +141,7 @@ def test_products_are_those_of_rounded_rows_and_weights(rows: int) -> None:
     assert (as_floats(*inner) - wanted).norm() < 0.01 * wanted.norm()
     down, added = Int8(normal(64, 80, seed=3)), hidden.clone()
     down.add_to(added, inner)
-    held_down = as_floats(down._whole, down._scales.expand(2, -1))
+    held_down = as_floats(down._int8_weight, down._scales.expand(2, -1))
     torch.testing.assert_close(added.double(), as_floats(*inner) @ held_down.t() + hidden.double(), **near)
 
 
@@ -177,7 +177,7 @@ def test_steps_of_a_base_in_whole_numbers(tmp_path: Path) -> None:
 def test_sizes_that_no_kernel_reads_are_multiplied_all_the_same() -> None:
     weight, bias, x = normal(24, 40, seed=0), normal(24, seed=1), normal(3, 40, seed=2)
     held = Int8(weight, bias)
-    assert not held.captured
+    assert not held.capturable
     wanted = F.linear(x, weight, bias)
     assert 0 < (held(x) - wanted).norm() < 0.01 * wanted.norm()
 

@@ -91,7 +91,7 @@ def test_rows_that_are_kept_in_another_way_are_refused(kv: KVPages) -> None:
     rows = torch.randn(3, 2, 2, 3, generator=torch.Generator().manual_seed(0))
     short, other = (KVPages(2, 4, 8, 2, 3, torch.float16, "cpu") for _ in range(2))
     short.write(1, torch.arange(3), rows.half())
-    with pytest.raises(WireError, match=r"24 bytes in torch.float16 came, torch.float32 is kept here"):
+    with pytest.raises(WireError, match=r"24 bytes in torch.float16 do not fit"):
         kv.put_rows_at(1, [5, 6, 7], short.rows_at(1, [0, 1, 2]))
     assert not kv.layers[1].any()
     other.put_rows_at(1, [5, 6, 7], short.rows_at(1, [0, 1, 2]))
@@ -129,7 +129,7 @@ def test_pages_take_no_memory_before_they_are_used() -> None:
 
 
 def test_pages_that_the_system_does_not_reserve_are_refused_in_a_line() -> None:
-    with pytest.raises(ModelError, match=r"pages: Cannot allocate memory; --kv-memory sets less$"):
+    with pytest.raises(ModelError, match=r"pages: Cannot allocate memory; set a smaller --kv-memory$"):
         untouched_zeros((1 << 60,), torch.int8, "cpu")
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from specsot.errors import InvalidRequest
 from specsot_model import linear
 from specsot_model.linear import Linear, check_device, resolve_dtype
-from specsot_model.memory_fit import gpus_on, room_on
+from specsot_model.memory_fit import free_on, gpus_on
 
 
 @pytest.mark.parametrize(
@@ -32,13 +32,15 @@ def test_every_number_of_rows_gives_the_plain_product(
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")
 def test_weights_are_packed_where_the_library_is() -> None:
-    assert linear._choose(torch.float32, "cpu") is linear._onednn
-    assert linear._choose(torch.float16, "cpu") is linear._plain
+    assert linear._product_for(torch.float32, "cpu") is linear._onednn_product
+    assert linear._product_for(torch.float16, "cpu") is linear._torch_product
 
 
 def test_what_is_small_in_fp32_is_quicker_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     packed = list[torch.Tensor]()
-    monkeypatch.setattr(linear, "_choose", lambda dtype, device: lambda weight, bias: packed.append(weight))
+    monkeypatch.setattr(
+        linear, "_product_for", lambda dtype, device: lambda weight, bias: packed.append(weight)
+    )
     small, large, half = torch.zeros(48, 40), torch.zeros(600, 500), torch.zeros(48, 40, dtype=torch.bfloat16)
     assert [Linear(weight).weight is weight for weight in (small, large, half)] == [True, False, False]
     assert [one.dtype for one in packed] == [torch.float32, torch.bfloat16]
@@ -57,11 +59,11 @@ def test_dtype_names() -> None:
 def test_a_device_that_is_not_here_is_named() -> None:
     for device in ("cpu", "meta"):
         check_device(device)
-    with pytest.raises(InvalidRequest, match="no device is called 'gpu'"):
+    with pytest.raises(InvalidRequest, match="unknown device 'gpu'"):
         check_device("gpu")
-    with pytest.raises(InvalidRequest, match=r"device cuda:99: PyTorch .* sees \d+ GPUs"):
+    with pytest.raises(InvalidRequest, match=r"device cuda:99: PyTorch .* finds \d+ GPUs"):
         check_device("cuda:99")
     with pytest.raises(InvalidRequest, match="cuda:99"):
         gpus_on("cuda:99")
     with pytest.raises(InvalidRequest, match="cuda:99"):
-        room_on("cuda:99")
+        free_on("cuda:99")

@@ -14,9 +14,9 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 PACK = """
 import torch
 from specsot.errors import ModelError
-from specsot_model.linear import quantise
+from specsot_model.linear import quantize
 try:
-    quantise(torch.zeros(16, 64), "int8")
+    quantize(torch.zeros(16, 64), "int8")
 except ModelError as error:
     print(error)
 """

@@ -20,7 +20,7 @@ from specsot_model import published as room
 from specsot_model.decoder import Decoder
 from specsot_model.decoding import Codes, codes_of
 from specsot_model.fp8 import Fp8
-from specsot_model.linear import Linear, Packed, in_words, size_of
+from specsot_model.linear import Linear, Packed, describe_rounding, stored_bytes
 from specsot_model.mlp import GatedMlp
 from specsot_model.published import as_published, published_of
 from specsot_worker.loader import StageLoader
@@ -71,7 +71,7 @@ def products(decoder: Decoder, layer: int) -> dict[tuple[str, ...], Linear]:
 def codes_in(held: Any) -> Tensor:
     """[out, in], out of the tiles of a CPU's kernels."""
     if isinstance(held, Fp8):
-        return held._whole.view(torch.uint8)
+        return held._fp8_weight.view(torch.uint8)
     weight = held.weight
     if weight.table[-1] == 8:
         tiles = weight._held.view(weight.outputs // 16, -1, 16, 4).transpose(1, 2)
@@ -86,7 +86,7 @@ def product_of(codes: Codes, x: Tensor) -> Tensor:
     whole, scales = (each.double() for each in rounded_rows(x, 32 if four else 64))
     short = [each.half() if four else each for each in codes[1:]]
     factor, least = (each.double().repeat_interleave(x.shape[1] // each.shape[1], 1) for each in short)
-    return (whole * scales).flatten(1)[:, : x.shape[1]] @ (codes.whole.double() * factor + least).t()
+    return (whole * scales).flatten(1)[:, : x.shape[1]] @ (codes.values.double() * factor + least).t()
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -101,13 +101,13 @@ def test_codes_are_held_as_the_files_have_them(name: str, tmp_path: Path) -> Non
         parts = [codes_of(one, form) for one in stored]
         for one, part in zip(stored, parts):
             read = one.codes.view(torch.uint8) if form == "fp8" else one.codes
-            assert (part.whole.int() - read.int()).unique().numel() == 1, "but for what is zero"
+            assert (part.values.int() - read.int()).unique().numel() == 1, "but for what is zero"
         codes, held = Codes(*map(torch.cat, zip(*parts))), linear.multiply
-        assert torch.equal(codes_in(held), codes.whole)
+        assert torch.equal(codes_in(held), codes.values)
         decoded = torch.cat([files.tensor(f"{one}.weight", torch.float32, "cpu") for one in matrices])
         x = torch.randn(5, decoded.shape[1], generator=torch.Generator().manual_seed(1))
         if isinstance(held, Packed):
-            assert held.weight.nbytes == size_of(tuple(decoded.shape), 4, form)
+            assert held.weight.nbytes == stored_bytes(tuple(decoded.shape), 4, form)
             wanted = product_of(codes, x)
             off = (held(torch.eye(decoded.shape[1])).t() - decoded).abs()
             assert (off <= 0.005 * codes.scale.amax()).all(), "of 4 bits the least value is in fp16"
@@ -139,7 +139,7 @@ def test_what_others_left_whole_has_8_bits(tmp_path: Path) -> None:
     assert counted.form(f"model.layers.1.{OUT}.weight", "int4") == "int8"
     assert counted.form(f"model.layers.1.{DOWN}.weight", "int4") == "int4"
     leave_whole(f"model.layers.1.{UP}")
-    with pytest.raises(ModelError, match=r"layers.1.mlp.gate_proj, .*quantized and others as one product"):
+    with pytest.raises(ModelError, match=r"layers.1.mlp.gate_proj, .*only some of them are quantized"):
         load(tmp_path, "int4")
 
 
@@ -166,7 +166,7 @@ def test_codes_run_as_they_are_unless_a_dtype_is_named(
 ) -> None:
     given = ModelOptions(KEPT / "awq", kv_memory=1 << 20)
     joining = StageLoader(given, "w").registration()
-    assert joining.quantization == f"{in_words('int4', 'cpu')}, fp16 KV"
+    assert joining.quantization == f"{describe_rounding('int4', 'cpu')}, fp16 KV"
     (said,) = [line for line in capsys.readouterr().out.splitlines() if "published weights" in line]
     assert "as they are: int4 weights, int8 embedding" in said
 

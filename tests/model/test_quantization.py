@@ -17,7 +17,7 @@ from specsot.errors import InvalidRequest, ModelError
 from specsot.members import Quantization, Range
 from specsot_model import linear
 from specsot_model.decoder import Decoder
-from specsot_model.linear import Linear, check_quantization, quantise, size_of
+from specsot_model.linear import Linear, check_quantization, quantize, stored_bytes
 from tests.model.tiny import Ring
 from tests.models import Shape, write_base
 
@@ -68,7 +68,7 @@ def test_what_gpus_hold_in_4_bits_is_near_the_weights() -> None:
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_every_weight_is_off_by_half_a_step_at_most(kind: Quantization) -> None:
     weight = normal(40, 64)
-    found = quantise(weight, kind)(torch.eye(64)).t()
+    found = quantize(weight, kind)(torch.eye(64)).t()
     groups = weight.view(40, -1, 32)
     steps = {"int8": weight.abs().amax(1, True) / 127, "int4": (groups.amax(-1) - groups.amin(-1)) / 15}
     allowed = steps[kind].repeat_interleave(64 // steps[kind].shape[1], 1)
@@ -93,7 +93,7 @@ def test_sums_of_extreme_numbers_are_exact() -> None:
     whole, scales = rounded_rows(x, 64)
     sums = torch.einsum("rgk,ogk->rgo", whole.long(), (signs * 127).long().view(48, -1, 64))
     wanted = (sums.double() * scales.double()).sum(1) / 127
-    held = quantise(signs, "int8")
+    held = quantize(signs, "int8")
     found = held(x)
     torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-4)
     assert found[2, 0] == size
@@ -102,7 +102,7 @@ def test_sums_of_extreme_numbers_are_exact() -> None:
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_a_row_is_the_same_bits_in_any_company(kind: Quantization) -> None:
-    held, x = quantise(normal(176, 160), kind), normal(64, 160, seed=1)
+    held, x = quantize(normal(176, 160), kind), normal(64, 160, seed=1)
     alone = torch.cat([held(row[None]) for row in x])
     for rows in (2, 3, 6, 7, 8, 9, 16, 17, 22, 23, 31, 64):
         assert torch.equal(held(x[-rows:].clone()), alone[-rows:]), rows
@@ -126,7 +126,7 @@ def test_blocks_of_a_gguf_file_are_kept_as_they_are() -> None:
     least, step = normal(32, 4).half().float(), normal(32, 4, seed=1).abs().half().float()
     codes = torch.stack([torch.arange(32) % 16] * 4).expand(32, 4, 32)
     weight = (codes * step[..., None] + least[..., None]).view(32, 128)
-    found = quantise(weight, "int4")(torch.eye(128)).t()
+    found = quantize(weight, "int4")(torch.eye(128)).t()
     torch.testing.assert_close(found, weight, rtol=1e-6, atol=1e-6)
 
 
@@ -134,7 +134,7 @@ def test_what_is_not_finite_stays_so() -> None:
     x = normal(3, 64)
     x[1, 5] = torch.inf
     for kind in ("int8", "int4"):
-        found = quantise(normal(32, 64), kind)(x)
+        found = quantize(normal(32, 64), kind)(x)
         assert not found[1].isfinite().any()
         assert found[[0, 2]].isfinite().all()
 
@@ -143,18 +143,18 @@ def held_bytes(held: Any) -> int:
     """Of what a product keeps of a weight; a scale of one is a constant."""
     if isinstance(held, linear.Packed):
         return held.weight.nbytes
-    return sum(getattr(held, name).nbytes for name in held.__slots__ if name not in ("_one", "bias"))
+    return sum(getattr(held, name).nbytes for name in held.__slots__ if name not in ("_unit_scale", "bias"))
 
 
 @pytest.mark.parametrize("dtype", NUMBERS, ids=str)
 def test_what_is_counted_is_what_is_held(dtype: torch.dtype) -> None:
     weight = normal(48, 96).to(dtype)
-    plain = size_of((48, 96), dtype.itemsize, None)
+    plain = stored_bytes((48, 96), dtype.itemsize, None)
     assert plain == weight.nbytes
-    eight, four, floats = (held_bytes(quantise(weight, kind)) for kind in ("int8", "int4", "fp8"))
-    assert eight == size_of((48, 96), dtype.itemsize, "int8") == 48 * (128 + 8)
-    assert four == size_of((48, 96), dtype.itemsize, "int4") == 48 * (96 * 5 // 8 + 4)
-    assert floats == size_of((48, 96), dtype.itemsize, "fp8") == 48 * (96 + 4)
+    eight, four, floats = (held_bytes(quantize(weight, kind)) for kind in ("int8", "int4", "fp8"))
+    assert eight == stored_bytes((48, 96), dtype.itemsize, "int8") == 48 * (128 + 8)
+    assert four == stored_bytes((48, 96), dtype.itemsize, "int4") == 48 * (96 * 5 // 8 + 4)
+    assert floats == stored_bytes((48, 96), dtype.itemsize, "fp8") == 48 * (96 + 4)
 
 
 def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +163,7 @@ def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidRequest, match="quantization must be one of int8, int4, fp8, got 'int3'"):
         check_quantization("int3")
     with pytest.raises(ModelError, match="int4 weights need a number of inputs that 32 divides, got 56"):
-        quantise(normal(8, 56), "int4")
+        quantize(normal(8, 56), "int4")
     monkeypatch.setattr(config, "find_spec", {}.get)
     for kind, device, library, extra in (
         ("int8", "cpu", "numba", "model"),

@@ -32,7 +32,7 @@ from specsot_model.cuda_graphs import (
     prompt_buckets,
 )
 from specsot_model.decoder import Decoder
-from specsot_model.fused import CapturedBlock, FusedBlock, can_fuse, in_a_row, turning_of
+from specsot_model.fused import CapturedBlock, FusedBlock, can_fuse, connect_blocks, head_turns_of
 from specsot_model.kv import as_numbers
 from tests.conftest import some
 from tests.model.tiny import GROWING, write_model
@@ -86,7 +86,7 @@ class Fused(Decoder):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         if can_fuse(self.config, experts=True):
-            self._fused = in_a_row([FusedBlock(block, turning_of(block)) for block in self._blocks])
+            self._fused = connect_blocks([FusedBlock(block, head_turns_of(block)) for block in self._blocks])
         else:
             self._fused = tuple(map(CapturedBlock, self._blocks))
 
@@ -97,8 +97,8 @@ class Invariant(Fused):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self.batch_invariant = True
-        self._fused = in_a_row(
-            [FusedBlock(block, turning_of(block), invariant=True) for block in self._blocks]
+        self._fused = connect_blocks(
+            [FusedBlock(block, head_turns_of(block), invariant=True) for block in self._blocks]
         )
 
 
@@ -195,7 +195,7 @@ def test_steps_are_what_layers_do_one_by_one(tmp_path: Path, kind: str, kept: Kv
                 plan_with_kernel(plan_attention(spans, PAGE, g, DEVICE, window=seen))
                 for seen in (None, window)
             )
-            kernels = replace(whole, near=near)
+            kernels = replace(whole, sliding=near)
             found = fused.forward(entry.clone(), at, places, kernels, kvs[1], taps)
         assert found is not None
         for one, other in zip(found, wanted):
@@ -246,7 +246,7 @@ def test_prompts_alone_have_graphs_of_their_own(tmp_path: Path) -> None:
     kvs = [each.make_kv(5, 16) for each in (plain, fused)]
     assert prompt_buckets(fused, kvs[1]) == PROMPT_BUCKETS
     capture = GraphCapture() if DEVICE == "cuda" else again
-    steps = CapturedSteps(fused, kvs[1], {}, capture, (1,), prompts=(24,))
+    steps = CapturedSteps(fused, kvs[1], {}, capture, (1,), prompt_sizes=(24,))
     first, other = (3, 1), (2,)
     for spans in ([RowSpan(20, 0, 20, first)], [RowSpan(7, 20, 7, first), RowSpan(12, 0, 12, other)]):
         at = [row for span in spans for row in range(span.base, span.base + span.rows)]
@@ -284,7 +284,7 @@ def test_texts_of_a_few_rows_each_have_graphs_of_their_own(
     plain, fused = (each.load(tmp_path, Range(0, 1), KIND, DEVICE, kv_dtype=kept) for each in (Plain, Fused))
     kvs = [each.make_kv(24, 16) for each in (plain, fused)]
     capture = GraphCapture() if DEVICE == "cuda" else later
-    steps = CapturedSteps(fused, kvs[1], {}, capture, (8, 56, 80), short=(48, 72))
+    steps = CapturedSteps(fused, kvs[1], {}, capture, (8, 56, 80), short_sizes=(48, 72))
     pages = [tuple(range(3 * number, 3 * number + 3)) for number in range(len(sizes))]
     spans = [RowSpan(each, 0, each, own) for each, own in zip(sizes, pages)]
     at = [row for span in spans for row in range(span.rows)]

@@ -134,7 +134,7 @@ def test_what_is_not_in_memory_is_named() -> None:
 def test_what_was_read_of_a_file_does_not_stay_mapped_beside_its_copies(tmp_path: Path) -> None:
     tensors = {name: torch.full((1 << 20,), float(n)) for n, name in enumerate("abc")}
     save_file(tensors, tmp_path / "model.safetensors")
-    files = WeightFiles(tmp_path, mapped=6 << 20)
+    files = WeightFiles(tmp_path, remap_bytes=6 << 20)
     kept = files.tensor("a", torch.bfloat16, "cpu")
     assert str(tmp_path) in Path("/proc/self/maps").read_text()
     read = [files.tensor(name, torch.bfloat16, "cpu") for name in "bc"]

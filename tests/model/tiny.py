@@ -128,8 +128,8 @@ def write_model(directory: Path, kind: str = "llama", shards: str = "1GB", **cha
 class ShortRows(KVPages):
     """In fp32, of what fp16 holds: as a CPU's kernels of few bits keep them."""
 
-    def _put_kept(self, layer: int, places: Places, rows: torch.Tensor) -> None:
-        super()._put_kept(layer, places, rows.half().float())
+    def _put_stored(self, layer: int, places: Places, rows: torch.Tensor) -> None:
+        super()._put_stored(layer, places, rows.half().float())
 
 
 def pickle_weights(directory: Path) -> None:

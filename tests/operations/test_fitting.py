@@ -16,8 +16,8 @@ from specsot.service.options import DraftModelOptions, ModelOptions
 from specsot_drafter import loader as drafting
 from specsot_model import linear
 from specsot_model.decoder import Decoder
-from specsot_model.linear import in_words
-from specsot_model.memory_fit import WeightForm, free_memory, memory_in_words, room_on, weights_of
+from specsot_model.linear import describe_rounding
+from specsot_model.memory_fit import WeightForm, free_memory, free_on, memory_in_words, weights_of
 from specsot_model.weights import HeldWeights, WeightFiles, Weights
 from specsot_worker import loader as working
 from tests.model.test_quantization import held_bytes
@@ -63,7 +63,9 @@ def test_what_is_counted_is_what_is_loaded(demo_model: Path, layers: Range) -> N
     counting = Counting(files)
     Decoder(config, counting, layers, torch.float32, torch.device("cpu"))
     again = config.vocab * config.hidden if layers == Range(0, 8) else 0  # read once, packed a second time
-    assert weights_of(files, config, layers, WeightForm.on("cpu", 4, None)) == 4 * (counting.numbers + again)
+    assert weights_of(files, config, layers, WeightForm.on_device("cpu", 4, None)) == 4 * (
+        counting.numbers + again
+    )
 
 
 @pytest.mark.parametrize("layers", [Range(5, 8), Range(0, 8)], ids=str)
@@ -78,7 +80,7 @@ def test_what_is_counted_is_what_is_held_in_fewer_bits(
     config, files = read_config(demo_model / "base"), WeightFiles(demo_model / "base")
     counting, held = Counting(files), list[int]()
 
-    rounded = linear.quantise
+    rounded = linear.quantize
 
     def quantise(
         weight: torch.Tensor, kind: Quantization, bias: torch.Tensor | None = None
@@ -88,9 +90,9 @@ def test_what_is_counted_is_what_is_held_in_fewer_bits(
         held.append(sum(map(held_bytes, found._parts if isinstance(found, linear.PartedWeight) else [found])))
         return found
 
-    monkeypatch.setattr(linear, "quantise", quantise)
+    monkeypatch.setattr(linear, "quantize", quantise)
     Decoder(config, counting, layers, torch.float32, torch.device("cpu"), quantization=kind)
-    form = WeightForm.on("cpu", 4, kind)
+    form = WeightForm.on_device("cpu", 4, kind)
     assert weights_of(files, config, layers, form) == sum(held) + 4 * counting.numbers
 
 
@@ -98,7 +100,7 @@ def test_what_is_counted_is_what_is_held_in_fewer_bits(
     ("held", "row", "words"),
     [
         ({"kv_cache_dtype": "int8"}, 64 + 16, "int8 KV"),
-        ({"quantization": "int8"}, 2 * 64, f"{in_words('int8', 'cpu')}, fp16 KV"),
+        ({"quantization": "int8"}, 2 * 64, f"{describe_rounding('int8', 'cpu')}, fp16 KV"),
     ],
 )
 def test_rows_in_fewer_bits_take_what_is_told(
@@ -112,7 +114,9 @@ def test_rows_in_fewer_bits_take_what_is_told(
     with structlog.testing.capture_logs() as lines:
         stage = source.make_stage(configuration(Range(0, 2), pages=4), Range(0, 2))
     assert stage._kv.bytes == 2 * told.row_bytes * 4 * 64
-    assert [one["pages"] for one in lines if one["event"] == "fits"] == [memory_in_words(stage._kv.bytes)]
+    assert [one["pages"] for one in lines if one["event"] == "memory checked"] == [
+        memory_in_words(stage._kv.bytes)
+    ]
 
 
 def test_slices_of_a_head_count_also_those_of_an_earlier_epoch(demo_model: Path) -> None:
@@ -135,7 +139,7 @@ def test_a_range_that_fits_is_told_and_loaded(demo_model: Path) -> None:
     with structlog.testing.capture_logs() as lines:
         stage = worker(demo_model / "base", 1 << 30).make_stage(configuration(Range(0, 4)), Range(0, 4))
     assert len(stage.layers) == 4
-    (line,) = [one for one in lines if one["event"] == "fits"]
+    (line,) = [one for one in lines if one["event"] == "memory checked"]
     assert (line["what"], line["free"]) == ("layers 0:4", "1.0 GiB")
     assert line["weights"].endswith("MiB")
 
@@ -180,7 +184,7 @@ def test_another_range_loads_only_what_it_has_besides(demo_model: Path) -> None:
     weights = weights_of(
         WeightFiles(demo_model / "base"), read_config(demo_model / "base"), Range(0, 8), WeightForm(4)
     )
-    assert [one["weights"] for one in lines if one["event"] == "fits"][-1] == "0 B"
+    assert [one["weights"] for one in lines if one["event"] == "memory checked"][-1] == "0 B"
     assert source._loaded_bytes(range(8)) == weights
 
 
@@ -236,8 +240,8 @@ def test_less_of_machine_and_container_counts(tmp_path: Path) -> None:
 
 
 def test_this_machine_has_some() -> None:
-    assert (room_on("cpu") or 0) > MIB
-    assert room_on("meta") is None
+    assert (free_on("cpu") or 0) > MIB
+    assert free_on("meta") is None
 
 
 def test_sizes_in_words() -> None:

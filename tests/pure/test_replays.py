@@ -23,7 +23,7 @@ from specsot_model.core.walks import (
     SequenceRows,
     WalkRoom,
     in_blocks,
-    keep,
+    mark_saved_states,
     sequences_of_frame,
     set_aside_of,
     walk_of,
@@ -77,7 +77,7 @@ class Texts:
         sequence = self.rng.choice(list(self.committed))
         del self.committed[sequence]
         for page in self.table.close(sequence):
-            self.kept.forget(page)
+            self.kept.discard_from(page)
 
     def step(self, commit: bool = True) -> None:
         """Rows of some texts: a prompt's, or a tree's of which a path is kept, moved before the next step."""
@@ -113,7 +113,7 @@ class Texts:
         found = [self.rows[source] for source, _ in self.moves]
         for (_, target), row in zip(self.moves, found):
             self.rows[target] = row
-            self.kept.forget(*divmod(target, self.table.page_rows))
+            self.kept.discard_from(*divmod(target, self.table.page_rows))
         self.moves = []
 
     def check(self, replays: Sequence[PathReplay], wanted: list[list[int]], commit: bool) -> None:
@@ -144,11 +144,11 @@ class Texts:
         if self.rng.random() < 0.25:
             anew = deepcopy(self.kept)
             for page in range(self.table.count):
-                anew._give(page)
+                anew._free_state(page)
             again = self.run(self.texts(anew.find(spans)), fed, dict(self.ran))
         texts = self.texts(found)
         self.read, self.fed = self.read + sum(len(text.rows) for text in texts), self.fed + len(wanted)
-        keep(texts, self.kept.reserve(found))
+        mark_saved_states(texts, self.kept.reserve(found))
         told = self.run(texts, fed, self.ran)
         assert again in ({}, told)
         rows = {state: wanted[row] for row, state in told.items()}
@@ -299,7 +299,7 @@ def test_a_tree_sets_few_states_aside() -> None:
             span = RowSpan(rows, 300, rows, tuple(range(8)), ancestry(parents))
             texts = sequences_of_frame(CachedStates(8, 64, 1).find([span]), HISTORY, 64, 8)
             room = WalkRoom(rows, HISTORY)
-            assert texts[0].held <= min(rows.bit_length() - 1, room.aside)
+            assert texts[0].num_aside <= min(rows.bit_length() - 1, room.aside)
             assert len(texts[0].rows) == 300 + rows
             assert room.holds(texts) is (300 + rows <= room.lines)
             if room.holds(texts):
@@ -314,6 +314,6 @@ def test_small_trees_of_many_texts_have_room_in_graphs(texts: int, nodes: int) -
     kept, spans = CachedStates(8, 64, 1), list[RowSpan]()
     for text in range(texts):
         spans.append(RowSpan(nodes, 3, nodes, (text,), seen))
-    aside = set_aside_of([text.held for text in sequences_of_frame(kept.find(spans), HISTORY, 64, 8)])
+    aside = set_aside_of([text.num_aside for text in sequences_of_frame(kept.find(spans), HISTORY, 64, 8)])
     assert aside <= 3 * min(texts, LANES)
     assert WalkRoom(texts * nodes, HISTORY).aside >= aside

@@ -53,7 +53,7 @@ def stages_of(path: Path, kind: str, layers: int = 2) -> tuple[DecoderStage, Dec
     plain, fused = (each.load(path, Range(0, layers), KIND, DEVICE) for each in (Plain, Fused))
     slow, fast = (DecoderStage(each, PAGES, PAGE, "packed") for each in (plain, fused))
     capture = Counted()
-    fast.run_by(CapturedSteps(fused, fast._kv, {}, capture, BUCKETS, short=()))
+    fast.run_by(CapturedSteps(fused, fast._kv, {}, capture, BUCKETS, short_sizes=()))
     return slow, fast, capture
 
 

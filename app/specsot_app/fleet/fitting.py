@@ -33,7 +33,7 @@ from specsot_master.core.ring.ring_state import RingConfig
 from specsot_model.device_speed import copy_speed
 from specsot_model.linear import NAMES, resolve_dtype
 from specsot_model.loaded_parts import measured_range, open_shapes
-from specsot_model.memory_fit import WeightForm, room_on, weights_of
+from specsot_model.memory_fit import WeightForm, free_on, weights_of
 from specsot_model.published import as_published, published_of
 from specsot_model.weights import SINGLE, has_files
 from specsot_worker.memory import LayerMemory
@@ -211,7 +211,7 @@ def _completed(planned: PlannedPlace) -> PlannedPlace:
     if not local_hosts([place.host]):
         said = f"devices: {place} is another machine; say what is free there: {place}=24G"
         raise InvalidRequest(said, field="devices")
-    return PlannedPlace(place, room_on(place.device), planned.bandwidth or copy_speed(place.device))
+    return PlannedPlace(place, free_on(place.device), planned.bandwidth or copy_speed(place.device))
 
 
 def _worker(number: int, planned: PlannedPlace, counted: LayerMemory, layers: Range | None) -> Registration:
@@ -276,7 +276,7 @@ def _draft_memory(options: FleetOptions, counted: LayerMemory) -> DraftMemory | 
     folder = describe_model(options.draft_model)
     bin_too = options.draft_format == "bin"
     kind = options.drafter_quantization
-    held = WeightForm.on(
+    held = WeightForm.on_device(
         options.device, resolve_dtype(options.drafter_dtype, options.device, kind).itemsize, kind
     )
     on_gpu = options.device != "cpu"
@@ -370,5 +370,5 @@ def _forms(base: Path, counted: LayerMemory) -> dict[str, int]:
     itemsize = counted.dtype.itemsize
     kinds: list[Quantization] = [kind for kind in QUANTIZATIONS if kind != counted.options.quantization]
     device = counted.options.device
-    forms = {kind: WeightForm.on(device, itemsize, kind) for kind in kinds}
+    forms = {kind: WeightForm.on_device(device, itemsize, kind) for kind in kinds}
     return {kind: weights_of(counted.files, counted.config, whole, form) for kind, form in forms.items()}

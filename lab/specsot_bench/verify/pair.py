@@ -62,7 +62,7 @@ WrittenTexts = Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
 def describe_base(config: ModelConfig) -> str:
     """Return what runs of a base, and how."""
     stored = f", {config.published} weights" if config.published else ""
-    graphs = "with" if can_capture(config, kernels=True, rounded=False) else "without"
+    graphs = "with" if can_capture(config, kernels=True, any_quantized=False) else "without"
     reach = f"{config.layers} layers, any ranges of them, {config.max_positions} positions"
     name = f"{config.text_of} (text only)" if config.text_of else config.model_type
     return f"{name}: {reach}{stored}; on GPUs {graphs} CUDA graphs"

@@ -162,7 +162,7 @@ def _size(reading: ReadingOptions, one: Precision) -> dict[str, Any]:
     """Bytes of the base's weights, and of one position's KV in all layers: counted, not measured."""
     config = read_config(reading.weights.base)
     numbers = NAMES[one.dtype].itemsize
-    held = WeightForm.on(reading.weights.device, numbers, one.quantization)
+    held = WeightForm.on_device(reading.weights.device, numbers, one.quantization)
     whole = Range(0, config.layers)
     row = row_bytes(config.head_dim, row_itemsize(config, numbers, held.packed), one.kv_dtype)
     weights = weights_of(open_weights(reading.weights.base), config, whole, held)

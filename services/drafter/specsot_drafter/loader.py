@@ -54,7 +54,7 @@ from specsot_drafter.speculator import Clock
 from specsot_model.cuda_graphs import GraphCapture, measure_curve
 from specsot_model.decoder import Decoder
 from specsot_model.linear import check_quantization, resolve_dtype
-from specsot_model.memory_fit import Need, WeightForm, check_fit, drafts_of, room_on
+from specsot_model.memory_fit import Need, WeightForm, check_fit, drafter_bytes, free_on
 from specsot_model.published import open_weights
 
 
@@ -66,7 +66,7 @@ class DraftLoader:
         options: DraftModelOptions,
         name: str,
         address: str | None = None,
-        free_memory: Callable[[str], int | None] = room_on,
+        free_memory: Callable[[str], int | None] = free_on,
     ) -> None:
         """Read the base model's config, and choose the backends; no weights are loaded yet.
 
@@ -163,8 +163,10 @@ class DraftLoader:
             return
         self._loaded = True
         files = open_weights(options.draft, options.draft_format == "bin")
-        held = WeightForm.on(options.device, numbers_of(options).itemsize, options.drafter_quantization)
-        need = Need(drafts_of(files, held), options.page_bytes)
+        held = WeightForm.on_device(
+            options.device, numbers_of(options).itemsize, options.drafter_quantization
+        )
+        need = Need(drafter_bytes(files, held), options.page_bytes)
         check_fit(f"{options.drafts} drafts", need, options.device, self._free_memory(options.device))
 
     def _check_graphs(self, configuration: Configuration) -> None:

@@ -12,7 +12,7 @@ from specsot_drafter.heads.loading import EMBEDDING, MASK, fusion_norms, rope_of
 from specsot_drafter.overlap.graph_growth import max_due_rows, tree_graph_bytes
 from specsot_drafter.proposers.lm import MODEL_TREES, BeamShape, can_capture_beam
 from specsot_model.fused import can_capture
-from specsot_model.memory_fit import WeightForm, bytes_of, drafts_of
+from specsot_model.memory_fit import WeightForm, drafter_bytes, weight_bytes_of
 from specsot_model.packed import ROWS_IN, row_itemsize
 from specsot_model.weights import Weights
 
@@ -58,7 +58,7 @@ def eagle_memory(
     """
     shape = read_shape(head, config)
     kind = kind_of(head)
-    edges = bytes_of(base, config, held)
+    edges = weight_bytes_of(base, config, held)
     borrowed = 0 if EMBEDDING in head else edges.first
     if kind == "eagle1" or "lm_head.weight" not in head:
         borrowed += edges.last
@@ -69,7 +69,7 @@ def eagle_memory(
     kept = ROWS_IN.itemsize if packed else held.itemsize
     feature = 0 if kind == "dflash" else shape.hidden
     row = 2 * shape.layers * shape.kv_heads * shape.head_dim * kept + feature * held.itemsize
-    return DraftMemory(drafts_of(head, held), borrowed, row, graphs, _fused(head, config, overrides))
+    return DraftMemory(drafter_bytes(head, held), borrowed, row, graphs, _fused(head, config, overrides))
 
 
 def model_memory(
@@ -81,7 +81,7 @@ def model_memory(
     kind = held.quantization
     captured = can_capture(config, kernels, kind is not None, kind in ("fp8", "int8"))
     graphs = beam_graph_bytes(config, held.itemsize, beam) if captured and not config.windowed else 0
-    return DraftMemory(drafts_of(files, held), row=row, graphs=graphs)
+    return DraftMemory(drafter_bytes(files, held), row=row, graphs=graphs)
 
 
 def beam_graph_bytes(config: ModelConfig, itemsize: int, beam: BeamShape) -> int:

@@ -14,7 +14,7 @@ from specsot.core.frames import Opening
 from specsot.core.pages import PageTable
 from specsot.errors import WireError
 from specsot.params import Window
-from specsot_model.core.kv_plan import open_one, window_of
+from specsot_model.core.kv_plan import open_sequence, window_of
 from specsot_model.kv import indices, untouched_zeros
 
 
@@ -71,7 +71,7 @@ class FeatureStore:
 
         Raises NotFound if the source of the fork is unknown, Overloaded if there are too few pages.
         """
-        copy = open_one(
+        copy = open_sequence(
             self._table, replace(opening, window=window_of(opening), pruning=None, importance=None)
         )
         if copy is not None:

@@ -27,9 +27,9 @@ from specsot_model.cuda_graphs import measure_rows
 from specsot_model.decoder import Decoder, Loaded
 from specsot_model.device_speed import alone_on, copy_speed, device_name
 from specsot_model.fused import runs_kernels
-from specsot_model.linear import check_quantization, in_words, resolve_dtype
+from specsot_model.linear import check_quantization, describe_rounding, resolve_dtype
 from specsot_model.loaded_parts import AbsentWeights, LoadedParts, measured_range
-from specsot_model.memory_fit import Need, check_fit, gpus_on, room_on, tensors_of
+from specsot_model.memory_fit import Need, check_fit, free_on, gpus_on, tensors_of
 from specsot_model.published import PublishedWeights, as_published, open_weights
 from specsot_model.tensor_parallel import check_split, devices_of
 from specsot_model.weights import WeightFiles, Weights
@@ -56,7 +56,7 @@ class StageLoader:
         address: str | None = None,
         layers: Range | None = None,
         loaded: Loaded | None = None,
-        free_memory: Callable[[str], int | None] = room_on,
+        free_memory: Callable[[str], int | None] = free_on,
         gpus: Callable[[str], dict[str, str]] = gpus_on,
         prepare_frame: Callable[[], None] | None = None,
     ) -> None:
@@ -166,7 +166,9 @@ class StageLoader:
             log.info(
                 "published weights",
                 format=str(files.published),
-                held=f"as they are: {in_words(kept, self._device)}" if kept else f"decoded to {numbers}",
+                held=f"as they are: {describe_rounding(kept, self._device)}"
+                if kept
+                else f"decoded to {numbers}",
                 takes=memory_in_words(self._counted.weights(whole)),
                 stored=memory_in_words(files.stored),
             )
@@ -343,7 +345,7 @@ class StageLoader:
         if self._decoder is None or self._decoder.layers != layers:
             self._decoder = None
             # Free the other layers before the new ones are loaded.
-            self._parts.keep(layers, self._config)
+            self._parts.drop_all_but(layers, self._config)
         loaded = self._loaded_bytes(range(layers.first, layers.last))
         # Tied embeddings are one table, but are counted with both ends of the model.
         weights = max(self._counted.weights(layers) - loaded, 0)
@@ -355,7 +357,7 @@ class StageLoader:
         if self._decoder is None or self._decoder.layers != layers:
             # As in `_check_fit`, free what is not needed before loading.
             self._decoder = None
-            self._parts.keep(layers, self._config)
+            self._parts.drop_all_but(layers, self._config)
             self.loaded = 0
             self._decoder = self._load_decoder(layers, self._add_layer)
             self._report_fetched(layers)
@@ -370,7 +372,7 @@ class StageLoader:
     def _load_decoder(self, layers: Range, loaded: Loaded | None = None) -> Decoder:
         """Return the decoder of these layers, using the layers that are loaded."""
         here = replace(self._options, device=self._device)
-        return Decoder.of(here, layers, loaded=loaded, parts=self._parts)
+        return Decoder.of(here, layers, on_layer_loaded=loaded, parts=self._parts)
 
     def _add_layer(self, layers: int) -> None:
         """Record that one more layer has been loaded, and report it."""

@@ -12,8 +12,15 @@ from specsot.members import Configuration, Range, WeightBytes
 from specsot.service.options import ModelOptions
 from specsot_model.core.replays import KEPT_ROWS
 from specsot_model.fused import can_capture, can_fuse
-from specsot_model.linear import in_words, resolve_dtype
-from specsot_model.memory_fit import WeightForm, bytes_of, pages_of, read_of, steps_of, weights_of
+from specsot_model.linear import describe_rounding, resolve_dtype
+from specsot_model.memory_fit import (
+    WeightForm,
+    bytes_read_per_token,
+    kv_page_bytes,
+    step_bytes,
+    weight_bytes_of,
+    weights_of,
+)
 from specsot_model.packed import row_itemsize
 from specsot_model.weights import Weights
 
@@ -46,13 +53,13 @@ class LayerMemory:
         if kept == "auto":
             kept = "fp16" if self._row_itemsize < self.dtype.itemsize else ""
         grouped = "batch-invariant" if options.batch_invariant else ""
-        held = in_words(options.quantization, options.device)
+        held = describe_rounding(options.quantization, options.device)
         return ", ".join(filter(None, (held, kept and f"{kept} KV", grouped)))
 
     @property
     def held(self) -> WeightForm:
         """The form in which weights are held in memory."""
-        form = WeightForm.on(self.options.device, self.dtype.itemsize, self.options.quantization)
+        form = WeightForm.on_device(self.options.device, self.dtype.itemsize, self.options.quantization)
         return replace(form, parts=self.devices)
 
     @property
@@ -65,7 +72,7 @@ class LayerMemory:
     @cached_property
     def parts(self) -> WeightBytes:
         """Bytes of the model's parts."""
-        return bytes_of(self.files, self.config, self.held)
+        return weight_bytes_of(self.files, self.config, self.held)
 
     def row_in(self, layers: Range | None = None) -> int:
         """Return the bytes of one KV position in one of these layers, including a share of the recurrent
@@ -87,7 +94,7 @@ class LayerMemory:
     def _pages(self, layers: Range, rows: int) -> int:
         """Return the bytes of pages for `rows` positions in these layers."""
         kept = self.options.kv_cache_dtype
-        return pages_of(self.config, layers, rows, self._row_itemsize, kept) // self.devices
+        return kv_page_bytes(self.config, layers, rows, self._row_itemsize, kept) // self.devices
 
     @property
     def _row_itemsize(self) -> int:
@@ -102,7 +109,7 @@ class LayerMemory:
         """Return the bytes of weights that one token reads: of experts those that it chooses, of the
         embedding none.
         """
-        return read_of(self.files, self.config, layers, self.held)
+        return bytes_read_per_token(self.files, self.config, layers, self.held)
 
     def pages(self, configuration: Configuration, layers: Range) -> int:
         """Return the bytes of the KV pages, and of what is kept for the drafter: slices of its head, and the
@@ -132,7 +139,7 @@ class LayerMemory:
         captured = can_capture(self.config, kernels, bool(kind), eight, self.dtype)
         captured = captured and (self.options.tensor_parallel == 1 or can_fuse(self.config))
         wide = not grouped and self._wide(layers, room)
-        return steps_of(self.config, self.dtype.itemsize, width, wide, grouped) if captured else 0
+        return step_bytes(self.config, self.dtype.itemsize, width, wide, grouped) if captured else 0
 
     def _wide(self, layers: Range | None, room: int | None) -> bool:
         """Return whether frames of prompts only may have more tokens than others: see

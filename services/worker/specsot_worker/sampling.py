@@ -75,9 +75,9 @@ def choose_tokens(
     meanwhile: See `find_targets`.
     """
     if logits.is_cuda and HAS_KERNEL:
-        from specsot_kernels.gpu.drawing import choose
+        from specsot_kernels.gpu.drawing import choose_tokens
 
-        return choose(logits, [draw_setting(request) for request in requests], meanwhile)
+        return choose_tokens(logits, [draw_setting(request) for request in requests], meanwhile)
     chosen = argmax_tokens(logits)
     by_sampling: dict[Sampling, list[int]] = {}
     for row, request in enumerate(requests):

@@ -109,7 +109,7 @@ class DecoderStage:
         if self._decoder.capturable:
             taps = {layer: tap for layer, tap in self._taps.items() if isinstance(tap, torch.Tensor)}
             wide = prompt_buckets(self._decoder, self._kv)
-            self.run_by(CapturedSteps(self._decoder, self._kv, taps, GraphCapture(), prompts=wide))
+            self.run_by(CapturedSteps(self._decoder, self._kv, taps, GraphCapture(), prompt_sizes=wide))
 
     def run_by(self, graphs: Steps) -> None:
         """Run frames in these graphs from now on, as far as they fit."""

@@ -42,12 +42,22 @@ KEPT = 2
 
 
 def _widened(b: Builder, at: Value) -> Value:
-    """Emit a load of 16 fp16 numbers, widened to fp32."""
+    """Emit a load of 16 fp16 numbers, widened to fp32.
+
+    b: the LLVM builder into which code is emitted.
+    at: address of the first number.
+    """
     return b.fpext(read(VH)(b, at), VF)
 
 
 def _fetch(b: Builder, base: Value, at: Value, vectors: int) -> None:
-    """Emit a prefetch of `vectors` vectors at base + the offset that is stored at `at`."""
+    """Emit a prefetch of vectors of fp16 numbers at base + the offset that is stored at an address.
+
+    b: the LLVM builder into which code is emitted.
+    base: address to which the offset is added.
+    at: address of the offset, in bytes.
+    vectors: number of vectors of LANES numbers.
+    """
     place = b.add(base, read(I64)(b, at))
     for line in range(-(-vectors * KEPT * LANES // BYTES)):
         fetch_line(b, address(b, place, (line, BYTES)), SECOND)
@@ -58,6 +68,10 @@ def _fold(b: Builder, x: Value, y: Value, apart: int) -> Value:
 
     The result has eight sums of x and eight of y. After folds with 8, 4, 2 and 1 over 16 vectors, lane i is
     the total of vector i.
+
+    b: the LLVM builder into which code is emitted.
+    x, y: two vectors.
+    apart: distance of the lanes that are added: 8, 4, 2 or 1.
     """
     kept = [lane for lane in range(2 * LANES) if not lane & apart]
     if apart < 4:  # x's beside y's in each four
@@ -69,18 +83,33 @@ def _fold(b: Builder, x: Value, y: Value, apart: int) -> Value:
 
 
 def _scores(vectors: int, queries: int) -> Callable[..., Value]:
-    """Return an emitter of the scores of `queries` queries with `count` keys, whose addresses are base +
+    """Return an emitter of the scores of some queries with `count` keys, whose addresses are base +
     offsets[i].
 
     Scores are added to those already at `out` if `further` is not 0. 16 keys are always computed at a time,
     each summed in the same order; therefore `offsets` and `out` must extend beyond the last key to a multiple
-    of 16. values: address from which values at the same offsets are prefetched, or 0.
+    of 16.
+
+    vectors: number of vectors of a query that are multiplied.
+    queries: number of queries, at most 3.
     """
 
     def emit(
         b: Builder, q: Value, q_apart: Value, base: Value, offsets: Value, count: Value, out: Value,
         out_apart: Value, further: Value, values: Value,
     ) -> None:  # fmt: skip
+        """Emit the scores.
+
+        b: the LLVM builder into which code is emitted.
+        q, q_apart: address of the first query, and bytes from one query to the next.
+        base: address to which offsets are added.
+        offsets: address of int64 offsets of the keys, in bytes.
+        count: number of keys.
+        out, out_apart: address of the first query's scores, fp32, and bytes from one query's scores to the
+            next.
+        further: not 0 if scores are added to those at `out`.
+        values: address from which values at the same offsets are prefetched, or 0.
+        """
         asked = [
             [read(VF)(b, address(b, q, (q_apart, query), (part, BYTES))) for part in range(vectors)]
             for query in range(queries)
@@ -93,6 +122,11 @@ def _scores(vectors: int, queries: int) -> Callable[..., Value]:
                 _fetch(b, values, address(b, places, (column.index, 8)), vectors)
 
             def dots(column: int) -> list[Value]:
+                """Emit the products of all queries with one key, summed lane by lane; one vector for each
+                query.
+
+                column: number of the key among the 16.
+                """
                 key = b.add(base, read(I64)(b, address(b, places, (column, 8))))
                 first, *others = (
                     _widened(b, address(b, key, (part, KEPT * LANES))) for part in range(vectors)
@@ -103,6 +137,11 @@ def _scores(vectors: int, queries: int) -> Callable[..., Value]:
                 return found
 
             def folded(left: list[Value], right: list[Value], apart: int) -> list[Value]:
+                """Emit a fold of each query's pair of vectors; see `_fold`.
+
+                left, right: one vector for each query.
+                apart: distance of the lanes that are added.
+                """
                 return [_fold(b, x, y, apart) for x, y in zip(left, right)]
 
             fours = list[list[Value]]()
@@ -119,17 +158,31 @@ def _scores(vectors: int, queries: int) -> Callable[..., Value]:
 
 
 def _values(vectors: int, queries: int) -> Callable[..., Value]:
-    """Return an emitter that adds weighted values, at base + offsets[i], for `queries` queries.
+    """Return an emitter that adds weighted values, at base + offsets[i], for some queries.
 
     Values 0, 2, 4, ... are added to the sum at `odd`, values 1, 3, ... to the sum at `even`; two sums are
-    used because each addition waits for the preceding one. keys, soon: base and offsets of as many keys to
-    prefetch, or 0.
+    used because each addition waits for the preceding one.
+
+    vectors: number of vectors of a value that are summed.
+    queries: number of queries, at most 3.
     """
 
     def emit(
         b: Builder, weights: Value, weights_apart: Value, base: Value, offsets: Value, count: Value,
         odd: Value, even: Value, apart: Value, keys: Value, soon: Value,
     ) -> None:  # fmt: skip
+        """Emit the additions.
+
+        b: the LLVM builder into which code is emitted.
+        weights, weights_apart: address of the first query's weights, fp32, and bytes from one query's weights
+            to the next.
+        base: address to which offsets are added.
+        offsets: address of int64 offsets of the values, in bytes.
+        count: number of values.
+        odd, even: addresses of the first query's two sums, fp32.
+        apart: bytes from one query's sum to the next.
+        keys, soon: base and address of offsets of as many keys to prefetch, or 0.
+        """
         every = [(query, part) for query in range(queries) for part in range(vectors)]
         places = [
             [address(b, at, (apart, query), (part, BYTES)) for query, part in every] for at in (odd, even)
@@ -140,6 +193,11 @@ def _values(vectors: int, queries: int) -> Callable[..., Value]:
                 b.store(read(VF)(b, place), one)
 
         def gather(column: Value, own: list[Value]) -> None:
+            """Emit the addition of one weighted value to the sums of all queries.
+
+            column: number of the value.
+            own: variables of the sums, for each query and vector.
+            """
             value = b.add(base, read(I64)(b, address(b, offsets, (column, 8))))
             numbers = [_widened(b, address(b, value, (part, KEPT * LANES))) for part in range(vectors)]
             weight = [
@@ -165,16 +223,25 @@ def _values(vectors: int, queries: int) -> Callable[..., Value]:
     return emit
 
 
-def _of_some(tile: Callable[..., Any], vectors: int, given: int) -> Any:
+def _by_three(emitter: Callable[..., Any], vectors: int, given: int) -> Any:
     """Return a function that computes as many of the `left` queries as one tile takes, and returns how many
     those were.
 
     3 left: one tile of 3. 4 left: two tiles of 2. 5 left: 3, then 2.
+
+    emitter: makes the emitter of a tile from numbers of vectors and queries: `_scores` or `_values`.
+    vectors: number of vectors that are computed of each query.
+    given: number of the emitter's arguments, all int64.
     """
-    one, two, three = (operation(types.void, (INT,) * given, tile(vectors, count)) for count in (1, 2, 3))
+    one, two, three = (operation(types.void, (INT,) * given, emitter(vectors, count)) for count in (1, 2, 3))
 
     @numba.njit
     def fit(left: Any, given: Any) -> Any:
+        """Compute 1 to 3 queries, and return how many.
+
+        left: number of queries that are left.
+        given: the arguments of the emitter, for the first of these queries.
+        """
         if left == 3 or left > 4:
             three(*given)
             return 3
@@ -189,15 +256,22 @@ def _of_some(tile: Callable[..., Any], vectors: int, given: int) -> Any:
 
 # Numbers of a value that are summed at a time: as many as the registers hold.
 _AT_ONCE = 4 * LANES if INSTRUCTIONS == "avx512vnni" else LANES
-_score4, _score1 = (_of_some(_scores, vectors, 9) for vectors in (4, 1))
-_value4, _value1 = (_of_some(_values, vectors, 10) for vectors in (_AT_ONCE // LANES, 1))
+_score4, _score1 = (_by_three(_scores, vectors, 9) for vectors in (4, 1))
+_value4, _value1 = (_by_three(_values, vectors, 10) for vectors in (_AT_ONCE // LANES, 1))
 
 
 @numba.njit
 def score(queries, group, keys, offsets, count, dim, out, apart, values):
-    """Compute the scores of `group` adjacent queries; those of different queries are `apart` bytes apart in
-    `out`.
+    """Compute the scores of adjacent queries of one row.
 
+    queries: address of the first query, fp32; the others follow it.
+    group: number of queries.
+    keys: address to which offsets are added.
+    offsets: address of int64 offsets of the columns, in bytes.
+    count: number of columns.
+    dim: numbers of a head.
+    out: address of the first query's scores, fp32.
+    apart: bytes from one query's scores to the next.
     values: address from which values of the same columns are prefetched, or 0.
     """
     first = 0
@@ -216,8 +290,18 @@ def score(queries, group, keys, offsets, count, dim, out, apart, values):
 
 @numba.njit
 def gather(weights, apart, group, values, offsets, count, dim, odd, even, keys, soon):
-    """Add weighted values for `group` queries; see `_values`. keys: address from which keys at `soon` are
-    prefetched, or 0.
+    """Add weighted values for adjacent queries of one row; see `_values`.
+
+    weights: address of the first query's weights, fp32.
+    apart: bytes from one query's weights to the next.
+    group: number of queries.
+    values: address to which offsets are added.
+    offsets: address of int64 offsets of the columns, in bytes.
+    count: number of columns.
+    dim: numbers of a head.
+    odd, even: addresses of the first query's two sums, fp32.
+    keys: address to which the offsets at `soon` are added to prefetch keys, or 0.
+    soon: address of int64 offsets of as many columns to prefetch.
     """
     first = 0
     while first < dim:
@@ -238,10 +322,13 @@ def gather(weights, apart, group, values, offsets, count, dim, odd, even, keys, 
 
 @numba.njit
 def soften(scores, count):
-    """Replace scores by exponentials (softmax without division), and pad them to whole vectors; return 1 /
+    """Replace scores by exponentials (softmax without division), pad them to whole vectors, and return 1 /
     their sum.
 
     Padding is e ** -87 at most, that is, nothing beside the largest weight of 1.
+
+    scores: address of the scores, fp32, with room for a whole last vector.
+    count: number of scores, at least 1.
     """
     end = (count + LANES - 1) // LANES * 64
     for at in range(4 * count, end, 4):

@@ -50,16 +50,16 @@ class PackedWeight:
     def __init__(self, weight: Tensor | Codes, bias: Tensor | None, bits: int) -> None:
         """Pack a weight.
 
-        weight: numbers, which are rounded; or codes [out, in] (int8, or uint8 below 16) that must not be
-            rounded again, with their scales and least values, fp32 [out, 1] or [out, in / 32].
+        weight: numbers [out, in], which are rounded; or codes [out, in] (int8, or uint8 below 16) that must
+            not be rounded again, with their scales and least values, fp32 [out, 1] or [out, in / 32].
         bias: [out], or None.
         bits: 8 or 4.
         """
-        given = (weight,) if isinstance(weight, Tensor) else weight
-        self.shape = given[0].shape
+        codes_of = (weight,) if isinstance(weight, Tensor) else weight
+        self.shape = codes_of[0].shape
         self.outputs, self.inputs = padded(self.shape)
         rows = max(FLOATS_AT_A_TIME // self.inputs // LANES, 1) * LANES
-        parts = [self._lay(part, bits) for part in zip(*(each.split(rows) for each in given))]
+        parts = [self._lay(part, bits) for part in zip(*(each.split(rows) for each in codes_of))]
         self._held = torch.cat([held for held, _ in parts])
         self._factors = torch.cat([factors for _, factors in parts])
         self._bias = torch.zeros(self.outputs)
@@ -69,7 +69,9 @@ class PackedWeight:
         self.table = np.array([*places, self.inputs, self.outputs, bits], dtype=np.int64)
 
     def rows(self, numbers: Tensor) -> Tensor:
-        """Return rows of an 8-bit weight as fp32: numbers [n] -> [n, in].
+        """Return rows of an 8-bit weight as fp32, [n, in].
+
+        numbers: LongTensor [n], numbers of outputs.
 
         Row 19 is output 3 of block 1: its codes are the bytes 4 * 3 .. 4 * 3 + 3 of every step of that block.
         """
@@ -80,13 +82,16 @@ class PackedWeight:
     def _lay(self, part: tuple[Tensor, ...], bits: int) -> tuple[Tensor, Tensor]:
         """Round and lay out some outputs; return codes (in 4 bits with their scales), and the scales (in 8
         bits).
+
+        part: (weight,), or codes, scales and least values, of these outputs.
+        bits: 8 or 4.
         """
         round_, lay = (_round8, _lay8) if bits == 8 else (_round4, _lay4)
         codes, scale, least = round_(part[0].float()) if len(part) == 1 else part
         below = -len(codes) % LANES
         behind = -self.shape[1] % (LONG_GROUP if bits == 8 else GROUP)
-        whole = F.pad(codes, (0, behind, 0, below))
-        return lay(whole, *(F.pad(each, (0, 0, 0, below)) for each in (scale, least)))
+        padded_codes = F.pad(codes, (0, behind, 0, below))
+        return lay(padded_codes, *(F.pad(each, (0, 0, 0, below)) for each in (scale, least)))
 
     @property
     def nbytes(self) -> int:
@@ -95,24 +100,40 @@ class PackedWeight:
 
 
 def padded(shape: Sequence[int]) -> tuple[int, int]:
-    """Return numbers of outputs and inputs as they are held."""
+    """Return numbers of outputs and inputs as they are held: multiples of 16 and 32.
+
+    shape: (out, in).
+    """
     return -(-shape[0] // LANES) * LANES, -(-shape[1] // GROUP) * GROUP
 
 
 def _round8(weight: Tensor) -> Codes:
-    """Round to int8 with a symmetric scale for each output."""
+    """Round to int8 with a symmetric scale for each output: return codes [out, in], scales [out, 1], and
+    zeros [out, 1].
+
+    weight: fp32 [out, in].
+    """
     scale = weight.abs().amax(1, keepdim=True) / 127
     return (weight / scale.clamp_min(TINY)).round_().to(torch.int8), scale, torch.zeros_like(scale)
 
 
 def _lay8(codes: Tensor, scale: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
-    """Reorder 8-bit codes into blocks and steps; codes become unsigned by adding 128."""
+    """Reorder 8-bit codes into blocks and steps; codes become unsigned by adding 128.
+
+    codes: int8 [out, in], of whole blocks.
+    scale: fp32 [out, 1].
+    least: not used; 8-bit codes are symmetric.
+    """
     whole = codes.view(torch.uint8) ^ 128  # 128 more
     return whole.view(-1, LANES, codes.shape[1] // 4, 4).transpose(1, 2).flatten(), scale.flatten()
 
 
 def _round4(weight: Tensor) -> Codes:
-    """Round to 4 bits with a scale and a least value for each 32 inputs."""
+    """Round to 4 bits with a scale and a least value for each 32 inputs: return codes [out, in], scales and
+    least values.
+
+    weight: fp32 [out, in]; 32 divides its number of inputs.
+    """
     grouped = weight.view(len(weight), -1, GROUP)
     least = grouped.amin(-1).half()
     scale = ((grouped.amax(-1) - least.float()) / 15).half()
@@ -121,7 +142,11 @@ def _round4(weight: Tensor) -> Codes:
 
 
 def _lay4(codes: Tensor, scale: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
-    """Reorder 4-bit codes into blocks and groups, with the fp16 scales and least values after each group."""
+    """Reorder 4-bit codes into blocks and groups, with the fp16 scales and least values after each group.
+
+    codes: uint8 [out, in], of whole blocks.
+    scale, least: [out, in / 32].
+    """
     groups = codes.shape[1] // GROUP
     # [blocks, outputs, groups, pairs of steps, lower or upper, inputs]
     ordered = codes.view(-1, LANES, groups, 4, 2, 4).permute(0, 2, 3, 1, 5, 4)
@@ -149,33 +174,40 @@ def plan_columns(spans: Sequence[RowSpan], page_rows: int, row_bytes: int, kv_he
     """Return which columns the rows of a frame see, as byte offsets from the first key of the first page.
 
     row_bytes: bytes of one key of one head.
+    spans: one span per segment of the frame, in row order.
+    page_rows: rows of a KV page.
+    kv_heads: number of KV heads.
 
     Pages of 4 rows (2, 0) and 2 KV heads give the columns 0..7 the offsets 16, 17, 18, 19, 0, 1, 2, 3 times
     row_bytes.
     """
-    apart = kv_heads if any(isinstance(span.sight, HeadColumns) for span in spans) else 1
-    depths = [span.depth(page_rows) for span in spans]
+    heads_apart = kv_heads if any(isinstance(span.sight, HeadColumns) for span in spans) else 1
+    depths = [span.num_pages(page_rows) for span in spans]
     pages = np.array([page for span, depth in zip(spans, depths) for page in span.pages[:depth]], np.int64)
     offsets = ((pages * (kv_heads * page_rows))[:, None] + np.arange(page_rows)) * row_bytes
-    held = [_lengthen(offsets.reshape(-1))]
+    held = [_padded_offsets(offsets.reshape(-1))]
     counts, begins = (np.array(each) for each in ([span.rows for span in spans], depths))
     firsts = np.cumsum(counts) - counts
     begins = (np.cumsum(begins) - begins) * page_rows
-    sight = np.zeros((counts.sum(), apart, 5), dtype=np.int64)
+    sight = np.zeros((counts.sum(), heads_apart, 5), dtype=np.int64)
     sight[..., 0] = np.repeat(held[0].ctypes.data + 8 * begins, counts)[:, None]
     before = np.array([span.base + 1 for span in spans]) - firsts
     sight[..., 1] = (np.arange(len(sight)) + np.repeat(before, counts))[:, None]
     for span, first, begin in zip(spans, firsts, begins):
         if span.sight is not None or (span.visible is not None and span.tail > 1):  # else it sees itself last
-            own = held[0][begin : begin + span.total]
-            held.append(_see(span, sight[first : first + span.rows], own))
+            own_offsets = held[0][begin : begin + span.total]
+            held.append(_fill_sights(span, sight[first : first + span.rows], own_offsets))
     return ColumnPlan(sight, max(span.total for span in spans), tuple(held))
 
 
-def _see(span: RowSpan, rows: Numbers, offsets: Numbers) -> Numbers:
+def _fill_sights(span: RowSpan, rows: Numbers, offsets: Numbers) -> Numbers:
     """Fill in the sights of rows [rows, heads, 5] that see other columns than all up to themselves.
 
     Return the array of byte offsets into which they point, in addition to `offsets`.
+
+    span: the rows of one segment.
+    rows: the rows' part of `ColumnPlan.sight`, which is written.
+    offsets: byte offsets of all columns of the span's sequence.
     """
     match span.sight:
         case VisibleColumns(sinks, since, turns):
@@ -187,15 +219,18 @@ def _see(span: RowSpan, rows: Numbers, offsets: Numbers) -> Numbers:
             rows[..., 1], seen, start = 0, ~hidden_by_head(span, sight), 0
         case None:
             rows[..., 1], seen, start = span.base, tail_seen(span)[:, None], span.base
-    tail = _lengthen(offsets[start + np.nonzero(seen)[-1]])
+    tail = _padded_offsets(offsets[start + np.nonzero(seen)[-1]])
     counts = np.broadcast_to(seen.sum(-1), rows.shape[:2])
     ends = np.cumsum(seen.sum(-1)).reshape(seen.shape[:2])
     rows[..., 2], rows[..., 3] = tail.ctypes.data + 8 * (ends - seen.sum(-1)), counts
     return tail
 
 
-def _lengthen(offsets: Numbers) -> Numbers:
-    """Pad the offsets with zeros, since kernels read and prefetch a fixed number of columns at a time."""
+def _padded_offsets(offsets: Numbers) -> Numbers:
+    """Pad the offsets with zeros, since kernels read and prefetch a fixed number of columns at a time.
+
+    offsets: byte offsets of columns.
+    """
     return np.concatenate((offsets, np.zeros(steps.COLUMNS_AT_ONCE, dtype=np.int64)))
 
 
@@ -221,7 +256,12 @@ class KernelFrame:
     """
 
     def __init__(self, rows: int, widest: int, eps: float = 0.0) -> None:
-        """Prepare a frame of `rows` rows. widest: most inputs of a product. eps: epsilon of the RMSNorms."""
+        """Prepare a frame.
+
+        rows: number of rows.
+        widest: most inputs of a product.
+        eps: epsilon of the RMSNorms.
+        """
         self.rows = rows
         self._numbers = np.zeros(steps.FRAME, dtype=np.int64)
         self._tables = np.zeros(3, dtype=np.int64)
@@ -246,17 +286,29 @@ class KernelFrame:
         self.make(steps.WIDE, self._threads * widest * 4)
 
     def put(self, field: int, number: int) -> None:
-        """Write a number into a field of the table."""
+        """Write a number into a field of the table.
+
+        field: offset of the field in bytes; see `steps`.
+        number: the number.
+        """
         self._numbers[field // 8] = number
 
-    def point(self, field: int, held: Tensor) -> None:
-        """Let a field point to a tensor, which is kept alive as long as the frame."""
-        assert held.is_contiguous()
-        self._held.append(held)
-        self.put(field, held.data_ptr())
+    def point(self, field: int, tensor: Tensor) -> None:
+        """Let a field point to a tensor, which is kept alive as long as the frame.
+
+        field: offset of the field in bytes; see `steps`.
+        tensor: a contiguous tensor.
+        """
+        assert tensor.is_contiguous()
+        self._held.append(tensor)
+        self.put(field, tensor.data_ptr())
 
     def make(self, field: int, size: int) -> None:
-        """Let a field point to `size` bytes of scratch memory."""
+        """Let a field point to scratch memory.
+
+        field: offset of the field in bytes; see `steps`.
+        size: bytes that are needed.
+        """
         first = self._used
         self._used = self._used + size + -size % BYTES
         if self._used <= len(self._scratch):
@@ -268,7 +320,9 @@ class KernelFrame:
     def make_attention(self, longest: int, head_dim: int, group: int) -> None:
         """Allocate what each thread needs for attention.
 
-        longest: most columns of a row. group: query heads of each KV head.
+        longest: most columns of a row.
+        head_dim: numbers of a head.
+        group: query heads of each KV head.
         """
         queries = self._threads * steps.ROWS_AT_ONCE * group
         apart = longest + LANES + 1
@@ -278,9 +332,13 @@ class KernelFrame:
         for field in (steps.TURNED, steps.EVEN):
             self.make(field, queries * head_dim * 4)
 
-    def run(self, table: Numbers, asked: int) -> None:
-        """Run the kernel on all threads. table: layers, or a product. asked: see `steps.MULTIPLY`."""
-        self._tables[1], self._tables[2] = table.ctypes.data, asked
+    def run(self, table: Numbers, work: int) -> None:
+        """Run the kernel on all threads.
+
+        table: int64, the tables of layers, or of a product.
+        work: what is computed; see `steps.MULTIPLY`.
+        """
+        self._tables[1], self._tables[2] = table.ctypes.data, work
         library = _openmp()
         if library is None or self._threads == 1:
             steps.run(self._tables.ctypes.data)
@@ -293,13 +351,18 @@ Normed = tuple[Tensor, float]
 
 
 def multiply(x: Tensor, weight: PackedWeight, norm: Normed | None = None) -> Tensor:
-    """Return the product of x [rows, in] with a packed weight, fp32 [rows, out]."""
+    """Return the product of x [rows, in] with a packed weight, fp32 [rows, out].
+
+    x: [rows, in].
+    weight: the packed weight.
+    norm: weight [in] and epsilon of an RMSNorm that is applied first; None: no norm.
+    """
     rows = len(x)
     (count, size) = weight.shape
     if not rows:
         return torch.empty(0, count)
     whole = x.float() if size == weight.inputs else F.pad(x.float(), (0, weight.inputs - size))
-    frame = _product(whole, weight, norm)
+    frame = _product_frame(whole, weight, norm)
     out = torch.empty(rows, weight.outputs)
     frame.point(steps.OUTPUT, out)
     frame.run(weight.table, steps.MULTIPLY)
@@ -309,13 +372,15 @@ def multiply(x: Tensor, weight: PackedWeight, norm: Normed | None = None) -> Ten
 def choose(
     x: Tensor, weight: PackedWeight, norm: Normed | None, count: int, offsets: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the `count` best outputs of each row of x [rows, in]: log-probabilities and token ids, [rows,
-    count] each.
+    """Return the best outputs of each row: log-probabilities and token ids, [rows, count] each, best first.
 
-    offsets: int64 [out], added to each output's number to get its token id; None adds nothing. The weight's
-        outputs must be a multiple of 16, since padding would compete.
+    x: fp32 [rows, in].
+    weight: the packed weight; its outputs must be a multiple of 16, since padding would compete.
+    norm: weight [in] and epsilon of an RMSNorm that is applied first; None: no norm.
+    count: how many outputs to return, at most the number of outputs.
+    offsets: int64 [out], added to each output's number to get its token id; None adds nothing.
     """
-    frame = _product(x, weight, norm)
+    frame = _product_frame(x, weight, norm)
     shape = (len(x), count)
     chances = torch.empty(shape)
     tokens = torch.empty(shape, dtype=torch.long)
@@ -329,8 +394,13 @@ def choose(
     return chances, tokens
 
 
-def _product(x: Tensor, weight: PackedWeight, norm: Normed | None) -> KernelFrame:
-    """Return a frame for one product."""
+def _product_frame(x: Tensor, weight: PackedWeight, norm: Normed | None) -> KernelFrame:
+    """Return a frame for one product.
+
+    x: fp32 [rows, in].
+    weight: the packed weight.
+    norm: weight [in] and epsilon of an RMSNorm that is applied first; None: no norm.
+    """
     frame = KernelFrame(len(x), weight.inputs, norm[1] if norm else 0.0)
     frame.point(steps.X, x.contiguous())
     if norm is not None:

@@ -22,46 +22,56 @@ from specsot_kernels.cpu.attending import KEPT, gather, score, soften
 from specsot_kernels.cpu.tiles import HEIGHTS, LONG_STEPS, STEPS, TALL_BLOCKS, TILE_ROWS, WIDE_BLOCKS
 from specsot_kernels.cpu.vectors import AMX, GROUP, GROUP_BYTES, LANES, LONG_GROUP, WIDE_INPUTS
 
-# Fields of a product. FACTORS: scales of the outputs, in 8 bits. BIAS: zeros if there is none.
+# Fields of a product's table. WEIGHT, FACTORS, BIAS: addresses of the packed weight, of the scales of its
+# outputs (8 bits only) and of its bias, which is zeros if there is none. INPUTS, OUTPUTS: sizes. BITS: 8 or
+# 4.
 WEIGHT, FACTORS, BIAS, INPUTS, OUTPUTS, BITS = range(0, 48, 8)
+# Numbers of a product's table.
 PRODUCT = 6
 # Fields of a layer: four products, and addresses of the norms' weights; those of the head norms may be 0
 # (none).
 QKV, OUT, GATE_UP, DOWN = range(0, 4 * 8 * PRODUCT, 8 * PRODUCT)
 INPUT_NORM, MLP_NORM, Q_NORM, K_NORM = range(DOWN + 48, DOWN + 80, 8)
+# Numbers of a layer's table.
 LAYER = DOWN // 8 + PRODUCT + 4
-# Fields of a frame; a single product uses the first nine and those from X on.
-# X:            the input of a product, and of a layer without a first norm.
-# LAYERS_APART: bytes from one layer's keys to the next layer's.
-# SIGHT:        five numbers for each row (and each of SEEN_BY heads): the address of the offsets of the first
-# columns
-#               that the row sees, their number, the same two for the columns after these, and by how many
-# positions
-#               the query is rotated towards the first columns.
-# TAPS:         for each layer a product of its input, or 0, and where its result is written; 0 if there are
-# no taps.
-# ASKED, TURNED, SCORES, EVEN: each thread's memory for the queries that it processes together.
+# Fields of a frame's table; a single product uses the first nine and those from X on. All are addresses of
+# arrays except the counts ROWS, HEADS, KV_HEADS, HEAD_DIM, PAGE_ROWS, SEEN_BY, BEST and COUNT, the number
+# EPS, and:
+# * X is the input of a product, and of a layer without a first norm.
+# * LAYERS_APART and SCORES_APART are bytes from one layer's keys to the next layer's, and from one query's
+#   scores to the next query's.
+# * THREAD, THREADS and SYSTEM are addresses of functions; see `running._entries`. MEETING is the team's
+#   barrier.
+# * SHORT, SCALES, SUMS and WIDE are scratch memory for quantized rows, their scales and corrections, and one
+#   normed row of each thread.
+# * SIGHT has five numbers for each row (and each of SEEN_BY heads): the address of the offsets of the first
+#   columns that the row sees, their number, the same two for the columns after these, and by how many
+#   positions the query is rotated towards the first columns.
+# * TAPS has for each layer a product of its input, or 0, and where its result is written. It is 0 if no layer
+#   has a tap.
+# * ASKED, TURNED, SCORES and EVEN are each thread's memory for the queries that it processes together.
 (ROWS, EPS, THREAD, THREADS, MEETING, SHORT, SCALES, SUMS, WIDE,
  HIDDEN, HEADS, KV_HEADS, HEAD_DIM, PAGE_ROWS, KEYS, VALUES, LAYERS_APART, SLOTS, POSITIONS, TURNS,
  SIGHT, SEEN_BY, ASKED, TURNED, SCORES, SCORES_APART, EVEN, PROJECTED, ATTENDED, INNER,
  X, OUTPUT, NORM, BEST, COUNT, CHANCES, TOKENS, OFFSETS, TAPS, SYSTEM) = range(0, 40 * 8, 8)  # fmt: skip
+# Numbers of a frame's table.
 FRAME = 40
 # What a call computes: a product (MULTIPLY), the COUNT best of its BEST outputs (CHOOSE), or the keys and
-# values of a
-# layer (REMEMBER). A positive number runs so many layers one after another.
+# values of a layer (REMEMBER). A positive number runs so many layers one after another.
 MULTIPLY = 0
 CHOOSE = -1
 REMEMBER = -2
 # Fields that describe one row's queries of one KV head; the row's other queries follow the first one in
 # memory.
-# LEAD (at offset 8, after the address of the first query, rotated for the first columns), BEFORE, TAIL,
-# BEHIND: the
-# row's sight without its last field. QUERY: the first query unrotated. WEIGHTS: its scores, with 1 / the sum
-# of
-# weights after them. ODD, OTHER: two partial sums of values. SOON, SOON_COUNT: the first columns of the row
-# that is
-# processed next in this place, to be prefetched if no other row has read them.
+# * The field at offset 0 is the address of the first query, rotated for the first columns.
+# * LEAD, BEFORE, TAIL and BEHIND are the row's sight without its last field.
+# * QUERY is the address of the first query, unrotated.
+# * WEIGHTS is the address of its scores, with 1 / the sum of weights after them.
+# * ODD and OTHER are the addresses of two partial sums of values.
+# * SOON and SOON_COUNT are the first columns of the row that is processed next in this place, to be
+#   prefetched if no other row has read them.
 LEAD, BEFORE, TAIL, BEHIND, QUERY, WEIGHTS, ODD, OTHER, SOON, SOON_COUNT = range(8, 11 * 8, 8)
+# Bytes of these fields.
 ASKING = 11 * 8
 # Bytes of four inputs of an 8-bit product.
 WORD = 8 if WIDE_INPUTS else 4
@@ -69,8 +79,7 @@ WORD = 8 if WIDE_INPUTS else 4
 # cache.
 ROWS_AT_ONCE, COLUMNS_AT_ONCE = 4, 64
 # Rows. Up to so many are split evenly over two passes. Chosen by weight bandwidth: 4 + 4 rows read 36 GB/s, 6
-# + 2
-# rows 33, and a single row 35.
+# + 2 rows 33, and a single row 35.
 ROWS_OF_TWO = 8
 
 
@@ -82,14 +91,25 @@ def none():
 
 @numba.njit(forceinline=True)
 def wait(frame, threads):
-    """Wait until all threads of the team have arrived."""
+    """Wait until all threads of the team have arrived.
+
+    frame: address of the frame's table.
+    threads: number of threads; one thread does not wait.
+    """
     if threads > 1:
         v.meet(v.get_long(frame + MEETING), threads, v.get_long(frame + SYSTEM))
 
 
 @numba.njit
 def normalise(x, weight, size, eps, out):
-    """Write x / sqrt(mean(x^2) + eps) * weight."""
+    """Write x / sqrt(mean(x^2) + eps) * weight.
+
+    x: address of the row, fp32.
+    weight: address of the norm's weight, fp32.
+    size: numbers of the row, a multiple of 16.
+    eps: epsilon of the norm.
+    out: address of the result; may be `x`.
+    """
     squares = v.splat(0.0)
     for at in range(0, 4 * size, 64):
         part = v.load(x + at)
@@ -103,13 +123,19 @@ def normalise(x, weight, size, eps, out):
 
 
 @numba.njit
-def shorten(x, size, bits, out, scales, sums, across):
+def quantize_row(x, size, bits, out, scales, sums, across):
     """Quantize a row to 8 bits, each group of inputs with a scale, and write a correction for each group.
 
     8-bit weights are stored plus 128, so the correction in `sums` is -128 * the sum of the group's numbers;
     for 4-bit weights it is scale * the sum, which multiplies the group's least value. A group with a number
-    that is not finite gets a scale that is not finite. across: bytes from one group's scale (and correction)
-    to the next one's.
+    that is not finite gets a scale that is not finite.
+
+    x: address of the row, fp32.
+    size: numbers of the row.
+    bits: bits of the weights that the row is multiplied with: 8 or 4.
+    out: address of the quantized row.
+    scales, sums: addresses of the first group's scale and correction.
+    across: bytes from one group's scale (and correction) to the next one's.
     """
     short = WIDE_INPUTS and bits == 8
     further = v.splat(0.0)
@@ -142,24 +168,42 @@ def shorten(x, size, bits, out, scales, sums, across):
 
 @numba.njit
 def short_bytes(inputs, bits):
-    """Return the bytes of a quantized row, whole groups."""
+    """Return the bytes of a quantized row, whole groups.
+
+    inputs: numbers of the row.
+    bits: bits of the weights that the row is multiplied with: 8 or 4.
+    """
     return -(-inputs // LONG_GROUP) * LONG_GROUP * (WORD // 4) if bits == 8 else inputs
 
 
 @numba.njit
-def shorten_row(frame, product, x, row):
-    """Quantize row `row` from address x into the frame's memory."""
+def quantize_into(frame, product, x, row):
+    """Quantize a row into the frame's memory.
+
+    frame: address of the frame's table.
+    product: address of the product's table.
+    x: address of the row, fp32.
+    row: number of the row.
+    """
     inputs = v.get_long(product + INPUTS)
     bits = v.get_long(product + BITS)
     out = v.get_long(frame + SHORT) + row * short_bytes(inputs, bits)
     scales = v.get_long(frame + SCALES) + 4 * row
     sums = v.get_long(frame + SUMS) + 4 * row
-    shorten(x, inputs, bits, out, scales, sums, 4 * v.get_long(frame + ROWS))
+    quantize_row(x, inputs, bits, out, scales, sums, 4 * v.get_long(frame + ROWS))
 
 
 @numba.njit
 def multiply(thread, threads, frame, product, prior, prior_stride, out):
-    """Compute this thread's outputs for all rows: out = prior + x W^T."""
+    """Compute this thread's outputs for all rows: out = prior + x W^T, for the quantized rows of the frame.
+
+    thread, threads: number of this thread, and number of threads.
+    frame: address of the frame's table.
+    product: address of the product's table.
+    prior, prior_stride: address of what the product is added to, and bytes from one row to the next (0: the
+        same for all).
+    out: address of the result, fp32 [rows, outputs].
+    """
     inputs, outputs, bits = (
         v.get_long(product + INPUTS), v.get_long(product + OUTPUTS), v.get_long(product + BITS),
     )  # fmt: skip
@@ -234,6 +278,9 @@ def own_rows(thread, threads, frame):
     """Return this thread's range of rows.
 
     The rows are adjacent, because threads whose scales share a cache line would wait for one another.
+
+    thread, threads: number of this thread, and number of threads.
+    frame: address of the frame's table.
     """
     rows = v.get_long(frame + ROWS)
     return rows * thread // threads, rows * (thread + 1) // threads
@@ -241,7 +288,15 @@ def own_rows(thread, threads, frame):
 
 @numba.njit
 def project(thread, threads, frame, product, x, stride, norm, out):
-    """Multiply rows at x, normed first if there is a norm, with a weight, and add its bias."""
+    """Multiply rows, normed first if there is a norm, with a weight, and add its bias.
+
+    thread, threads: number of this thread, and number of threads.
+    frame: address of the frame's table.
+    product: address of the product's table.
+    x, stride: address of the rows, fp32, and bytes from one row to the next.
+    norm: address of the norm's weight, or 0.
+    out: address of the result, fp32 [rows, outputs].
+    """
     inputs = v.get_long(product + INPUTS)
     wide = v.get_long(frame + WIDE) + thread * 4 * inputs
     first, last = own_rows(thread, threads, frame)
@@ -250,7 +305,7 @@ def project(thread, threads, frame, product, x, stride, norm, out):
         if norm:
             normalise(source, norm, inputs, v.get(frame + EPS), wide)
             source = wide
-        shorten_row(frame, product, source, row)
+        quantize_into(frame, product, source, row)
     wait(frame, threads)
     multiply(thread, threads, frame, product, v.get_long(product + BIAS), none(), out)
 
@@ -259,6 +314,12 @@ def project(thread, threads, frame, product, x, stride, norm, out):
 def turn(frame, head, norm, position, scale):
     """Norm (if there is a norm) and rotate a head in place, then scale it. Rotated pairs are adjacent
     numbers.
+
+    frame: address of the frame's table.
+    head: address of the head, fp32.
+    norm: address of the head norm's weight, or 0.
+    position: the row's position in its sequence.
+    scale: factor of the result.
     """
     dim = v.get_long(frame + HEAD_DIM)
     if norm:
@@ -271,9 +332,13 @@ def turn(frame, head, norm, position, scale):
 
 
 @numba.njit
-def keep(frame, layer, row):
+def rotate_and_store(frame, layer, row):
     """Rotate a row's queries and keys, and store its keys and values in their page unless the slot is
     negative.
+
+    frame: address of the frame's table.
+    layer: address of the layer's table.
+    row: number of the row.
     """
     heads, kv_heads, dim = (
         v.get_long(frame + HEADS), v.get_long(frame + KV_HEADS), v.get_long(frame + HEAD_DIM),
@@ -299,7 +364,13 @@ def keep(frame, layer, row):
 
 @numba.njit
 def turn_back(frame, query, steps, out):
-    """Write a query rotated by `steps` positions towards the first columns."""
+    """Write a query rotated by some positions towards the first columns.
+
+    frame: address of the frame's table.
+    query: address of the query, fp32.
+    steps: number of positions.
+    out: address of the result.
+    """
     dim = v.get_long(frame + HEAD_DIM)
     table = v.get_long(frame + TURNS) + steps * 8 * dim
     for at in range(0, 4 * dim, 64):
@@ -309,10 +380,15 @@ def turn_back(frame, query, steps, out):
 
 
 @numba.njit
-def ask(thread, frame, first, last, pair):
-    """Fill in a thread's table: of rows first .. last - 1 the queries that share KV head `pair`.
+def fill_query_table(thread, frame, first, last, pair):
+    """Fill in a thread's table: the queries of some rows that share a KV head.
 
     Return where the table begins and ends, and the largest number of first columns that a row sees.
+
+    thread: number of this thread.
+    frame: address of the frame's table.
+    first, last: the rows first .. last - 1.
+    pair: number of the KV head.
     """
     rows = v.get_long(frame + ROWS)
     seen_from = v.get_long(frame + SIGHT)
@@ -374,6 +450,11 @@ def attend(thread, frame, first, pair):
     Each row's columns are read in the order of its sequence. First columns are read COLUMNS_AT_ONCE at a time
     for all rows, since rows share them. What is read next is prefetched: values while keys are read, and the
     next rows' keys while values are read.
+
+    thread: number of this thread.
+    frame: address of the frame's table.
+    first: number of the first row.
+    pair: number of the KV head.
     """
     dim = v.get_long(frame + HEAD_DIM)
     last = min(first + ROWS_AT_ONCE, v.get_long(frame + ROWS))
@@ -382,7 +463,7 @@ def attend(thread, frame, first, pair):
     shift = pair * v.get_long(frame + PAGE_ROWS) * dim * KEPT
     keys, values = v.get_long(frame + KEYS) + shift, v.get_long(frame + VALUES) + shift
     coming = keys + (v.get_long(frame + PAGE_ROWS) * dim * KEPT if last == v.get_long(frame + ROWS) else 0)
-    begin, end, longest = ask(thread, frame, first, last, pair)
+    begin, end, longest = fill_query_table(thread, frame, first, last, pair)
     for start in range(0, longest, COLUMNS_AT_ONCE):
         for at in range(begin, end, ASKING):
             count = min(v.get_long(at + BEFORE) - start, COLUMNS_AT_ONCE)
@@ -429,7 +510,11 @@ def attend(thread, frame, first, pair):
 
 @numba.njit
 def gate(inner, size):
-    """Write silu(first half) * second half into the first half."""
+    """Write silu(first half) * second half into the first half.
+
+    inner: address of the row, fp32 [2 * size].
+    size: numbers of a half, a multiple of 16.
+    """
     for at in range(0, 4 * size, 64):
         x = v.load(inner + at)
         sigmoid = v.div(v.splat(1.0), v.add(v.splat(1.0), v.exp(v.sub(v.splat(0.0), x))))
@@ -438,7 +523,12 @@ def gate(inner, size):
 
 @numba.njit
 def before_attention(thread, threads, frame, layer):
-    """Compute queries, keys and values of all rows, and store keys and values in their pages."""
+    """Compute queries, keys and values of all rows, and store keys and values in their pages.
+
+    thread, threads: number of this thread, and number of threads.
+    frame: address of the frame's table.
+    layer: address of the layer's table.
+    """
     norm = v.get_long(layer + INPUT_NORM)
     (first, last) = own_rows(thread, threads, frame)
     inputs = v.get_long(frame + HIDDEN) if norm else v.get_long(frame + X)
@@ -446,19 +536,24 @@ def before_attention(thread, threads, frame, layer):
     project(thread, threads, frame, layer + QKV, inputs, stride, norm, v.get_long(frame + PROJECTED))
     wait(frame, threads)
     for row in range(first, last):
-        keep(frame, layer, row)
+        rotate_and_store(frame, layer, row)
 
 
 @numba.njit
 def after_attention(thread, threads, frame, layer):
-    """Apply the output projection and the MLP."""
+    """Apply the output projection and the MLP to all rows.
+
+    thread, threads: number of this thread, and number of threads.
+    frame: address of the frame's table.
+    layer: address of the layer's table.
+    """
     hidden = v.get_long(frame + HIDDEN)
     (first, last) = own_rows(thread, threads, frame)
     width = v.get_long(layer + OUT + INPUTS)
     size = v.get_long(layer + DOWN + INPUTS)
     stride = v.get_long(layer + OUT + OUTPUTS) * 4
     for row in range(first, last):
-        shorten_row(frame, layer + OUT, v.get_long(frame + ATTENDED) + row * width * 4, row)
+        quantize_into(frame, layer + OUT, v.get_long(frame + ATTENDED) + row * width * 4, row)
     wait(frame, threads)
     multiply(thread, threads, frame, layer + OUT, hidden, stride, hidden)
     wait(frame, threads)
@@ -467,14 +562,20 @@ def after_attention(thread, threads, frame, layer):
     wait(frame, threads)
     for row in range(first, last):
         gate(inner + row * size * 8, size)
-        shorten_row(frame, layer + DOWN, inner + row * size * 8, row)
+        quantize_into(frame, layer + DOWN, inner + row * size * 8, row)
     wait(frame, threads)
     multiply(thread, threads, frame, layer + DOWN, hidden, stride, hidden)
 
 
 @numba.njit
 def tap(thread, threads, frame, product, out):
-    """Multiply the hidden rows, without a norm, with a weight."""
+    """Multiply the hidden rows, without a norm, with a weight.
+
+    thread, threads: number of this thread, and number of threads.
+    frame: address of the frame's table.
+    product: address of the product's table.
+    out: address of the result, fp32 [rows, outputs].
+    """
     stride = v.get_long(product + INPUTS) * 4
     project(thread, threads, frame, product, v.get_long(frame + HIDDEN), stride, none(), out)
     wait(frame, threads)
@@ -482,7 +583,10 @@ def tap(thread, threads, frame, product, out):
 
 @numba.njit
 def team(frame):
-    """Return this thread's number, and the number of threads."""
+    """Return this thread's number, and the number of threads; (0, 1) without a team.
+
+    frame: address of the frame's table.
+    """
     if v.get_long(frame + MEETING):
         thread = v.call_int(v.get_long(frame + THREAD))
         threads = v.call_int(v.get_long(frame + THREADS))
@@ -492,31 +596,38 @@ def team(frame):
 
 @numba.njit
 def choose(logits, size, count, chances, tokens, offsets):
-    """Write the `count` best of a row's logits in falling order: log-probabilities and token ids. Ties keep
-    their order.
+    """Write the best of a row's logits in falling order: log-probabilities and token ids. Ties keep their
+    order.
+
+    logits: address of the logits, fp32.
+    size: number of logits, a multiple of 16.
+    count: how many to choose, at most `size`.
+    chances: address of fp32 [count], receives log-probabilities.
+    tokens: address of int64 [count], receives token ids.
+    offsets: address of int64 [size], added to an output's number to get its token id, or 0.
     """
-    held = 0
-    least = numba.float32(-np.inf)
+    num_chosen = 0
+    smallest = numba.float32(-np.inf)
     for at in range(0, 4 * size, 64):
-        if held < count or v.largest(v.load(logits + at)) > least:
+        if num_chosen < count or v.largest(v.load(logits + at)) > smallest:
             for one in range(at, min(at + 64, 4 * size), 4):
                 value = v.get(logits + one)
-                if held < count or value > least:
-                    place = held if held < count else count - 1
-                    held = min(held + 1, count)
+                if num_chosen < count or value > smallest:
+                    place = num_chosen if num_chosen < count else count - 1
+                    num_chosen = min(num_chosen + 1, count)
                     while place > 0 and v.get(chances + 4 * place - 4) < value:
                         v.put(chances + 4 * place, v.get(chances + 4 * place - 4))
                         v.put_long(tokens + 8 * place, v.get_long(tokens + 8 * place - 8))
                         place -= 1
                     v.put(chances + 4 * place, value)
                     v.put_long(tokens + 8 * place, one // 4)
-                    least = v.get(chances + 4 * held - 4)
+                    smallest = v.get(chances + 4 * num_chosen - 4)
     peak = v.splat(v.get(chances))
     sum_ = v.splat(0.0)
     for at in range(0, 4 * size, 64):
         sum_ = v.add(sum_, v.exp(v.sub(v.load(logits + at), peak)))
     whole = v.get(chances) + numba.float32(math.log(v.total(sum_)))
-    for place in range(held):
+    for place in range(num_chosen):
         v.put(chances + 4 * place, v.get(chances + 4 * place) - whole)
         token = v.get_long(tokens + 8 * place)
         v.put_long(tokens + 8 * place, token + (v.get_long(offsets + 8 * token) if offsets else 0))
@@ -524,7 +635,12 @@ def choose(logits, size, count, chances, tokens, offsets):
 
 @numba.njit
 def run_layer(thread, threads, frame, layer):
-    """Run one layer on all threads."""
+    """Run one layer on all threads.
+
+    thread, threads: number of this thread, and number of threads.
+    frame: address of the frame's table.
+    layer: address of the layer's table.
+    """
     before_attention(thread, threads, frame, layer)
     wait(frame, threads)
     parts = (v.get_long(frame + ROWS) + ROWS_AT_ONCE - 1) // ROWS_AT_ONCE
@@ -541,8 +657,10 @@ def run_layer(thread, threads, frame, layer):
 
 
 def _run(tables):
-    """Run what is asked for. tables: addresses of a frame's table, of a layer's or product's table, and what
-    is asked for.
+    """Run what is asked for.
+
+    tables: address of three numbers: the addresses of a frame's table and of a layer's or product's table,
+        and what is asked for (see `MULTIPLY`).
     """
     frame = v.get_long(tables)
     layer = v.get_long(tables + 8)

@@ -47,17 +47,30 @@ LONG_STEPS = LONG_GROUP // 4
 
 
 def _bytes(lanes: int) -> ir.Type:
-    """Return the LLVM type of a vector of bytes."""
+    """Return the LLVM type of a vector of bytes.
+
+    lanes: number of bytes.
+    """
     return ir.VectorType(I8, lanes)
 
 
 def _part(b: Builder, v: Value, first: int, lanes: int) -> Value:
-    """Emit the lanes first .. first + lanes - 1 of a vector."""
+    """Emit some neighbouring lanes of a vector.
+
+    b: the LLVM builder into which code is emitted.
+    v: the vector.
+    first: number of the first lane.
+    lanes: number of lanes.
+    """
     return b.shuffle_vector(v, v, ir.Constant(ir.VectorType(I32, lanes), list(range(first, first + lanes))))
 
 
-def _beside(b: Builder, parts: list[Value]) -> Value:
-    """Concatenate vectors of one type; their number is a power of two."""
+def _concatenated(b: Builder, parts: list[Value]) -> Value:
+    """Concatenate vectors of one type; their number is a power of two.
+
+    b: the LLVM builder into which code is emitted.
+    parts: the vectors.
+    """
     while len(parts) > 1:
         count = 2 * parts[0].type.count
         order = ir.Constant(ir.VectorType(I32, count), list(range(count)))
@@ -66,7 +79,11 @@ def _beside(b: Builder, parts: list[Value]) -> Value:
 
 
 def _pairs(b: Builder, v: Value) -> Value:
-    """Emit the sums of lanes 0 + 1, 2 + 3, and so on."""
+    """Emit the sums of lanes 0 + 1, 2 + 3, and so on.
+
+    b: the LLVM builder into which code is emitted.
+    v: a vector of integers.
+    """
     half = v.type.count // 2
     even, odd = (ir.Constant(ir.VectorType(I32, half), list(range(at, 2 * half, 2))) for at in (0, 1))
     return b.add(b.shuffle_vector(v, v, even), b.shuffle_vector(v, v, odd))
@@ -86,70 +103,142 @@ class _Sums:
     apart = 1
 
     def start(self, b: Builder, first: Value) -> list[Value]:
-        """Return registers whose sums are `first` already."""
+        """Return registers of one row's sums that begin with a number.
+
+        b: the LLVM builder into which code is emitted.
+        first: the number, an i32; every output's sum begins with it.
+        """
         return [spread(b, b.sdiv(first, I32(self.apart)), self.kind.count)] * self.vectors
 
     def read(self, b: Builder, x: Value) -> Value:
-        """Emit a load of the 4 inputs at an address, in the form that `step` needs."""
+        """Emit a load of the 4 inputs at an address, in the form that `step` needs.
+
+        b: the LLVM builder into which code is emitted.
+        x: the address.
+        """
         return spread(b, read(I32)(b, x))
 
     def step(self, b: Builder, sums: list[Value], weights: Value, inputs: Value) -> list[Value]:
-        """Emit the addition of one step's products."""
+        """Emit the addition of one step's products, and return the new registers.
+
+        b: the LLVM builder into which code is emitted.
+        sums: the registers.
+        weights: 64 unsigned bytes, 4 weights of each of 16 outputs.
+        inputs: the step's inputs, as `read` returns them.
+        """
         return [call_named(b, "llvm.x86.avx512.vpdpbusd.512", VI, sums[0], b.bitcast(weights, VI), inputs)]
 
     def end(self, b: Builder, sums: list[Value]) -> Value:
-        """Emit the 16 sums as 32-bit integers."""
+        """Emit the 16 sums as 32-bit integers.
+
+        b: the LLVM builder into which code is emitted.
+        sums: the registers.
+        """
         return sums[0]
 
 
 class _HalfSums(_Sums):
-    """AVX-VNNI: 8 outputs in a register."""
+    """Sums for AVX-VNNI: 8 outputs in a register."""
 
     vectors, kind = 2, ir.VectorType(I32, 8)
 
     def read(self, b: Builder, x: Value) -> Value:
+        """Emit a load of the 4 inputs at an address, in the form that `step` needs.
+
+        b: the LLVM builder into which code is emitted.
+        x: the address.
+        """
         return spread(b, read(I32)(b, x), 8)
 
     def step(self, b: Builder, sums: list[Value], weights: Value, inputs: Value) -> list[Value]:
+        """Emit the addition of one step's products, and return the new registers.
+
+        b: the LLVM builder into which code is emitted.
+        sums: the registers.
+        weights: 64 unsigned bytes, 4 weights of each of 16 outputs.
+        inputs: the step's inputs, as `read` returns them.
+        """
         parts = (b.bitcast(_part(b, weights, at, 32), self.kind) for at in (0, 32))
         name = "llvm.x86.avx512.vpdpbusd.256"
         return [call_named(b, name, self.kind, total, part, inputs) for total, part in zip(sums, parts)]
 
     def end(self, b: Builder, sums: list[Value]) -> Value:
-        return _beside(b, sums)
+        """Emit the 16 sums as 32-bit integers.
+
+        b: the LLVM builder into which code is emitted.
+        sums: the registers.
+        """
+        return _concatenated(b, sums)
 
 
 class _PairSums(_Sums):
-    """AVX2 with 8-bit weights: products of 16-bit numbers, which cannot saturate; 4 outputs in a register."""
+    """Sums for AVX2 with 8-bit weights: products of 16-bit numbers, which cannot saturate; 4 outputs in a
+    register.
+    """
 
     vectors, kind, apart = 4, ir.VectorType(I32, 8), 2
 
     def read(self, b: Builder, x: Value) -> Value:
+        """Emit a load of the 4 inputs at an address, 16-bit numbers, in the form that `step` needs.
+
+        b: the LLVM builder into which code is emitted.
+        x: the address.
+        """
         return b.bitcast(spread(b, read(I64)(b, x), 4), ir.VectorType(ir.IntType(16), 16))
 
     def step(self, b: Builder, sums: list[Value], weights: Value, inputs: Value) -> list[Value]:
+        """Emit the addition of one step's products, and return the new registers.
+
+        b: the LLVM builder into which code is emitted.
+        sums: the registers.
+        weights: 64 unsigned bytes, 4 weights of each of 16 outputs.
+        inputs: the step's inputs, as `read` returns them.
+        """
         wide = (b.zext(_part(b, weights, at, 16), inputs.type) for at in range(0, 64, 16))
         name = "llvm.x86.avx2.pmadd.wd"
         return [b.add(total, call_named(b, name, self.kind, part, inputs)) for total, part in zip(sums, wide)]
 
     def end(self, b: Builder, sums: list[Value]) -> Value:
-        return _pairs(b, _beside(b, sums))
+        """Emit the 16 sums as 32-bit integers.
+
+        b: the LLVM builder into which code is emitted.
+        sums: the registers.
+        """
+        return _pairs(b, _concatenated(b, sums))
 
 
 class _ShortSums(_Sums):
-    """AVX2 with 4-bit weights: 16-bit sums of pairs that begin at zero; 8 steps are at most 8 * 2 * 15 * 127
-    = 30,480.
+    """Sums for AVX2 with 4-bit weights: 16-bit sums of pairs that begin at zero.
+
+    8 steps are at most 8 * 2 * 15 * 127 = 30,480, which 16 bits hold.
     """
 
     vectors, kind = 2, ir.VectorType(ir.IntType(16), 16)
 
     def start(self, b: Builder, first: Value) -> list[Value]:
+        """Return zeroed registers.
+
+        b: the LLVM builder into which code is emitted.
+        first: not used: 4-bit products begin at zero.
+        """
         return [ir.Constant(self.kind, None)] * self.vectors
 
     def read(self, b: Builder, x: Value) -> Value:
+        """Emit a load of the 4 inputs at an address, in the form that `step` needs.
+
+        b: the LLVM builder into which code is emitted.
+        x: the address.
+        """
         return b.bitcast(spread(b, read(I32)(b, x), 8), _bytes(32))
 
     def step(self, b: Builder, sums: list[Value], weights: Value, inputs: Value) -> list[Value]:
+        """Emit the addition of one step's products, and return the new registers.
+
+        b: the LLVM builder into which code is emitted.
+        sums: the registers.
+        weights: 64 unsigned bytes, 4 weights of each of 16 outputs.
+        inputs: the step's inputs, as `read` returns them.
+        """
         parts = (_part(b, weights, at, 32) for at in (0, 32))
         name = "llvm.x86.avx2.pmadd.ub.sw"
         return [
@@ -157,33 +246,58 @@ class _ShortSums(_Sums):
         ]
 
     def end(self, b: Builder, sums: list[Value]) -> Value:
+        """Emit the 16 sums as 32-bit integers.
+
+        b: the LLVM builder into which code is emitted.
+        sums: the registers.
+        """
         ones = ir.Constant(self.kind, [1] * 16)
         wide = ir.VectorType(I32, 8)
-        return _beside(b, [call_named(b, "llvm.x86.avx2.pmadd.wd", wide, part, ones) for part in sums])
+        return _concatenated(b, [call_named(b, "llvm.x86.avx2.pmadd.wd", wide, part, ones) for part in sums])
 
 
 class _AnySums(_Sums):
-    """Any other processor, without special instructions."""
+    """Sums for any other processor, without special instructions."""
 
     def read(self, b: Builder, x: Value) -> Value:
+        """Emit a load of the 4 inputs at an address, in the form that `step` needs.
+
+        b: the LLVM builder into which code is emitted.
+        x: the address.
+        """
         return b.bitcast(spread(b, read(I32)(b, x)), _bytes(64))
 
     def step(self, b: Builder, sums: list[Value], weights: Value, inputs: Value) -> list[Value]:
+        """Emit the addition of one step's products, and return the new registers.
+
+        b: the LLVM builder into which code is emitted.
+        sums: the registers.
+        weights: 64 unsigned bytes, 4 weights of each of 16 outputs.
+        inputs: the step's inputs, as `read` returns them.
+        """
         wide = ir.VectorType(I32, 64)
         products = b.mul(b.zext(weights, wide), b.sext(inputs, wide))
         return [b.add(sums[0], _pairs(b, _pairs(b, products)))]
 
 
-def _sums(bits: int) -> _Sums:
-    """Return the sums that this processor's instructions compute fastest."""
+def _sums_for(bits: int) -> _Sums:
+    """Return the sums that this processor's instructions compute fastest.
+
+    bits: bits of a weight: 8 or 4.
+    """
     if INSTRUCTIONS == "avx2":
         return _PairSums() if bits == 8 else _ShortSums()
     return {"avx512vnni": _Sums, "avxvnni": _HalfSums}.get(INSTRUCTIONS, _AnySums)()
 
 
 def _weights(b: Builder, at: Value, bits: int) -> Iterator[Value]:
-    """Emit, for each step of a group, the 64 weights of 16 outputs. 4-bit bytes hold the even step in their
-    lower half.
+    """Emit, for each step of a group, the 64 weights of 16 outputs.
+
+    Of 4-bit weights, a byte holds the even step in its lower half.
+
+    b: the LLVM builder into which code is emitted.
+    at: address of the group's weights.
+    bits: bits of a weight: 8 or 4.
     """
     halves = ir.VectorType(ir.IntType(16), 32)
     low = ir.Constant(_bytes(64), [15] * 64)
@@ -198,11 +312,14 @@ def _weights(b: Builder, at: Value, bits: int) -> Iterator[Value]:
 
 
 def _tile(bits: int, rows: int, blocks: int, near: int | None) -> Callable[..., Value]:
-    """Return an emitter of a tile of `rows` rows and `blocks` blocks of 16 outputs.
+    """Return an emitter of a tile of some rows and some blocks of 16 outputs.
 
     8 bits: out = prior + scale of w * sum over groups of (sum of (w + 128) x - 128 sum of x) * scale of x. 4
     bits: out = prior + sum over groups of (sum of w x) * scale of w * scale of x + least w * sum of x.
 
+    bits: bits of a weight: 8 or 4.
+    rows: rows of the tile.
+    blocks: blocks of 16 outputs of the tile.
     near: into which cache to prefetch, see `fetch_line`; None prefetches nothing.
     """
     wide = 2 if WIDE_INPUTS and bits == 8 else 1
@@ -227,14 +344,20 @@ def _tile(bits: int, rows: int, blocks: int, near: int | None) -> Callable[..., 
         ahead: Value,
         pace: Value,
     ) -> None:
-        """Emit the tile.
+        """Emit the tile. Strides and distances are in bytes.
 
-        apart: bytes from one block of weights to the next.
-        across: bytes from the scales (and sums) of one group to those of the next; a group has one number a
-            row.
+        b: the LLVM builder into which code is emitted.
+        x, x_stride: address of the quantized rows, and from one row to the next.
+        w, apart: address of the weights, and from one block of weights to the next.
+        groups: number of groups of inputs.
+        scales, sums: addresses of the scales and corrections of the rows' groups; see `steps.quantize_row`.
+        across: from the scales (and sums) of one group to those of the next; a group has one number a row.
+        factors: address of the scales of the outputs, in 8 bits.
+        prior, prior_stride: address of what the product is added to, and from one row to the next.
+        out, out_stride: address of the result, and from one row to the next.
         ahead, pace: from where to prefetch, and how many bytes with each load of weights.
         """
-        how = _sums(bits)
+        how = _sums_for(bits)
         group_bytes = LANES * LONG_GROUP if bits == 8 else GROUP_BYTES
         totals = [[variables(b, VF, 1)[0] for _ in range(blocks)] for _ in range(rows)]
         with cgutils.for_range(b, groups) as loop:
@@ -243,6 +366,12 @@ def _tile(bits: int, rows: int, blocks: int, near: int | None) -> Callable[..., 
             xs = [address(b, x, (loop.index, 4 * steps * wide), (x_stride, row)) for row in range(rows)]
 
             def of_row(kind: ir.Type, at: Value, row: int) -> Value:
+                """Emit a load of a row's number of the current group.
+
+                kind: LLVM type of the number.
+                at: address of the array: scales or sums.
+                row: number of the row.
+                """
                 return read(kind)(b, address(b, at, (loop.index, across), (row, 4)))
 
             less = [of_row(I32, sums, row) if bits == 8 else I32(0) for row in range(rows)]
@@ -279,35 +408,45 @@ def _tile(bits: int, rows: int, blocks: int, near: int | None) -> Callable[..., 
 
 
 # Tiles as large as the registers allow: TALL_BLOCKS blocks of 16 outputs by any of HEIGHTS rows, or
-# WIDE_BLOCKS
-# blocks by a single row.
+# WIDE_BLOCKS blocks by a single row.
 TALL_BLOCKS = 2 if INSTRUCTIONS == "avx512vnni" else 1
 WIDE_BLOCKS = 4 if INSTRUCTIONS == "avx512vnni" else 2
 HEIGHTS = {"avx512vnni": (6, 4, 3, 2, 1), "avxvnni": (4, 2, 1)}.get(INSTRUCTIONS, (2, 1))
 # Passes. With so few passes over a block of weights, computing does not hide the memory's latency, so that
-# weights
-# are prefetched into the second-level cache, where more loads can be in flight. Chosen on an AMD EPYC: 8 rows
-# in two
-# passes became 1.4 times as fast. With eleven passes (64 rows), each line is requested many times, and the
-# first-level
-# cache is 5 to 10 % faster.
+# weights are prefetched into the second-level cache, where more loads can be in flight. Chosen on an AMD
+# EPYC: 8 rows in two passes became 1.4 times as fast. With eleven passes (64 rows), each line is requested
+# many times, and the first-level cache is 5 to 10 % faster.
 FEW_PASSES = 1 if INSTRUCTIONS == "avx2" else 3
 
 
 def _compiled(bits: int, rows: int, blocks: int, near: int | None) -> Any:
-    """Return the tile as an operation for Numba."""
+    """Return a tile as an operation for Numba.
+
+    bits: bits of a weight: 8 or 4.
+    rows: rows of the tile.
+    blocks: blocks of 16 outputs of the tile.
+    near: into which cache to prefetch; None prefetches nothing.
+    """
     return operation(types.void, (INT,) * 15, _tile(bits, rows, blocks, near))
 
 
 def _tallest(bits: int, heights: Sequence[int]) -> Any:
     """Return a function that computes as many of the `left` rows as the largest fitting tile takes, and
     returns that number.
+
+    bits: bits of a weight: 8 or 4.
+    heights: rows of the tiles, falling, the last one 1.
     """
     height, tile = heights[0], _compiled(bits, heights[0], TALL_BLOCKS, SECOND)
     less = _tallest(bits, heights[1:]) if height > 1 else None
 
     @numba.njit
     def fit(left: Any, given: Any) -> Any:
+        """Compute one tile, and return how many rows it took.
+
+        left: number of rows that are left.
+        given: the arguments of the tile.
+        """
         if less is None or left >= height:
             tile(*given)
             return height
@@ -319,8 +458,7 @@ def _tallest(bits: int, heights: Sequence[int]) -> Any:
 def _multiplied(bits: int) -> Any:
     """Return a function that computes one tile, and returns how many rows it took.
 
-    The function's arguments: width: blocks of outputs. left: rows that are left. few: whether at most
-    FEW_PASSES passes are made over a block.
+    bits: bits of a weight: 8 or 4.
     """
     tall = _tallest(bits, HEIGHTS)
     tallest = HEIGHTS[0]
@@ -329,6 +467,13 @@ def _multiplied(bits: int) -> Any:
 
     @numba.njit
     def multiply(width: Any, left: Any, given: Any, few: Any) -> Any:
+        """Compute one tile, and return how many rows it took.
+
+        width: blocks of outputs.
+        left: number of rows that are left.
+        given: the arguments of the tile.
+        few: whether at most FEW_PASSES passes are made over a block.
+        """
         if width == TALL_BLOCKS and left >= tallest and not few:
             full(*given)
             return tallest
@@ -351,13 +496,20 @@ _X, _W, _SUMS = (ir.Constant(I8, number) for number in range(3))
 
 
 def _amx(b: Builder, name: str, *values: Value) -> None:
-    """Emit an AMX instruction."""
+    """Emit an AMX instruction.
+
+    b: the LLVM builder into which code is emitted.
+    name: its name in LLVM, without the prefix.
+    values: its LLVM arguments.
+    """
     call_named(b, f"llvm.x86.{name}", ir.VoidType(), *values)
 
 
 def _configure(b: Builder) -> None:
     """Emit the configuration of this thread's tiles: bytes of a tile row, and rows, of inputs, weights and
     sums.
+
+    b: the LLVM builder into which code is emitted.
     """
     told = bytearray(BYTES)
     told[0] = 1  # palette
@@ -377,13 +529,26 @@ def _matrix(
 
     16 rows must be readable. The tile products of a group run while the sums of the preceding group are
     converted.
-    lines: cache lines to prefetch with each group.
+
+    b: the LLVM builder into which code is emitted.
+    count: number of rows that are stored.
+    x, x_stride: address of the quantized rows, and bytes from one row to the next.
+    w: address of the block's weights.
+    groups: number of groups of inputs.
+    scales, sums, across: as in `_tile`.
+    factors: address of the scales of the outputs.
+    prior, prior_stride, out, out_stride: as in `_tile`.
+    ahead, lines: from where to prefetch, and how many cache lines with each group.
     """
     size = TILE_ROWS * BYTES
     room = b.ptrtoint(cgutils.alloca_once(b, ir.ArrayType(VI, 2 * TILE_ROWS + 1)), I64)
     room = b.and_(b.add(room, I64(BYTES - 1)), I64(-BYTES))
 
     def start(group: Value) -> None:
+        """Emit the tile product of a group.
+
+        group: number of the group.
+        """
         place = address(b, room, (b.and_(group, I64(1)), size))
         for tile, at, stride in (
             (_X, address(b, x, (group, LONG_GROUP)), x_stride),
@@ -426,12 +591,18 @@ else:  # never called
 
     @numba.njit
     def configure() -> None:
+        """Do nothing: this processor has no AMX, and this function is never called."""
         pass
 
     @numba.njit
     def release() -> None:
+        """Do nothing: this processor has no AMX, and this function is never called."""
         pass
 
     @numba.njit
     def matrix(*given: Any) -> None:
+        """Do nothing: this processor has no AMX, and this function is never called.
+
+        given: the arguments of `_matrix`.
+        """
         pass

@@ -58,19 +58,23 @@ class _FloatsModel(models.PrimitiveModel):
     """How Numba holds such a vector: as an LLVM vector."""
 
     def __init__(self, dmm: Any, fe_type: Any) -> None:
+        """
+        dmm: Numba's data model manager.
+        fe_type: Numba's type of the vector.
+        """
         super().__init__(dmm, fe_type, VF)
 
 
 def _features() -> frozenset[str]:
     """Return the features of the processor that Numba compiles for."""
-    told = getattr(config, "CPU_FEATURES", None)
+    listed = getattr(config, "CPU_FEATURES", None)
     named = getattr(config, "CPU_NAME", None)
     # NUMBA_CPU_NAME is set.
-    if told is None and named:
+    if listed is None and named:
         return frozenset(("avx2", "f16c", "fma") if named == "haswell" else ())
-    if told is None:
-        return frozenset(name for name, there in binding.get_host_cpu_features().items() if there)
-    return frozenset(one[1:] for one in told.split(",") if one.startswith("+"))
+    if listed is None:
+        return frozenset(name for name, present in binding.get_host_cpu_features().items() if present)
+    return frozenset(feature[1:] for feature in listed.split(",") if feature.startswith("+"))
 
 
 def _instructions() -> str:
@@ -107,14 +111,31 @@ AMX = _has_amx()
 
 
 def operation(result: Any, arguments: tuple[Any, ...], emit: Callable[..., Value]) -> Any:
-    """Return a Numba intrinsic of these types, whose code `emit(builder, *values)` writes."""
+    """Return a Numba intrinsic of these types, whose code `emit(builder, *values)` writes.
+
+    result: Numba's type of the result.
+    arguments: Numba's types of the arguments.
+    emit: writes the code into an LLVM builder, and returns the LLVM value of the result, or None for void.
+    """
     signature = result(*arguments)
 
     def code(context: Any, builder: Builder, signature: Any, values: Any) -> Value:
-        made = emit(builder, *values)
-        return context.get_dummy_value() if made is None else made
+        """Emit the code of a call; Numba calls this.
+
+        context: Numba's target context.
+        builder: the LLVM builder.
+        signature: Numba's types of the call.
+        values: LLVM values of the arguments.
+        """
+        value = emit(builder, *values)
+        return context.get_dummy_value() if value is None else value
 
     def typed(typing: Any, *given: Any) -> Any:
+        """Return the types of a call, and what emits its code; Numba calls this.
+
+        typing: Numba's typing context.
+        given: Numba's types of the arguments, which are not looked at.
+        """
         return signature, code
 
     # Numba reads the number of arguments from the signature.
@@ -124,29 +145,51 @@ def operation(result: Any, arguments: tuple[Any, ...], emit: Callable[..., Value
 
 
 def read(kind: ir.Type, align: int = 1) -> Callable[..., Value]:
-    """Return an emitter of a load from an address."""
+    """Return an emitter of a load: (builder, address) -> LLVM value.
+
+    kind: LLVM type that is loaded.
+    align: bytes that the address is known to be a multiple of.
+    """
     return lambda b, at: b.load(b.inttoptr(at, kind.as_pointer()), align=align)
 
 
 def write(kind: ir.Type) -> Callable[..., Value]:
-    """Return an emitter of a store to an address."""
+    """Return an emitter of a store: (builder, address, value) -> None.
+
+    kind: LLVM type that is stored.
+    """
     return lambda b, at, value: b.store(value, b.inttoptr(at, kind.as_pointer()), align=1) and None
 
 
 def spread(b: Builder, value: Value, lanes: int = LANES) -> Value:
-    """Emit a vector with one number in all lanes."""
+    """Emit a vector with one number in all lanes.
+
+    b: the LLVM builder into which code is emitted.
+    value: the number.
+    lanes: number of lanes.
+    """
     kind = ir.VectorType(value.type, lanes)
     one = b.insert_element(ir.Constant(kind, ir.Undefined), value, I32(0))
     return b.shuffle_vector(one, one, ir.Constant(ir.VectorType(I32, lanes), [0] * lanes))
 
 
 def variables(b: Builder, kind: ir.Type, count: int) -> list[Value]:
-    """Emit variables that begin at zero and that a loop may change; LLVM keeps them in registers."""
+    """Emit variables that begin at zero and that a loop may change; LLVM keeps them in registers.
+
+    b: the LLVM builder into which code is emitted.
+    kind: LLVM type of each variable.
+    count: number of variables.
+    """
     return [cgutils.alloca_once_value(b, ir.Constant(kind, None)) for _ in range(count)]
 
 
 def address(b: Builder, at: Value, *terms: tuple[Value | int, Value | int]) -> Value:
-    """Emit the address at + count * stride + ... over all terms (count, stride)."""
+    """Emit the address at + count * stride + ... over all terms (count, stride).
+
+    b: the LLVM builder into which code is emitted.
+    at: the address to begin with.
+    terms: pairs (count, stride in bytes), as LLVM values or numbers.
+    """
     for count, stride in terms:
         at = b.add(
             at,
@@ -159,19 +202,29 @@ def address(b: Builder, at: Value, *terms: tuple[Value | int, Value | int]) -> V
 
 
 def call_named(b: Builder, name: str, result: ir.Type, *values: Value, **flags: Any) -> Value:
-    """Emit a call of a function or LLVM intrinsic by name."""
+    """Emit a call of a function or LLVM intrinsic by name.
+
+    b: the LLVM builder into which code is emitted.
+    name: name of the function.
+    result: LLVM type of the result.
+    values: LLVM values of the arguments.
+    flags: options of the call, such as fastmath.
+    """
     kind = ir.FunctionType(result, [value.type for value in values])
     return b.call(cgutils.get_or_insert_function(b.module, kind, name), values, **flags)
 
 
 def fma_of(b: Builder, x: Value, y: Value, z: Value) -> Value:
-    """Emit x * y + z with one rounding."""
+    """Emit x * y + z with one rounding.
+
+    b: the LLVM builder into which code is emitted.
+    x, y, z: vectors of floats.
+    """
     return call_named(b, "llvm.fma.v16f32", VF, x, y, z)
 
 
 # Arguments of LLVM's prefetch: the second-level and the first-level cache. Few loads can be in flight to the
-# first
-# level (some 8 GB/s were measured).
+# first level (some 8 GB/s were measured).
 SECOND = 2
 NEAREST = 3
 
@@ -182,24 +235,39 @@ def fetch_line(b: Builder, at: Value, near: int = NEAREST) -> None:
     The processor looks ahead by a limited number of instructions. If a line serves several rows, many
     instructions lie between two lines, so that without a prefetch the memory would idle while products are
     computed.
+
+    b: the LLVM builder into which code is emitted.
+    at: an address within the line.
+    near: the cache level: SECOND or NEAREST.
     """
     line = b.inttoptr(at, I8.as_pointer())
     call_named(b, "llvm.prefetch.p0", ir.VoidType(), line, I32(0), I32(near), I32(1))
 
 
 def _constant(lane: Any) -> ir.Constant:
-    """Return a constant vector with one number in all lanes."""
+    """Return a constant vector with one number in all lanes.
+
+    lane: the number; a vector of ints for an int, of floats for a float.
+    """
     return ir.Constant(VI if isinstance(lane, int) else VF, [lane] * LANES)
 
 
 def _swap(b: Builder, v: Value) -> Value:
-    """Emit the vector with neighbouring lanes swapped: 0 and 1, 2 and 3, and so on."""
+    """Emit the vector with neighbouring lanes swapped: 0 and 1, 2 and 3, and so on.
+
+    b: the LLVM builder into which code is emitted.
+    v: a vector of floats.
+    """
     order = [lane ^ 1 for lane in range(LANES)]
     return b.shuffle_vector(v, v, ir.Constant(VI, order))
 
 
 def _largest(b: Builder, v: Value) -> Value:
-    """Emit the largest lane."""
+    """Emit the largest lane.
+
+    b: the LLVM builder into which code is emitted.
+    v: a vector of floats.
+    """
     # Without the flag, LLVM compares lane by lane.
     return call_named(b, "llvm.vector.reduce.fmax.v16f32", F32, v, fastmath=("nnan",))
 
@@ -207,6 +275,9 @@ def _largest(b: Builder, v: Value) -> Value:
 def _peak(b: Builder, *parts: Value) -> Value:
     """Emit the largest absolute value of all lanes; a number that is not finite counts as larger than every
     finite one.
+
+    b: the LLVM builder into which code is emitted.
+    parts: vectors of floats.
     """
     sizes = (b.and_(b.bitcast(one, VI), _constant(0x7FFFFFFF)) for one in parts)
     larger = reduce(lambda x, y: call_named(b, "llvm.umax.v16i32", VI, x, y), sizes)
@@ -214,26 +285,47 @@ def _peak(b: Builder, *parts: Value) -> Value:
 
 
 def total_of(b: Builder, v: Value) -> Value:
-    """Emit the sum of all lanes."""
+    """Emit the sum of all lanes.
+
+    b: the LLVM builder into which code is emitted.
+    v: a vector of floats.
+    """
     return call_named(b, "llvm.vector.reduce.fadd.v16f32", F32, F32(-0.0), v, fastmath=("reassoc",))
 
 
 def _whole(b: Builder, v: Value) -> Value:
-    """Emit the lanes rounded to integers, halves to the even one."""
+    """Emit the lanes rounded to integers, halves to the even one.
+
+    b: the LLVM builder into which code is emitted.
+    v: a vector of floats.
+    """
     return b.fptosi(call_named(b, "llvm.roundeven.v16f32", VF, v), VI)
 
 
 def _power(b: Builder, v: Value) -> Value:
-    """Emit 2 ** v, for whole numbers between -126 and 127."""
+    """Emit 2 ** v, for whole numbers between -126 and 127.
+
+    b: the LLVM builder into which code is emitted.
+    v: a vector of floats.
+    """
     raised = b.add(b.fptosi(v, VI), _constant(127))
     return b.bitcast(b.shl(raised, _constant(23)), VF)
 
 
 def _put_whole(bits: int) -> Callable[..., Value]:
-    """Return an emitter that rounds 32 floats to `bits`-bit integers, stores them, and returns their sum."""
+    """Return an emitter that rounds 32 floats to `bits`-bit integers, stores them, and returns their sum.
+
+    bits: bits of an integer: 8 or 16.
+    """
     kind = ir.VectorType(ir.IntType(bits), LANES)
 
     def emit(b: Builder, at: Value, low: Value, high: Value) -> Value:
+        """Emit the rounding and the store, and return the sum, an i32.
+
+        b: the LLVM builder into which code is emitted.
+        at: address at which the integers are stored.
+        low, high: two vectors of floats.
+        """
         wholes = [_whole(b, one) for one in (low, high)]
         for place, whole in zip((0, LANES * bits // 8), wholes):
             write(kind)(b, b.add(at, I64(place)), b.trunc(whole, kind))
@@ -243,8 +335,13 @@ def _put_whole(bits: int) -> Callable[..., Value]:
 
 
 def _put_half(b: Builder, at: Value, x: Value) -> None:
-    """Emit a store as fp16. Finite numbers beyond fp16's range become its largest; others stay not finite, so
-    that they are noticed.
+    """Emit a store as fp16.
+
+    Finite numbers beyond fp16's range become its largest; others stay not finite, so that they are noticed.
+
+    b: the LLVM builder into which code is emitted.
+    at: address at which 16 numbers are stored.
+    x: a vector of floats.
     """
     high, low = _constant(LARGEST_HALF), _constant(-LARGEST_HALF)
     cut = b.select(b.fcmp_ordered(">", x, high), high, x)
@@ -284,15 +381,18 @@ put_shorts = operation(SHORT, (INT, floats, floats), _put_whole(16))
 
 
 def _call_int(b: Builder, at: Value) -> Value:
-    """Emit a call of a C function without arguments that returns an int."""
+    """Emit a call of a C function without arguments that returns an int.
+
+    b: the LLVM builder into which code is emitted.
+    at: address of the function.
+    """
     return b.call(b.inttoptr(at, ir.FunctionType(I32, []).as_pointer()), [])
 
 
 # Bytes of a barrier. Three counters, each in a cache line of its own: threads that have arrived, completed
-# barriers,
-# threads that sleep.
+# barriers, threads that sleep.
 MEETING = 3 * BYTES
-# How often a thread polls at a barrier before it sleeps: some 15 us where it was measured.
+# Polls. How often a thread polls at a barrier before it sleeps: some 15 us where it was measured. Untuned.
 LOOKS = 300
 # Linux's futex system call, and its operations within a process.
 FUTEX = 98 if machine() == "aarch64" else 202
@@ -301,22 +401,40 @@ WAKE = 129
 
 
 def _meet(b: Builder, at: Value, threads: Value, system: Value) -> None:
-    """Emit a barrier: wait until `threads` threads have arrived.
+    """Emit a barrier: wait until all threads have arrived.
 
     A waiting thread soon sleeps, which gives its core to a thread that has none. OpenMP's own barrier polls
-    30 times as often, and with other processes running, that took most of a step. system: address of C's
-    `syscall`.
+    30 times as often, and with other processes running, that took most of a step.
+
+    b: the LLVM builder into which code is emitted.
+    at: address of the barrier's MEETING bytes.
+    threads: number of threads.
+    system: address of C's `syscall`.
     """
     came, met, asleep = (b.inttoptr(b.add(at, I64(line * BYTES)), I32.as_pointer()) for line in range(3))
     call = b.inttoptr(system, ir.FunctionType(I64, [I64] * 7).as_pointer())
 
     def look(place: Value) -> Value:
+        """Emit an atomic load of a counter.
+
+        place: pointer to the counter.
+        """
         return b.load_atomic(place, "seq_cst", 4)
 
     def add(place: Value, number: int) -> Value:
+        """Emit an atomic addition to a counter, and return its value before.
+
+        place: pointer to the counter.
+        number: what is added.
+        """
         return b.atomic_rmw("add", place, I32(number), "seq_cst")
 
     def futex(what: int, number: Value) -> None:
+        """Emit a futex system call on the counter of completed barriers.
+
+        what: the operation, WAIT or WAKE.
+        number: the value that WAIT expects, or how many threads WAKE wakes.
+        """
         b.call(call, [I64(FUTEX), b.ptrtoint(met, I64), I64(what), number, *[I64(0)] * 3])
 
     before = look(met)
@@ -356,7 +474,10 @@ call_int = operation(SHORT, (INT,), _call_int)
 
 @numba.njit(forceinline=True)
 def exp(x: Any) -> Any:
-    """Return e ** x within 2 units in the last place; x is clamped to -87 .. 88."""
+    """Return e ** x within 2 units in the last place; x is clamped to -87 .. 88.
+
+    x: a vector of floats.
+    """
     x = most(least(x, splat(88.0)), splat(-87.0))
     n = rounded(mul(x, splat(1.44269504)))
     r = fma(n, splat(-0.693359375), x)

@@ -28,16 +28,18 @@ def accept_rows(
     fresh: [rows, hidden], features of the frame's rows.
     features: [slots, hidden], receives the features of accepted rows.
     ids: number of token ids that the head knows; another token is reported as it is, and fed as 0.
+    verified: the trees of a frame, with their targets.
+    numbers: the arrays that are written.
 
     The kernel is compiled once for every width of `slots`.
 
     A tree [r a b c] with a and b below r and c below b, whose targets are [b, x, c, y]: accepted nodes are 0,
     2 and 3, and the due tokens are b, c, y.
     """
-    trees = verified.told.shape[0]
-    most = numbers.said.shape[1] - 1
+    trees = verified.trees.shape[0]
+    most = numbers.due_tokens.shape[1] - 1
     attending = numbers.leads.numel() // numbers.asked.numel()
-    grown = numbers.below.numel()
+    grown = numbers.depths.numel()
     hidden = fresh.shape[1]
     room = verified.slots.shape[1]
     with on_device_of(fresh):
@@ -67,6 +69,22 @@ def _accept(
 ):  # fmt: skip
     """Follow one tree's accepted path. This program copies the features of the path's `turn`-th row; program
     0 also writes the numbers.
+
+    targets, tokens, parents, told, slots: the fields of `VerifiedTrees`, `told` being its `trees`.
+    due, asked, leads, grown, places, below, said: the fields of `DueNumbers`, of which `places` and `below`
+        (its `depths`) are read; `said` is its `due_tokens`.
+    fresh: [rows, hidden], features of the frame's rows.
+    features: [slots, hidden], receives the features of accepted rows.
+    room: KV slots of a tree.
+    most: due rows of a tree at most.
+    from_due, from_grown: numbers from one row of due and of grown to the next.
+    attending: rows of a tree that attend.
+    many: rows of a tree that are grown.
+    hidden: numbers of a feature.
+    from_feature, from_fresh: numbers from one row of features and of fresh to the next.
+    ids: number of token ids that the head knows.
+    nodes: nodes that are compared at a time.
+    width, across, size: room, attending and hidden, rounded up to powers of two.
     """
     tree = tl.program_id(0).to(tl.int64)
     turn = tl.program_id(1)

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from specsot_kernels.anchors import PolicySights, anchored_of, policy_sights
+from specsot_kernels.anchors import PolicySights, anchor_runs, policy_sights
 from specsot_kernels.attention_tables import SHORT, Numbers, TableRoom, sinces_of, tabulate, tile_of
 from specsot_kernels.gpu.launching import (
     await_preceding_kernel,
@@ -41,8 +41,7 @@ MERGED = 4
 # docs/results/h100-product.md.
 MERGERS = 4096
 # Programs. If a frame has more than MOST pieces (over all KV heads), RUNNING programs loop over them, since
-# even
-# programs without work occupy the GPU for a moment. With fewer pieces the loop costs more than it saves.
+# even programs without work occupy the GPU for a moment. With fewer pieces the loop costs more than it saves.
 # Chosen by docs/results/h100-product.md.
 MOST = 2048
 RUNNING = 512
@@ -69,23 +68,26 @@ class Launch(NamedTuple):
 
 
 def launch_of(
-    tile: int, room: int, itemsize: int, eight: bool = False, short: bool = False, copied: bool = False
+    tile: int, room: int, itemsize: int, int8_kv: bool = False, short: bool = False, copied: bool = False
 ) -> Launch:
     """Return the fastest launch parameters for tiles of `tile` queries.
 
     room: head_dim, rounded up to a power of two.
     itemsize: bytes of a number.
-    eight: the KV is int8.
-    short: see `TreePlan`.
-    copied: see `are_copied`.
+    tile: queries of a tile.
+    int8_kv: whether the KV is int8.
+    short: whether there are many pieces of a few rows, see `TreePlan`.
+    copied: whether columns are loaded by tensor descriptors, see `are_copied`.
 
     Small, short and copied tiles were measured on an H100, the others on an H200
     (docs/results/h200-product.md, h100-product.md, h100-vllm.md, h100-kernels.md). With a head_dim above 128,
     fewer stages fit shared memory; untuned.
     """
     if room <= 128:
-        few = Launch(COLUMNS, 8, 3) if eight else Launch(COLUMNS, 2, 1) if short else Launch(COLUMNS, 4, 2)
-        return few if tile <= FEW else Launch(COLUMNS, 4, 2 if tile == SHORT and not copied else 3)
+        small_tile = (
+            Launch(COLUMNS, 8, 3) if int8_kv else Launch(COLUMNS, 2, 1) if short else Launch(COLUMNS, 4, 2)
+        )
+        return small_tile if tile <= FEW else Launch(COLUMNS, 4, 2 if tile == SHORT and not copied else 3)
     return Launch(COLUMNS if itemsize < 4 else COLUMNS // 2, 8, 2)
 
 
@@ -106,7 +108,12 @@ class AnchorRows(NamedTuple):
 
     @classmethod
     def of(cls, anchors: Tensor, turns: Tensor, rates: Tensor) -> AnchorRows:
-        """Return the rows with zeroed cosines and sines; `turn` has to be called."""
+        """Return the rows with zeroed cosines and sines; `turn` has to be called before they are used.
+
+        anchors: int32 [rows], number of anchor columns that each row sees.
+        turns: int32 [rows], positions by which each row's query is rotated towards the anchors.
+        rates: fp32 [head_dim / 2], radians that a pair rotates by for each position.
+        """
         return cls(anchors, turns, rates, *rates.new_zeros((2, len(turns), len(rates))))
 
     def turn(self) -> None:
@@ -153,31 +160,33 @@ def plan_attention(
 ) -> TreePlan:
     """Plan one frame's attention, with one copy to the device (prompts need a second one).
 
-    spans: in row order.
     page_rows: columns of a page.
     heads_per_kv: query heads of each KV head.
     window: each row sees its own position and the `window` - 1 positions before it; None: all positions.
-    rates: see `AnchorRows`; needed if spans have sights.
+    spans: one span per segment of the frame, in row order.
+    device: device of the tables.
+    rates: `Rotary.frequencies`, fp32 [head_dim / 2], radians that a pair rotates by for each position; needed
+        if spans have sights, else None.
     """
-    many = sum(span.rows for span in spans)
-    tile = tile_of(many, heads_per_kv)
+    num_rows = sum(span.rows for span in spans)
+    tile = tile_of(num_rows, heads_per_kv)
     rows = max(tile // heads_per_kv, 1)
-    told = tuple[Numbers, ...]()
+    sight_tables = tuple[Numbers, ...]()
     if any(span.sight for span in spans):
-        told = policy_sights(spans, window)
+        sight_tables = policy_sights(spans, window)
     elif window is not None:
-        told = (sinces_of(spans, window),)
-    anchored = tuple(anchored_of(spans, page_rows))
-    tables = tabulate(spans, page_rows, rows, window, told[0] if told else None, anchored)
-    sent = send_tables((*tables, *told), device)
+        sight_tables = (sinces_of(spans, window),)
+    anchored = tuple(anchor_runs(spans, page_rows))
+    tables = tabulate(spans, page_rows, rows, window, sight_tables[0] if sight_tables else None, anchored)
+    on_device = send_tables((*tables, *sight_tables), device)
     prompts = None
-    if many >= PROMPTS and not told and all(span.visible is None for span in spans):
+    if num_rows >= PROMPTS and not sight_tables and all(span.visible is None for span in spans):
         prompts = plan_prompts(spans, page_rows, heads_per_kv, device)
-    near, behind = _told(sent[len(tables) :], rates)
-    if behind:
-        behind.turn()
-    given = len(tables.slots), page_rows, tile, near, prompts, False, behind
-    return TreePlan(sent[: len(tables)], *given)
+    sinces, policy_rows = _policy_tables(on_device[len(tables) :], rates)
+    if policy_rows:
+        policy_rows.turn()
+    options = len(tables.slots), page_rows, tile, sinces, prompts, False, policy_rows
+    return TreePlan(on_device[: len(tables)], *options)
 
 
 def plan_over(
@@ -185,38 +194,61 @@ def plan_over(
     room: TableRoom,
     page_rows: int,
     heads_per_kv: int,
-    told: Sequence[Tensor] = (),
+    sight_tables: Sequence[Tensor] = (),
     rates: Tensor | None = None,
 ) -> TreePlan:
     """Return a plan over tables that the caller fills before each use, as a captured graph needs.
 
     tables: int32 of `room.shapes`.
-    told: int32 [rows] each, filled by the caller too: nothing, (sinces,), or the three of `PolicySights`.
-    rates: see `AnchorRows`, whose `turn` is to be called before each use.
+    sight_tables: int32 [rows] each, filled by the caller too: nothing, (sinces,), or the three of
+        `PolicySights`.
+    room: sizes of the tables.
+    page_rows: columns of a page.
+    heads_per_kv: query heads of each KV head.
+    rates: fp32 [head_dim / 2], radians that a pair rotates by for each position; needed with the three tables
+        of `PolicySights`, else None. `AnchorRows.turn` of the plan is then to be called before each use.
     """
-    pieces, *rest, pages = tables
+    pieces, *row_tables, pages = tables
     tile = max(power_of_two(room.tile_rows * heads_per_kv), FEW)
-    (sinces, anchored) = _told(told, rates)
-    given = room.slots, page_rows, tile, sinces, None, room.short, anchored
-    return TreePlan((pieces, pages, *rest), *given)
+    (sinces, anchored) = _policy_tables(sight_tables, rates)
+    options = room.slots, page_rows, tile, sinces, None, room.short, anchored
+    return TreePlan((pieces, pages, *row_tables), *options)
 
 
-def _told(told: Sequence[Tensor], rates: Tensor | None) -> tuple[Tensor | None, AnchorRows | None]:
-    """Return `sinces`, and the rows with a policy; None for each that is absent."""
-    if len(told) < len(PolicySights._fields):
-        return told[0] if told else None, None
-    sinces, anchors, turns = told
+def _policy_tables(
+    sight_tables: Sequence[Tensor], rates: Tensor | None
+) -> tuple[Tensor | None, AnchorRows | None]:
+    """Return (sinces, rows with a policy); None for each that is absent.
+
+    sight_tables: the tables of what policies leave visible, int32 [rows] each: nothing, (sinces,), or the
+        three of `PolicySights`.
+    rates: fp32 [head_dim / 2], radians that a pair rotates by for each position; needed for three tables.
+    """
+    if len(sight_tables) < len(PolicySights._fields):
+        return sight_tables[0] if sight_tables else None, None
+    sinces, anchors, turns = sight_tables
     assert rates is not None, "queries turn to anchors"
     return sinces, AnchorRows.of(anchors, turns, rates)
 
 
 def plan_over_prompts(tiles: Tensor, pages: Tensor, page_rows: int) -> TreePlan:
-    """Return a plan over the tables of `tabulate_prompts`, for pages that the prompt kernel `suits`."""
+    """Return a plan over the tables of `tabulate_prompts`, for pages that the prompt kernel `suits`.
+
+    tiles: int32 [tiles, 4] on the device, the tiles of prompt rows.
+    pages: int32 on the device, page numbers of all prompts.
+    page_rows: columns of a page.
+    """
     return TreePlan((), 0, page_rows, 0, prompts=PromptPlan(tiles, pages))
 
 
 def send_tables(tables: Sequence[Numbers], device: torch.device | str) -> tuple[Tensor, ...]:
-    """Copy all tables to the device in one transfer; each begins at a multiple of ALIGNED integers."""
+    """Copy all tables to the device in one transfer, and return them as int32 tensors of the same shapes.
+
+    Each begins at a multiple of ALIGNED integers.
+
+    tables: int32 arrays of any shape.
+    device: the torch device in question.
+    """
     sizes = [-(-each.size // ALIGNED) * ALIGNED for each in tables]
     flat = np.concatenate([np.resize(each, size) for each, size in zip(tables, sizes)])
     whole = torch.from_numpy(flat)
@@ -231,6 +263,10 @@ def are_copied(plan: TreePlan, kind: torch.dtype, kv_layer: Tensor) -> bool:
     """Return whether tiles of columns are loaded by tensor descriptors; see docs/results/h100-kernels.md.
 
     The smallest and short tiles are excluded because they were not measured with descriptors.
+
+    plan: the plan of the frame.
+    kind: type of the queries.
+    kv_layer: [2, pages, kv_heads, page_rows, head_dim], the KV of one layer.
     """
     many = plan.tile > FEW and not plan.short and plan.page_rows % COLUMNS == 0
     return many and suits(kind, kv_layer)
@@ -252,7 +288,8 @@ def attend(
         at a time.
     sinks: fp32 [kv_heads, g], contiguous: learned sink scores without values.
     softcap: bounds the other scores by softcap * tanh(score / softcap).
-    launch: overrides `launch_of`.
+    plan: the plan of the frame, made by `plan_attention` or `plan_over`.
+    launch: overrides `launch_of`; None: the fastest parameters that were measured.
     """
     if plan.prompts and sinks is None and softcap is None and suits(q.dtype, kv_layer):
         return attend_prompts(q, kv_layer, plan.prompts)
@@ -306,6 +343,37 @@ def _read(
 
     A captured graph has room for more pieces than most frames have. The unused ones have no rows and come
     last.
+
+    q: [rows, kv_heads, g, dim], the scaled queries.
+    kv: [2, pages, kv_heads, page_rows, dim], keys and values.
+    blocks: a tensor descriptor of kv, if `copied`.
+    scales: fp16, the scales of int8 rows, if `eight`.
+    pieces, pages, leads, bases, bits, starts: the tables of the frame; see `AttentionTables`.
+    sinces: [rows], the first column that each row sees, if `near`.
+    anchors, cosines, sines: see `AnchorRows`; used if `anchored`.
+    parts: fp32 [slots, heads, dim], receives each slot's output.
+    weights: fp32 [slots, heads], receives each slot's log-sum-exp.
+    out: [rows, heads, dim], receives the output of rows that are complete, if `short`.
+    q_row, q_group, q_head: numbers from one row, KV head and query head of q to the next.
+    kv_half, kv_page, kv_head, kv_row: numbers from keys to values, and from one page, KV head and row to the
+        next.
+    many: number of pieces.
+    g: query heads of each KV head.
+    page_rows: columns of a page.
+    words: mask words of a row.
+    dim, room: numbers of a head, and the same rounded up to a power of two.
+    tile: queries of a tile.
+    wide: columns that are read at a time.
+    flat: whether the columns of a tile lie on one page.
+    near: whether rows have a first visible column.
+    anchored: whether rows see anchors.
+    short: whether most rows are in one piece alone.
+    again: whether programs loop over pieces.
+    sunk: whether heads have sinks.
+    cap: bound of the scores; 0: none.
+    eight: whether KV is int8.
+    copied: whether columns are loaded by tensor descriptors.
+    early: whether the device starts kernels early (see `launching`).
     """
     let_next_begin(early)
     head = tl.program_id(0)
@@ -346,6 +414,22 @@ def _read_piece(
     If pieces are short, a row that is in no other piece gets its final output here. The columns are read in
     three ranges: with masks up to `whole` (where the window of some row begins), without masks up to `free`
     (every row sees every column), and with masks to the end (tree nodes see different columns).
+
+    given: the arguments of `_read` from `q` to `kv_row`, without pieces, then head, g, page_rows and words.
+    piece: address of the piece's seven numbers; see `AttentionTables.pieces`.
+    high: number of the piece's rows.
+    dim, room: numbers of a head, and the same rounded up to a power of two.
+    tile: queries of a tile.
+    wide: columns that are read at a time.
+    flat: whether the columns of a tile lie on one page.
+    near: whether rows have a first visible column.
+    anchored: whether rows see anchors.
+    short: whether most rows are in one piece alone.
+    sunk: whether heads have sinks.
+    cap: bound of the scores; 0: none.
+    eight: whether KV is int8.
+    copied: whether columns are loaded by tensor descriptors.
+    early: whether the device starts kernels early (see `launching`).
     """
     (
         q, kv, blocks, scales, pages, leads, bases, bits, sinces, anchors, cosines, sines, starts, parts,
@@ -378,8 +462,7 @@ def _read_piece(
     if anchored:  # noqa: SIM102  # the first is known when this is compiled
         if common < 0:
             # The piece consists of anchors: rotate the query towards them. The partner of number d in a
-            # rotated pair
-            # is d ^ 1.
+            # rotated pair is d ^ 1.
             lead = tl.load(anchors + row, mask=live, other=0)
             since = tl.zeros_like(lead)
             other = tl.load(q + from_q[:, None] + (d ^ 1)[None, :], mask=there, other=0.0).to(tl.float32)
@@ -411,14 +494,14 @@ def _read_piece(
             )  # fmt: skip
             scores = _score(queries, keys, key_scale, cap, eight)
             seen = _seen(bits, lead, base, since, live, left, at, columns, words, wide, near)
-            state = take_in(state, tl.where(seen, scores, LOWEST), values, value_scale, eight)
+            state = update_softmax(state, tl.where(seen, scores, LOWEST), values, value_scale, eight)
     for left in range(whole, free, wide):
         keys, values, key_scale, value_scale = _fetch(
             kv, blocks, scales, pages, left, columns, head, kv_half, kv_page, kv_row, page_rows,
             q.dtype.element_ty, dim, room, wide, flat, eight, copied,
         )  # fmt: skip
         scores = _score(queries, keys, key_scale, cap, eight)
-        state = take_in(state, scores, values, value_scale, eight)
+        state = update_softmax(state, scores, values, value_scale, eight)
     for left in range(free, columns, wide):
         keys, values, key_scale, value_scale = _fetch(
             kv, blocks, scales, pages, left, columns, head, kv_half, kv_page, kv_row, page_rows,
@@ -426,7 +509,7 @@ def _read_piece(
         )  # fmt: skip
         scores = _score(queries, keys, key_scale, cap, eight)
         seen = _seen(bits, lead, base, since, live, left, at, columns, words, wide, near)
-        state = take_in(state, tl.where(seen, scores, LOWEST), values, value_scale, eight)
+        state = update_softmax(state, tl.where(seen, scores, LOWEST), values, value_scale, eight)
     highest, total, sums = state
     sums /= tl.maximum(total, 1.0)[:, None]
     heads = tl.num_programs(0) * g
@@ -442,8 +525,13 @@ def _read_piece(
 
 @kernel
 def _score(queries, keys, scale, cap: tl.constexpr, eight: tl.constexpr):
-    """Return scores [tile, wide], times the scales of int8 keys, and capped by cap * tanh(score / cap) unless
-    cap is 0.
+    """Return scores, fp32 [tile, wide].
+
+    queries: [tile, room].
+    keys: [wide, room], in the queries' type.
+    scale: fp32 [wide], the scales of int8 keys, if `eight`.
+    cap: scores become cap * tanh(score / cap); 0: they stay as they are.
+    eight: whether the keys are int8.
     """
     scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
     if eight:
@@ -457,8 +545,20 @@ def _score(queries, keys, scale, cap: tl.constexpr, eight: tl.constexpr):
 def _seen(
     bits, lead, base, since, live, left, at, columns, words, wide: tl.constexpr, near: tl.constexpr
 ):  # fmt: skip
-    """Return which columns of a tile each row sees: those from `since` to `lead`, and those whose
-    bit is set.
+    """Return which columns of a tile each row sees, [tile, wide]: those from `since` to `lead`, and those
+    whose bit is set.
+
+    bits: [tile], addresses of the rows' mask words.
+    lead: [tile], the row sees every column before this one.
+    base: [tile], the column that bit 0 of the row's bits stands for.
+    since: [tile], the first column that the row sees, if `near`.
+    live: [tile], whether the line of the tile is a row.
+    left: number of the tile's first column within the piece.
+    at: the piece's first column.
+    columns: number of the piece's columns.
+    words: mask words of a row.
+    wide: columns that are read at a time.
+    near: whether rows have a first visible column.
     """
     column = left + tl.arange(0, wide)
     bit = at + column[None, :] - base[:, None]
@@ -471,8 +571,14 @@ def _seen(
 
 @kernel
 def _words(bits, first, bit, live, words, wide: tl.constexpr):
-    """Return the mask word of each bit [tile, wide], for rows whose first bit is `first`; each word is loaded
-    once.
+    """Return the mask word of each bit, [tile, wide]; each word is loaded once.
+
+    bits: [tile], addresses of the rows' mask words.
+    first: [tile], number of the first bit of each row.
+    bit: [tile, wide], numbers of the bits.
+    live: [tile], whether the line of the tile is a row.
+    words: mask words of a row; bits outside of them are 0.
+    wide: columns that are read at a time.
     """
     at = first >> 5
     word = tl.zeros_like(bit)
@@ -489,11 +595,26 @@ def _fetch(
     dim: tl.constexpr, room: tl.constexpr, wide: tl.constexpr, flat: tl.constexpr, eight: tl.constexpr,
     copied: tl.constexpr,
 ):  # fmt: skip
-    """Load keys and values of a tile of columns, and their scales.
+    """Load keys and values of a tile of columns, and their scales: (keys, values, key scales, value scales).
 
-    flat: the columns lie on one page. copied: load by descriptors, together with what follows the columns in
-        memory.
-    eight: the numbers are int8, which `kind` represents exactly.
+    Scales are 1.0 unless the numbers are int8.
+
+    kv: address of the KV head's keys in page 0.
+    blocks: a tensor descriptor of the KV, if `copied`.
+    scales: address of the KV head's scales, if `eight`.
+    pages: address of the piece's page numbers.
+    left: number of the tile's first column within the piece.
+    columns: number of the piece's columns.
+    head: number of the KV head.
+    kv_half, kv_page, kv_row: numbers from keys to values, and from one page and row to the next.
+    page_rows: columns of a page.
+    kind: type of the queries, to which int8 numbers are converted exactly.
+    dim: numbers of a head.
+    room: dim, rounded up to a power of two.
+    wide: columns that are read at a time.
+    flat: whether the columns lie on one page.
+    eight: whether the numbers are int8.
+    copied: whether to load by descriptors, together with what follows the columns in memory.
     """
     if copied:
         at = tl.load(pages + left // page_rows) * (kv_page // dim) + head * page_rows + left % page_rows
@@ -518,10 +639,14 @@ def _fetch(
 
 
 @kernel
-def take_in(state, scores, values, scale, eight: tl.constexpr):
-    """Update a running softmax, in powers of two, with one tile of columns.
+def update_softmax(state, scores, values, scale, eight: tl.constexpr):
+    """Update a running softmax, in powers of two, with one tile of columns; return the new state.
 
-    The state is the highest score, the sum of weights and the weighted values. scale: scales of int8 values.
+    state: highest score [tile], sum of weights [tile] and weighted values [tile, room].
+    scores: fp32 [tile, wide]; LOWEST where a row does not see a column.
+    values: [wide, room].
+    scale: fp32 [wide], the scales of int8 values, if `eight`.
+    eight: whether the values are int8.
     """
     highest, total, sums = state
     scores *= LOG2E
@@ -544,6 +669,19 @@ def _merge(
 
     A row without pieces gets zeros. If pieces are short, a row with a single piece and no sink already has
     its output.
+
+    parts: fp32 [slots, heads, dim], each slot's output.
+    weights: fp32 [slots, heads], each slot's log-sum-exp.
+    starts, slots: the slots of each row; see `AttentionTables`.
+    sinks: fp32 [heads], if `sunk`.
+    out: [rows, heads, dim], receives the outputs.
+    dim, room: numbers of a head, and the same rounded up to a power of two.
+    heads: number of query heads.
+    many: how many slots are loaded at a time.
+    each: heads of one program.
+    short: whether rows with a single piece have their output already.
+    sunk: whether heads have sinks.
+    early: whether the device starts kernels early (see `launching`).
     """
     let_next_begin(early)
     row = tl.program_id(0)

@@ -33,7 +33,17 @@ def build_trees(
     mode: TreeMaskMode,
     total: int | None,
 ) -> TreeArrays:
-    """Build trees as `reference` does."""
+    """Return trees from the chosen candidates, as `reference.build_trees` does.
+
+    verified: [bs], the newest token of each request.
+    parent_list: [bs, k * (S - 1) + 1], the parent of each group of k candidates.
+    selected: [bs, n - 1], flat numbers of the chosen candidates, ascending.
+    drafts: [bs, n - 1], the tokens of these candidates.
+    seq_lens: [bs], number of tokens before each request's newest token.
+    topk: k, candidates below each node that was drafted from.
+    mode: how the attention mask is laid out; see TreeMaskMode.
+    total: sum of seq_lens; None: it is computed, for which the host waits.
+    """
     batch = len(verified)
     nodes = drafts.shape[1] + 1
     rows = verified.new_empty((6, batch * nodes), dtype=torch.long)
@@ -43,16 +53,19 @@ def build_trees(
 
 
 def _build_into(
-    made: TreeArrays, parents: Tensor, given: Sequence[Tensor], topk: int, mode: TreeMaskMode
+    results: TreeArrays, parents: Tensor, arguments: Sequence[Tensor], topk: int, mode: TreeMaskMode
 ) -> None:
     """Build trees into contiguous arrays; of a full mask only the trees' columns are written.
 
     parents: int64 [bs * n], scratch.
-    given: the first five arguments of `build_trees`.
+    arguments: the first five arguments of `build_trees`.
+    results: the arrays that are written.
+    topk: k, candidates below each node that was drafted from.
+    mode: how the attention mask is laid out; see TreeMaskMode.
     """
-    verified, parent_list, _, drafts, _ = given
-    nodes, groups, (mask, *outputs) = drafts.shape[1] + 1, parent_list.shape[1], made
-    inputs = [each if each.is_contiguous() else each.contiguous() for each in given]
+    verified, parent_list, _, drafts, _ = arguments
+    nodes, groups, (mask, *outputs) = drafts.shape[1] + 1, parent_list.shape[1], results
+    inputs = [each if each.is_contiguous() else each.contiguous() for each in arguments]
     arrays = (*inputs, *outputs, parents, mask)
     size = mask.numel()
     numbers = (nodes, topk, groups)
@@ -67,7 +80,14 @@ def _build_into(
 def arrange_trees(
     tokens: Tensor, parents: Tensor, seq_lens: Tensor, mode: TreeMaskMode, total: int | None
 ) -> TreeArrays:
-    """Arrange trees as `reference` does."""
+    """Return trees whose parents are known, as `reference.arrange_trees` does.
+
+    tokens: [bs, n], the token of each node, the root first.
+    parents: [bs, n], the parent of each node, as a node number; -1 for none.
+    seq_lens: [bs], number of tokens before each root.
+    mode: how the attention mask is laid out; see TreeMaskMode.
+    total: sum of seq_lens; None: it is computed, for which the host waits.
+    """
     batch, nodes = tokens.shape
     rows = tokens.new_empty((6, batch * nodes), dtype=torch.long)
     rows[4].view(batch, nodes).copy_(tokens)
@@ -79,33 +99,48 @@ def arrange_trees(
     return made
 
 
-def write_trees(arrays: Sequence[Tensor], given: Sequence[Tensor], topk: int, mode: TreeMaskMode) -> bool:
-    """Run `build_trees` with its first five arguments, `given`, into the first five arrays of a TreeArrays.
+def write_trees(arrays: Sequence[Tensor], arguments: Sequence[Tensor], topk: int, mode: TreeMaskMode) -> bool:
+    """Run `build_trees` into the caller's arrays.
 
-    Return False, with nothing written, if shapes, types or strides do not allow it.
+    Return True, or False, with nothing written, if shapes, types or strides do not allow it.
+
+    arrays: the first five arrays of a TreeArrays, which are written.
+    arguments: the first five arguments of `build_trees`.
+    topk: k, candidates below each node that was drafted from.
+    mode: how the attention mask is laid out; see TreeMaskMode.
     """
-    (mask, *others), (batch, below) = arrays, given[2].shape
+    (mask, *others), (batch, below) = arrays, arguments[2].shape
     rows = batch * (below + 1)
     enough = rows * (1 if mode == TreeMaskMode.QLEN_ONLY_BITPACKING else below + 1)
     fits = mask.dtype == _kind_of_mask(below + 1, mode) and mask.numel() >= enough
-    fits = fits and all(each.dtype == torch.long and each.numel() == rows for each in others)
-    if not fits or not all(each.is_contiguous() for each in arrays):
+    fits = fits and all(array.dtype == torch.long and array.numel() == rows for array in others)
+    if not fits or not all(array.is_contiguous() for array in arrays):
         return False
     if mode == TreeMaskMode.FULL_MASK:
         mask.fill_(True)
     tokens = others[0].new_empty(rows)
     parents = others[0].new_empty(rows)
-    _build_into(TreeArrays._make((*arrays, tokens)), parents, given, topk, mode)
+    _build_into(TreeArrays._make((*arrays, tokens)), parents, arguments, topk, mode)
     return True
 
 
 def _tile(nodes: int) -> int:
-    """Return the nodes of a tile."""
+    """Return the nodes of a tile: a power of two, at most ROWS.
+
+    nodes: number of nodes of a tree.
+    """
     return min(power_of_two(nodes), ROWS)
 
 
 def _blank_mask(batch: int, nodes: int, seq_lens: Tensor, mode: TreeMaskMode, total: int | None) -> Tensor:
-    """Allocate the mask; in a full mask, the columns of the sequence so far are already true."""
+    """Allocate the mask; in a full mask, the columns of the sequence so far are already true.
+
+    batch: number of requests.
+    nodes: number of nodes of each tree.
+    seq_lens: [bs], number of tokens before each root.
+    mode: how the mask is laid out; see TreeMaskMode.
+    total: sum of seq_lens; None: it is computed, for which the host waits.
+    """
     kind = _kind_of_mask(nodes, mode)
     if mode == TreeMaskMode.FULL_MASK:
         text = int(seq_lens.sum()) if total is None else total
@@ -114,14 +149,23 @@ def _blank_mask(batch: int, nodes: int, seq_lens: Tensor, mode: TreeMaskMode, to
 
 
 def _kind_of_mask(nodes: int, mode: TreeMaskMode) -> torch.dtype:
-    """Return the element type of a mask."""
+    """Return the element type of a mask: bool, or the smallest word that holds a tree.
+
+    nodes: number of nodes of each tree.
+    mode: how the mask is laid out; see TreeMaskMode.
+    """
     if mode == TreeMaskMode.QLEN_ONLY_BITPACKING:
         return next(kind for most, kind in WORDS if nodes <= most)
     return torch.bool
 
 
 def _arrays(rows: Tensor, mask: Tensor, batch: int) -> TreeArrays:
-    """Return the results as views of one allocation. rows: [6, bs * n]."""
+    """Return the results as views of one allocation.
+
+    rows: int64 [6, bs * n]: positions, index, children, siblings and tokens, then scratch.
+    mask: the mask.
+    batch: number of requests.
+    """
     positions, index, first, following, tokens, _ = rows.unbind()
     return TreeArrays(
         mask, positions, index.view(batch, -1), first.view(batch, -1), following.view(batch, -1), tokens
@@ -133,7 +177,16 @@ def _build(
     verified, parent_list, selected, drafts, seq_lens, positions, index, children, siblings, tokens, parents,
     mask, nodes, topk, groups, size, mode: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
-    """Find tokens and parents of one request's nodes, then lay out its tree."""
+    """Find tokens and parents of one request's nodes, then lay out its tree.
+
+    verified, parent_list, selected, drafts, seq_lens: the arguments of `build_trees`.
+    positions, index, children, siblings, tokens: [bs * n] each, receive the tree; see TreeArrays.
+    parents: int64 [bs * n], scratch: receives the parent of each node.
+    mask: receives the mask.
+    nodes, topk, groups: n, k, and entries of a request in parent_list.
+    size: numbers of the mask.
+    mode, tile: layout of the mask, and nodes of a tile.
+    """
     b = tl.program_id(0).to(tl.int64)
     tokens = tokens + b * nodes
     parents = parents + b * nodes
@@ -166,7 +219,14 @@ def _arrange(
     parents, seq_lens, positions, index, children, siblings, mask, nodes, size,
     mode: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
-    """Lay out one request's tree from given parents."""
+    """Lay out one request's tree from given parents.
+
+    parents, seq_lens: the arguments of `arrange_trees`.
+    positions, index, children, siblings: [bs * n] each, receive the tree; see TreeArrays.
+    mask: receives the mask.
+    nodes, size: number of nodes, and numbers of the mask.
+    mode, tile: layout of the mask, and nodes of a tile.
+    """
     b = tl.program_id(0).to(tl.int64)
     parents += b * nodes
     _lay_out(parents, seq_lens, positions, index, children, siblings, mask, nodes, size, mode, tile)
@@ -181,6 +241,13 @@ def _lay_out(
 
     In a full mask, request b's rows begin after the rows of the requests before it, which have seq_lens + n
     columns each.
+
+    parents: address of the request's parents.
+    seq_lens: [bs], number of tokens before each root.
+    positions, index, children, siblings: [bs * n] each, receive the tree; see TreeArrays.
+    mask: receives the mask.
+    nodes, size: number of nodes, and numbers of the mask.
+    mode, tile: layout of the mask, and nodes of a tile.
     """
     b = tl.program_id(0).to(tl.int64)
     length = tl.load(seq_lens + b).to(tl.int64)
@@ -229,14 +296,23 @@ def _lay_out(
 
 @kernel
 def _parent(parents, node, nodes):
-    """Return the parents of a tile's nodes; -1 if a node has none, or one that does not precede it."""
+    """Return the parents of a tile's nodes; -1 if a node has none, or one that does not precede it.
+
+    parents: address of the request's parents.
+    node: [tile], numbers of the nodes.
+    nodes: number of nodes of the tree.
+    """
     above = tl.load(parents + node, mask=(node >= 0) & (node < nodes), other=-1).to(tl.int32)
     return tl.where(above < node, above, -1)
 
 
 @kernel
 def _sum_before(seq_lens, b):
-    """Return the summed lengths of the requests before request b."""
+    """Return the summed lengths of the requests before a request.
+
+    seq_lens: [bs], the lengths.
+    b: number of the request.
+    """
     total = b * 0
     for start in range(0, b, 128):
         each = start + tl.arange(0, 128)
@@ -247,7 +323,13 @@ def _sum_before(seq_lens, b):
 def organize_draft_results(
     score_list: Sequence[Tensor], token_list: Sequence[Tensor], parents_list: Sequence[Tensor], nodes: int
 ) -> DraftResults:
-    """Choose the best candidates as `reference` does."""
+    """Return the best candidates of each request, as `reference.organize_draft_results` does.
+
+    score_list: cumulative scores of each level, [bs, 1, k], then [bs, k, k].
+    token_list: tokens of each level, [bs, k], then [bs, k * k].
+    parents_list: flat numbers of the candidates that each level keeps, [bs, k + 1], then [bs, k].
+    nodes: number of nodes of each tree, the root included.
+    """
     batch = len(score_list[0])
     scores = torch.cat([each.flatten(1) for each in score_list], dim=1)
     tokens = torch.cat(tuple(token_list), dim=1)
@@ -269,6 +351,12 @@ def _choose(
 
     A binary search finds the order of the worst one that is taken; candidates of equal order are taken by
     lower number.
+
+    scores, tokens: [bs, size], all candidates of each request.
+    selected, chosen: int64 [bs, wanted], receive numbers and tokens of the best ones.
+    size, room: candidates of a request, and the same rounded up to a power of two.
+    wanted: how many to choose.
+    wide: whether scores are float64.
     """
     b = tl.program_id(0).to(tl.int64)
     number = tl.arange(0, room)

@@ -17,12 +17,15 @@ from specsot_kernels.growing import WORD, CandidatePool, ChoiceNumbers, TreeRows
 def choose_rows(
     pool: CandidatePool, numbers: ChoiceNumbers, rows: TreeRows, nodes: int, vocabulary: int
 ) -> None:
-    """Write the rows of all trees in `numbers`, `nodes` rows for each tree, tree after tree.
+    """Write the rows of all trees, `nodes` rows for each tree, tree after tree.
 
     The root's row must be there already; its position determines those of the other nodes.
 
-    nodes: of each tree, at most 2 * WORD.
-    vocabulary: token ids beyond it are fed as its last id.
+    pool: all candidates of the trees.
+    numbers: which trees, and the arrays in which nodes are chosen; see `ChoiceNumbers`.
+    rows: the rows that are written.
+    nodes: number of nodes of each tree, at most 2 * WORD.
+    vocabulary: number of token ids; ids beyond it are fed as its last id.
 
     Chosen candidates 0, 2, 5 of a tree become its nodes 1, 2, 3, in ascending candidate order.
     """
@@ -48,6 +51,17 @@ def _choose(
 
     A binary search keeps this invariant: at least `wanted` candidates have order `low` or more, fewer have
     order `high` or more.
+
+    tokens, positions, bits: the rows of all trees; see `TreeRows`.
+    pool_tokens, pool_scores, pool_parents: [trees of the pool, candidates]; see `CandidatePool`.
+    places, depths, trust, ranks, chosen: see `ChoiceNumbers`.
+    from_pool, from_scores: numbers from one tree of the pool to the next.
+    candidates, wide: candidates of a tree, and the same rounded up to a power of two.
+    nodes: nodes of each tree.
+    vocabulary: number of token ids.
+    words: mask words of a row.
+    levels: most levels of a tree.
+    word: bits of a mask word.
     """
     tree = tl.program_id(0).to(tl.int64)
     number = tl.arange(0, wide)
@@ -78,8 +92,7 @@ def _choose(
     tl.store(positions + row, tl.load(positions + first) + depth, mask=taken)
     tl.store(chosen + tree * wanted + rank - 1, number, mask=taken)
     # One more than a candidate's number; 0 is the root. Starting at each candidate itself, the loop sets the
-    # bits of
-    # the candidate and its ancestors.
+    # bits of the candidate and its ancestors.
     above = (number + 1).to(tl.int64)
     seen = tl.full((wide,), 1, tl.int64)
     for _ in range(levels):

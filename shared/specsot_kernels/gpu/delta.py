@@ -28,8 +28,7 @@ from specsot_kernels.gpu.launching import (
 # Epsilon of the L2 norms of queries and keys.
 EPS = tl.constexpr(1e-6)
 # Columns of a state that one program walks row by row. Chosen on an H100: 8 and 32 were no faster for one
-# row, trees
-# and prompts.
+# row, trees and prompts.
 COLUMNS = 16
 # Warps of such a program. Chosen on an H100: more were slower.
 WARPS = 1
@@ -47,8 +46,7 @@ CHUNK_WARPS = 4
 # Rows of a block. A block is solved row by row; the blocks of a chunk are solved concurrently.
 BLOCK = tl.constexpr(16)
 # Precision of products: EXACT has the errors of fp32 (three tensor-core products), SHORT is one product and
-# is used
-# where pages hold 16-bit numbers.
+# is used where pages hold 16-bit numbers.
 EXACT, SHORT = tl.constexpr("tf32x3"), tl.constexpr("tf32")
 # Heads of one program of the gated norm. Untuned.
 TOGETHER = 8
@@ -56,8 +54,7 @@ TOGETHER = 8
 TAKEN, ASIDE, KEPT, OUTPUT = map(tl.constexpr, range(4))
 FIELDS = 4
 # Numbers of each row and head: the factor by which the state decays, the rate at which it takes up the row,
-# and the
-# logarithm of the factor.
+# and the logarithm of the factor.
 GATES = tl.constexpr(3)
 
 
@@ -86,7 +83,7 @@ class DeltaRule:
 
     @property
     def mixed(self) -> int:
-        """Return the numbers of a row's queries, keys and values."""
+        """Numbers of a row's queries, keys and values together."""
         return self.taps.shape[1]
 
 
@@ -95,11 +92,11 @@ class WalkTables:
     """A `specsot_model.core.walks.Walk` on the device; `counts` says how much of the tables is in use.
 
     counts: int32 [4]: sequences, rows, sequences with chunks, chunks.
-    starts: as in `Walk`.
-    chunks: as in `Walk`.
-    rows: as in `Walk`.
     aside: for how many states that are set aside there is room.
     many_chunks: for how many chunks there is room.
+    starts: int32 [sequences + 1], the rows of each sequence that runs row by row; see `Walk.starts`.
+    chunks: int32 [chunked + 1], the chunks of each sequence with chunks; see `Walk.chunks`.
+    rows: int32 [lines, sources and fields], one table row per token; see `Walk.rows`.
     """
 
     counts: Tensor
@@ -128,15 +125,17 @@ class WalkTables:
 def run_delta(
     inputs: Tensor, slots: Tensor, pages: Tensor, states: Tensor, walks: Sequence[WalkTables], rule: DeltaRule
 ) -> Tensor:
-    """Store a frame's inputs in pages, and walk. Return fp32 [rows, value_heads, value_dim].
+    """Store a frame's inputs in pages, walk, and return the outputs, fp32 [rows, value_heads, value_dim].
+
+    Rows that are in no walk get undefined outputs.
 
     inputs: [rows, ...]: queries, keys and values, then b and a of all heads.
-    slots: [rows]; a row with a negative slot is not stored.
-    pages: [2, pages, 1, page_rows, half], contiguous.
+    slots: [rows], the slot of each row; a row with a negative slot is not stored.
+    pages: [2, pages, 1, page_rows, half], contiguous, the stored inputs of the layer.
     states: fp32 [states, value_heads, key_dim, value_dim], contiguous; states that the walks keep are written
         there.
-    walks: run one after another.
-    Rows that are in no walk get undefined outputs.
+    walks: the walks of the frame, run one after another.
+    rule: sizes and weights of the layer.
     """
     lines = max(walk.lines for walk in walks)
     assert lines * rule.mixed < 1 << 31, "kernels count numbers of rows that are read in 32 bits"
@@ -178,11 +177,13 @@ def run_delta(
 
 
 def norm_gated(mixed: Tensor, gates: Tensor, slots: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return the RMSNorm of each head of fp32 `mixed` [rows, heads, size], times silu of its gate: [rows,
-    heads * size].
+    """Return the RMSNorm of each head times silu of its gate, [rows, heads * size]; zeros for negative slots.
 
+    mixed: fp32 [rows, heads, size], the outputs of the delta rule.
     gates: [rows, heads * size], the numbers of a row are adjacent; the result has its type.
-    Rows with a negative slot get zeros.
+    slots: [rows]; rows with a negative slot are surplus rows of a captured graph.
+    weight: [size], weight of the norm.
+    eps: epsilon of the norm.
     """
     rows, heads, size = mixed.shape
     out = gates.new_empty((rows, heads * size))
@@ -205,6 +206,24 @@ def _prepare(
 
     For a value head, compute its decay and rate, too. A source s >= 0 is a slot, and -2 - i is row i of the
     frame: source -5 is row 3.
+    inputs: [rows, ...], queries, keys and values, then b and a of all heads.
+    pages: [2, pages, 1, page_rows, half], the stored inputs.
+    slots: [rows], the slot of each row of the frame.
+    taps: fp32 [kernel, mixed], weights of the convolution.
+    decay, bias: fp32 [value_heads], factor and offset of the decay's logarithm.
+    counts: int32 [4], of which [1] is the number of table rows.
+    rows: the table; see `Walk.rows`.
+    mixed: fp32 [lines, mixed], receives queries, keys and values of each table row.
+    gates: fp32 [lines, GATES * value_heads], receives decay, rate and the decay's logarithm.
+    from_input: numbers from one row of inputs to the next.
+    other_half, half: numbers from the first to the second half of a row in the pages, and numbers of a half.
+    scale: factor of the queries.
+    key_heads, value_heads, key_dim, value_dim: numbers of heads of queries and keys, and of values, and
+        numbers of one of each.
+    taps_of: rows that the convolution reads, the row itself included.
+    columns: numbers of a table row: `taps_of` sources, then FIELDS fields.
+    room: numbers of a head, rounded up to a power of two.
+    early: whether the device starts kernels early (see `launching`).
     """
     let_next_begin(early)
     head = tl.program_id(1)
@@ -246,6 +265,10 @@ def _prepare(
 def _place(number, half, other_half):
     """Return where a number of a row lies in the pages, relative to the row's slot: the second half has its
     own page row.
+
+    number: number within the row's inputs.
+    half: numbers of one half.
+    other_half: numbers from the first to the second half of a row in the pages.
     """
     return tl.where(number < half, number, number - half + other_half)
 
@@ -257,6 +280,17 @@ def _gate_row(
 ):  # fmt: skip
     """Compute one head's gates of a row: the state's decay, the rate at which it takes up the row, the
     decay's logarithm.
+
+    given: address of the row in the frame's inputs.
+    pages: address of the stored inputs.
+    source: where the row's inputs come from: a slot, or -2 - row of the frame.
+    slot: the row's slot, at which b and a are stored; negative: they are not.
+    half, other_half: numbers of a half, and from the first half to the second.
+    decay, bias: fp32 [value_heads], factor and offset of the decay's logarithm.
+    gates: address of the row's gates, which are written.
+    head: number of the value head.
+    width: numbers of queries, keys and values.
+    value_heads: number of value heads.
     """
     rate_at = width + head
     step_at = width + value_heads + head
@@ -284,6 +318,19 @@ def _walk(
 ):  # fmt: skip
     """Walk a few columns of one head's state row by row. The next row's inputs are loaded while one row is
     computed.
+
+    mixed, gates: fp32 [lines, ...], what `_prepare` computed of each table row.
+    counts, starts, rows: the table; see `WalkTables`.
+    states: fp32 [states, value_heads, key_dim, value_dim], the stored states.
+    aside: fp32 [places, value_heads, key_dim, value_dim], states that are set aside.
+    out: fp32 [rows, value_heads, value_dim], receives the outputs.
+    key_heads, value_heads, key_dim, value_dim: numbers of heads of queries and keys, and of values, and
+        numbers of one of each.
+    taps_of: rows that the convolution reads, the row itself included.
+    columns: numbers of a table row: `taps_of` sources, then FIELDS fields.
+    room: key_dim, rounded up to a power of two.
+    wide: columns of the state that one program walks.
+    early: whether the device starts kernels early (see `launching`).
     """
     let_next_begin(early)
     head = tl.program_id(1)
@@ -361,6 +408,19 @@ def _solve(
 
     Both are solved for here; `values` overwrite the inputs. pairs: how much each row's query takes from each
     row's value.
+
+    mixed, gates: fp32 [lines, ...], what `_prepare` computed of each table row; values are overwritten.
+    counts: int32 [4], of which [3] is the number of chunks.
+    known: fp32 [chunks * size, value_heads, key_dim], receives what each row takes from the state before the
+        chunk.
+    pairs: fp32 [chunks, value_heads, size, size], receives how much each row's query takes from each row's
+        value.
+    key_heads, value_heads, key_dim, value_dim: numbers of heads of queries and keys, and of values, and
+        numbers of one of each.
+    room, wide: key_dim and value_dim, rounded up to powers of two.
+    size: rows of a chunk.
+    precision: of products; EXACT or SHORT.
+    early: whether the device starts kernels early (see `launching`).
     """
     let_next_begin(early)
     head = tl.program_id(1)
@@ -388,8 +448,7 @@ def _solve(
         system = tl.dot(k, tl.trans(k), input_precision=precision) * shrunk * rate[:, None]
         system = tl.where(behind, system, 0.0)
         # First invert 1 + system within blocks, row by row. Then iterate across blocks: each iteration makes
-        # one more
-        # block exact, since a block depends only on the blocks before it.
+        # one more block exact, since a block depends only on the blocks before it.
         inverse = tl.where(same, 1.0, 0.0)
         for row in range(1, BLOCK):
             own = tl.sum(tl.where(near & (line % BLOCK == row)[:, None], system, 0.0), 0)
@@ -416,7 +475,24 @@ def _walk_chunks(
     columns: tl.constexpr, room: tl.constexpr, wide: tl.constexpr, size: tl.constexpr,
     precision: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """Walk a few columns of one head's state from chunk to chunk."""
+    """Walk a few columns of one head's state from chunk to chunk.
+
+    mixed, gates: fp32 [lines, ...], what `_prepare` and `_solve` computed of each table row.
+    counts, chunks, rows: the table; see `WalkTables`.
+    known, pairs: what `_solve` computed.
+    states: fp32 [states, value_heads, key_dim, value_dim], the stored states.
+    aside: fp32 [places, value_heads, key_dim, value_dim], states that are set aside.
+    out: fp32 [rows, value_heads, value_dim], receives the outputs.
+    key_heads, value_heads, key_dim, value_dim: numbers of heads of queries and keys, and of values, and
+        numbers of one of each.
+    taps_of: rows that the convolution reads, the row itself included.
+    columns: numbers of a table row: `taps_of` sources, then FIELDS fields.
+    room: key_dim, rounded up to a power of two.
+    wide: columns of the state that one program walks.
+    size: rows of a chunk.
+    precision: of products; EXACT or SHORT.
+    early: whether the device starts kernels early (see `launching`).
+    """
     let_next_begin(early)
     head = tl.program_id(1)
     line = tl.arange(0, size)
@@ -478,7 +554,20 @@ def _norm_gated(
     mixed, gates, slots, weight, out, from_gate, eps, heads, size, room: tl.constexpr,
     together: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """Norm and gate a few heads of one row."""
+    """Norm and gate a few heads of one row.
+
+    mixed: fp32 [rows, heads, size], the outputs of the delta rule.
+    gates: [rows, heads * size], `from_gate` numbers from one row to the next.
+    slots: [rows]; rows with a negative slot become zeros.
+    weight: [size], weight of the norm.
+    out: [rows, heads * size], receives the result.
+    from_gate: numbers from one row of gates to the next.
+    eps: epsilon of the norm.
+    heads: number of heads.
+    size, room: numbers of a head, and the same rounded up to a power of two.
+    together: heads of one program.
+    early: whether the device starts kernels early (see `launching`).
+    """
     let_next_begin(early)
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, room)
     head = tl.program_id(1) * together + tl.arange(0, together)

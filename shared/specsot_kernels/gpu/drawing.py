@@ -27,16 +27,17 @@ Setting = tuple[float, float, float, float, float]
 ARGMAX: Setting = (0.0, 0.0, 1.0, 0.0, 0.0)
 
 
-def choose(
+def choose_tokens(
     logits: Tensor, settings: Sequence[Setting], meanwhile: Callable[[Tensor], None] | None = None
 ) -> list[int | None]:
     """Return a token for each row of logits [rows, V]; None if a row holds NaN, infinity, or nothing but
     -infinity.
 
     The host waits for the device once.
-    settings: one for each row.
     meanwhile: on a GPU, called before that wait with the tokens on the device: int32 [rows], negative for
         None.
+    logits: [rows, V].
+    settings: one for each row: temperature (0: argmax), top_k (0: none), top_p, min_p, and a 53-bit key.
     """
     rows, columns = logits.shape
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
@@ -76,6 +77,16 @@ def _choose(
     After a maximum pass, each cut raises `lowest`, the order of the smallest logit that stays; then the token
     is drawn by descending a binary tree of probability masses: first over parts of `wide` tokens, then within
     one part.
+
+    logits: [rows, columns], `from_row` numbers from one row to the next.
+    settings: float64 [rows, 5]; see `Setting`. Read if `drawn`.
+    tokens: int32 [rows], receives the tokens; -1 if the row has none.
+    columns: tokens of the vocabulary.
+    from_row: numbers from one row of logits to the next.
+    turns: turns of the binary search.
+    wide, parts, line: tokens of a part, parts of the vocabulary (a power of two), and tokens of a line.
+    drawn: whether any row has a temperature.
+    cut: whether any row has top_k or top_p.
     """
     row = tl.program_id(0).to(tl.int64)
     logits += row * from_row
@@ -124,6 +135,10 @@ def _choose(
 def _descend_far(weights, key, wide: tl.constexpr, line: tl.constexpr):
     """Draw within a part: first one of its lines, then a token of that line, so that each sum has
     few terms.
+
+    weights: float64 [wide], the weights of a part's tokens.
+    key: the row's key.
+    wide, line: tokens of the part and of a line.
     """
     table = tl.reshape(weights, (wide // line, line))
     number = _descend(tl.sum(table, 1), key, line, wide // line)
@@ -136,6 +151,9 @@ def _descend(weights, key, each, size: tl.constexpr):
     """Return the number of the weight [size] that is drawn, deciding its highest bit first.
 
     each: tokens that one weight stands for; it makes the random numbers of different levels independent.
+    weights: float64 [size], not negative.
+    key: the row's key.
+    size: number of weights, a power of two.
     With weights [1, 3, 0, 4], the first decision takes the right half with probability 4/8.
     """
     number = tl.arange(0, size)
@@ -157,6 +175,9 @@ def _uniform(key, half):
     computes it.
 
     The masks emulate shifts that fill with zeros, which that function has.
+
+    key: the row's key.
+    half: number of the tree's node.
     """
     word = key + half.to(tl.int64) * -7046029254386353131
     word = (word ^ ((word >> 30) & 0x3FFFFFFFF)) * -4658895280553007687
@@ -173,6 +194,14 @@ def _lowest(
 
     Only tokens of order `above` or more have weight. Each turn of the binary search decides two bits.
     counted: count tokens (top-k) instead of weighing them (top-p).
+    logits: address of the row's logits.
+    columns: tokens of the vocabulary.
+    top: the largest logit.
+    temperature: the row's temperature.
+    above: order of the smallest logit that stays.
+    goal: the number of tokens, or their weight, that is to be reached.
+    turns: turns of the binary search.
+    wide: tokens that are read at a time.
     """
     place = tl.arange(0, wide)
     found = tl.full((), -2147483648, tl.int64)
@@ -201,20 +230,37 @@ def _lowest(
 
 @kernel
 def _values(logits, column, columns):
-    """Load logits as fp32. Adding 0.0 turns negative zero into zero, which must not be ordered below it."""
+    """Load logits as fp32. Adding 0.0 turns negative zero into zero, which must not be ordered below it.
+
+    logits: address of the row's logits.
+    column: [wide], token ids.
+    columns: tokens of the vocabulary; ids beyond it become -infinity.
+    """
     return tl.load(logits + column, mask=column < columns, other=float("-inf")).to(tl.float32) + 0.0
 
 
 @kernel
 def _order(values):
-    """Map floats to int32 numbers of the same order."""
+    """Map floats to int32 numbers of the same order.
+
+    values: fp32, any shape.
+    """
     short = values.to(tl.int32, bitcast=True)
     return short ^ ((short >> 31) & 0x7FFFFFFF)
 
 
 @kernel
 def _weights(logits, column, columns, top, temperature, lowest, min_p):
-    """Return exp((logit - top) / temperature) of these tokens in float64, and 0 for tokens that were cut."""
+    """Return exp((logit - top) / temperature) of these tokens in float64, and 0 for tokens that were cut.
+
+    logits: address of the row's logits.
+    column: [wide], token ids.
+    columns: tokens of the vocabulary.
+    top: the largest logit.
+    temperature: the row's temperature.
+    lowest: order of the smallest logit that stays.
+    min_p: smallest weight that stays, relative to the largest token's weight of 1.
+    """
     values = _values(logits, column, columns)
     weights = tl.exp((values - top) / temperature)
     stays = (_order(values) >= lowest) & (weights >= min_p)

@@ -46,6 +46,9 @@ def reach_each_other(
     not PCIe.
 
     can_read, driver: replaced by tests.
+    devices: the GPUs.
+    can_read: tells whether one GPU can read the memory of another one; replaced by tests.
+    driver: returns CUDA's driver library, or raises OSError; replaced by tests.
     """
     pairs = list(permutations(devices, 2))
     if not all(can_read(*pair) for pair in pairs):
@@ -61,6 +64,9 @@ def _can_count(driver: Any, source: torch.device, target: torch.device) -> bool:
     """Return whether CUDA's driver supports native atomics between the two GPUs; False if it gives no answer.
 
     The driver numbers GPUs as PyTorch does.
+
+    driver: CUDA's driver library.
+    source, target: the two GPUs.
     """
     numbers = [ctypes.c_int() for _ in range(2)]
     found = [driver.cuDeviceGet(ctypes.byref(one), at.index) for one, at in zip(numbers, (source, target))]
@@ -74,6 +80,10 @@ class PeerSums:
 
     counts: for each GPU int32 [1, rows], the number of sums of each row so far.
     told: for each GPU int32 [GPUs, rows], the counts that the other GPUs wrote into its memory.
+    devices: the GPUs, in order.
+    rows: most rows of a sum.
+    size: numbers of a row.
+    dtype: type of the numbers.
     """
 
     def __init__(self, devices: Sequence[torch.device], rows: int, size: int, dtype: torch.dtype) -> None:
@@ -92,14 +102,21 @@ class PeerSums:
                 other[0, 0].copy_(one[0, 0])
 
     def own(self, part: int, place: int, rows: int) -> Tensor:
-        """Return the buffer [rows, size] into which GPU `part` writes before `add`.
+        """Return the buffer [rows, size] into which a GPU writes its part before `add`.
 
-        place: must differ from that of the preceding sum.
+        part: number of the GPU.
+        place: number of the buffer, below PLACES; must differ from that of the preceding sum.
+        rows: number of rows of the sum.
         """
         return self._buffers[part][place, :rows]
 
     def add(self, part: int, place: int, hidden: Tensor) -> None:
-        """Add all parts to hidden [rows, size] of GPU `part`, in place."""
+        """Add all parts of a sum to the rows of a GPU, in place.
+
+        part: number of the GPU.
+        place: number of the buffer that holds the parts.
+        hidden: [rows, size], on the GPU.
+        """
         rows, size = hidden.shape
         places = self._places[part]
         buffer = self._buffers[part]
@@ -111,8 +128,11 @@ class PeerSums:
 
     @contextmanager
     def alone(self, part: int) -> Generator[None]:
-        """Let GPU `part` run without waiting for the others; sums are wrong meanwhile. Nothing else
-        may run.
+        """Let a GPU run without waiting for the others; sums are wrong meanwhile. Nothing else may run.
+
+        Afterwards all counts are zero.
+
+        part: number of the GPU.
         """
         with on_device_of(self._buffers[part]):
             self.told[part].fill_(OPEN)
@@ -125,7 +145,9 @@ class PeerSums:
                 self._wait()
 
     def _wait(self) -> None:
-        """Wait for this thread's streams alone; see `cuda_graphs`."""
+        """Wait for this thread's streams alone: a wait for a whole device would break the capture of another
+        thread.
+        """
         for device in self._devices:
             if device.type == "cuda":
                 torch.cuda.current_stream(device).synchronize()
@@ -136,7 +158,17 @@ def _add_parts(
     hidden, buffers, others, told, counts, at, size, most, me: tl.constexpr, parts: tl.constexpr,
     room: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """Sum one row. buffers, others: int64 [parts], the addresses of each GPU's buffers and counters."""
+    """Sum one row. buffers, others: int64 [parts], the addresses of each GPU's buffers and counters.
+
+    hidden: [rows, size], to which the sum is added, in place.
+    told, counts: the counters of this GPU; see `PeerSums`.
+    at: numbers from the beginning of a GPU's buffers to the buffer of this sum.
+    size, room: numbers of a row, and the same rounded up to a power of two.
+    most: rows of a buffer.
+    me: number of this GPU.
+    parts: number of GPUs.
+    early: whether the device starts kernels early (see `launching`).
+    """
     let_next_begin(early)
     row, column = tl.program_id(0), tl.arange(0, room)
     there = column < size

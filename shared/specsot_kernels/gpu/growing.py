@@ -89,6 +89,8 @@ def grow(
 def order_of(values):
     """Map floats to int64 numbers of the same order; NaN becomes -infinity, and negative zero
     becomes zero.
+
+    values: floats of any shape.
     """
     values = tl.where(values == values, values, float("-inf")) + 0.0  # no NaN, no negative zero
     short = values.to(tl.int32, bitcast=True)
@@ -97,28 +99,46 @@ def order_of(values):
 
 @kernel
 def _key(values, column):
-    """Return the order in the upper 32 bits and the inverted column in the lower: of equal values, the lower
-    column wins.
+    """Return keys: the order in the upper 32 bits, the inverted column in the lower: of equal values, the
+    lower column wins.
+
+    values: floats of any shape.
+    column: their columns, of the same shape.
     """
     return (order_of(values) << 32) | (0x7FFFFFFF - column).to(tl.int64)
 
 
 @kernel
 def _value(key):
-    """Return the value of a key."""
+    """Return the value of a key, fp32.
+
+    key: what `_key` returned.
+    """
     order = (key >> 32).to(tl.int32)
     return (order ^ ((order >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @kernel
 def _column(key):
-    """Return the column of a key."""
+    """Return the column of a key, int32.
+
+    key: what `_key` returned.
+    """
     return 0x7FFFFFFF - (key & 0x7FFFFFFF).to(tl.int32)
 
 
 @kernel
 def _find(logits, keys, sums, columns, from_row, k: tl.constexpr, wide: tl.constexpr, early: tl.constexpr):
-    """Find the k best columns in a range of a row, its maximum, and its sum of exponentials."""
+    """Find the k best columns in a range of a row, its maximum, and its sum of exponentials.
+
+    logits: [rows, columns], `from_row` numbers from one row to the next.
+    keys: int64 [rows, chunks, k], receives the keys of the best columns.
+    sums: fp32 [rows, chunks, 2], receives the maximum and the sum of exponentials.
+    columns, from_row: columns of a row, and numbers from one row to the next.
+    k: how many to find.
+    wide: columns of a range.
+    early: whether the device starts kernels early (see `launching`).
+    """
     let_next_begin(early)
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
@@ -148,6 +168,21 @@ def _choose(
 ):  # fmt: skip
     """Merge the k best of each of a tree's `nodes` rows, and choose the `width` best of all as the next
     frontier.
+
+    keys, sums: what `_find` found.
+    pool_scores, pool_tokens, pool_parents: the pool; receive the new candidates.
+    old_scores, old_numbers, old_bits: the preceding frontier, unless `roots`.
+    scores, tokens, numbers, origins, bits: receive the next frontier; see `LevelFrontier`.
+    offsets: int64, added to a draft token id, if `moved`.
+    first, fed: where the level lies; see `LevelPlace`.
+    from_pool, from_scores: numbers from one tree of the pool to the next.
+    chunks: ranges of a row.
+    k, nodes, width: children of a node, nodes of the level, and nodes of the next frontier.
+    words: mask words of a row.
+    high, across, many, pieces: nodes, k, chunks * k and chunks, rounded up to powers of two.
+    roots: whether the rows are roots.
+    moved: whether there are offsets.
+    early: whether the device starts kernels early (see `launching`).
     """
     let_next_begin(early)
     tree = tl.program_id(0).to(tl.int64)

@@ -32,6 +32,8 @@ def kernel_for_any(*numbers: str) -> Callable[[Callable[..., Any]], Any]:
     """Return a decorator for kernels that are compiled once for all values of the named arguments.
 
     Without it, Triton compiles separate forms for the value 1 and for multiples of 16.
+
+    numbers: names of arguments that are integers.
     """
     return triton.jit(do_not_specialize=list(numbers))
 
@@ -40,6 +42,9 @@ def kernel_of_any(*arrays: str, numbers: tuple[str, ...]) -> Callable[[Callable[
     """Return a decorator like `kernel_for_any` that also ignores the alignment of the named arrays.
 
     It suits kernels that read one element at a time.
+
+    arrays: names of arguments that are arrays.
+    numbers: names of arguments that are integers.
     """
     return triton.jit(do_not_specialize=list(numbers), do_not_specialize_on_alignment=list(arrays))
 
@@ -48,29 +53,35 @@ _compiled: dict[tuple[Any, ...], Any] = {}
 
 
 def launch(
-    run: Any, grid: tuple[int, int, int], kind: tuple[Any, ...], given: tuple[Any, ...], **options: int
+    run: Any, grid: tuple[int, int, int], kind: tuple[Any, ...], arguments: tuple[Any, ...], **options: int
 ) -> None:
-    """Run `run[grid](*given)`; from the second launch on, skip Triton's inspection of each argument.
+    """Run `run[grid](*arguments)`; from the second launch on, skip Triton's inspection of each argument.
 
     That inspection is most of the cost of a launch.
 
+    run: the kernel.
+    grid: number of programs in each dimension.
     kind: hashable; everything that a compiled form depends on: the device, the types of arrays that may
         differ, the constants, and what numbers and addresses are specialized on.
+    arguments: the kernel's arguments, constants included.
     options: must be the same at every launch of a kind.
     """
     key = (run.fn, *kind)
-    known = _compiled.get(key)
-    if known is not None:
-        known[grid](*given)
+    compiled = _compiled.get(key)
+    if compiled is not None:
+        compiled[grid](*arguments)
         return
-    made = run[grid](*given, **options)
+    launched = run[grid](*arguments, **options)
     # Triton's interpreter returns no compiled kernel.
-    if isinstance(made, CompiledKernel):
-        _compiled[key] = made
+    if isinstance(launched, CompiledKernel):
+        _compiled[key] = launched
 
 
 def power_of_two(size: int) -> int:
-    """Return the smallest power of two that is at least `size`; Triton's tiles have such sizes."""
+    """Return the smallest power of two that is at least `size`; Triton's tiles have such sizes.
+
+    size: a number, at least 1.
+    """
     return 1 << (size - 1).bit_length()
 
 
@@ -79,6 +90,8 @@ def on_device_of(tensor: Tensor) -> AbstractContextManager[None]:
 
     It does nothing if that device is current already, or in Triton's interpreter, since a switch costs
     microseconds.
+
+    tensor: a tensor on any device.
     """
     if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
         return HERE
@@ -86,7 +99,10 @@ def on_device_of(tensor: Tensor) -> AbstractContextManager[None]:
 
 
 def pdl_options(tensor: Tensor) -> dict[str, bool]:
-    """Return the launch options, for the tensor's device, of a kernel that calls `await_preceding_kernel`."""
+    """Return the launch options, for the tensor's device, of a kernel that calls `await_preceding_kernel`.
+
+    tensor: one of the kernel's arguments.
+    """
     return {"early": True, "launch_pdl": True} if _has_pdl(tensor.device) else {"early": False}
 
 
@@ -94,13 +110,18 @@ def copies_blocks(device: torch.device) -> bool:
     """Return whether kernels on this device copy blocks of memory by tensor descriptors (TMA).
 
     Triton's interpreter implements descriptors too.
+
+    device: the torch device in question.
     """
     return device.type != "cuda" or _has_pdl(device)
 
 
 @cache
 def _has_pdl(device: torch.device) -> bool:
-    """Return whether the device is an NVIDIA GPU of Hopper or later."""
+    """Return whether the device is an NVIDIA GPU of Hopper or later.
+
+    device: the torch device in question.
+    """
     if device.type != "cuda" or torch.version.cuda is None:
         return False
     return torch.cuda.get_device_capability(device) >= HOPPER
@@ -108,13 +129,19 @@ def _has_pdl(device: torch.device) -> bool:
 
 @kernel
 def let_next_begin(early: tl.constexpr):
-    """Let the following kernel start before this one ends."""
+    """Let the following kernel start before this one ends.
+
+    early: whether the device starts kernels early (see `launching`).
+    """
     if early:
         cuda.gdc_launch_dependents()
 
 
 @kernel
 def await_preceding_kernel(early: tl.constexpr):
-    """Wait until the preceding kernel has ended and its writes are visible."""
+    """Wait until the preceding kernel has ended and its writes are visible.
+
+    early: whether the device starts kernels early (see `launching`).
+    """
     if early:
         cuda.gdc_wait()

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specsot_kernels.attention_tables import QUERIES, WORD, sinces_of
-from specsot_kernels.gpu.attention import LOWEST, MERGERS, RUNNING, launch_of, send_tables, take_in
+from specsot_kernels.gpu.attention import LOWEST, MERGERS, RUNNING, launch_of, send_tables, update_softmax
 from specsot_kernels.gpu.launching import (
     await_preceding_kernel,
     kernel,
@@ -72,7 +72,13 @@ class LinePlan:
 def plan_over_lines(
     tables: Sequence[Tensor], slots: int, page_rows: int, sinces: Tensor | None = None
 ) -> LinePlan:
-    """Return a plan over the caller's tables, int32 of `LineRoom.shapes`, with `slots` partial results."""
+    """Return a plan over tables that the caller fills before each use; then `lay` has to be called.
+
+    tables: int32 tensors of `LineRoom.shapes`.
+    slots: number of partial results.
+    page_rows: columns of a page.
+    sinces: int32 [rows], the first column that each row sees; None: all rows see column 0.
+    """
     rows, words = tables[3].shape
     own = tables[3].new_empty((rows, BLOCK + words * WORD))
     counts = tables[3].new_empty(rows)
@@ -88,22 +94,28 @@ def plan_lines(
 ) -> LinePlan:
     """Plan one frame's attention, with one copy to the device.
 
-    spans: in row order.
     page_rows: columns of a page.
     heads_per_kv: query heads of each KV head.
     window: each row sees its own position and the `window` - 1 positions before it; None: all positions.
+    spans: one span per segment of the frame, in row order.
+    device: device of the tables.
     """
     sights = line_sights(spans)
     cut = cut_lines(spans, sights.leads, page_rows, tile_rows_of(heads_per_kv))
     told = () if window is None else (sinces_of(spans, window),)
-    sent = send_tables((*told, *cut.beside(sights)), device)
+    sent = send_tables((*told, *cut.in_order(sights)), device)
     plan = plan_over_lines(sent[len(told) :], cut.slots, page_rows, sent[0] if told else None)
     plan.lay()
     return plan
 
 
 def attend_lines(q: Tensor, kv_layer: Tensor, plan: LinePlan) -> Tensor:
-    """Return what `attention.attend` returns, for pages that are not quantized."""
+    """Return the attention output of every row, [rows, kv_heads * g * head_dim].
+
+    q: [rows, kv_heads, g, head_dim], already scaled; rows and heads may be strided.
+    kv_layer: [2, pages, kv_heads, page_rows, head_dim], keys and values, not quantized.
+    plan: the plan of the frame.
+    """
     rows, kv_heads, g, dim = q.shape
     pieces, leads, _, _, starts, _, pages = plan.tables
     parts = q.new_empty((plan.slots, kv_heads * g, dim), dtype=torch.float32)
@@ -140,6 +152,7 @@ def _own_launch(g: int, warps: int, stages: int) -> tuple[int, int, int]:
 
     warps, stages: those of the pieces. On tensor cores, one warp with 16 queries gives a row the same bits as
         four warps with 64 queries; two warps with 32 queries did not on an H100.
+    g: query heads of each KV head.
     """
     return (WARP, 1, 2) if g <= WARP and warps == QUERIES // WARP else (QUERIES, warps, stages)
 
@@ -148,6 +161,10 @@ def _exactly(q: Tensor, warps: int, stages: int) -> dict[str, Any]:
     """Return launch options under which each written operation is rounded by itself.
 
     Compilers fuse some multiplications and additions, and which ones depends on the surrounding code.
+
+    q: the queries, for their device.
+    warps: warps of a program.
+    stages: loop iterations in flight.
     """
     return {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": False, **pdl_options(q)}
 
@@ -159,6 +176,16 @@ def _lay(
 ):  # fmt: skip
     """Write one row's slots: of the columns from its lead to its base, then of the columns whose
     bit is set.
+
+    leads, bases, bits, wheres, pages: the tables of the frame; see `LineRoom.shapes`.
+    own: int32 [rows, width], receives the slots.
+    counts: int32 [rows], receives their number.
+    page_rows: columns of a page.
+    words: mask words of a row.
+    width: slots of a row for which there is room.
+    room: bits of a row, rounded up to a power of two.
+    block: BLOCK, the most columns between lead and base.
+    early: whether the device starts kernels early (see `launching`).
     """
     let_next_begin(early)
     row = tl.program_id(0)
@@ -188,7 +215,28 @@ def _read_pieces(
     kv_head, kv_row, many, g, page_rows, dim: tl.constexpr, room: tl.constexpr, tile: tl.constexpr,
     wide: tl.constexpr, piece: tl.constexpr, flat: tl.constexpr, near: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """Read piece after piece under one KV head. Unused pieces come last and have no rows."""
+    """Read piece after piece under one KV head. Unused pieces come last and have no rows.
+
+    q: [rows, kv_heads, g, dim], the scaled queries.
+    kv: [2, pages, kv_heads, page_rows, dim].
+    pieces, pages, leads, starts: the tables of the frame; see `LineCut`.
+    sinces: [rows], the first column that each row sees, if `near`.
+    parts: fp32 [slots, heads, dim], receives weighted values.
+    weights: fp32 [slots, heads, 2], receives highest score and sum of weights.
+    q_row, q_group, q_head: numbers from one row, KV head and query head of q to the next.
+    kv_half, kv_page, kv_head, kv_row: numbers from keys to values, and from one page, KV head and row to the
+        next.
+    many: number of pieces.
+    g: query heads of each KV head.
+    page_rows: columns of a page.
+    dim, room: numbers of a head, and the same rounded up to a power of two.
+    tile: queries of a tile.
+    wide: columns that are read at a time.
+    piece: PIECE_COLUMNS, the columns of a slot.
+    flat: whether the columns of a tile lie on one page.
+    near: whether rows have a first visible column.
+    early: whether the device starts kernels early (see `launching`).
+    """
     let_next_begin(early)
     head = tl.program_id(0)
     number = tl.program_id(1)
@@ -223,7 +271,7 @@ def _read_pieces(
             seen = (column[None, :] < lead[:, None]) & (column[None, :] >= since[:, None])
             state = _read_block(state, queries, kv, place, column < stop, seen, kv_half, d, dim)
         slot = (tl.load(starts + row, mask=live, other=0) + at // piece).to(tl.int64)
-        _keep(state, weights, parts, slot * heads + head * g + line % g, live & (at < lead), d, dim)
+        _store_state(state, weights, parts, slot * heads + head * g + line % g, live & (at < lead), d, dim)
         number += tl.num_programs(1)
         high = tl.load(pieces + number * 5 + 1, mask=number < many, other=0)
 
@@ -236,6 +284,24 @@ def _read_own(
 ):  # fmt: skip
     """Continue one row under one KV head with the columns that it reads by itself, from the state of its last
     piece.
+
+    q: [rows, kv_heads, g, dim], the scaled queries.
+    kv: [2, pages, kv_heads, page_rows, dim].
+    leads, sinces, starts: as in `_read_pieces`.
+    own, counts: each row's own slots and their number; see `LinePlan`.
+    parts, weights: the states of all slots; those of the row's last piece are read, and then overwritten.
+    q_row, q_group, q_head: numbers from one row, KV head and query head of q to the next.
+    kv_half, kv_page, kv_head, kv_row: numbers from keys to values, and from one page, KV head and row to the
+        next.
+    width: slots of a row in `own`.
+    g: query heads of each KV head.
+    page_rows: columns of a page.
+    dim, room: numbers of a head, and the same rounded up to a power of two.
+    tile: queries of a tile.
+    wide: columns that are read at a time.
+    piece: PIECE_COLUMNS, the columns of a slot.
+    near: whether rows have a first visible column.
+    early: whether the device starts kernels early (see `launching`).
     """
     let_next_begin(early)
     row = tl.program_id(0)
@@ -270,7 +336,7 @@ def _read_own(
             place = (place // page_rows).to(tl.int64) * kv_page + (place % page_rows) * kv_row
             seen = (column < stop) & (column >= since)
             state = _read_block(state, queries, kv, place, column < stop, seen[None, :], kv_half, d, dim)
-        _keep(state, weights, parts, given, live, d, dim)
+        _store_state(state, weights, parts, given, live, d, dim)
         at = stop
 
 
@@ -279,7 +345,18 @@ def _add_pieces(
     parts, weights, leads, starts, counts, out, heads, dim: tl.constexpr, room: tl.constexpr,
     each: tl.constexpr, piece: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """Add up the pieces of `each` heads of one row, in order. A row without columns gets zeros."""
+    """Add up the pieces of `each` heads of one row, in order. A row without columns gets zeros.
+
+    parts: fp32 [slots, heads, dim], weighted values.
+    weights: fp32 [slots, heads, 2], highest score and sum of weights.
+    leads, starts, counts: [rows], columns read in pieces, first slot, and number of own columns.
+    out: [rows, heads, dim], receives the outputs.
+    heads: number of query heads.
+    dim, room: numbers of a head, and the same rounded up to a power of two.
+    each: heads of one program.
+    piece: PIECE_COLUMNS, the columns of a slot.
+    early: whether the device starts kernels early (see `launching`).
+    """
     let_next_begin(early)
     row = tl.program_id(0)
     head = tl.program_id(1) * each + tl.arange(0, each)
@@ -306,8 +383,17 @@ def _add_pieces(
 
 
 @kernel
-def _keep(state, weights, parts, given, live, d, dim: tl.constexpr):
-    """Store the state of a piece without normalizing it."""
+def _store_state(state, weights, parts, given, live, d, dim: tl.constexpr):
+    """Store the state of a piece without normalizing it.
+
+    state: highest score, sum of weights and weighted values of a tile.
+    weights: fp32 [slots, heads, 2].
+    parts: fp32 [slots, heads, dim].
+    given: [tile], slot * heads + head of each line of the tile.
+    live: [tile], which lines are stored.
+    d: [room], numbers of a head.
+    dim: numbers of a head.
+    """
     highest, total, sums = state
     tl.store(weights + 2 * given, highest, mask=live)
     tl.store(weights + 2 * given + 1, total, mask=live)
@@ -316,14 +402,29 @@ def _keep(state, weights, parts, given, live, d, dim: tl.constexpr):
 
 @kernel
 def _queries(q, row, live, line, head, g, d, dim: tl.constexpr, q_row, q_group, q_head):
-    """Load the queries of a tile."""
+    """Load the queries of a tile, [tile, room].
+
+    q: the scaled queries.
+    row: [tile], row of each line of the tile.
+    live: [tile], which lines exist; the others become 0.
+    line: [tile], number of each line.
+    head: number of the KV head.
+    g: query heads of each KV head.
+    d: [room], numbers of a head.
+    dim: numbers of a head.
+    q_row, q_group, q_head: numbers from one row, KV head and query head of q to the next.
+    """
     source = q + row.to(tl.int64) * q_row + head * q_group + (line % g) * q_head
     return tl.load(source[:, None] + d[None, :], mask=live[:, None] & (d < dim)[None, :], other=0.0)
 
 
 @kernel
 def _nothing(tile: tl.constexpr, room: tl.constexpr):
-    """Return the state before any column: highest score, sum of weights, weighted values."""
+    """Return the state before any column: highest score, sum of weights, weighted values.
+
+    tile: lines of the tile.
+    room: numbers of a head, rounded up to a power of two.
+    """
     return (
         tl.full((tile,), LOWEST, tl.float32),
         tl.zeros((tile,), tl.float32),
@@ -333,9 +434,20 @@ def _nothing(tile: tl.constexpr, room: tl.constexpr):
 
 @kernel
 def _read_block(state, queries, kv, place, there, seen, kv_half, d, dim: tl.constexpr):
-    """Update the state with a block of columns whose keys begin at `place`, as far as the row sees them."""
+    """Return the state, updated with a block of columns.
+
+    state: highest score, sum of weights and weighted values of a tile.
+    queries: [tile, room].
+    kv: address of the KV head's keys in page 0.
+    place: [wide], where the key of each column begins.
+    there: [wide], which columns exist.
+    seen: [tile or 1, wide], which columns each line sees.
+    kv_half: numbers from keys to values.
+    d: [room], numbers of a head.
+    dim: numbers of a head.
+    """
     held = there[:, None] & (d < dim)[None, :]
     where = (kv + place)[:, None] + d[None, :]
     keys, values = tl.load(where, mask=held, other=0.0), tl.load(where + kv_half, mask=held, other=0.0)
     scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
-    return take_in(state, tl.where(seen, scores, LOWEST), values, 1.0, False)
+    return update_softmax(state, tl.where(seen, scores, LOWEST), values, 1.0, False)

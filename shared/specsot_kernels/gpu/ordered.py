@@ -69,7 +69,12 @@ class OrderedTile(NamedTuple):
 
 
 def tile_for(rows: int, itemsize: int, gated: bool) -> OrderedTile:
-    """Return a good tile for an H100; single matrices have faster ones, see docs/precision.md."""
+    """Return a good tile for an H100; single matrices have faster ones, see docs/precision.md.
+
+    rows: number of rows.
+    itemsize: bytes of a number.
+    gated: whether the product is gated.
+    """
     many = max(power_of_two(rows), 16)
     if itemsize > 2:
         return OrderedTile(HIGH, min(many, 64), 32, 4, 2)
@@ -80,10 +85,14 @@ def tile_for(rows: int, itemsize: int, gated: bool) -> OrderedTile:
     return OrderedTile(2 * HIGH, 128, 64, 8, 4)
 
 
-def pays(x: Tensor, outputs: int, gated: bool) -> bool:
+def is_faster(x: Tensor, outputs: int, gated: bool) -> bool:
     """Return whether this kernel is faster than cuBLAS for these rows.
 
     Tiles of odd widths are not loaded asynchronously, so that they are left to cuBLAS.
+
+    x: [rows, inputs].
+    outputs: number of outputs of the weight, both halves if gated.
+    gated: whether the product is gated.
     """
     tiles = outputs // (HIGH * (1 + gated))
     few = FEW if tiles >= TALL else 0 if gated and tiles < SHORT else FEWEST
@@ -94,6 +103,9 @@ def parts_of(outputs: int, inputs: int) -> int:
     """Return into how many parts the inputs of a matrix are cut. The parts fix the order of its sums.
 
     A [4096, 4096] matrix has 64 tiles of outputs, so its inputs are cut into 4 parts (64 * 4 >= PROGRAMS).
+
+    outputs: number of outputs.
+    inputs: number of inputs.
     """
     programs = -(-outputs // HIGH)
     parts = 1
@@ -114,12 +126,15 @@ def multiply_ordered(
 ) -> Tensor:
     """Return x @ weight.T + bias, [rows, outputs], summed in fp32.
 
-    x: [rows, inputs]. weight: [outputs, inputs], contiguous. bias: [outputs].
     gated: the result is silu(first half) * second half, [rows, outputs / 2].
     into: the result is added to this tensor, in place; if absent, the result is a new tensor of `dtype`, or
         x's type.
-    tile: overrides `tile_for`.
-    parts: `parts_of` the matrix, if the caller knows it.
+    x: [rows, inputs], the numbers of a row are adjacent.
+    weight: [outputs, inputs], contiguous.
+    bias: [outputs]; None: none is added.
+    dtype: type of a new result; None: x's type.
+    tile: overrides `tile_for`; None: it does not.
+    parts: `parts_of` the matrix, if the caller knows it; None: it is computed.
     """
     (rows, inputs) = x.shape
     outputs = weight.shape[0]
@@ -152,7 +167,10 @@ def multiply_ordered(
 
 
 def _in_blocks(matrix: Tensor) -> bool:
-    """Return whether blocks of the matrix can be loaded by tensor descriptors."""
+    """Return whether blocks of the matrix can be loaded by tensor descriptors.
+
+    matrix: [rows, columns].
+    """
     aligned = matrix.data_ptr() % 16 == 0 and matrix.stride(0) * matrix.itemsize % 16 == 0
     return copies_blocks(matrix.device) and aligned and matrix.stride(1) == 1
 
@@ -166,6 +184,23 @@ def _multiply(
 ):  # fmt: skip
     """Compute a tile of the result, or of one part's sums if `apart`. Row tiles of the same outputs run one
     after another.
+
+    x, weight: [rows, inputs] and [outputs, inputs], or tensor descriptors of them if `blocks`.
+    bias: [outputs], if `biased`.
+    out: [rows, outputs], receives the product.
+    sums: fp32 [parts, rows, outputs, twice if gated], receives the sums of the parts, if `apart`.
+    rows, outputs, inputs: sizes of the product.
+    from_x: numbers from one row of x to the next.
+    span: inputs of a part.
+    parts: into how many parts the inputs are cut.
+    many, high, wide: rows, outputs and inputs of the tile.
+    whole: whether tiles fit the matrix, so that loads need no mask.
+    blocks: whether x and weight are loaded by descriptors.
+    apart: whether each part has a program of its own.
+    cut: whether there are several parts.
+    ahead: whether the first weights are loaded before the preceding kernel has ended.
+    biased, gated, added: whether there are a bias, a gate, and a tensor that the product is added to.
+    early: whether the device starts kernels early (see `launching`).
     """
     let_next_begin(early)
     top = tl.program_id(0) * many
@@ -222,6 +257,15 @@ def _sum_up(
     """Sum the products of one part's inputs; if gated, for the other half of the outputs, too.
 
     ahead: the first weights are requested before this function waits for the preceding kernel.
+    given: addresses of x and weight with their offsets, as `_multiply` makes them.
+    begin: first input of the part.
+    inputs: number of inputs.
+    span: inputs of a part.
+    many, high, wide: rows, outputs and inputs of the tile.
+    whole: whether loads need no mask.
+    blocks: whether x and weight are loaded by descriptors.
+    gated: whether the other half of the outputs is summed, too.
+    early: whether the device starts kernels early (see `launching`).
     """
     x, line, top, first, other = given
     total = tl.zeros((high, many), tl.float32)
@@ -255,7 +299,12 @@ def _sum_up(
 
 @kernel
 def _fetch(place, inside, whole: tl.constexpr):
-    """Load, with a mask only if some inputs are missing."""
+    """Load numbers, with a mask only if some inputs are missing.
+
+    place: addresses.
+    inside: which inputs exist; the others become 0.
+    whole: whether all inputs exist.
+    """
     return tl.load(place) if whole else tl.load(place, mask=inside, other=0.0)
 
 
@@ -263,7 +312,14 @@ def _fetch(place, inside, whole: tl.constexpr):
 def _finish(
     total, beside, offset, before, biased: tl.constexpr, gated: tl.constexpr, added: tl.constexpr
 ):  # fmt: skip
-    """Apply gate, bias and addition to the sums."""
+    """Return the sums after gate, bias and addition.
+
+    total: fp32, the sums of a tile.
+    beside: fp32, the sums of the second half, if `gated`.
+    offset: fp32, the bias, if `biased`.
+    before: fp32, what the result is added to, if `added`.
+    biased, gated, added: which of these steps are done.
+    """
     if gated:
         total = total / (1 + tl.exp(-total)) * beside
     if biased:
@@ -280,6 +336,15 @@ def _add_parts(
 ):  # fmt: skip
     """Add up the parts of some columns of one row. The loads of different parts do not wait for
     each other.
+
+    sums: fp32 [parts, rows, outputs, twice if gated], the sums of the parts.
+    bias: [outputs], if `biased`.
+    out: [rows, outputs], receives the result.
+    outputs: number of outputs.
+    wide: columns of one program.
+    parts: number of parts.
+    biased, gated, added: whether there are a bias, a gate, and a tensor that the product is added to.
+    early: whether the device starts kernels early (see `launching`).
     """
     let_next_begin(early)
     row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * wide + tl.arange(0, wide)

@@ -43,7 +43,12 @@ class RowTile(NamedTuple):
 
 
 def row_tile_of(inputs: int, normed: bool, gated: bool) -> RowTile:
-    """Return the fastest of fourteen tiles on an H200 for the matrices of an 8B and a 4B model."""
+    """Return the fastest of fourteen tiles on an H200 for the matrices of an 8B and a 4B model.
+
+    inputs: number of inputs.
+    normed: whether x is normed first.
+    gated: whether the product is gated.
+    """
     if gated:
         return RowTile(4, 512, 4)
     if normed:
@@ -62,12 +67,13 @@ def multiply_row(
 ) -> Tensor:
     """Return weight @ x, [1, outputs], computed in fp32.
 
-    x: [1, inputs]. weight: [outputs, inputs], contiguous.
-    norm: weight [inputs] and epsilon of an RMSNorm of x that is applied first.
-    add: [outputs], bias or residual; may be `into`.
     gated: the result is silu(first half) * second half, [1, outputs / 2].
-    into: the tensor that receives the result; a new one if absent.
-    tile: overrides `row_tile_of`.
+    x: [1, inputs].
+    weight: [outputs, inputs], contiguous.
+    norm: weight [inputs] and epsilon of an RMSNorm of x that is applied first; None: no norm.
+    add: [outputs], bias or residual that is added; may be `into`. None: nothing is added.
+    into: the tensor that receives the result; None: a new one.
+    tile: overrides `row_tile_of`; None: it does not.
     """
     outputs, inputs = weight.shape
     wanted = outputs // 2 if gated else outputs
@@ -88,7 +94,20 @@ def _multiply_one(
     x, scale, weight, add, out, outputs, inputs, eps, high: tl.constexpr, wide: tl.constexpr,
     whole: tl.constexpr, normed: tl.constexpr, added: tl.constexpr, gated: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """Compute `high` outputs. The first weight tile is loaded before the preceding kernel has ended."""
+    """Compute `high` outputs. The first weight tile is loaded before the preceding kernel has ended.
+
+    x: [inputs], the row.
+    scale: [inputs], weight of the norm, if `normed`.
+    weight: [outputs, inputs], both halves of the outputs if gated.
+    add: [outputs], if `added`.
+    out: [outputs], receives the product.
+    outputs, inputs: sizes of the product.
+    eps: epsilon of the norm.
+    high, wide: outputs and inputs of the tile.
+    whole: whether tiles fit the matrix, so that loads need no mask.
+    normed, added, gated: whether there are a norm, an addition and a gate.
+    early: whether the device starts kernels early (see `launching`).
+    """
     let_next_begin(early)
     row = tl.program_id(0) * high + tl.arange(0, high)
     column = tl.arange(0, wide)
@@ -130,7 +149,12 @@ def _multiply_one(
 
 @kernel
 def _fetch(place, held, whole: tl.constexpr):
-    """Load weights; they are read once, so that they need not stay in the cache."""
+    """Load weights; they are read once, so that they need not stay in the cache.
+
+    place: addresses.
+    held: which weights exist; the others become 0.
+    whole: whether all exist.
+    """
     if whole:
         return tl.load(place, eviction_policy="evict_first")
     return tl.load(place, mask=held, other=0.0, eviction_policy="evict_first")
@@ -144,6 +168,11 @@ def short_tile_of(outputs: int, inputs: int, normed: bool, gated: bool) -> RowTi
     """Return the tile that made an 8B model's step fastest on an H100, of eight for each matrix.
 
     The tile's columns divide `inputs`.
+
+    outputs: number of outputs, both halves if gated.
+    inputs: number of inputs.
+    normed: whether x is normed first.
+    gated: whether the product is gated.
     """
     if gated:
         rows, columns, warps = RowTile(8, 512, 4)
@@ -165,11 +194,18 @@ def multiply_short_row(
     into: Tensor | None = None,
     tile: RowTile | None = None,
 ) -> Tensor:
-    """Return the product of `multiply_row` for 8-bit float weights; x is quantized, with the scale of its own
-    peak, as it is read.
+    """Return weight @ x, [1, outputs], for 8-bit float weights, computed in fp32.
 
-    weight: [outputs, inputs] float8_e4m3fn, contiguous. scales: fp32 [outputs].
-    The other arguments are those of `multiply_row`.
+    x is quantized, with the scale of its own peak, as it is read.
+
+    x: [1, inputs].
+    weight: [outputs, inputs] float8_e4m3fn, contiguous.
+    scales: fp32 [outputs], the scales of the weight's rows.
+    norm: weight [inputs] and epsilon of an RMSNorm of x that is applied first; None: no norm.
+    add: [outputs], bias or residual that is added; may be `into`. None: nothing is added.
+    gated: the result is silu(first half) * second half, [1, outputs / 2].
+    into: the tensor that receives the result; None: a new one.
+    tile: overrides `short_tile_of`; None: it does not.
     """
     outputs, inputs = weight.shape
     wanted = outputs // 2 if gated else outputs
@@ -194,6 +230,19 @@ def _multiply_short_one(
     """Compute `high` outputs. The first weight tile is loaded while the peak of the row is found.
 
     The factor of an RMSNorm goes into the row's scale; the quantized numbers do not depend on it.
+
+    x: [inputs], the row.
+    gains: [inputs], weight of the norm, if `normed`.
+    weight: fp8 [outputs, inputs], both halves of the outputs if gated.
+    scales: fp32, the scales of the weight's rows.
+    add: [outputs], if `added`.
+    out: [outputs], receives the product.
+    outputs, inputs, room: sizes of the product, and inputs rounded up to a power of two.
+    eps: epsilon of the norm.
+    high, wide: outputs and inputs of the tile.
+    whole: whether tiles fit the matrix, so that loads need no mask.
+    normed, added, gated: whether there are a norm, an addition and a gate.
+    early: whether the device starts kernels early (see `launching`).
     """
     let_next_begin(early)
     row = tl.program_id(0) * high + tl.arange(0, high)
@@ -251,6 +300,10 @@ def _load(place, held, whole: tl.constexpr):
 
     Masks that are always true would keep the compiler from separating the last iteration of the loop from the
     others.
+
+    place: addresses.
+    held: which numbers exist; the others become 0.
+    whole: whether all exist.
     """
     if whole:
         return tl.load(place)
@@ -261,6 +314,10 @@ def _load(place, held, whole: tl.constexpr):
 def _add_up(tile, part, high: tl.constexpr, wide: tl.constexpr):
     """Sum the products of each matrix row over the LANES numbers of a thread, so that the sums take few
     registers.
+
+    tile: fp8 [high, wide], weights.
+    part: fp32 [wide], inputs.
+    high, wide: outputs and inputs of the tile.
     """
     product = tile.to(tl.float32) * part[None, :]
     return tl.sum(tl.reshape(product, (high, wide // LANES, LANES)), 2)

@@ -23,8 +23,7 @@ from specsot_kernels.gpu.launching import copies_blocks, kernel, on_device_of, p
 # Columns. Largest tile of keys that a program reads at a time.
 COLUMNS = 64
 # Warps of a program, and loop iterations in flight. Chosen by docs/results/h100-product.md: the fastest of
-# ten pairs
-# on an H100.
+# ten pairs on an H100.
 WARPS = 4
 STAGES = 3
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -44,8 +43,12 @@ class PromptPlan:
 
 
 def suits(kind: torch.dtype, kv_layer: Tensor) -> bool:
-    """Return whether the kernel reads such pages for such queries: contiguous, of the queries' 16-bit type,
-    sizes powers of 2.
+    """Return whether the kernel reads such pages for such queries.
+
+    It needs contiguous pages of the queries' 16-bit type, with sizes that are powers of 2.
+
+    kind: type of the queries.
+    kv_layer: [2, pages, kv_heads, page_rows, head_dim], the KV of one layer.
     """
     page_rows, dim = kv_layer.shape[-2:]
     plain = kind == kv_layer.dtype and kind.itemsize == 2 and kv_layer.is_contiguous()
@@ -58,7 +61,13 @@ def suits(kind: torch.dtype, kv_layer: Tensor) -> bool:
 def plan_prompts(
     spans: Sequence[TableSpan], page_rows: int, heads_per_kv: int, device: torch.device | str
 ) -> PromptPlan:
-    """Plan one frame of prompts, whose spans come in row order."""
+    """Plan one frame of prompts.
+
+    spans: one span per prompt, in row order; all causal.
+    page_rows: columns of a page.
+    heads_per_kv: query heads of each KV head.
+    device: device of the tables.
+    """
     tiles, pages = tabulate_prompts(spans, page_rows, PROMPT_QUERIES // heads_per_kv)
     sent = torch.from_numpy(np.concatenate((tiles.reshape(-1), pages)))
     if torch.device(device).type == "cuda":
@@ -69,7 +78,14 @@ def plan_prompts(
 def attend_prompts(
     q: Tensor, kv_layer: Tensor, plan: PromptPlan, warps: int = WARPS, stages: int = STAGES
 ) -> Tensor:
-    """Return what `attention.attend` returns, for pages that this kernel `suits`."""
+    """Return the attention output of every row, [rows, kv_heads * g * head_dim].
+
+    q: [rows, kv_heads, g, head_dim], already scaled; rows and heads may be strided.
+    kv_layer: [2, pages, kv_heads, page_rows, head_dim], pages that this kernel `suits`.
+    plan: the tables of the frame.
+    warps: warps of a program.
+    stages: loop iterations in flight.
+    """
     rows, kv_heads, g, dim = q.shape
     _, many, _, page_rows, _ = kv_layer.shape
     out = q.new_empty((rows, kv_heads * g * dim))
@@ -88,7 +104,20 @@ def _prompt(
     q, blocks, out, tiles, pages, q_row, q_group, q_head, g, half, page_rows, dim: tl.constexpr,
     tile: tl.constexpr, wide: tl.constexpr,
 ):  # fmt: skip
-    """Compute one tile of rows under one KV head."""
+    """Compute one tile of rows under one KV head.
+
+    q: [rows, kv_heads, g, dim], the scaled queries.
+    blocks: a tensor descriptor of the KV, in blocks of [wide, dim].
+    out: [rows, heads, dim], receives the outputs.
+    tiles, pages: see `tabulate_prompts`.
+    q_row, q_group, q_head: numbers from one row, KV head and query head of q to the next.
+    g: query heads of each KV head.
+    half: descriptor rows from keys to values.
+    page_rows: columns of a page.
+    dim: numbers of a head.
+    tile: queries of a tile.
+    wide: columns that are read at a time.
+    """
     head = tl.program_id(0)
     kv_heads = tl.num_programs(0)
     place = tiles + tl.program_id(1) * 4
@@ -130,7 +159,12 @@ def _prompt(
 
 @kernel
 def _take_in(state, scores, values):
-    """Update a running softmax, in powers of two: highest score, sum of weights, weighted values."""
+    """Update a running softmax, in powers of two, with one tile of columns; return the new state.
+
+    state: highest score [tile], sum of weights [tile] and weighted values [tile, dim].
+    scores: fp32 [tile, wide]; LOWEST where a row does not see a column.
+    values: [wide, dim].
+    """
     highest, total, sums = state
     higher = tl.maximum(highest, tl.max(scores, 1) * LOG2E)
     chances = tl.exp2(scores * LOG2E - higher[:, None])

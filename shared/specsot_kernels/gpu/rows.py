@@ -76,7 +76,11 @@ def turn_and_store(
         (`rotary.interleave`).
     positions, slots: [rows]; keys and values of a row with a negative slot are not stored.
     kv_layer: [2, pages, kv_heads, page_rows, head_dim]; or int8 with each row's fp16 scale after its numbers.
-    scales: fp32 [rows] and [outputs]; rows and columns of `qkv` are multiplied by them first.
+    positions: [rows], the position of each row in its sequence.
+    slots: [rows], the KV slot of each row; keys and values of a row with a negative slot are not stored.
+    turning: how queries and keys are normed, rotated and scaled.
+    scales: fp32 [rows] and [outputs]; rows and columns of `qkv` are multiplied by them first. None: `qkv` is
+        scaled already.
 
     Slot = page * page_rows + offset: with pages of 256 rows, slot 515 is row 3 of page 2.
     """
@@ -97,7 +101,12 @@ def turn_and_store(
 
 
 def norm_rows(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return the RMSNorm of x [rows, size], contiguous, computed in fp32."""
+    """Return the RMSNorm of each row, [rows, size], contiguous, computed in fp32.
+
+    x: [rows, size], contiguous.
+    weight: [size].
+    eps: added to the mean square.
+    """
     out = x.new_empty(x.shape)
     size = x.shape[1]
     with on_device_of(x):
@@ -108,7 +117,10 @@ def norm_rows(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def gate(gate_up: Tensor) -> Tensor:
-    """Return silu(gate) * up, [rows, width], of gate_up [rows, 2 * width]."""
+    """Return silu(gate) * up, [rows, width].
+
+    gate_up: [rows, 2 * width], contiguous, gates followed by ups.
+    """
     rows = gate_up.shape[0]
     width = gate_up.shape[1] // 2
     out = gate_up.new_empty((rows, width))
@@ -152,6 +164,9 @@ def join_rows(
     origins: [rows], row numbers of `features` [n, size].
     norms: weights [size] of the norms of embedding and feature.
     normed: the residual is the normed feature instead of the feature.
+    table: [V, size], the embedding.
+    features: [n, size].
+    eps: epsilon of both norms.
     returns [rows, 2 * size] and [rows, size].
     """
     rows = tokens.shape[0]
@@ -173,7 +188,31 @@ def _turn(
     room: tl.constexpr, together: tl.constexpr, normed: tl.constexpr, apart: tl.constexpr,
     eight: tl.constexpr, scaled: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """Rotate and store a few heads of one row; queries, keys and values may be among them."""
+    """Rotate and store a few heads of one row; queries, keys and values may be among them.
+
+    qkv: [rows, heads + 2 * kv_heads, 2 * pairs].
+    positions, slots: [rows], of each row.
+    kv: the KV of one layer.
+    steps: fp16, the scales of int8 KV rows, if `eight`.
+    frequencies: fp32 [pairs], radians for each position.
+    query_norm, key_norm: [2 * pairs], weights of the head norms, if `normed`.
+    own, columns: fp32 [rows] and [outputs], scales of qkv, if `scaled`.
+    from_row, from_head: numbers from one row and head of qkv to the next.
+    kv_half, kv_page, kv_head, kv_row: numbers from keys to values, and from one page, KV head and row to the
+        next.
+    scale, still: factor of the queries' first `many` pairs, and of the others if `apart`.
+    many: number of pairs that `scale` applies to.
+    eps: epsilon of the head norms.
+    heads, kv_heads: query heads and KV heads.
+    page_rows: columns of a page.
+    pairs, room: pairs of a head, and the same rounded up to a power of two.
+    together: heads of one program.
+    normed: whether there are head norms.
+    apart: whether pairs have two factors.
+    eight: whether KV is int8.
+    scaled: whether qkv still has to be scaled.
+    early: whether the device starts kernels early (see `launching`).
+    """
     let_next_begin(early)
     row = tl.program_id(0)
     head = tl.program_id(1) * together + tl.arange(0, together)
@@ -238,20 +277,36 @@ def _turn(
 
 @kernel
 def _round(values):
-    """Round to the nearest whole number within -127 .. 127, halves to the even one."""
+    """Round to the nearest whole number within -127 .. 127, halves to the even one.
+
+    values: fp32, any shape.
+    """
     whole = (values + HALF_WAY) - HALF_WAY
     return tl.minimum(tl.maximum(whole, -127.0), 127.0)
 
 
 @kernel
 def _pick(weight, column, inside):
-    """Load a norm's weights as a row that broadcasts over heads."""
+    """Load a norm's weights, fp32 [1, pairs], as a row that broadcasts over heads.
+
+    weight: [head_dim].
+    column: [pairs], which weights.
+    inside: [pairs], which of them exist; the others become 0.
+    """
     return tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)[None, :]
 
 
 @kernel
 def _norm(x, weight, out, size, eps, room: tl.constexpr, early: tl.constexpr):
-    """Norm one row."""
+    """Norm one row.
+
+    x: [rows, size].
+    weight: [size].
+    out: [rows, size], receives the result.
+    size, room: numbers of a row, and the same rounded up to a power of two.
+    eps: added to the mean square.
+    early: whether the device starts kernels early (see `launching`).
+    """
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, room)
     let_next_begin(early)
     there = column < size
@@ -267,7 +322,15 @@ def _move(
     kv, moves, pages, kv_heads, page_rows, dim, count, many: tl.constexpr, room: tl.constexpr,
     early: tl.constexpr,
 ):  # fmt: skip
-    """Move one head's keys, or its values, in one layer; for long rows only a range of columns."""
+    """Move one head's keys, or its values, in one layer; for long rows only a range of columns.
+
+    kv: [layers, 2, pages, kv_heads, page_rows, dim].
+    moves: [2, count], source and target slots.
+    pages, kv_heads, page_rows, dim: sizes of kv.
+    count, many: number of moves, and the same rounded up to a power of two.
+    room: numbers of a row that one program moves.
+    early: whether the device starts kernels early (see `launching`).
+    """
     let_next_begin(early)
     head = tl.program_id(0)
     half = tl.program_id(1).to(tl.int64)
@@ -293,7 +356,19 @@ def _join(
     tokens, table, features, origins, token_norm, feature_norm, inputs, plain, size, eps,
     room: tl.constexpr, normed: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """Norm one row's embedding (half 0) or its feature (half 1)."""
+    """Norm one row's embedding (half 0) or its feature (half 1).
+
+    tokens, origins: [rows], row numbers in table and features.
+    table: [V, size], the embedding.
+    features: [n, size].
+    token_norm, feature_norm: [size], weights of the norms.
+    inputs: [rows, 2 * size], receives both normed halves.
+    plain: [rows, size], receives the residual.
+    size, room: numbers of a row, and the same rounded up to a power of two.
+    eps: epsilon of both norms.
+    normed: whether the residual is the normed feature.
+    early: whether the device starts kernels early (see `launching`).
+    """
     let_next_begin(early)
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, room)
     half = tl.program_id(1)
@@ -316,7 +391,14 @@ def _join(
 
 @kernel
 def _gate(gate_up, out, width, wide: tl.constexpr, early: tl.constexpr):
-    """Gate a range of columns of one row."""
+    """Gate a range of columns of one row.
+
+    gate_up: [rows, 2 * width].
+    out: [rows, width], receives the result.
+    width: number of columns.
+    wide: columns of one program.
+    early: whether the device starts kernels early (see `launching`).
+    """
     row = tl.program_id(0).to(tl.int64)
     let_next_begin(early)
     await_preceding_kernel(early)
@@ -355,7 +437,13 @@ def shorten_rows(
 
 
 def shorten_gated(y: Tensor, scales: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gated result of `lengthen_rows`, quantized as by `shorten_rows`."""
+    """Return silu(first half) * second half of scaled rows, quantized as by `shorten_rows`: (fp8 [rows,
+    size], fp32 [rows]).
+
+    y: [rows, 2 * size], a product without its scales.
+    scales: fp32 [rows], factor of each row.
+    columns: fp32 [2 * size], factor of each column.
+    """
     rows = len(y)
     size = y.shape[1] // 2
     short = y.new_empty((rows, size), dtype=torch.float8_e4m3fn)
@@ -370,11 +458,15 @@ def shorten_gated(y: Tensor, scales: Tensor, columns: Tensor) -> tuple[Tensor, T
 def lengthen_rows(
     y: Tensor, scales: Tensor, columns: Tensor, gated: bool = False, into: Tensor | None = None
 ) -> Tensor:
-    """Multiply y [rows, size] by the scales of rows and columns.
+    """Return y [rows, size] times the scales of rows and columns.
 
-    gated: return silu(first half) * second half of that, [rows, size / 2].
-    into: the result is added to this tensor, in place. Without it, the result overwrites y, or is a new
-        tensor if gated.
+    The result overwrites y, unless it is gated or added to a tensor.
+
+    y: [rows, size], a product without its scales.
+    scales: fp32 [rows], factor of each row.
+    columns: fp32 [size], factor of each column.
+    gated: whether to return silu(first half) * second half of that, [rows, size / 2].
+    into: the result is added to this tensor, in place; None: it is not.
     """
     rows = len(y)
     wanted = y.shape[1] // (1 + gated)
@@ -401,7 +493,20 @@ def _shorten(
     x, weight, y, own, columns, short, scales, size, from_x, eps, room: tl.constexpr, normed: tl.constexpr,
     added: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """Quantize one row, after adding a scaled product and norming it if asked to."""
+    """Quantize one row, after adding a scaled product and norming it if asked to.
+
+    x: [rows, size], the rows; `from_x` numbers from one row to the next.
+    weight: [size], weight of the norm, if `normed`.
+    y, own, columns: a product [rows, size] and its scales [rows] and [size], added to x if `added`.
+    short: fp8 [rows, size], receives the quantized rows.
+    scales: fp32 [rows], receives their scales.
+    size, room: numbers of a row, and the same rounded up to a power of two.
+    from_x: numbers from one row of x to the next.
+    eps: epsilon of the norm.
+    normed: whether to norm.
+    added: whether to add a product.
+    early: whether the device starts kernels early (see `launching`).
+    """
     let_next_begin(early)
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, room)
     there = column < size
@@ -422,14 +527,22 @@ def _shorten(
         # The norm's factor goes into the row's scale; the quantized numbers do not depend on it.
         factor = tl.rsqrt(tl.sum(values * values, 0) / size + eps)
         values *= gains
-    _keep(values, factor, short + row * size + column, scales + row, there)
+    _store_fp8(values, factor, short + row * size + column, scales + row, there)
 
 
 @kernel
 def _shorten_gated(
     y, scales, columns, short, new, size, room: tl.constexpr, early: tl.constexpr
 ):  # fmt: skip
-    """Scale, gate and quantize one row."""
+    """Scale, gate and quantize one row.
+
+    y: [rows, 2 * size], a product.
+    scales, columns: fp32 [rows] and [2 * size], its scales.
+    short: fp8 [rows, size], receives the quantized rows.
+    new: fp32 [rows], receives their scales.
+    size, room: numbers of a row, and the same rounded up to a power of two.
+    early: whether the device starts kernels early (see `launching`).
+    """
     let_next_begin(early)
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, room)
     there = column < size
@@ -443,12 +556,19 @@ def _shorten_gated(
     values = values / (1 + tl.exp(-values)) * beside
     # Round as if the gated product had been stored in between.
     values = values.to(y.dtype.element_ty).to(tl.float32)
-    _keep(values, 1.0, short + row * size + column, new + row, there)
+    _store_fp8(values, 1.0, short + row * size + column, new + row, there)
 
 
 @kernel
-def _keep(values, factor, place, scales, there):
-    """Store a whole row as 8-bit floats, and its scale times `factor`."""
+def _store_fp8(values, factor, place, scales, there):
+    """Store a whole row as 8-bit floats, and its scale times a factor.
+
+    values: fp32, the row.
+    factor: multiplied with the row's scale.
+    place: addresses of the row's numbers.
+    scales: address of the row's scale.
+    there: which numbers exist.
+    """
     peak = tl.max(tl.abs(values), 0)
     scale = tl.where(peak > 0, peak / LARGEST, 1.0)
     larger = tl.where(peak > 0, LARGEST / peak, 1.0)
@@ -461,7 +581,18 @@ def _lengthen(
     y, scales, columns, out, size, wanted, from_out, wide: tl.constexpr, gated: tl.constexpr,
     added: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """Scale, and gate or add if asked to, a range of columns of one row."""
+    """Scale, and gate or add if asked to, a range of columns of one row.
+
+    y: [rows, size], a product.
+    scales, columns: fp32 [rows] and [size], its scales.
+    out: [rows, wanted], receives the result.
+    size, wanted: columns of y and of the result.
+    from_out: numbers from one row of out to the next.
+    wide: columns of one program.
+    gated: whether to gate.
+    added: whether to add to out.
+    early: whether the device starts kernels early (see `launching`).
+    """
     let_next_begin(early)
     row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * wide + tl.arange(0, wide)
     there = column < wanted

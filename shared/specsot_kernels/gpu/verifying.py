@@ -14,8 +14,12 @@ TREE = ("candidates", "slots", "first", "following")
 FOUND = ("predicts", "accepted", "counts")
 
 
-def blank(candidates: Tensor, steps: int) -> Verified:
-    """Return result arrays filled with -1, in one allocation."""
+def empty_results(candidates: Tensor, steps: int) -> Verified:
+    """Return result arrays filled with -1, in one allocation.
+
+    candidates: [bs, n], for their shape and device.
+    steps: how many levels a path may go down.
+    """
     batch, nodes = candidates.shape
     rows = batch * nodes
     longest = batch * (steps + 1)
@@ -28,11 +32,14 @@ def blank(candidates: Tensor, steps: int) -> Verified:
     )
 
 
-def can_hold(found: Verified, candidates: Tensor) -> bool:
+def can_hold(results: Verified, candidates: Tensor) -> bool:
     """Return whether the kernels can write directly into the caller's arrays; `predicts` may be longer than
     needed.
+
+    results: the caller's arrays.
+    candidates: [bs, n], for the sizes.
     """
-    (predicts, accepted, counts) = found
+    (predicts, accepted, counts) = results
     (batch, nodes) = candidates.shape
     return (
         predicts.dtype == accepted.dtype == counts.dtype == torch.int32
@@ -55,10 +62,17 @@ def verify_tree_greedy(
     steps: int,
     into: Verified | None = None,
 ) -> Verified:
-    """Verify as `reference` does. into: arrays that pass `can_hold`; entries that are not on a path keep
-    their value.
+    """Verify trees greedily, as `reference.verify_tree_greedy` does.
+
+    candidates: [bs, n], tokens of the nodes, the root first.
+    target_predict: [bs, n], the target's token after each node, found by the node's retrieve_index.
+    retrieve_index: [bs, n], the row of each node in the batch.
+    retrieve_next_token: [bs, n], the first child of each node, -1 for none.
+    retrieve_next_sibling: [bs, n], the next child of the same parent, -1 for none.
+    steps: how many levels a path may go down.
+    into: arrays that pass `can_hold`; entries that are not on a path keep their value. None: new arrays.
     """
-    found = into or blank(candidates, steps)
+    found = into or empty_results(candidates, steps)
     arrays = tuple(
         each if each.is_contiguous() else each.contiguous()
         for each in (candidates, target_predict, retrieve_index, retrieve_next_token, retrieve_next_sibling)
@@ -74,6 +88,10 @@ def verify_tree_greedy(
 def _verify(candidates, targets, slots, first, following, predicts, accepted, counts, nodes, steps):
     """Walk down one tree. A walk looks at no more children than the tree has nodes, so that circular links
     end.
+
+    candidates, targets, slots, first, following: [bs, n], the arrays of `verify_tree_greedy` in its order.
+    predicts, accepted, counts: the results; see `Verified`.
+    nodes, steps: number of nodes, and levels that a path may go down.
     """
     b = tl.program_id(0).to(tl.int64)
     rows = tl.num_programs(0) * nodes
@@ -101,13 +119,24 @@ def _verify(candidates, targets, slots, first, following, predicts, accepted, co
 
 @kernel
 def number_at(array, place, size):
-    """Return array[place] as int64, or -1 if the place is outside the array."""
+    """Return array[place] as int64, or -1 if the place is outside the array.
+
+    array: address of the array's first number.
+    place: the index.
+    size: length of the array.
+    """
     return tl.load(array + place, mask=(place >= 0) & (place < size), other=-1).to(tl.int64)
 
 
 @kernel
 def put_at(array, place, size, value):
-    """Set array[place] = value, unless the place is outside the array."""
+    """Set array[place] = value; do nothing if the place is outside the array.
+
+    array: address of the array's first number.
+    place: the index.
+    size: length of the array.
+    value: the new value.
+    """
     tl.store(array + place, value, mask=(place >= 0) & (place < size))
 
 
@@ -129,14 +158,27 @@ def tree_speculative_sampling(
     steps: int,
     into: Verified | None = None,
 ) -> Verified:
-    """Verify as `reference` does; `into` is as in `verify_tree_greedy`.
+    """Verify trees by chance, as `reference.tree_speculative_sampling` does.
 
     Every program of a request walks the same path; the first one writes it.
+
+    candidates: [bs, n], tokens of the nodes, the root first.
+    retrieve_index: [bs, n], the row of each node in the batch.
+    retrieve_next_token: [bs, n], the first child of each node, -1 for none.
+    retrieve_next_sibling: [bs, n], the next child of the same parent, -1 for none.
+    uniform_samples: [bs, n], the uniform number of each node.
+    uniform_samples_final: [bs], the uniform number with which each request's last token is drawn.
+    target_probs: [bs, n, V], the target's probabilities after each node.
+    draft_probs: [bs, n, V], the drafter's probabilities; None means zeros.
+    threshold_single: a child whose own probability reaches it is accepted.
+    threshold_acc: factor of the uniform numbers.
+    steps: how many levels a path may go down.
+    into: arrays that pass `can_hold`; entries that are not on a path keep their value. None: new arrays.
     """
     batch, nodes, kinds = target_probs.shape
     parts = -(-kinds // PART)
     drafted = draft_probs is not None
-    found = into or blank(candidates, steps)
+    found = into or empty_results(candidates, steps)
     ends = torch.empty(batch * (1 + parts), 2, dtype=torch.float64, device=target_probs.device)
     drafts = target_probs if draft_probs is None else draft_probs
     *tree, coins, last, target, draft = (
@@ -174,6 +216,14 @@ def _weigh(
 
     ends: float64 [bs * (1 + parts), 2]: first each request's last node and its row; then each range's mass
         that the rejected children leave, and its whole mass.
+    candidates, slots, first, following: [bs, n], tokens, rows, first children and next siblings.
+    coins: [bs, n], uniform numbers.
+    target, draft: [bs, n, kinds], probabilities.
+    predicts, accepted, counts: the results; see `Verified`.
+    nodes, steps, kinds: number of nodes, levels that a path may go down, and tokens of the vocabulary.
+    single, acc: both thresholds.
+    drafted: whether there are draft probabilities.
+    part: tokens of one range.
     """
     b = tl.program_id(0).to(tl.int64)
     number = tl.program_id(1)
@@ -225,7 +275,18 @@ def _draw(
     candidates, slots, first, following, coins, target, draft, predicts, accepted, counts, ends,
     nodes, steps, kinds, parts, drafted: tl.constexpr, part: tl.constexpr, room: tl.constexpr,
 ):  # fmt: skip
-    """Draw the final token of one request: first the range of the vocabulary, then a token in this range."""
+    """Draw the final token of one request: first the range of the vocabulary, then a token in this range.
+
+    candidates, slots, first, following: [bs, n], tokens, rows, first children and next siblings.
+    coins: [bs], uniform numbers of the last draw.
+    target, draft: [bs, n, kinds], probabilities.
+    predicts, accepted, counts: the results; see `Verified`.
+    ends: what `_weigh` found.
+    nodes, steps, kinds: number of nodes, levels that a path may go down, and tokens of the vocabulary.
+    parts, room: number of ranges, and the same rounded up to a power of two.
+    drafted: whether there are draft probabilities.
+    part: tokens of one range.
+    """
     b = tl.program_id(0).to(tl.int64)
     row = b * nodes
     at = tl.load(ends + 2 * b).to(tl.int64)
@@ -254,6 +315,11 @@ def reach(weights, numbers, goal, size):
 
     weights [0.2, 0, 0.3], goal 0.2 -> 2. If rounding leaves the goal unreached, return the last one with a
     weight.
+
+    weights: [n], not negative.
+    numbers: int [n], the numbers that the weights belong to, ascending.
+    goal: what the cumulative weight has to exceed.
+    size: larger than every number.
     """
     there = weights > 0
     passed = there & (tl.cumsum(weights, 0) > goal)
@@ -267,6 +333,15 @@ def _left(
 ):
     """Return the tokens' probabilities after node `at`: what the rejected children leave (all of it if
     `whole`), and all.
+
+    candidates, first, following: addresses of the request's tokens, first children and next siblings.
+    target, draft: probabilities of all rows.
+    row: row of the request's root.
+    at: number of the node.
+    whole: whether nothing is subtracted in the first result.
+    tokens: [part], token ids.
+    nodes, kinds: number of nodes, and tokens of the vocabulary.
+    drafted: whether there are draft probabilities.
     """
     start = (row + at) * kinds
     chance = _chances(target + start, tokens, tokens < kinds)
@@ -285,11 +360,19 @@ def _left(
 
 @kernel
 def _chances(array, tokens, there):
-    """Load probabilities as float64."""
+    """Load probabilities as float64.
+
+    array: address of a node's probabilities.
+    tokens: token ids.
+    there: which of them exist; the others become 0.
+    """
     return tl.load(array + tokens, mask=there, other=0.0).to(tl.float64)
 
 
 @kernel
 def _chance(place):
-    """Load one number as float64."""
+    """Load one number as float64.
+
+    place: its address.
+    """
     return tl.load(place).to(tl.float64)

@@ -53,7 +53,12 @@ class WholeTile(NamedTuple):
 
 
 def whole_tile_of(rows: int, outputs: int, gated: bool) -> WholeTile:
-    """Return the fastest of about twenty tiles on an H100 for the matrices of an 8B model."""
+    """Return the fastest of about twenty tiles on an H100 for the matrices of an 8B model.
+
+    rows: number of rows.
+    outputs: number of outputs of the product, after the gate.
+    gated: whether the product is gated.
+    """
     if rows > 64:
         return WholeTile(64, 128, 1, 4, 4) if gated else WholeTile(128, 128, 2, 8, 3)
     if rows > 16:
@@ -65,6 +70,9 @@ def fitting(tile: WholeTile, device: torch.device) -> WholeTile:
     """Return the tile, reduced where the device has less shared memory than an H100.
 
     A multiprocessor has 228 KiB from Hopper on; older GPUs and AMD's have 64 to 164 KiB.
+
+    tile: a tile for an H100.
+    device: the torch device in question.
     """
     if copies_blocks(device):
         return tile
@@ -85,6 +93,10 @@ def parts_of(outputs: int, inputs: int, gated: bool) -> int:
     """Return into how many parts the inputs are cut, so that few outputs still occupy a whole GPU.
 
     It depends on the weight's shape alone, since it decides the order of additions.
+
+    outputs: number of outputs.
+    inputs: number of inputs.
+    gated: whether the product is gated.
     """
     few = not gated and outputs < FILLED * 64 and inputs >= PARTS * 4 * GROUP.value
     return PARTS if few else 1
@@ -118,7 +130,19 @@ def _round(
     x, weight, codes, scales, rows, size, from_x, eps, room: tl.constexpr, normed: tl.constexpr,
     early: tl.constexpr,
 ):  # fmt: skip
-    """Quantize one row."""
+    """Quantize one row.
+
+    x: [rows, size], the rows; `from_x` numbers from one row to the next.
+    weight: [size], weight of the norm, if `normed`.
+    codes: int8 [rows, size], receives the quantized rows.
+    scales: fp32 [groups, rows], receives their scales.
+    rows, size: sizes of x.
+    from_x: numbers from one row of x to the next.
+    eps: epsilon of the norm.
+    room: groups of a row, rounded up to a power of two.
+    normed: whether to norm.
+    early: whether the device starts kernels early (see `launching`).
+    """
     let_next_begin(early)
     row = tl.program_id(0).to(tl.int64)
     group = tl.arange(0, room)
@@ -139,6 +163,9 @@ def _round(
 def _shorten(values, axis: tl.constexpr):
     """Quantize along an axis: return whole numbers within -127 .. 127, and the scale that they are multiplied
     by.
+
+    values: fp32, a tile.
+    axis: the axis along which numbers share a scale.
     """
     peak = tl.max(tl.abs(values), axis)
     # 0 if all numbers are finite, else NaN: then the scale is NaN too.
@@ -165,9 +192,12 @@ def multiply_whole(
     weight: int8 [outputs, inputs], contiguous.
     columns: fp32 [outputs], the scales of the weight's rows.
     counts: int32 [outputs], zeros, and zeros again afterwards; two products must not use it at the same time.
-    bias: [outputs].
-    into: [rows, outputs]; the product is added to it, in place.
     tile: overrides `whole_tile_of`.
+    codes: int8 [rows, inputs], from `round_rows`.
+    scales: fp32 [groups, rows], from `round_rows`.
+    bias: [outputs]; None: none is added.
+    into: [rows, outputs]; the product is added to it, in place. None: the result is a new tensor.
+    dtype: type of a new tensor.
     """
     out = codes.new_empty((len(codes), len(weight)), dtype=dtype) if into is None else into
     _launch(codes, scales, weight, columns, counts, bias, out, None, into is not None, tile)
@@ -177,7 +207,14 @@ def multiply_whole(
 def multiply_gated_whole(
     codes: Tensor, scales: Tensor, weight: Tensor, columns: Tensor, tile: WholeTile | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return silu(first half) * second half of the product, quantized as by `round_rows`."""
+    """Return silu(first half) * second half of the product, quantized as by `round_rows`: (codes, scales).
+
+    codes: int8 [rows, inputs], from `round_rows`.
+    scales: fp32 [groups, rows], from `round_rows`.
+    weight: int8 [2 * outputs, inputs], contiguous.
+    columns: fp32 [2 * outputs], the scales of the weight's rows.
+    tile: overrides `whole_tile_of`; None: it does not.
+    """
     rows = len(codes)
     wanted = len(weight) // 2
     out = codes.new_empty((rows, wanted))
@@ -198,7 +235,19 @@ def _launch(
     added: bool,
     tile: WholeTile | None,
 ) -> None:
-    """Launch a product, gated if there are `steps` (the scales of its quantized result)."""
+    """Launch a product, gated if there are `steps` (the scales of its quantized result).
+
+    codes, scales: quantized rows, from `round_rows`.
+    weight: int8 [outputs, or twice as many if gated, inputs].
+    columns: fp32, the scales of the weight's rows.
+    counts: int32 [outputs], zeros; see `multiply_whole`.
+    bias: [outputs], or None.
+    out: [rows, outputs], receives the product.
+    steps: fp32 [groups of outputs, rows], receives the scales of a gated product; None: the product is not
+        gated.
+    added: whether the product is added to out.
+    tile: overrides `whole_tile_of`; None: it does not.
+    """
     rows, inputs = codes.shape
     gated = steps is not None
     outputs = len(weight) // (1 + gated)
@@ -234,6 +283,23 @@ def _multiply(
     tall: the first axis of a tile are rows, else outputs: a multiprocessor multiplies 64 of that axis at
         once.
     as_bits: see `_sum_up`.
+    codes, scales: int8 [rows, inputs] and fp32 [groups, rows], the quantized rows.
+    weight, columns: int8 [outputs, inputs] and fp32 [outputs], the quantized weight.
+    bias: [outputs], if `biased`.
+    out: [rows, outputs], receives the product.
+    steps: fp32 [groups of outputs, rows], receives the scales of the result, if `gated`.
+    sums: fp32 [parts, rows, outputs], scratch, if `apart`.
+    counts: int32, how many parts of each tile have finished, if `apart`.
+    rows, outputs, inputs: sizes of the product.
+    high, many: outputs and rows of the tile.
+    together: groups of inputs at a time.
+    parts: into how many parts the inputs are cut.
+    whole: whether all inputs exist, so that loads need no mask.
+    biased: whether there is a bias.
+    gated: whether the product is gated.
+    added: whether the product is added to out.
+    asked: how many iterations' weights are prefetched.
+    early: whether the device starts kernels early (see `launching`).
     """
     let_next_begin(early)
     output = tl.program_id(0) * high + tl.arange(0, high)
@@ -315,7 +381,15 @@ def _multiply(
 
 @kernel
 def _ask_for(weight, output, inputs, begin, width: tl.constexpr, early: tl.constexpr):
-    """Prefetch `width` bytes of these outputs' weights into the L2 cache without waiting for them."""
+    """Prefetch the weights of some outputs into the L2 cache without waiting for them.
+
+    weight: the weight.
+    output: [high], numbers of the outputs.
+    inputs: number of inputs of the weight.
+    begin: first input.
+    width: bytes of each output.
+    early: whether the device is an NVIDIA GPU of Hopper or later; nothing is prefetched on others.
+    """
     if early:
         column = tl.arange(0, (width + 127) // 128) * 128
         place = weight + output.to(tl.int64)[:, None] * inputs + (begin + column)[None, :]
@@ -326,13 +400,23 @@ def _ask_for(weight, output, inputs, begin, width: tl.constexpr, early: tl.const
 
 @kernel
 def _zeros(high: tl.constexpr, many: tl.constexpr, tall: tl.constexpr):
-    """Return a zeroed tile."""
+    """Return a zeroed tile, fp32 [high, many], or [many, high] if `tall`.
+
+    high: outputs of the tile.
+    many: rows of the tile.
+    tall: whether rows come first.
+    """
     return tl.zeros((many if tall else high, high if tall else many), tl.float32)
 
 
 @kernel
 def _fetch(place, inside, whole: tl.constexpr):
-    """Load, with a mask only if some inputs are missing."""
+    """Load numbers, with a mask only if some inputs are missing.
+
+    place: addresses.
+    inside: which inputs exist; the others become 0.
+    whole: whether all inputs exist.
+    """
     if whole:
         return tl.load(place)
     return tl.load(place, mask=inside, other=0)
@@ -344,6 +428,9 @@ def _sum_up(line, values, tall: tl.constexpr, as_bits: tl.constexpr):
 
     as_bits: integer sums below 2 ** 22 are added to the bits of HALF_WAY, which adds them to its value: this
         replaces a conversion where that is slower.
+    line: int8 [outputs, group], weights.
+    values: int8 [rows, group], inputs.
+    tall: whether the result has rows first.
     """
     sums = tl.dot(values, line.T, out_dtype=tl.int32) if tall else tl.dot(line, values.T, out_dtype=tl.int32)
     if as_bits:

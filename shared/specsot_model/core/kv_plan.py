@@ -35,31 +35,32 @@ from specsot_kernels.segments import HeadColumns, RowSpan, VisibleColumns
 class PolicySpan(RowSpan):
     """The rows of one segment when the layers of the model do not all see the same columns.
 
-    The inherited `sight` applies to layers from `skip` on only.
+    The inherited `sight` applies to layers from `skip_layers` on only.
 
-    skip: Number of first layers that see every column, because the policy does not apply to them.
-    heads: The window of every KV head of every layer; None unless the policy is `HeadWindows`.
-    positions: One number per row. With `heads` it is the row's true position; with `rows_kept_by_head` it is
-    the
-        row's column.
-    rows_kept_by_head: By layer and KV head, how many of the first columns hold keys that pruning left to this
-        head. It applies to layers from `skip` on, and is set only if heads keep different numbers.
-    since: With `rows_kept_by_head`, the first column that was not pruned yet: every head sees the columns
-    from
-        here on.
+    skip_layers: number of first layers that see every column, because the policy does not apply to them.
+    heads: the window of every KV head of every layer; None unless the policy is `HeadWindows`.
+    positions: one number per row. With `heads` it is the row's true position; with `rows_kept_by_head` it is
+        the row's column. Empty if neither is set.
+    rows_kept_by_head: by layer and KV head, how many of the first columns hold keys that pruning left to this
+        head. It applies to layers from `skip_layers` on, and is None unless heads keep different numbers.
+    since: with `rows_kept_by_head`, the first column that was not pruned yet: every head sees the columns
+        from this column on. Otherwise 0.
     """
 
-    skip: int = 0
+    skip_layers: int = 0
     heads: HeadWindows | None = None
     positions: tuple[int, ...] = ()
     rows_kept_by_head: HeadCounts | None = None
     since: int = 0
 
     def at(self, layer: int) -> RowSpan:
-        """Return the span as `layer` (index in the whole model) reads it."""
+        """Return the span as one layer reads it: with that layer's sight.
+
+        layer: index of the layer in the whole model, not in a stage's range.
+        """
         if self.heads:
             return replace(self, sight=HeadColumns(self.heads.layers[layer], self.positions))
-        if layer < self.skip:
+        if layer < self.skip_layers:
             return replace(self, sight=None)
         if self.rows_kept_by_head:
             windows = tuple((kept, MAX_TOKENS) for kept in self.rows_kept_by_head[layer])
@@ -76,14 +77,15 @@ class KvPlan:
     column is still multiplied by a zero weight: a NaN that one sequence left in a page would reach the next
     owner of that page.
 
-    trimmed: Pages that a policy gave back. One of them may belong to another sequence of this frame already.
-    copies: Partly filled pages that a fork copies.
-    moves: Pairs (source slot, target slot) of accepted tree nodes. Gather all sources, then scatter.
-    prunings: Prunings that are due before this frame's rows.
-    slots: The slot of every row of the frame, in row order.
-    positions: The position of every row of the frame, in row order.
-    spans: One span per segment: what the rows of the segment may attend to.
-    freed: Pages that no sequence owns after the frame's closings.
+    trimmed: numbers of the pages that a policy gave back. One of them may belong to another sequence of this
+        frame already.
+    copies: the partly filled pages that a fork copies.
+    moves: pairs (source slot, target slot) of accepted tree nodes. Gather all sources, then scatter.
+    prunings: the prunings that are due before this frame's rows are written.
+    slots: the slot of every row of the frame, in row order.
+    positions: the position of every row of the frame, in row order.
+    spans: one span per segment, in row order: what the rows of the segment may attend to.
+    freed: numbers of the pages that no sequence owns after the frame's closings.
     """
 
     trimmed: tuple[int, ...]
@@ -100,8 +102,13 @@ def plan_frame(table: PageTable, frame: Frame) -> KvPlan:
     """Apply a frame header to `table` and return what the frame does to the KV cache.
 
     The order is fixed: trims, openings, per segment the moves, the pruning and the new slots, closings.
-    Sequences that were open before the frame are trimmed first. A scheduler that counts free pages opening
-    by opening and segment by segment therefore never counts a page that is not free yet.
+    Sequences that were open before the frame are trimmed first. A scheduler that counts free pages opening by
+    opening and segment by segment therefore never counts a page that is not free yet.
+
+    table: the page table of this stage. It is changed: after the call it holds the pages as they are after
+        the frame.
+    frame: the frame, of which only the header is read (openings, segments, closings). A frame without any of
+        the three changes nothing and yields a plan of empty tuples.
 
     Raises WireError if an opening repeats an id, or if a tree frame is not supported (`check_supported`);
     NotFound if a segment or a fork names a sequence that is not open; and Overloaded if the pages do not
@@ -115,43 +122,61 @@ def plan_frame(table: PageTable, frame: Frame) -> KvPlan:
         # moves [(6, 5)]: node 2 follows node 0; slot 6 is free for the new root
         # slots (6,), positions (6,)
     """
-    limited = [one for one in frame.segments if one.sequence in table and table.policy(one.sequence)]
-    trimmed = [page for segment in limited for page in table.trim(segment.sequence, base_of(segment))]
-    copies = tuple(filter(None, (open_one(table, opening) for opening in frame.openings)))
+    trimmed: list[int] = []
+    for segment in frame.segments:
+        if segment.sequence in table and table.policy(segment.sequence):
+            trimmed += table.trim(segment.sequence, base_of(segment))
+    copies = tuple(filter(None, (open_sequence(table, opening) for opening in frame.openings)))
     moves: list[tuple[int, int]] = []
     prunings: list[RowPruning | None] = []
     slots: list[int] = []
     positions: list[int] = []
     spans: list[RowSpan] = []
     for segment in frame.segments:
-        sequence, base = segment.sequence, base_of(segment)
+        sequence = segment.sequence
+        base = base_of(segment)
         policy = table.policy(sequence)
         visible = None
         # Positions, not columns. Rows of a prompt chunk follow each other; nodes of a tree sit at the depth
         # of the node, so siblings share a position but not a slot.
-        at: Sequence[int] = range(base, base + rows_of(segment))
+        row_positions: Sequence[int] = range(base, base + rows_of(segment))
         if isinstance(segment, TreeSegment):
             check_supported(segment)
-            moves += kept_rows(table, segment)
-            far, visible = shape_of(segment.tree.parents)
-            at = [base + depth for depth in far]
+            moves += accepted_moves(table, segment)
+            depths, visible = shape_of(segment.tree.parents)
+            row_positions = [base + depth for depth in depths]
         if policy:
             prunings.append(table.prune(sequence, base))
-        column, pages, own = table.place(sequence, base, base + len(at))
-        slots += own
-        positions += at
-        span = RowSpan(len(at), column, len(at), pages, visible)
-        spans.append(_hide(table, sequence, policy, span, at) if policy else span)
+        column, pages, new_slots = table.place(sequence, base, base + len(row_positions))
+        slots += new_slots
+        positions += row_positions
+        span = RowSpan(len(row_positions), column, len(row_positions), pages, visible)
+        spans.append(_hide_by_policy(table, sequence, policy, span, row_positions) if policy else span)
     freed = tuple(page for sequence in frame.closings for page in table.close(sequence))
-    told = tuple(moves), tuple(filter(None, prunings)), tuple(slots), tuple(positions), tuple(spans)
-    return KvPlan(tuple(trimmed), copies, *told, freed)
+    return KvPlan(
+        trimmed=tuple(trimmed),
+        copies=copies,
+        moves=tuple(moves),
+        prunings=tuple(filter(None, prunings)),
+        slots=tuple(slots),
+        positions=tuple(positions),
+        spans=tuple(spans),
+        freed=freed,
+    )
 
 
-def open_one(table: PageTable, opening: Opening) -> PageCopy | None:
-    """Open one sequence in `table`, as a fork if the opening names one.
+def open_sequence(table: PageTable, opening: Opening) -> PageCopy | None:
+    """Open one sequence in `table`, as a fork if the opening names one, and return the page copy that the
+    fork needs.
 
-    Return the page copy that the fork needs, or None if the fork point lies on a page boundary or there is
-    no fork. Raises WireError if the id is open already: sequence ids are never reused.
+    Return None if there is no fork, or if the fork point lies on a page boundary, so that all pages can be
+    shared.
+
+    table: the page table of this stage, which is changed.
+    opening: the opening of the sequence, from the frame header: its id, its fork, and its KV policy.
+
+    Raises WireError if the id is open already (sequence ids are never reused), NotFound if the source of the
+    fork is not open, and Overloaded if no page is free for the copy.
     """
     if opening.sequence in table:
         raise WireError(f"sequence {opening.sequence} is already open")
@@ -163,6 +188,9 @@ def open_one(table: PageTable, opening: Opening) -> PageCopy | None:
 
 def policy_of(opening: Opening) -> Policy | None:
     """Return the KV policy of a sequence, or None if every token attends to all tokens before it.
+
+    opening: the opening of the sequence. It carries at most one of a window, a pruning (with or without an
+        importance of each KV head), and windows by head.
 
     The sinks of a window are limited to prompt tokens that the sequence did not write itself (before a
     repair): generated tokens never become sinks, so a repaired sequence keeps the same sinks.
@@ -179,10 +207,14 @@ def policy_of(opening: Opening) -> Policy | None:
 
 
 def window_of(opening: Opening) -> Window | None:
-    """Return the window for a cache that can only drop tokens by position: a drafter's KV, stored features.
+    """Return the window for a cache that can only drop tokens by position: a drafter's KV, or stored
+    features.
 
-    Pruning by key norm has no meaning there. If pruning bounds the rows of every layer, the result is a
-    window without sinks that keeps as many recent positions. None: the cache keeps every position.
+    Pruning by key norm has no meaning for such a cache. If pruning bounds the rows of every layer, the result
+    is a window without sinks that keeps as many recent positions. Return None if the cache must keep every
+    position.
+
+    opening: the opening of the sequence, which holds its window or pruning.
     """
     match policy := policy_of(opening):
         case Window():
@@ -198,6 +230,9 @@ def tree_depth_limit(policy: Policy | None, position: int) -> int | None:
 
     A window limits a tree to its recent positions. Under pruning, a tree ends before the next multiple of
     `prune_every`: with prune_every 50, a root at position 48 leaves 2 positions, 48 and 49.
+
+    policy: the KV policy of the sequence; None if it has no policy.
+    position: index in the sequence of the tree's root, that is, the number of committed tokens.
     """
     match policy:
         case Window(recent=recent):
@@ -209,15 +244,25 @@ def tree_depth_limit(policy: Policy | None, position: int) -> int | None:
 
 
 def base_of(segment: Segment) -> int:
-    """Return the number of committed tokens before a segment: the position of its first row."""
+    """Return the number of committed tokens before a segment, which is the position of the segment's first
+    row.
+
+    segment: a prompt chunk or a tree of a frame header.
+    """
     return segment.start if isinstance(segment, PromptChunk) else segment.committed
 
 
-def kept_rows(table: PageTable, segment: TreeSegment) -> Sequence[tuple[int, int]]:
+def accepted_moves(table: PageTable, segment: TreeSegment) -> Sequence[tuple[int, int]]:
     """Return the (source slot, target slot) moves that make the accepted nodes of the previous tree adjacent.
 
     The previous tree was written in node order from its root's position on. After the moves its accepted
-    nodes occupy the positions that end right before `committed`.
+    nodes occupy the positions that end right before `committed`. Return an empty sequence if no node was
+    accepted, or if the accepted nodes are adjacent already.
+
+    table: the page table of this stage, which is only read.
+    segment: the sequence's next tree. Its `keep` holds the accepted node numbers of the previous tree.
+
+    Raises NotFound if the sequence is not open.
 
         # nodes of the previous tree [0 1 2 3] in slots [10 11 12 13], keep (0, 2, 3)
         # -> moves [(12, 11), (13, 12)]; the caller gathers all sources before it scatters
@@ -227,14 +272,21 @@ def kept_rows(table: PageTable, segment: TreeSegment) -> Sequence[tuple[int, int
         return ()
     start = segment.committed - len(segment.keep)
     sources = table.slots(segment.sequence, start, start + segment.keep[-1] + 1)
-    pairs = ((sources[node], sources[i]) for i, node in enumerate(segment.keep))
-    return [(source, target) for source, target in pairs if source != target]
+    slot_pairs = ((sources[node], sources[i]) for i, node in enumerate(segment.keep))
+    return [(source, target) for source, target in slot_pairs if source != target]
 
 
-def _hide(
+def _hide_by_policy(
     table: PageTable, sequence: int, policy: Policy, span: RowSpan, positions: Sequence[int]
 ) -> RowSpan:
-    """Return `span` without the columns that the policy of its sequence hides from its rows."""
+    """Return `span` without the columns that the policy of its sequence hides from its rows.
+
+    table: the page table, which knows what pruning left of the sequence. It is only read.
+    sequence: id of the segment's sequence.
+    policy: the KV policy of that sequence.
+    span: the rows of one segment, which see all earlier columns so far.
+    positions: position in the sequence of each row of the span.
+    """
     match policy:
         case Window():
             return hide_outside_window(policy, span, positions)
@@ -245,14 +297,18 @@ def _hide(
         case Pruning():
             return hide_pruned(table.pruned(sequence), span, policy.skip_layers)
         case HeadWindows():
-            told = span.rows, span.base, span.tail, span.pages, span.seen
-            return PolicySpan(*told, None, 0, policy, tuple(positions))
+            columns = span.rows, span.base, span.tail, span.pages, span.seen
+            return PolicySpan(*columns, sight=None, heads=policy, positions=tuple(positions))
 
 
-def hide_pruned(pruned: tuple[int, int], span: RowSpan, skip: int) -> RowSpan:
-    """Hide the columns that pruning emptied, in layers from `skip` on.
+def hide_pruned(pruned: tuple[int, int], span: RowSpan, skip_layers: int) -> RowSpan:
+    """Return `span` without the columns that pruning emptied, in layers from `skip_layers` on.
 
-    pruned: (kept, since). Of the columns before `since`, pruning left keys in the first `kept`.
+    Return `span` itself if pruning emptied no column.
+
+    pruned: (kept, since), in columns. Of the columns before `since`, pruning left keys in the first `kept`.
+    span: the rows of one segment; the result sees a part of its columns.
+    skip_layers: number of first layers of the model that are not pruned and see every column.
 
         # columns [0 1 2 3 | 4 .. 9 | 10 11 12], pruned (4, 10) -> rows see 0..3 and 10 onwards, not 4..9
     """
@@ -261,30 +317,48 @@ def hide_pruned(pruned: tuple[int, int], span: RowSpan, skip: int) -> RowSpan:
         return span
     rows = span.rows
     sight = VisibleColumns((kept,) * rows, (since,) * rows, (0,) * rows)
-    return PolicySpan(rows, span.base, span.tail, span.pages, span.seen, sight, skip)
+    return PolicySpan(rows, span.base, span.tail, span.pages, span.seen, sight, skip_layers)
 
 
 def hide_pruned_by_head(
-    kept: HeadCounts | None, since: int, span: RowSpan, positions: Sequence[int], skip: int
+    rows_kept: HeadCounts | None, since: int, span: RowSpan, positions: Sequence[int], skip_layers: int
 ) -> RowSpan:
-    """Hide the columns that pruning emptied, if each KV head keeps its own number, in layers from `skip` on.
+    """Return `span` without the columns that pruning emptied, if each KV head keeps its own number of
+    columns.
 
-    kept: By layer and KV head, how many of the first columns hold keys; None before the first pruning.
-    since: First column that was not pruned yet.
-    positions: Positions of the rows. The first row of a segment sits at the segment's base, so a row's
-        column is base + its position - the first position.
+    Return `span` itself before the first pruning, and if pruning emptied no column of any head.
+
+    rows_kept: by layer and KV head, how many of the first columns hold keys; None before the first pruning.
+    since: first column that was not pruned yet.
+    span: the rows of one segment; the result sees a part of its columns.
+    positions: position of each row. The first row of a segment sits at the segment's base, so a row's column
+        is base + its position - the first position.
+    skip_layers: number of first layers of the model that are not pruned and see every column.
     """
-    if kept is None or all(rows == since for heads in kept for rows in heads):
+    if rows_kept is None or all(rows == since for heads in rows_kept for rows in heads):
         return span
     columns = tuple(span.base + position - positions[0] for position in positions)
-    told = span.rows, span.base, span.tail, span.pages, span.seen
-    return PolicySpan(*told, None, skip, None, columns, kept, since)
+    return PolicySpan(
+        rows=span.rows,
+        base=span.base,
+        tail=span.tail,
+        pages=span.pages,
+        visible=span.seen,
+        skip_layers=skip_layers,
+        positions=columns,
+        rows_kept_by_head=rows_kept,
+        since=since,
+    )
 
 
 def hide_outside_window(window: Window, span: RowSpan, positions: Sequence[int]) -> RowSpan:
-    """Hide the columns that lie outside a window of sinks and recent positions.
+    """Return `span` without the columns that lie outside a window of sinks and recent positions.
 
-    positions: Positions of the rows; the first row sits at the segment's base.
+    Return `span` itself as long as the window hides nothing from any row.
+
+    window: how many first positions (`sinks`) and how many positions before its own (`recent`) a row sees.
+    span: the rows of one segment; the result sees a part of its columns.
+    positions: position of each row; the first row sits at the segment's base.
 
     The row at position p sees the first `sinks` positions and the positions from p - recent to p. Its query
     is turned for the sinks as if it sat at sinks + recent (`VisibleColumns.turns`).
@@ -295,23 +369,26 @@ def hide_outside_window(window: Window, span: RowSpan, positions: Sequence[int])
     # As long as the window hides nothing, the frame runs the same kernels as without a window.
     if max(positions) - window.recent <= window.sinks:
         return span
-    firsts = [position - window.recent for position in positions]
+    first_recent = [position - window.recent for position in positions]
     sight = VisibleColumns(
         tuple(min(window.sinks, position + 1) for position in positions),
-        tuple(min(max(first - positions[0] + span.base, window.sinks), span.base) for first in firsts),
-        tuple(max(first - window.sinks, 0) for first in firsts),
+        tuple(min(max(first - positions[0] + span.base, window.sinks), span.base) for first in first_recent),
+        tuple(max(first - window.sinks, 0) for first in first_recent),
     )
-    before = _before([max(first, window.sinks) for first in firsts], positions)
-    bits = tuple(seen & ~far for seen, far in zip(span.seen, before))
-    return replace(span, visible=bits, sight=sight)
+    too_far = _rows_before([max(first, window.sinks) for first in first_recent], positions)
+    visible_bits = tuple(seen & ~far_rows for seen, far_rows in zip(span.seen, too_far))
+    return replace(span, visible=visible_bits, sight=sight)
 
 
-def _before(firsts: Sequence[int], positions: Sequence[int]) -> list[int]:
-    """Return for each position in `firsts` the set of rows at smaller positions, as a bit mask over rows.
+def _rows_before(limits: Sequence[int], positions: Sequence[int]) -> list[int]:
+    """Return for each limit the set of rows at smaller positions, as a bit mask over rows (bit i is row i).
 
-    # firsts [3, 5], rows at positions [3 4 4 5] -> [0b0000, 0b0111]
+    limits: one position per row; any order.
+    positions: position of each row of the segment; siblings of a tree share a position.
+
+        # limits [3, 5], rows at positions [3 4 4 5] -> [0b0000, 0b0111]
     """
     order = sorted(range(len(positions)), key=positions.__getitem__)
     ranked = [positions[row] for row in order]
     masks = list(accumulate((1 << row for row in order), or_, initial=0))
-    return [masks[bisect_left(ranked, first)] for first in firsts]
+    return [masks[bisect_left(ranked, first)] for first in limits]

@@ -29,9 +29,11 @@ CHUNKED_ROWS = 2 * CHUNK
 
 
 def states_for(rows: int) -> int:
-    """Return how many states to allocate for KV pages of `rows` rows in all.
+    """Return how many states to allocate for KV pages.
 
     One of them is the zero state, from which every new sequence begins.
+
+    rows: Number of rows (tokens) of all pages together.
     """
     return rows // KEPT_ROWS + 3
 
@@ -100,9 +102,10 @@ class CachedStates:
         shared: Callable[[int], bool] = lambda page: False,
     ) -> None:
         """
+        count: Number of states, without the zero state.
         page_rows: Rows of a KV page.
         step: States are stored only at multiples of this position; 1 or CHUNK.
-        shared: Tells whether several sequences hold a page.
+        shared: Tells whether several sequences hold a page, given its number.
         """
         self.count = count
         self.page_rows = page_rows
@@ -111,9 +114,9 @@ class CachedStates:
         self._free = list(range(count))
         # By page: the number of its state, and how many rows of the page the state follows. Least recently
         # used pages come first.
-        self._held: dict[int, tuple[int, int]] = {}
+        self._state_of_page: dict[int, tuple[int, int]] = {}
         # The same for states that the current step writes; they become valid with `commit`.
-        self._due: dict[int, tuple[int, int]] = {}
+        self._reserved: dict[int, tuple[int, int]] = {}
         # By page: how many sequences of the current step start from its state.
         self._starts: Counter[int] = Counter()
         # By page: after how many of its rows a chunk ended that ran as a chunk.
@@ -123,12 +126,13 @@ class CachedStates:
         """Return the paths to run for the segments of a frame, and reserve their states: find, then reserve.
 
         history: Number of preceding tokens that a convolution reads.
+        spans: One span per segment of the frame, in row order.
         """
         replays = list[PathReplay]()
         first = 0
-        for one in self.reserve(self.find(spans)):
-            replays += _paths_of(one, first, history, self.page_rows)
-            first += one.span.rows
+        for replay in self.reserve(self.find(spans)):
+            replays += _paths_of(replay, first, history, self.page_rows)
+            first += replay.span.rows
         return replays
 
     def find(self, spans: Sequence[RowSpan]) -> list[SpanReplay]:
@@ -137,119 +141,158 @@ class CachedStates:
         The frame overwrites the rows of its segments, so states that follow from the old contents of those
         rows are dropped. No state is reserved yet. States reserved for a previous frame that failed, and was
         never committed, become free again.
+
+        spans: One span per segment of the frame, in row order.
         """
-        self._free += [state for state, _ in self._due.values()]
-        self._due = {}
+        self._free += [state for state, _ in self._reserved.values()]
+        self._reserved = {}
         for span in spans:
-            self._forget_from(span)
+            self._discard_after(span)
             self._note_chunks(span)
-        found = [self._find(span) for span in spans]
-        self._starts = Counter(page for page, _ in found if page is not None)
+        start_of_span = [self._find(span) for span in spans]
+        self._starts = Counter(page for page, _ in start_of_span if page is not None)
         return [
-            SpanReplay(span, None if page is None else self._held[page][0], start, self._chunks(span, start))
-            for span, (page, start) in zip(spans, found)
+            SpanReplay(
+                span, None if page is None else self._state_of_page[page][0], start, self._chunks(span, start)
+            )
+            for span, (page, start) in zip(spans, start_of_span)
         ]
 
-    def reserve(self, found: Sequence[SpanReplay]) -> list[SpanReplay]:
-        """Return the replays with `saves` filled in. The states are valid only after `commit`."""
-        return [replace(one, saves=self._reserve(one)) for one in found]
+    def reserve(self, replays: Sequence[SpanReplay]) -> list[SpanReplay]:
+        """Return the replays with `saves` filled in. The states are valid only after `commit`.
+
+        replays: The replays of a frame, as `find` returns them.
+        """
+        return [replace(replay, saves=self._reserve(replay)) for replay in replays]
 
     def commit(self) -> None:
         """Make the reserved states valid: call it after all layers have run the plan."""
-        for page, kept in self._due.items():
-            self._give(page)
-            self._held[page] = kept
-        self._due = {}
+        for page, kept in self._reserved.items():
+            self._free_state(page)
+            self._state_of_page[page] = kept
+        self._reserved = {}
 
     def copy(self, source: int, target: int, rows: int) -> tuple[int, int] | None:
         """Record that page `target` is now a copy of the first `rows` rows of page `source`.
 
         Return (source state, target state) if the caller must copy a state, or None if the source has no
         state within those rows or no state can be freed.
+
+        source: Number of the page that was copied.
+        target: Number of the page that received the copy.
+        rows: Number of rows that were copied, from the first row on.
         """
-        self.forget(target)
+        self.discard_from(target)
         if ended := {end for end in self._ended.get(source, ()) if end <= rows}:
             self._ended[target] = ended
-        held = self._held.get(source)
-        if held is None or held[1] > rows:
+        entry = self._state_of_page.get(source)
+        if entry is None or entry[1] > rows:
             return None
         self._starts = Counter((source,))
-        state = self._take(target)
+        state = self._allocate_state(target)
         if state is None:
             return None
-        self._held[target] = state, held[1]
-        return held[0], state
+        self._state_of_page[target] = state, entry[1]
+        return entry[0], state
 
-    def forget(self, page: int, row: int = 0) -> None:
-        """Drop what was derived from the rows of `page` from offset `row` on, because they are replaced."""
-        if page in self._held and self._held[page][1] > row:
-            self._give(page)
+    def discard_from(self, page: int, row: int = 0) -> None:
+        """Drop the state and the noted chunks that follow from replaced rows of a page.
+
+        page: Number of the page.
+        row: Offset of the first replaced row within the page; 0: all rows.
+        """
+        if page in self._state_of_page and self._state_of_page[page][1] > row:
+            self._free_state(page)
         if page in self._ended:
             self._ended[page] = {end for end in self._ended[page] if end <= row}
 
-    def _give(self, page: int) -> None:
-        """Free the state of a page, if it has one."""
-        if page in self._held:
-            self._free.append(self._held.pop(page)[0])
+    def _free_state(self, page: int) -> None:
+        """Free the state of a page; do nothing if it has none.
 
-    def _forget_from(self, span: RowSpan) -> None:
-        """Drop the states of a sequence after position `span.base`."""
+        page: Number of the page.
+        """
+        if page in self._state_of_page:
+            self._free.append(self._state_of_page.pop(page)[0])
+
+    def _discard_after(self, span: RowSpan) -> None:
+        """Drop the states of a sequence after the first position of a segment.
+
+        span: The rows of one segment of the frame, with its sequence's pages.
+        """
         place, row = divmod(span.base, self.page_rows)
         for page in span.pages[place : place + 1]:
-            self.forget(page, row)
+            self.discard_from(page, row)
         for page in span.pages[place + 1 :]:
-            self.forget(page)
+            self.discard_from(page)
 
-    def _whole(self, span: RowSpan) -> bool:
-        """Tell whether the tokens of a segment run by chunks: only long prompt segments do."""
+    def _runs_by_chunks(self, span: RowSpan) -> bool:
+        """Tell whether the tokens of a segment run by chunks: only long prompt segments do.
+
+        span: The rows of one segment of the frame, with its sequence's pages.
+        """
         return self._step == 1 and span.visible is None and span.rows >= CHUNKED_ROWS
 
-    def _goal(self, span: RowSpan) -> int:
+    def _latest_start(self, span: RowSpan) -> int:
         """Return the latest position that the run of a segment may start from.
+
+        span: The rows of one segment of the frame, with its sequence's pages.
 
         # span.base 150: run by chunks -> 128 (a multiple of CHUNK), one by one -> 150
         """
-        return span.base // CHUNK * CHUNK if self._whole(span) else span.base
+        return span.base // CHUNK * CHUNK if self._runs_by_chunks(span) else span.base
 
     def _note_chunks(self, span: RowSpan) -> None:
-        """Note with their pages the chunks that this segment completes."""
-        if self._whole(span):
-            for end in range(self._goal(span) + CHUNK, span.total + 1, CHUNK):
+        """Note, with their pages, the chunks that a segment completes; nothing if it does not run by chunks.
+
+        span: The rows of one segment of the frame, with its sequence's pages.
+        """
+        if self._runs_by_chunks(span):
+            for end in range(self._latest_start(span) + CHUNK, span.total + 1, CHUNK):
                 place, row = divmod(end - 1, self.page_rows)
                 self._ended.setdefault(span.pages[place], set()).add(row + 1)
 
-    def _ran_whole(self, span: RowSpan, end: int) -> bool:
-        """Tell whether the chunk that ends before position `end` ran as a chunk."""
+    def _ran_as_chunk(self, span: RowSpan, end: int) -> bool:
+        """Tell whether the chunk that ends before a position ran as a chunk.
+
+        span: A segment of the sequence, for its pages.
+        end: Position after the chunk's last token.
+        """
         place, row = divmod(end - 1, self.page_rows)
         return row + 1 in self._ended.get(span.pages[place], ())
 
     def _chunks(self, span: RowSpan, start: int) -> tuple[int, ...]:
-        """Return `SpanReplay.chunks`: noted chunks that are replayed, then those of the segment itself."""
-        goal = self._goal(span)
-        lead = range(-(-start // CHUNK) * CHUNK, goal - CHUNK + 1, CHUNK) if self._ended else ()
-        own = range(goal, span.total, CHUNK) if self._whole(span) else ()
-        return (*(at for at in lead if self._ran_whole(span, at + CHUNK)), *own)
+        """Return `SpanReplay.chunks`: noted chunks that are replayed, then those of the segment itself.
+
+        span: The rows of one segment of the frame, with its sequence's pages.
+        start: Position of the first token that runs.
+        """
+        own_start = self._latest_start(span)
+        replayed = range(-(-start // CHUNK) * CHUNK, own_start - CHUNK + 1, CHUNK) if self._ended else ()
+        own_chunks = range(own_start, span.total, CHUNK) if self._runs_by_chunks(span) else ()
+        return (*(chunk for chunk in replayed if self._ran_as_chunk(span, chunk + CHUNK)), *own_chunks)
 
     def _find(self, span: RowSpan) -> tuple[int | None, int]:
         """Return the page of the last usable state before a segment, and the position that follows the state.
 
         A state in the middle of a chunk that ran as a chunk is not usable, because the chunk has to run as a
         whole. Return (None, 0) if the sequence has to run from its beginning.
+
+        span: The rows of one segment of the frame, with its sequence's pages.
         """
-        goal = self._goal(span)
-        for place in range(min(goal // self.page_rows, len(span.pages) - 1), -1, -1):
+        latest = self._latest_start(span)
+        for place in range(min(latest // self.page_rows, len(span.pages) - 1), -1, -1):
             page = span.pages[place]
-            if (held := self._held.get(page)) is None:
+            if (held := self._state_of_page.get(page)) is None:
                 continue
             row = place * self.page_rows + held[1]
             end = -(-row // CHUNK) * CHUNK
-            if row <= goal and not (row < end <= goal and self._ran_whole(span, end)):
+            if row <= latest and not (row < end <= latest and self._ran_as_chunk(span, end)):
                 # Reinserting the key makes the state the most recently used one.
-                self._held[page] = self._held.pop(page)
+                self._state_of_page[page] = self._state_of_page.pop(page)
                 return page, row
         return None, 0
 
-    def _reserve(self, one: SpanReplay) -> tuple[tuple[int, int], ...]:
+    def _reserve(self, replay: SpanReplay) -> tuple[tuple[int, int], ...]:
         """Reserve states for one replay and return its `saves`.
 
         Only committed tokens have states: all tokens of a prompt segment, and of a tree segment those before
@@ -257,65 +300,78 @@ class CachedStates:
         state per page.
 
             # prompt segment of positions 0..599, pages of 256 rows, run by chunks -> saves at 576, 512, 256
+
+        replay: The replay of a segment.
         """
-        span = one.span
-        start = one.start
-        step = CHUNK if self._whole(span) else self._step
+        span = replay.span
+        start = replay.start
+        step = CHUNK if self._runs_by_chunks(span) else self._step
         last = (span.total if span.visible is None else span.base) // step * step
         saves = list[tuple[int, int]]()
-        left = self._left_by(one)
+        left = self._page_left(replay)
         for end in (last, *range((last - 1) // KEPT_ROWS * KEPT_ROWS, start, -KEPT_ROWS)):
             place, row = divmod(end - 1, self.page_rows)
-            if end <= start or (page := span.pages[place]) in self._due:
+            if end <= start or (page := span.pages[place]) in self._reserved:
                 continue
-            if (state := self._take(page, left)) is not None:
+            if (state := self._allocate_state(page, left)) is not None:
                 saves.append((end, state))
-                self._due[page] = state, row + 1
+                self._reserved[page] = state, row + 1
         return tuple(saves)
 
-    def _left_by(self, one: SpanReplay) -> int | None:
+    def _page_left(self, replay: SpanReplay) -> int | None:
         """Return the page whose state this sequence leaves, or None if the state has to stay.
 
         It stays at multiples of KEPT_ROWS, and on pages that another sequence shares.
+
+        replay: The replay of a segment.
         """
-        if one.state is None or one.start % KEPT_ROWS == 0:
+        if replay.state is None or replay.start % KEPT_ROWS == 0:
             return None
-        page = one.span.pages[(one.start - 1) // self.page_rows]
+        page = replay.span.pages[(replay.start - 1) // self.page_rows]
         return None if self._shared(page) else page
 
-    def _take(self, page: int, left: int | None = None) -> int | None:
-        """Return a state number for `page`, or None if every state is read in this step.
+    def _allocate_state(self, page: int, left_page: int | None = None) -> int | None:
+        """Return a state number for a page, or None if every state is read in this step.
 
-        left: A page that may lose its own state. The order of preference is: the page's own state, the one of
-        `left`, a free one, the least recently used one that this step does not read.
+        page: Number of the page that gets the state.
+        left_page: A page that may lose its own state; None: no such page. The order of preference is: the
+            page's own state, the one of `left_page`, a free one, the least recently used one that this step
+            does not read.
         """
-        for own in (page, left):
-            if own in self._held and self._starts[own] < 2:
-                return self._held.pop(own)[0]
+        for candidate in (page, left_page):
+            if candidate in self._state_of_page and self._starts[candidate] < 2:
+                return self._state_of_page.pop(candidate)[0]
         if self._free:
             return self._free.pop()
-        oldest = next((one for one in self._held if one not in self._starts), None)
-        return None if oldest is None else self._held.pop(oldest)[0]
+        oldest = next((one for one in self._state_of_page if one not in self._starts), None)
+        return None if oldest is None else self._state_of_page.pop(oldest)[0]
 
 
-def _paths_of(one: SpanReplay, first: int, history: int, page_rows: int) -> Iterator[PathReplay]:
-    """Yield the paths of one replay. first: the row of the frame that holds the segment's first token.
+def _paths_of(replay: SpanReplay, first_row: int, history: int, page_rows: int) -> Iterator[PathReplay]:
+    """Yield the paths of one replay.
+
+    replay: The segment, and the tokens of its sequence that run.
+    first_row: Row of the frame that holds the segment's first token.
+    history: Number of preceding tokens that a convolution reads.
+    page_rows: Rows (tokens) of a KV page.
 
     # base 5, tree parents [0 0 0 2], state 7 after 3 tokens, history 2, first row 10, page 3 of 512 rows
     # path [0 2 3]: slots of columns 1..4 | 5 7 8, outputs ((10, 2), (12, 3), (13, 4))
     # path [0 1]:   slots of columns 1..4 | 5 6,   outputs ((11, 3),); node 0 has its output already
     """
-    span = one.span
-    start = one.start
-    here = first + span.rows - span.tail
-    saves = tuple(((end - start) // CHUNK - 1, state) for end, state in one.saves)
-    for path, wanted in _paths(span):
+    span = replay.span
+    start = replay.start
+    tree_row = first_row + span.rows - span.tail
+    saves = tuple(((end - start) // CHUNK - 1, state) for end, state in replay.saves)
+    for path, needed in _paths(span):
         columns = [*range(start - history, span.base), *(span.base + node for node in path)]
-        slots = tuple(-1 if one < 0 else _slot(span, one, page_rows) for one in columns)
+        slots = tuple(-1 if replay < 0 else _slot_of(span, replay, page_rows) for replay in columns)
         outputs = tuple(
-            (here + node, span.base - start + place) for place, node in enumerate(path) if wanted >> node & 1
+            (tree_row + node, span.base - start + place)
+            for place, node in enumerate(path)
+            if needed >> node & 1
         )
-        yield PathReplay(one.state, slots, outputs, saves)
+        yield PathReplay(replay.state, slots, outputs, saves)
         saves = ()
 
 
@@ -325,6 +381,8 @@ def _paths(span: RowSpan) -> Iterator[tuple[list[int], int]]:
     Each path is a list of tail indices, with a bit mask of the rows that no earlier path has reached.
 
         # tree parents [0 0 0 2] -> ([0, 2, 3], 0b1101), then ([0, 1], 0b0010)
+
+    span: The rows of one segment of the frame, with its sequence's pages.
     """
     own = span.tail - span.rows
     missing = ((1 << span.rows) - 1) << own
@@ -334,7 +392,12 @@ def _paths(span: RowSpan) -> Iterator[tuple[list[int], int]]:
         missing &= ~seen
 
 
-def _slot(span: RowSpan, column: int, page_rows: int) -> int:
-    """Return the KV slot of a column of the span's sequence."""
+def _slot_of(span: RowSpan, column: int, page_rows: int) -> int:
+    """Return the KV slot of a column of the span's sequence.
+
+    span: The rows of a segment, with the sequence's pages.
+    column: The column, from 0.
+    page_rows: Rows (tokens) of a KV page.
+    """
     place, row = divmod(column, page_rows)
     return span.pages[place] * page_rows + row

@@ -5,8 +5,7 @@ The nodes of a tree are visited depth first: the state of a node with several ch
 child except the first starts from there. The tokens of a chunk run together
 (`specsot_model.core.replays.CHUNKED_ROWS` says which tokens run by chunks).
 
-Identifiers still say `text` for a sequence. The states of different sequences are independent, so the kernels
-walk LANES sequences side by side.
+The states of different sequences are independent, so the kernels walk LANES sequences side by side.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ LANES = 16
 # Table rows. What one pass runs at most if the tables are not captured in a CUDA graph; as many as a frame of
 # prompts has.
 BLOCK_ROWS = 2048
-# Sequences. How many may carry a state from one pass to the next at the same time.
+# Sequences. How many may carry a state from one pass to the next at the same time: one of each lane.
 CARRIED = LANES
 # Placeholders in TAKEN and ASIDE: HANDED - i stands for the i-th carried state until the number of states
 # that are set aside is known; `_Block.walk` then replaces it by that number + i.
-HANDED = -(1 << 30)
+CARRIED_STATE = -(1 << 30)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +90,14 @@ class SequenceRows:
 
     rows: Table rows as in `Walk.rows`. The states that this sequence sets aside are numbered from 0 on.
     pieces: Pairs (end row, whether the piece consists of chunks), in order: rows that run in the same way.
-    held: How many states the sequence sets aside at once.
-    whole: How many rows at the end must run in the same pass: a tree, and the token before it.
+    num_aside: How many states the sequence sets aside at once.
+    num_together: How many rows at the end must run in the same pass: a tree, and the token before it.
     """
 
     rows: Numbers
     pieces: tuple[tuple[int, bool], ...]
-    held: int = 0
-    whole: int = 0
+    num_aside: int = 0
+    num_together: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,103 +144,134 @@ class WalkRoom:
         """Tell whether one pass in these tables can run the sequences.
 
         It cannot if a sequence runs partly by chunks and partly token by token, or if a table is too small.
+
+        sequences: Table rows of each sequence of a frame.
         """
         if any(len(sequence.pieces) > 1 for sequence in sequences):
             return False
         chunks = sum(len(sequence.rows) for sequence in sequences if sequence.pieces[0][1])
         lines = sum(len(sequence.rows) for sequence in sequences)
-        aside = set_aside_of([sequence.held for sequence in sequences if not sequence.pieces[0][1]])
+        aside = set_aside_of([sequence.num_aside for sequence in sequences if not sequence.pieces[0][1]])
         return chunks <= self.chunks * CHUNK and lines <= self.lines and aside <= self.aside
 
     def fill(self, walk: Walk) -> list[Numbers]:
-        """Return counts, starts, chunks and rows of a walk, padded with zeros to `shapes`."""
+        """Return counts, starts, chunks and rows of a walk, padded with zeros to `shapes`.
+
+        walk: A walk that these tables hold; see `holds`.
+        """
         starts, chunks, rows = (np.zeros(shape, np.int32) for shape in self.shapes[1:])
-        starts[: len(walk.starts)], rows[: len(walk.rows)] = walk.starts, walk.rows
+        starts[: len(walk.starts)] = walk.starts
+        rows[: len(walk.rows)] = walk.rows
         chunks[: len(walk.chunks)] = walk.chunks
         return [walk.counts, starts, chunks, rows]
 
 
 def sequences_of_frame(
-    replays: Sequence[SpanReplay], history: int, page_rows: int, begun: int
+    replays: Sequence[SpanReplay], history: int, page_rows: int, zero_state: int
 ) -> list[SequenceRows]:
     """Return the table rows of each replay of a frame, in the order of its segments.
 
+    No row stores a state yet; `mark_saved_states` adds that.
+
+    replays: For each segment, from which state and position on its sequence runs.
     history: Number of preceding tokens that a convolution reads.
-    begun: Number of the zero state, from which a new sequence begins.
-
-    No row stores a state yet; `keep` adds that.
+    page_rows: Rows (tokens) of a KV page.
+    zero_state: Number of the zero state, from which a new sequence begins.
     """
-    found = list[SequenceRows]()
-    first = 0
-    for one in replays:
-        found.append(_text(one, first, history, page_rows, begun))
-        first += one.span.rows
-    return found
+    sequences = list[SequenceRows]()
+    first_row = 0
+    for replay in replays:
+        sequences.append(_sequence_rows(replay, first_row, history, page_rows, zero_state))
+        first_row += replay.span.rows
+    return sequences
 
 
-def _text(one: SpanReplay, first: int, history: int, page_rows: int, begun: int) -> SequenceRows:
-    """Return the table rows of one replay. first: the frame row of the segment's first token."""
-    sources = _sources(one, first, history, page_rows)
-    lead = one.span.base - one.start
-    taken = -2 - (begun if one.state is None else one.state)
-    held = 0
-    whole = 0
-    if one.span.visible is None:
-        rows = _in_a_row(sources, history)
-        rows[lead:, OUTPUT] = np.arange(first, first + one.span.rows)
+def _sequence_rows(
+    replay: SpanReplay, first_row: int, history: int, page_rows: int, zero_state: int
+) -> SequenceRows:
+    """Return the table rows of one replay.
+
+    replay: The segment, and the tokens of its sequence that run.
+    first_row: Row of the frame that holds the segment's first token.
+    history: Number of preceding tokens that a convolution reads.
+    page_rows: Rows (tokens) of a KV page.
+    zero_state: Number of the zero state, from which a new sequence begins.
+    """
+    sources = _sources(replay, first_row, history, page_rows)
+    num_replayed = replay.span.base - replay.start
+    start_state = -2 - (zero_state if replay.state is None else replay.state)
+    num_aside = 0
+    num_together = 0
+    if replay.span.visible is None:
+        rows = _chain_rows(sources, history)
+        rows[num_replayed:, OUTPUT] = np.arange(first_row, first_row + replay.span.rows)
     else:
-        behind = bool(one.chunks) and one.chunks[-1] + CHUNK == one.span.base
-        root = HANDED if behind else taken
-        rows, held = _depth_first(one.span, sources, lead, first, root, behind, history)
-        whole = len(rows) - lead + (bool(lead) and not behind)
-    rows[0, TAKEN] = taken
-    pieces = tuple(_pieces(one, len(rows)))
+        after_chunks = bool(replay.chunks) and replay.chunks[-1] + CHUNK == replay.span.base
+        root_state = CARRIED_STATE if after_chunks else start_state
+        rows, num_aside = _depth_first(
+            replay.span, sources, num_replayed, first_row, root_state, after_chunks, history
+        )
+        num_together = len(rows) - num_replayed + (bool(num_replayed) and not after_chunks)
+    rows[0, TAKEN] = start_state
+    pieces = tuple(_pieces(replay, len(rows)))
     # The last chunk is filled up with empty rows.
     if missing := pieces[-1][0] - len(rows):
         rows = np.pad(rows, ((0, missing), (0, 0)), constant_values=NOTHING)
-    return SequenceRows(rows, pieces, held, whole)
+    return SequenceRows(rows, pieces, num_aside, num_together)
 
 
-def _pieces(one: SpanReplay, many: int) -> Iterator[tuple[int, bool]]:
-    """Yield `SequenceRows.pieces` for a sequence of `many` table rows.
+def _pieces(replay: SpanReplay, num_rows: int) -> Iterator[tuple[int, bool]]:
+    """Yield `SequenceRows.pieces` for a sequence of `num_rows` table rows.
 
     # chunks at rows [10 74], 150 rows, CHUNK 64 -> (10, False), (138, True), (150, False)
+
+    replay: The replay, which names the chunks.
+    num_rows: Number of the sequence's table rows.
     """
     end = 0
-    for at in (chunk - one.start for chunk in one.chunks):
-        if at > end:
+    for begin in (chunk - replay.start for chunk in replay.chunks):
+        if begin > end:
             if end:
                 yield end, True
-            yield at, False
-        end = at + CHUNK
+            yield begin, False
+        end = begin + CHUNK
     if end:
         yield end, True
-    if many > end:
-        yield many, False
+    if num_rows > end:
+        yield num_rows, False
 
 
-def set_aside_of(held: Sequence[int]) -> int:
-    """Return how many states must be available in memory if sequence i sets aside held[i] at once.
+def set_aside_of(num_aside: Sequence[int]) -> int:
+    """Return how many states must be available in memory for the sequences of a walk.
 
-    Sequences of the same lane run one after another and share their places, so each lane needs its maximum.
+    Sequences of the same lane run one after another and share their places, so each lane needs its maximum. 0
+    is returned for no sequences.
+
+    num_aside: For each sequence, how many states it sets aside at once.
 
         # held: sixteen times 1, then 3 and 2 -> lane 0 needs 3, lane 1 needs 2, the others 1: 19
     """
-    return sum(max(held[lane::LANES]) for lane in range(min(LANES, len(held))))
+    return sum(max(num_aside[lane::LANES]) for lane in range(min(LANES, len(num_aside))))
 
 
 def walk_of(sequences: Sequence[SequenceRows]) -> Walk:
-    """Return one walk that runs all sequences in a single pass. It modifies the arrays in `sequences`."""
+    """Return one walk that runs all sequences in a single pass.
+
+    sequences: Table rows of each sequence; their arrays are modified.
+    """
     (walk,) = in_blocks(sequences, sum(len(sequence.rows) for sequence in sequences))
     return walk
 
 
-def keep(sequences: Sequence[SequenceRows], replays: Sequence[SpanReplay]) -> None:
-    """Mark in the table rows which states are stored: `replays` are those of `sequences`, with their
-    `saves`."""
-    for sequence, one in zip(sequences, replays):
-        for end, state in one.saves:
-            sequence.rows[end - 1 - one.start, KEPT] = state
+def mark_saved_states(sequences: Sequence[SequenceRows], replays: Sequence[SpanReplay]) -> None:
+    """Mark in the table rows which states are stored, in place.
+
+    sequences: Table rows of each sequence.
+    replays: The replays of these sequences, in the same order, with their `saves`.
+    """
+    for sequence, replay in zip(sequences, replays):
+        for end, state in replay.saves:
+            sequence.rows[end - 1 - replay.start, KEPT] = state
 
 
 @dataclass(slots=True)
@@ -250,202 +280,252 @@ class _Block:
 
     chunks: Table rows that run by chunks, one array per sequence.
     rows: Table rows that run one by one, one array per sequence.
-    held: For each array of `rows`, how many states it sets aside at once.
+    num_aside: For each array of `rows`, how many states it sets aside at once.
     lines: Number of table rows in all.
     """
 
     chunks: list[Numbers] = field(default_factory=list[Numbers])
     rows: list[Numbers] = field(default_factory=list[Numbers])
-    held: list[int] = field(default_factory=list[int])
+    num_aside: list[int] = field(default_factory=list[int])
     lines: int = 0
 
-    def put(self, part: Numbers, chunked: bool, held: int = 0) -> None:
-        """Add the table rows of one sequence."""
+    def put(self, part: Numbers, chunked: bool, num_aside: int = 0) -> None:
+        """Add table rows of one sequence.
+
+        part: The rows, [rows, history + 1 + FIELDS].
+        chunked: True if they run by chunks, False if they run one by one.
+        num_aside: How many states the rows set aside at once.
+        """
         (self.chunks if chunked else self.rows).append(part)
-        self.held += [] if chunked else [held]
+        self.num_aside += [] if chunked else [num_aside]
         self.lines += len(part)
 
     def walk(self, aside: int, migrated: int) -> Walk:
         """Return the finished walk.
 
         aside: Number of states that are set aside at once, in any block of the frame.
-        handed: Number of carried states, which are stored after those.
+        migrated: Number of carried states, which are stored after those.
         """
-        if any(self.held):
-            _share_aside(self.rows, self.held)
+        if any(self.num_aside):
+            _share_aside(self.rows, self.num_aside)
         parts = [*self.chunks, *self.rows]
         rows = np.concatenate(parts) if len(parts) > 1 else parts[0]
         if migrated:
             for places in rows[:, TAKEN], rows[:, ASIDE]:
-                handing = places <= HANDED
-                places[handing] = aside + HANDED - places[handing]
+                carried = places <= CARRIED_STATE
+                places[carried] = aside + CARRIED_STATE - places[carried]
         chunks = [*accumulate(map(len, self.chunks), initial=0)]
         starts = [*accumulate(map(len, self.rows), initial=chunks[-1])]
         ends = np.array([chunk // CHUNK for chunk in chunks], np.int32)
         return Walk(np.array(starts, np.int32), rows, aside + migrated, ends)
 
 
-def in_blocks(sequences: Sequence[SequenceRows], most: int = BLOCK_ROWS) -> list[Walk]:
-    """Return walks of at most `most` table rows each, to be run one after another.
+def in_blocks(sequences: Sequence[SequenceRows], max_rows: int = BLOCK_ROWS) -> list[Walk]:
+    """Return walks of at most `max_rows` table rows each, to be run one after another.
 
     This bounds the memory of a pass, however far back a sequence has to be replayed. A sequence that
     continues in the next walk, or that runs token by token after its chunks, carries its state over in
-    memory. It modifies the arrays in `sequences`.
+    memory.
+
+    sequences: Table rows of each sequence; their arrays are modified.
+    max_rows: Table rows of a walk at most.
     """
     blocks = [_Block()]
     # For each carried state, the first block in which it is unused.
-    free = [0] * CARRIED
+    first_free = [0] * CARRIED
     for number, sequence in enumerate(sequences):
         slot = number % CARRIED
         last = blocks[-1]
-        if len(sequence.pieces) == 1 and last.lines + len(sequence.rows) <= most:
-            last.put(sequence.rows, sequence.pieces[0][1], sequence.held)
+        if len(sequence.pieces) == 1 and last.lines + len(sequence.rows) <= max_rows:
+            last.put(sequence.rows, sequence.pieces[0][1], sequence.num_aside)
         else:
-            free[slot] = _put_parts(sequence, blocks, free[slot], most, HANDED - slot)
-    aside = max(set_aside_of(block.held) for block in blocks)
-    migrated = CARRIED if any(free) else 0
+            first_free[slot] = _put_parts(sequence, blocks, first_free[slot], max_rows, CARRIED_STATE - slot)
+    aside = max(set_aside_of(block.num_aside) for block in blocks)
+    migrated = CARRIED if any(first_free) else 0
     return [block.walk(aside, migrated) for block in blocks]
 
 
-def _put_parts(sequence: SequenceRows, blocks: list[_Block], at: int, most: int, migrated: int) -> int:
-    """Distribute one sequence over `blocks`, from block `at` on, and add blocks as needed.
+def _put_parts(
+    sequence: SequenceRows, blocks: list[_Block], block_index: int, max_rows: int, migrated: int
+) -> int:
+    """Distribute one sequence over blocks, and add blocks as needed; return the number of the block after its
+    last part.
 
-    handed: Placeholder of the state that the sequence carries from part to part.
+    Within a block, chunks run before single tokens, so chunks that follow single tokens go into the next
+    block.
 
-    Return the block after its last part. Within a block, chunks run before single tokens, so chunks that
-    follow single tokens go into the next block.
+    sequence: Table rows of the sequence; its array is modified.
+    blocks: All blocks of the frame; changed in place.
+    block_index: Number of the first block that may be used.
+    max_rows: Table rows of a block at most.
+    migrated: Placeholder of the state that the sequence carries from part to part.
     """
     begin = 0
     rows = sequence.rows
-    before = False
-    assert sequence.whole <= most, "a tree runs in one block"
-    rows[rows[:, TAKEN] == HANDED, TAKEN] = migrated
+    has_single_tokens = False
+    assert sequence.num_together <= max_rows, "a tree runs in one block"
+    rows[rows[:, TAKEN] == CARRIED_STATE, TAKEN] = migrated
     for end, chunked in sequence.pieces:
         while begin < end:
-            if at == len(blocks):
+            if block_index == len(blocks):
                 blocks.append(_Block())
-            size = min(most - blocks[at].lines, end - begin)
+            size = min(max_rows - blocks[block_index].lines, end - begin)
             if chunked:
-                size = 0 if before else size // CHUNK * CHUNK
+                size = 0 if has_single_tokens else size // CHUNK * CHUNK
             elif begin + size < end:
-                size = 0 if before else min(size, len(rows) - sequence.whole - begin)
+                size = 0 if has_single_tokens else min(size, len(rows) - sequence.num_together - begin)
             if size <= 0:
-                at = at + 1
-                before = False
+                block_index = block_index + 1
+                has_single_tokens = False
                 continue
             if begin:
                 rows[begin - 1, ASIDE] = rows[begin, TAKEN] = migrated
             begin, part = begin + size, rows[begin : begin + size]
-            blocks[at].put(part, chunked, sequence.held if begin == len(rows) else 0)
+            blocks[block_index].put(part, chunked, sequence.num_aside if begin == len(rows) else 0)
             # Chunks of a block run before its single tokens, so a chunk after these needs the next block.
-            before = not chunked
-    return at + 1
+            has_single_tokens = not chunked
+    return block_index + 1
 
 
-def _share_aside(parts: Sequence[Numbers], held: Sequence[int]) -> None:
-    """Renumber the states that each sequence sets aside from 0 .. held - 1 to its lane's places, in place."""
+def _share_aside(parts: Sequence[Numbers], num_aside: Sequence[int]) -> None:
+    """Renumber the states that each sequence sets aside from 0 .. held - 1 to its lane's places, in place.
+
+    parts: Table rows of each sequence.
+    num_aside: For each sequence, how many states it sets aside at once.
+    """
     begin = 0
     for lane in range(min(LANES, len(parts))):
         for part in parts[lane::LANES]:
             for places in part[:, TAKEN], part[:, ASIDE]:
                 places[places >= 0] += begin
-        begin += max(held[lane::LANES])
+        begin += max(num_aside[lane::LANES])
 
 
-def _sources(one: SpanReplay, first: int, history: int, page_rows: int) -> Numbers:
+def _sources(replay: SpanReplay, first_row: int, history: int, page_rows: int) -> Numbers:
     """Return the source codes of columns start - history .. total - 1 of one sequence.
 
     A column of an earlier step is named by its KV slot, a token of this frame by -2 - its row, and a column
     before the sequence by -1.
 
         # base 5, 4 tokens in frame rows 0..3, start 5, history 2, page 0 -> [3 4 -2 -3 -4 -5]
+
+    replay: The segment, and the tokens of its sequence that run.
+    first_row: Row of the frame that holds the segment's first token.
+    history: Number of preceding tokens that a convolution reads.
+    page_rows: Rows (tokens) of a KV page.
     """
-    span = one.span
-    columns = np.arange(one.start - history, span.total)
+    span = replay.span
+    columns = np.arange(replay.start - history, span.total)
     place, row = np.divmod(columns.clip(0), page_rows)
     sources = np.array(span.pages, np.int32)[place] * page_rows + row
     sources[columns < 0] = NOTHING
-    sources[len(sources) - span.rows :] = -2 - np.arange(first, first + span.rows)
+    sources[len(sources) - span.rows :] = -2 - np.arange(first_row, first_row + span.rows)
     return sources.astype(np.int32)
 
 
-def _in_a_row(sources: Numbers, history: int) -> Numbers:
+def _chain_rows(sources: Numbers, history: int) -> Numbers:
     """Return table rows of a chain of tokens: each reads the `history` sources before its own.
 
     # sources [3 4 -2 -3], history 2 -> rows that begin [3 4 -2] and [4 -2 -3], with empty fields
+
+    sources: int32 [history + tokens], the source code of every token, preceded by those of `history` earlier
+        tokens.
+    history: Number of preceding tokens that a convolution reads.
     """
-    many = len(sources) - history
-    rows = np.full((many, history + 1 + FIELDS), NOTHING, np.int32)
+    num_rows = len(sources) - history
+    rows = np.full((num_rows, history + 1 + FIELDS), NOTHING, np.int32)
     for back in range(history + 1):
-        rows[:, back] = sources[back : back + many]
+        rows[:, back] = sources[back : back + num_rows]
     return rows
 
 
 def _depth_first(
-    span: RowSpan, sources: Numbers, lead: int, first: int, taken: int, cut: bool, history: int
+    span: RowSpan,
+    sources: Numbers,
+    lead: int,
+    first_row: int,
+    start_state: int,
+    after_chunks: bool,
+    history: int,
 ) -> tuple[Numbers, int]:
     """Return the table rows of the tokens that lead to a tree and of the tree itself.
 
     The second result is the number of states that the tree sets aside at once.
 
-    lead: Number of replayed tokens before the tree.
-    first: Row of the frame that holds the first node of the segment.
-    taken: Code of the state before all rows or, with `cut`, before the tree.
-    cut: The tree starts from a carried state instead of the row before it, because chunks precede the tree.
 
     Of the children of a node, the one with the largest subtree comes last. The state of the parent is
     released before that subtree runs, so few states are held at once.
+
+    span: The rows of one segment of the frame, with its sequence's pages.
+    sources: int32, the source code of every token; see `_sources`.
+    lead: Number of replayed tokens before the tree.
+    first_row: Row of the frame that holds the first node of the segment.
+    start_state: Code of the state before all rows or, with `after_chunks`, before the tree.
+    after_chunks: True if the tree starts from a carried state instead of the row before it, because chunks
+        precede the tree.
+    history: Number of preceding tokens that a convolution reads.
     """
-    before = _in_a_row(sources[: history + lead], history)
+    lead_rows = _chain_rows(sources[: history + lead], history)
     parents = _parents(span)
     codes = sources[lead:].tolist()
     children = _children(parents)
     read = {ROOT: codes[:history]}
-    own = span.tail - span.rows
-    held = 0
+    first_node = span.tail - span.rows
+    num_aside = 0
     free = list[int]()
     rows = list[list[int]]()
-    line: Numbers | list[int] | None = before[-1] if lead and not cut else None
-    todo = [(ROOT, NOTHING)]
-    while todo:
-        node, place = todo.pop()
+    last_row: Numbers | list[int] | None = lead_rows[-1] if lead and not after_chunks else None
+    stack = [(ROOT, NOTHING)]
+    while stack:
+        node, place = stack.pop()
         if node != ROOT:
             seen = [*read[parents[node]], codes[history + node]]
             read[node] = seen[1:]
-            line = [*seen, place, NOTHING, NOTHING, first + node - own if node >= own else NOTHING]
-            rows.append(line)
+            last_row = [
+                *seen,
+                place,
+                NOTHING,
+                NOTHING,
+                first_row + node - first_node if node >= first_node else NOTHING,
+            ]
+            rows.append(last_row)
             if place >= 0 and node == children[parents[node]][-1]:
                 free.append(place)
-        few = children.get(node, ())
+        siblings = children.get(node, ())
         place = NOTHING
-        if len(few) > 1:
-            if line is None:
-                place = taken
+        if len(siblings) > 1:
+            if last_row is None:
+                place = start_state
             else:
                 if not free:
-                    free.append(held)
-                    held += 1
-                line[ASIDE] = place = free.pop()
-        todo += [(child, place if number else NOTHING) for number, child in enumerate(few)][::-1]
-    return np.concatenate((before, np.array(rows, np.int32))), held
+                    free.append(num_aside)
+                    num_aside += 1
+                last_row[ASIDE] = place = free.pop()
+        stack += [(child, place if number else NOTHING) for number, child in enumerate(siblings)][::-1]
+    return np.concatenate((lead_rows, np.array(rows, np.int32))), num_aside
 
 
 def _parents(span: RowSpan) -> dict[int, int]:
     """Return the parent of every tail node that some row sees, by node; ROOT for first nodes.
 
     # visible [0b1, 0b11, 0b101, 0b1101] -> {0: ROOT, 1: 0, 2: 0, 3: 2}
+
+    span: The rows of one segment of the frame, with its sequence's pages.
     """
     parents: dict[int, int] = {}
     for bits in span.seen:
-        before = ROOT
+        parent = ROOT
         while bits:
             node = (bits & -bits).bit_length() - 1
-            parents[node], before, bits = before, node, bits & (bits - 1)
+            parents[node], parent, bits = parent, node, bits & (bits - 1)
     return parents
 
 
 def _children(parents: dict[int, int]) -> dict[int, list[int]]:
-    """Return the children of every node that has any; the child with the largest subtree comes last."""
+    """Return the children of every node that has any, by node; the child with the largest subtree comes last.
+
+    parents: The parent of every node; ROOT for first nodes.
+    """
     sizes = dict.fromkeys(parents, 1)
     children = dict[int, list[int]]()
     for node in sorted(parents, reverse=True):
@@ -453,6 +533,6 @@ def _children(parents: dict[int, int]) -> dict[int, list[int]]:
             sizes[parents[node]] += sizes[node]
     for node in sorted(parents):
         children.setdefault(parents[node], []).append(node)
-    for few in children.values():
-        few.sort(key=sizes.__getitem__)
+    for siblings in children.values():
+        siblings.sort(key=sizes.__getitem__)
     return children

@@ -30,8 +30,8 @@ from specsot_model.kv import KVPages
 from specsot_model.layers import Norm, fetch_head_norms
 from specsot_model.linear import Linear, Packed, Table, look_up
 from specsot_model.mlp import gate
-from specsot_model.packed import ROWS_IN, LayerParts, LayerSizes, PackedLayers, choose
-from specsot_model.projections import fuse
+from specsot_model.packed import ROWS_IN, LayerParts, LayerSizes, PackedLayers, best_tokens
+from specsot_model.projections import fuse_projections
 from specsot_model.rotary import Rotary, interleave, rotate
 from specsot_model.weights import Fetch
 
@@ -115,7 +115,7 @@ class EagleHead(DraftHead):
         if window is None:
             return whole
         near = [part for span in spans for part in self.look_back(span, window.rows)]
-        return replace(whole, near=make(near, page_rows))
+        return replace(whole, sliding=make(near, page_rows))
 
     def look_back(self, span: RowSpan, window: int) -> Iterator[RowSpan]:
         """Yield the spans that layers with a window of so many rows attend to."""
@@ -202,7 +202,7 @@ class Eagle3Head(EagleHead):
 
     def choose(self, outputs: Tensor, count: int) -> tuple[Tensor, Tensor] | None:
         norm = None if self.norm_output else self.norm
-        return choose(self.lm_head, norm, outputs, count, self.offsets)
+        return best_tokens(self.lm_head, norm, outputs, count, self.offsets)
 
     def to_target(self, ids: Tensor) -> Tensor:
         """Convert draft ids to ids of the base model: id + offsets[id], as the tensor d2t defines them.
@@ -259,7 +259,9 @@ def _pack(layers: Sequence[HeadLayer], dtype: torch.dtype) -> PackedLayers | Non
 
 def can_pack(shape: HeadShape, stretch: float) -> bool:
     """Return whether the CPU kernels support layers of these sizes when the weights are quantized."""
-    return stretch == 1.0 and all(_sizes(shape, inputs).whole for inputs in (shape.inputs, shape.hidden))
+    return stretch == 1.0 and all(
+        _sizes(shape, inputs).fit_vectors for inputs in (shape.inputs, shape.hidden)
+    )
 
 
 def _sizes(shape: HeadShape, inputs: int) -> LayerSizes:
@@ -307,7 +309,7 @@ class HeadLayer:
             residual = residual[asked]
             positions = positions[asked]
             slots = slots[asked]
-        plan = (rows.plan.near or rows.plan) if rows.plan and self.near else rows.plan
+        plan = (rows.plan.sliding or rows.plan) if rows.plan and self.near else rows.plan
         if plan is None:
             return residual
         if self.packed:
@@ -337,7 +339,7 @@ class HeadLayer:
         inputs: [rows, columns that this layer reads]. positions, slots: LongTensor [rows].
         """
         if self.packed:
-            self.packed.remember(inputs, self._index, positions, slots, kv)
+            self.packed.store_kv(inputs, self._index, positions, slots, kv)
             return
         pairs = self.shape.kv_heads
         parts = self._kv(inputs).view(inputs.shape[0], -1, self.shape.head_dim)
@@ -360,7 +362,7 @@ def find_norm(fetch: Fetch, name: str, size: int, eps: float) -> Norm | None:
 def _fuse(fetch: Fetch, prefix: str, parts: tuple[str, ...], shape: tuple[int, int]) -> Linear:
     """Load projections of one shape as one matrix product, with biases if there are any."""
     names = [f"{prefix}.{part}" for part in parts]
-    return fuse(fetch, names, shape, any(f"{name}.bias" in fetch for name in names))
+    return fuse_projections(fetch, names, shape, any(f"{name}.bias" in fetch for name in names))
 
 
 def _projections(fetch: Fetch, prefix: str, shape: HeadShape, index: int) -> tuple[Linear, Linear]:

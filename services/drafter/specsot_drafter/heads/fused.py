@@ -14,7 +14,7 @@ from specsot_drafter.heads import DraftHead, GraphHead, HeadRows
 from specsot_drafter.heads.decoder import DecoderHead
 from specsot_drafter.heads.eagle import Eagle3Head
 from specsot_model.attention import attend
-from specsot_model.fused import turn_heads
+from specsot_model.fused import rotate_heads
 from specsot_model.linear import CapturedProduct, Linear, captured_product
 
 
@@ -69,7 +69,7 @@ class FusedHead:
         inputs, hidden = join_rows(
             tokens, head.table, features, origins, norms, head.token_norm.eps, head.norm_before_residual
         )
-        heads = turn_heads(self._qkv.heads(inputs), rows.positions, rows.slots, kv_layer, self._turning)
+        heads = rotate_heads(self._qkv.heads(inputs), rows.positions, rows.slots, kv_layer, self._turning)
         queries = heads.narrow(1, 0, shape.heads)
         if rows.asked is not None:
             queries = queries[rows.asked]

@@ -40,7 +40,7 @@ from specsot_drafter.heads.eagle import (
     find_norm,
 )
 from specsot_model.layers import Edges, Norm, stored_edges
-from specsot_model.linear import Linear, Table, hold_table, look_up, of_lm_head
+from specsot_model.linear import Linear, Table, hold_table, lm_head_quantization, look_up
 from specsot_model.published import open_weights
 from specsot_model.rotary import Rotary
 from specsot_model.weights import Fetch
@@ -277,7 +277,7 @@ class _HeadLoader:
         The config's flag of tied embeddings is ignored, because it is copied from the base model. Raises
         HeadMismatch if the base model's lm_head would be needed and does not fit.
         """
-        kind = of_lm_head(self.fetch.quantization)
+        kind = lm_head_quantization(self.fetch.quantization)
         if "lm_head.weight" in self.fetch:
             weight = self.fetch("lm_head.weight", (self.shape.vocab, self.shape.hidden))
             return Linear(weight, None, kind)

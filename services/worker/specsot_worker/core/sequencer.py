@@ -27,7 +27,7 @@ from specsot.core.frames import (
 )
 from specsot.core.pages import PageTable, most_held
 from specsot.errors import SpecsotError
-from specsot_model.core.kv_plan import open_one, policy_of
+from specsot_model.core.kv_plan import open_sequence, policy_of
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget, InFlightFrame, PipelineDepth
 from specsot_worker.core.sequence_state import SequenceState
 
@@ -497,7 +497,7 @@ class Sequencer:
         if not (there and self._fits(opening)):
             return False
         try:
-            open_one(self._table, opening)
+            open_sequence(self._table, opening)
         except SpecsotError:
             self._reject(opening.sequence)
             return False
