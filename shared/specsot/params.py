@@ -261,12 +261,12 @@ class Pruning:
         _require_whole(LEAST_EVERY, MAX_TOKENS, "prune_every", self.prune_every)
         _require_whole(0, MOST_SKIPPED, "skip_layers", self.skip_layers)
 
-    def kept(self, rows: int) -> int:
+    def num_kept_rows(self, rows: int) -> int:
         """Return how many of `rows` rows a pruning leaves."""
         return math.ceil(self.keep_ratio * rows)
 
     @property
-    def most(self) -> int | None:
+    def max_kept_rows(self) -> int | None:
         """The largest number of rows that a pruning leaves, however long the sequence is.
 
         None if there is no bound, because some layers are skipped or all rows are kept. If a pruning leaves m

@@ -280,7 +280,7 @@ def _finish(active: _DrafterEpoch, rows: int, began: float) -> tuple[Drafts, boo
         active.configuration.epoch, engine.finish(), engine.paused_trees, active.configuration.you
     )
     seconds = time.perf_counter() - began
-    active.deadline.took(rows, seconds)
+    active.deadline.record(rows, seconds)
     return drafts, bool(drafts.drafts or drafts.paused_trees or engine.awake), seconds
 
 

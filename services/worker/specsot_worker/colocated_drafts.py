@@ -178,7 +178,7 @@ class ColocatedDrafts:
     def record_misprediction(self, sequence: int) -> None:
         """Record that the host has found other target tokens for this sequence than the device."""
         if self._begun:
-            self._begun[1].astray.add(sequence)
+            self._begun[1].mispredicted.add(sequence)
 
     def follow(self, frame: Frame, outcomes: Mapping[int, Outcome]) -> DraftedStep | None:
         """Return the step that follows a verified frame, launched already if the device chooses its trees.
@@ -191,7 +191,7 @@ class ColocatedDrafts:
             return None
         ahead = DraftedStep(self._stage, frame, outcomes, places)
         number, verdict = self._begun or (0, None)
-        if verdict and number == frame.number and not verdict.astray and self._quiet():
+        if verdict and number == frame.number and not verdict.mispredicted and self._quiet():
             ahead.launch(self.drafter)
         return ahead
 

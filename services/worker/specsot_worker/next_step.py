@@ -296,7 +296,7 @@ class NextStep:
         trees = [one.tree for one in segments]
         self._predicted = GuessedStep(segments, trees, arranged=True)
         own = [one.sequence for one in segments]
-        wanted = map(table.wanted, own, [one.committed + len(one.tree.tokens) for one in segments])
+        wanted = map(table.missing_pages, own, [one.committed + len(one.tree.tokens) for one in segments])
         reserved = [(sequence, pages) for sequence, pages in zip(own, wanted) if pages]
         if sum(pages for _, pages in reserved) > table.free:
             return

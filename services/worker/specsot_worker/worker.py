@@ -405,7 +405,7 @@ class Worker:
 
     def _record_compute(self, active: _WorkerEpoch, frame: Frame, seconds: float) -> None:
         """Record the compute seconds of a frame, for the time limits of later frames and for the observer."""
-        active.deadline.took(sum(map(rows_of, frame.segments)), seconds)
+        active.deadline.record(sum(map(rows_of, frame.segments)), seconds)
         self._observer.computed(frame, seconds)
 
     async def _announce(self, active: _WorkerEpoch, verified: VerifiedFrame) -> None:

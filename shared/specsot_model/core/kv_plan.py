@@ -184,7 +184,7 @@ def window_of(opening: Opening) -> Window | None:
     match policy := policy_of(opening):
         case Window():
             return policy
-        case Pruning(most=int(most)):
+        case Pruning(max_kept_rows=int(most)):
             return Window(0, max(most, LEAST_RECENT))
         case _:
             return None
@@ -237,10 +237,10 @@ def _hide(
             return hide_outside_window(policy, span, positions)
         case HeadPruning():
             kept = table.rows_kept_by_head(sequence)
-            since = table.pruned(sequence)[1]
+            since = table.pruned_columns(sequence)[1]
             return hide_pruned_by_head(kept, since, span, positions, policy.skip_layers)
         case Pruning():
-            return hide_pruned(table.pruned(sequence), span, policy.skip_layers)
+            return hide_pruned(table.pruned_columns(sequence), span, policy.skip_layers)
         case HeadWindows():
             told = span.rows, span.base, span.tail, span.pages, span.seen
             return PolicySpan(*told, None, 0, policy, tuple(positions))

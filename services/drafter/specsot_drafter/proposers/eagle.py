@@ -263,7 +263,7 @@ class EagleProposer(Proposer):
         if len(trees) == len(pages):
             features = head.features(verdict.features.to(head.device, head.dtype))
             early = graphs.begin_async(trees, verdict.targets.to(head.device), features, ids, levels)
-            self._early = early and replace(early, astray=verdict.astray)
+            self._early = early and replace(early, astray=verdict.mispredicted)
         return self._early is not None
 
     def choose_async(
