@@ -39,7 +39,7 @@ class Collection:
 
     def __init__(self) -> None:
         self.exporter = InMemorySpanExporter()
-        self.tracer: Tracer = collect("specsot-master", self.exporter, at_once=True)
+        self.tracer: Tracer = collect("specsot-master", self.exporter, immediate=True)
 
     def watch(self, desk: RequestCounter) -> None:
         desk.watch(lambda ask: RequestSpans(self.tracer, ask, "demo"))

@@ -25,7 +25,7 @@ from specsot.core.frames import Frame, Opening, PromptChunk, Segment, TreeSegmen
 from specsot.core.pages import PageCopy, PageTable, Policy, RowPruning
 from specsot.core.tree import shape_of
 from specsot.errors import WireError
-from specsot.params import LEAST_RECENT, MAX_TOKENS, HeadCounts, HeadPruning, HeadWindows, Pruning, Window
+from specsot.params import MAX_TOKENS, MIN_RECENT, HeadCounts, HeadPruning, HeadWindows, Pruning, Window
 from specsot.values import value
 from specsot_kernels.segments import HeadColumns, RowSpan, VisibleColumns
 
@@ -185,7 +185,7 @@ def window_of(opening: Opening) -> Window | None:
         case Window():
             return policy
         case Pruning(max_kept_rows=int(most)):
-            return Window(0, max(most, LEAST_RECENT))
+            return Window(0, max(most, MIN_RECENT))
         case _:
             return None
 
