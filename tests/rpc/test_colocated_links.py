@@ -126,7 +126,7 @@ async def test_threads_and_the_loop_post_at_once_and_each_ones_messages_stay_who
     for frame in frames:
         assert frame.hidden is not None
         assert torch.equal(frame.hidden, ROWS[: len(frame.hidden)])
-    assert [message.rest for message in came if isinstance(message, Drafts)] == list(range(count))
+    assert [message.paused_trees for message in came if isinstance(message, Drafts)] == list(range(count))
 
 
 async def test_a_thread_that_posts_while_the_link_is_closed_hears_of_it_and_harms_nobody() -> None:
@@ -154,7 +154,7 @@ async def test_a_thread_that_posts_while_the_link_is_closed_hears_of_it_and_harm
             numbers: list[int] = []
             while (arrival := there.inbox.take()) is not None:
                 assert isinstance(arrival.message, Drafts)
-                numbers.append(arrival.message.rest)
+                numbers.append(arrival.message.paused_trees)
             assert numbers == list(range(len(numbers)))
             assert 0 < len(numbers) <= sent
 
@@ -190,8 +190,11 @@ async def meet(there: There) -> Path:
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (b"\x03\0\0\0\xff\xff\xff", "it sent what does not decode: not a specsot.v1.CarryRequest"),
-        (b"\xff\xff\xff\xff", "it sent what does not decode: a message of 4294967295 bytes"),
+        (
+            b"\x03\0\0\0\xff\xff\xff",
+            "it sent a message that cannot be decoded: not a specsot.v1.CarryRequest",
+        ),
+        (b"\xff\xff\xff\xff", "it sent a message that cannot be decoded: a message of 4294967295 bytes"),
         (b"\x03\0\0\0\xff", "its link broke"),
     ],
 )

@@ -56,7 +56,7 @@ async def meeting(
 ) -> AsyncIterator[There]:
     inbox, own = Inbox(), Inbox()
     here, away = Sockets(keepalive, largest), Sockets(keepalive)
-    host = ZmqHost(listen, inbox, here, patience=5)
+    host = ZmqHost(listen, inbox, here, timeout_seconds=5)
     async with AsyncExitStack() as stack:
         ring = RingService(inbox, "there", host)
         endpoint = await open_server(listen, {SERVICE: ring.attach}, Terms(tls=theirs))
@@ -138,8 +138,11 @@ def wire_of(link: SendingEnd):
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        (b"\xff\xff\xff", "it sent what does not decode: not a specsot.v1.CarryRequest: 3 bytes"),
-        (ring_pb2.CarryRequest().SerializeToString(), "it sent what does not decode: CarryRequest carries"),
+        (b"\xff\xff\xff", "it sent a message that cannot be decoded: not a specsot.v1.CarryRequest: 3 bytes"),
+        (
+            ring_pb2.CarryRequest().SerializeToString(),
+            "it sent a message that cannot be decoded: CarryRequest carries",
+        ),
         (b"x" * (5 << 20), "its link broke"),  # more than was granted: not even taken in
     ],
 )

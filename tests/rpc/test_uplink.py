@@ -283,7 +283,7 @@ async def test_a_socket_that_breaks_costs_the_member_but_not_the_master() -> Non
     uplink = await join(master.address, WORKER, inbox)
     assert uplink._nearby is not None
     uplink._nearby.write_now(b"\x02\x00\x00\x00\xff\xff")
-    why = "it sent what does not decode: not a specsot.v1.JoinRequest: 2 bytes that do not parse"
+    why = "it sent a message that cannot be decoded: not a specsot.v1.JoinRequest: 2 bytes that do not parse"
     assert await master.fleet.gone.get() == ("w0", why)
     assert [(await inbox.get()).message for _ in range(2)] == [EPOCH, Lost("master", "it ended the stream")]
     await master.close()
@@ -415,7 +415,7 @@ async def test_what_a_member_does_not_say(master: Master) -> None:
 
 
 async def test_a_peer_that_does_not_read_loses_its_link() -> None:
-    outbox: SendQueue[bytes] = SendQueue(most=10)
+    outbox: SendQueue[bytes] = SendQueue(max_bytes=10)
     outbox.put(b"123456", 6)
     with pytest.raises(Unavailable, match="the peer does not read: 12 bytes wait"):
         outbox.put(b"123456", 6)

@@ -158,11 +158,11 @@ class StepLoop:
                 self.sequencer.add_drafts(drafts)
         return Step(frame, verified.result)
 
-    def begin_async(self, verdict: DeviceVerification) -> None:
+    def begin_async(self, verification: DeviceVerification) -> None:
         """Start drafting from a verification result on the device; see `ColocatedDrafter`."""
         assert self._engine is not None
         with self._at("draft"):
-            self._engine.begin_async(verdict)
+            self._engine.begin_async(verification)
 
     def choose_async(self, verified: Sequence[TreeSegment]) -> DeviceTrees | None:
         """Select tree nodes on the device; see `ColocatedDrafter`."""
