@@ -148,7 +148,7 @@ def test_a_header_carries_no_rows() -> None:
     assert requests[0].ByteSize() < 100
     assert CarryReader().read(requests[0]) == frame(1, SeparateTensor((3, 2000), torch.float32))
     requests[0].frame.hidden.data = b"1234"
-    with pytest.raises(WireError, match="a tensor beside its message brought 4 bytes"):
+    with pytest.raises(WireError, match="a tensor that travels separately came with 4 bytes"):
         CarryReader().read(requests[0])
 
 
@@ -178,9 +178,9 @@ async def test_a_stage_passes_on_the_stamp_that_came_and_the_last_one_believes_n
             came = await come(there)
             assert torch.equal(await opened(came.hidden), HIDDEN)
             await sending
-            taken: Any = there.rows.taken(7, number)
+            taken: Any = there.rows.pop_received(7, number)
             assert torch.equal(taken.stamp, stamp)
-            assert there.rows.taken(7, number) is None
+            assert there.rows.pop_received(7, number) is None
         with pytest.raises(Unavailable, match="the rows of frame 2 did not arrive"):
             came.hidden.check()
         await link.close()
@@ -204,7 +204,7 @@ async def test_frames_of_another_epoch_find_no_channel() -> None:
         await negotiate(there.address, "here", 6, b"", "worker", rows=True)
         link = await GrpcDialer("here").dial(there.address, 7)
         await link.send(frame(1, SeparateTensor.of(HIDDEN)))
-        assert "where no channel is" in (await there.inbox.get()).message.reason
+        assert "there is no such channel" in (await there.inbox.get()).message.reason
         await link.close()
 
 

@@ -68,7 +68,7 @@ def test_work_that_began_must_end(work: Callable[[], None], seconds: int) -> Non
 
     async def hangs() -> float:
         with pytest.raises(Hung, match=rf"w hangs: .* after {seconds} s"):
-            await Compute("w", Never(begins=True)).run(work, within=25.0)
+            await Compute("w", Never(begins=True)).run(work, timeout_seconds=25.0)
         return asyncio.get_running_loop().time()
 
     assert run(hangs()) == pytest.approx(seconds)
@@ -80,7 +80,7 @@ def test_work_whose_turn_has_not_come_may_wait() -> None:
 
     async def waits() -> None:
         late = Labour(lambda work: asyncio.get_running_loop().call_later(100.0, work))
-        assert await Compute("w", late).run(lambda: 7, within=3.0) == 7
+        assert await Compute("w", late).run(lambda: 7, timeout_seconds=3.0) == 7
 
     run(waits())
 

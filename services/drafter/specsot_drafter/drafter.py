@@ -147,7 +147,7 @@ class Drafter:
         active.pending = []
         with self._observer.drafting(batches):
             drafts, speaks, seconds = await self._compute.run(
-                _observe_and_draft, active, batches, within=active.deadline.seconds(_rows(batches))
+                _observe_and_draft, active, batches, timeout_seconds=active.deadline.seconds(_rows(batches))
             )
         self._observer.drafted(drafts, seconds)
         if speaks:

@@ -28,7 +28,7 @@ from specsot.transport.wire.events import (
     encode_event,
     encode_info,
     encode_rebalanced,
-    has_words,
+    has_prompt,
     resumes,
 )
 from specsot.transport.wire.members import decode_upward, encode_downward
@@ -119,7 +119,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
         owner = self._owner(context)
         caller = Caller(id, owner or client_of(context.peer()), context.time_remaining(), owner)
         offset = request.resume_from if resumes(request) else None
-        ask = decode_ask(request, self._positions) if offset is None or has_words(request) else None
+        ask = decode_ask(request, self._positions) if offset is None or has_prompt(request) else None
         return self._requests.generate(ask, caller, offset)
 
     def _owner(self, context: Context) -> str:

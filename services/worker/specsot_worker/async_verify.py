@@ -85,7 +85,7 @@ class AsyncVerifier:
 
         within: Seconds that it may take. None: no limit.
         """
-        return await self._compute.run(self._verify, verify, launched, within=within)
+        return await self._compute.run(self._verify, verify, launched, timeout_seconds=within)
 
     def close(self) -> None:
         """Stop verifying. Later errors are ignored."""

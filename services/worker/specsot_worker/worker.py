@@ -375,7 +375,9 @@ class Worker:
             return
         if active.async_verifier:
             active.async_verifier.submit(
-                await self._compute.run(launch_frame, active.stage, frame, within=_time_limit(active, frame))
+                await self._compute.run(
+                    launch_frame, active.stage, frame, timeout_seconds=_time_limit(active, frame)
+                )
             )
             return
         verify = reporting(active.links, active.verifier.verify)
@@ -401,7 +403,7 @@ class Worker:
     ) -> Any:
         """Compute a frame within its time limit. Raises Hung if it takes longer."""
         with self._observer.computing(frame):
-            return await self._compute.run(work, *arguments, within=_time_limit(active, frame))
+            return await self._compute.run(work, *arguments, timeout_seconds=_time_limit(active, frame))
 
     def _record_compute(self, active: _WorkerEpoch, frame: Frame, seconds: float) -> None:
         """Record the compute seconds of a frame, for the time limits of later frames and for the observer."""

@@ -192,7 +192,7 @@ def split_address(address: str) -> tuple[str, int]:
     """
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65535:
-        raise Unavailable(f"{address} is no address; write host:port")
+        raise Unavailable(f"{address} is not an address; write host:port")
     return host.strip("[]"), int(port)
 
 
