@@ -209,13 +209,13 @@ async def test_frames_of_another_epoch_find_no_channel() -> None:
 
 
 def test_rows_go_only_where_nobody_else_can_have_put_anything(tmp_path: Path) -> None:
-    from specsot.transport.nccl_links import _own
+    from specsot.transport.nccl_links import _checked_path
 
     with pytest.raises(Unavailable, match=r"10\.0\.0\.1:5 is on another machine"):
-        _own(Endpoint(path=str(tmp_path / "none" / "rows-0")), "10.0.0.1:5")
+        _checked_path(Endpoint(path=str(tmp_path / "none" / "rows-0")), "10.0.0.1:5")
     tmp_path.chmod(0o755)
     with pytest.raises(Unavailable, match="which is not private to this user"):
-        _own(Endpoint(path=str(tmp_path / "rows-0")), "10.0.0.1:5")
+        _checked_path(Endpoint(path=str(tmp_path / "rows-0")), "10.0.0.1:5")
 
 
 def test_nobody_at_the_other_end(tmp_path: Path) -> None:

@@ -143,5 +143,5 @@ def test_what_does_not_travel_is_refused_at_the_sender() -> None:
         next(encode_carry("words"))
     with pytest.raises(WireError, match="send the master a str"):
         encode_upward("words")
-    with pytest.raises(WireError, match="tell a member a str"):
+    with pytest.raises(WireError, match="send a member a str"):
         encode_downward("words")
