@@ -199,7 +199,7 @@ async def test_only_the_key_that_was_named_gets_in_and_strangers_disturb_nobody(
 
 async def test_links_that_are_over_leave_no_descriptor(there: There) -> None:
     """Those that a peer opened and closed, and those where nobody came: libzmq has 1,023 sockets, no more."""
-    there.host._patience = 0.1
+    there.host._timeout_seconds = 0.1
 
     async def come_and_go() -> int:
         for number in range(3):
