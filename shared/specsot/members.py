@@ -49,6 +49,7 @@ class Range:
     last: int
 
     def __str__(self) -> str:
+        """Return the range as "first:last"."""
         return f"{self.first}:{self.last}"
 
     def __len__(self) -> int:

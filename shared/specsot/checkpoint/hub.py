@@ -62,6 +62,7 @@ class HubName:
     file: str | None = None
 
     def __str__(self) -> str:
+        """Return the name as `hub_name` parses it: owner/name@revision:FILE.gguf."""
         revision = self.revision
         file = self.file
         return self.repository + (f"@{revision}" if revision else "") + (f":{file}" if file else "")

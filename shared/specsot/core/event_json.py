@@ -16,7 +16,7 @@ def line_of(numbered: Numbered) -> str:
 
     numbered: the event with its number in the request's stream.
     """
-    return json.dumps(fields_of(numbered), ensure_ascii=False, default=baseline_of)
+    return json.dumps(fields_of(numbered), ensure_ascii=False, default=json_value_of)
 
 
 def fields_of(numbered: Numbered) -> dict[str, Any]:
@@ -40,14 +40,17 @@ _IF_ANY = ("logprobs", "forecast", "stop_string", "stop_token")
 
 
 def name_of(event: Event) -> str:
-    """Return the type of an event in snake case: BranchStarted -> branch_started."""
+    """Return the type of an event in snake case: BranchStarted -> branch_started.
+
+    event: the event.
+    """
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(event).__name__).lower()
 
 
-def baseline_of(value: Any) -> Any:
+def json_value_of(value: Any) -> Any:
     """Convert a value that JSON cannot express: an enumeration becomes its value, bytes become numbers.
 
-    Raises TypeError for any other type.
+    value: the value of an event's field. Raises TypeError for any other type.
     """
     if isinstance(value, enum.Enum):
         return value.value

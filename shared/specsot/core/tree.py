@@ -42,6 +42,7 @@ class Tree:
         shape_of(self.parents)
 
     def __len__(self) -> int:
+        """Number of nodes, the root included."""
         return len(self.tokens)
 
 

@@ -47,6 +47,7 @@ class Vocabulary:
     unnamed: tuple[int, ...] = field(default=(), compare=False, repr=False)
 
     def __len__(self) -> int:
+        """Number of token ids."""
         return len(self.bytes)
 
 
@@ -188,6 +189,7 @@ class _Alphabet:
     """
 
     def __init__(self) -> None:
+        """Compute the byte of each character of the alphabet."""
         printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
         others = [byte for byte in range(256) if byte not in printable]
         self._byte = {chr(byte): byte for byte in printable}

@@ -151,6 +151,7 @@ class SymbolPool:
     """The default descriptor pool, which also finds the file of a method: specsot.v1.Master.Generate."""
 
     def __init__(self) -> None:
+        """Use the default descriptor pool of the process."""
         self._pool = descriptor_pool.Default()
 
     def __getattr__(self, name: str) -> Any:
@@ -353,6 +354,10 @@ def _refusal(error: Exception) -> Any:
     """
 
     async def refuse(request: object, context: object) -> NoReturn:
+        """Raise the error, for any request.
+
+        request, context: given by gRPC, not needed.
+        """
         raise error
 
     return grpc.stream_stream_rpc_method_handler(refuse)  # pyrefly: ignore[bad-argument-type]
@@ -384,6 +389,11 @@ def _tolerant(deserialize: Callable[[bytes], Any], held: HeldBytes) -> Callable[
     """
 
     def read(data: bytes) -> Any:
+        """Return the request of a message, Overloaded if the budget has too little left, or WireError if it
+        cannot be parsed.
+
+        data: the bytes of the message.
+        """
         try:
             return deserialize(data) if held.reserve(len(data)) else Overloaded(_NO_ROOM)
         except Exception:  # Whatever a client's bytes cause, the client must not see it as a Python error.
@@ -404,6 +414,11 @@ def _guarded(behaviour: Behaviour, streams_requests: bool, held: HeldBytes) -> B
     admit = partial(_checked_stream, held=held) if streams_requests else _checked
 
     async def answer(request: Any, context: ServicerContext[Any, Any]) -> Any:
+        """Run a handler with a single response, and return the response.
+
+        request: the deserialized request, or the stream of requests.
+        context: context of the call, which gets the status of an error.
+        """
         try:
             return await behaviour(admit(request), context)
         except Exception as error:
@@ -412,6 +427,11 @@ def _guarded(behaviour: Behaviour, streams_requests: bool, held: HeldBytes) -> B
             held.release()
 
     async def generate(request: Any, context: ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+        """Run a handler with a stream of responses, and yield the responses.
+
+        request: the deserialized request, or the stream of requests.
+        context: context of the call, which gets the status of an error.
+        """
         try:
             async with aclosing(behaviour(admit(request), context)) as responses:
                 async for response in responses:

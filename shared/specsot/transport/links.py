@@ -331,6 +331,7 @@ class Inbox:
     """The receiving end of all of a member's links: one queue, arrivals in order per sender."""
 
     def __init__(self) -> None:
+        """Make an empty inbox."""
         self._queue: asyncio.Queue[Arrival] = asyncio.Queue()
 
     def put(self, sender: str, message: Any, names: frozenset[str] | None = None) -> None:

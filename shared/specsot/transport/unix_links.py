@@ -268,6 +268,7 @@ class UnixHost:
     """The receiving ends of a member's links over unix sockets."""
 
     def __init__(self) -> None:
+        """Make a host without links. Its private folder is created with the first link."""
         self._places = Places("links")
         self._links = set[asyncio.Task[None]]()
 

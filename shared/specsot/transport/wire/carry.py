@@ -98,6 +98,7 @@ class CarryReader:
     """Decodes the protobuf messages of one stream in order, and joins the parts of a message."""
 
     def __init__(self) -> None:
+        """Begin with no part of any message."""
         self._taps = TapReader()
         self._incomplete: tuple[Cut, PieceReader] | None = None
 

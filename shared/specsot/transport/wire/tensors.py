@@ -168,6 +168,7 @@ class PieceWriter:
     """
 
     def __init__(self) -> None:
+        """Begin with room for PIECE_BYTES in the message."""
         self._free_bytes = PIECE_BYTES
         self._unsent: list[memoryview] = []
 
@@ -251,6 +252,7 @@ class TapReader:
     """Collects the parts of one tap at a time. Memory grows only with the data that has arrived."""
 
     def __init__(self) -> None:
+        """Begin with no part of any tap."""
         self._parts: list[torch.Tensor] = []
         self._key: tuple[int, int, int] | None = None
         self._rows = 0
