@@ -13,7 +13,9 @@ from specsot.service.option_table import POSITIVE, option, same
 DraftMode = Literal["linear", "tree", "pruned"]
 TunerName = Literal["measured", "seed", "fixed"]
 
+# The values of --draft-mode.
 DRAFT_MODES: tuple[DraftMode, ...] = ("linear", "tree", "pruned")
+# The values of --tuner.
 TUNERS: tuple[TunerName, ...] = ("measured", "seed", "fixed")
 # Levels below the root. Bounds --draft-depth, and so the memory of trees. Untuned.
 MAX_DEPTH = 64
@@ -130,4 +132,5 @@ def _require_count(name: str, count: int | None, max_count: int) -> None:
     require_field(count is None or 1 <= count <= max_count, name, f"in 1 .. {max_count}", count)
 
 
+# The options of a drafter if none are given.
 DEFAULT = DraftOptions()

@@ -32,6 +32,7 @@ WeightFormat = Literal["safetensors", "bin"]
 Quantization = Literal["int8", "int4", "fp8"]
 # The type in which KV rows are stored. "auto" is the type in which the member computes.
 KvDtype = Literal["auto", "int8"]
+# The values of --quantization.
 QUANTIZATIONS: tuple[Quantization, ...] = ("int8", "int4", "fp8")
 # (tokens in the batch, seconds), by ascending tokens.
 Curve = tuple[tuple[int, float], ...]
@@ -128,6 +129,7 @@ class Overrides:
     )
 
 
+# No correction of a head's config.
 AS_PUBLISHED = Overrides()
 
 

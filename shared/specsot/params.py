@@ -14,7 +14,9 @@ Mode = Literal["auto", "sot", "direct"]
 PlanStyle = Literal["auto", "list", "markers", "tags"]
 DrafterName = Literal["eagle", "model", "suffix", "ngram", "none"]
 
+# The modes of a request.
 MODES: tuple[Mode, ...] = ("auto", "sot", "direct")
+# The names of all drafters.
 DRAFTERS: tuple[DrafterName, ...] = ("eagle", "model", "suffix", "ngram", "none")
 # Drafters that need no draft model.
 MODELLESS: tuple[DrafterName, ...] = ("suffix", "ngram", "none")
@@ -610,6 +612,7 @@ class Ask:
 
 FormKind = Literal["json_object", "json_schema", "regex", "choice"]
 
+# The kinds of constraints on an answer.
 FORM_KINDS: tuple[FormKind, ...] = ("json_object", "json_schema", "regex", "choice")
 # Bytes. Bounds all texts of a form together, because they travel with the opening of the answer's sequence.
 MAX_FORM_BYTES = 64 << 10

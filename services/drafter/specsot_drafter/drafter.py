@@ -214,7 +214,7 @@ class Drafter:
         Only a worker may report its own loss; other reports are ignored.
         """
         needed = {active.configuration.drafted_for.name, active.configuration.stages[-1].name}
-        if lost.peer in needed and lost.peer == arrival.sender and arrival.of("worker"):
+        if lost.peer in needed and lost.peer == arrival.sender and arrival.may_act_as("worker"):
             raise Unavailable(f"lost {lost.peer}: {lost.reason}")
 
     async def _send_taps(self, configuration: Configuration, taps: Collection[int], sent: list[int]) -> None:

@@ -261,7 +261,7 @@ class Worker:
         active = self._active
         message = arrival.message
         if isinstance(message, KvRows):
-            if arrival.of("worker"):
+            if arrival.may_act_as("worker"):
                 await self._handover.take(arrival.sender, message)
             return
         epoch = getattr(message, "epoch", self.epoch)

@@ -10,6 +10,7 @@ NormKind = Literal["rms", "layer"]
 MlpKind = Literal["gated", "plain", "experts"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 
+# The activation function by each spelling in config.json.
 ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
@@ -308,6 +309,7 @@ QWEN_DELTA = Family(
     delta=Delta(),
 )
 
+# The supported families by model_type.
 FAMILIES: Mapping[str, Family] = {
     "llama": LLAMA,
     "mistral": Family(

@@ -31,6 +31,7 @@ NAMED = re.compile(
 FOLDER = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)")
 # The folder of a snapshot: the commit in hex.
 COMMIT = re.compile(r"[0-9a-f]{40}")
+# Files that say which weight file holds each tensor.
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 # All files that this project reads, except weights. Indexes of pickles are text as well.
 TEXTS = (

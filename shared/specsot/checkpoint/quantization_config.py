@@ -52,6 +52,7 @@ PARTS: Mapping[Method, tuple[str, ...]] = {
     ),
     "mxfp4": ("_scales",),
 }
+# Bits. The sizes of packed integers that can be read.
 PACKED_BITS = (4, 8)
 # Inputs that share a scale: int4 weights, and a CPU's int8 activations that multiply int4 weights.
 GROUP = 32
@@ -328,6 +329,7 @@ def _expect(value: object, name: str, *known: object) -> None:
         raise ValueError(f"{name} {value!r} is not one of {', '.join(map(str, known))}")
 
 
+# The reader of quantization_config by quant_method.
 READERS: Mapping[Any, Any] = {
     "awq": _awq,
     "gptq": _gptq,

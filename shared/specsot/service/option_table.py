@@ -632,13 +632,21 @@ def number(value: float) -> str:
     return f"{value:g}" if float(f"{value:g}") == value else repr(value)
 
 
+# A whole number > 0.
 POSITIVE = number_kind("N", int, "not a whole number > 0", lambda value: value > 0)
+# A number of seconds >= 0.
 SECONDS = number_kind("SECONDS", float, "no number of seconds", lambda value: 0 <= value < 1e9, number)
+# A finite number > 0.
 ABOVE_ZERO = number_kind("X", float, "not a number > 0", lambda value: 0 < value < math.inf, number)
+# An amount of memory in bytes, such as 512M.
 MEMORY = Kind("BYTES", memory, written_memory)
+# Ascending layer numbers, such as 2,16,29.
 LAYER_NUMBERS = Kind("LAYERS", layer_numbers, listed)
+# Whole numbers > 0, such as 1,2,4.
 COUNTS = list_kind("N,N", r"0*[1-9]\d*", "must be numbers > 0, such as 1,2,4, got {}", int)
+# Host names, separated by commas.
 HOST_NAMES = list_kind("NAMES", r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,252})", "{} is not a host name")
+# Origins of web pages, or * for all, separated by commas.
 ORIGINS = list_kind(
     "ORIGINS", r"\*|https?://[^\s/,*]+", "{} is no origin; write https://chat.example, or * for all"
 )

@@ -298,6 +298,7 @@ def layers(text: str) -> Range:
     return Range(int(match[1]), int(match[2]))
 
 
+# A layer range, such as 0:4.
 LAYERS = Kind("FIRST:LAST", layers)
 
 

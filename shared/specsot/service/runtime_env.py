@@ -17,6 +17,7 @@ M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
 M_ARENA_MAX = -8
 
+# Environment variables that are set unless the environment has them already.
 _SETTINGS = {
     # A forward pass has dozens of short parallel sections. Threads that sleep between them, as with the
     # passive policy, double its time; threads that spin for long take cores from the next service.

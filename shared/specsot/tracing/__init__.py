@@ -75,6 +75,7 @@ class Tracer:
         return Span()
 
 
+# The tracer that is used if no spans are collected.
 OFF = Tracer()
 
 

@@ -34,6 +34,7 @@ from specsot.transport.unix_links import UnixHost, UnixWire, is_local_socket, re
 from specsot.transport.wires import Wire
 from specsot.v1 import ring_pb2, ring_pb2_grpc
 
+# The service of every member, under which its links are opened.
 SERVICE = "specsot.v1.Ring"
 # The service under which a member is listed and reports its health, in addition to SERVICE.
 ROLE_SERVICES: Mapping[Kind, str] = {"worker": "specsot.v1.Worker", "drafter": "specsot.v1.Drafter"}

@@ -46,7 +46,9 @@ log = structlog.get_logger()
 
 Attach = Callable[[grpc.aio.Server], None]
 
+# The terms of a server between members, without TLS.
 _TERMS = Terms(keepalive=LINK)
+# The name of the reflection service, version 1.
 _V1 = "grpc.reflection.v1.ServerReflection"
 
 

@@ -26,6 +26,7 @@ MAX_MESSAGE_BYTES = 512
 # Bytes. Bounds the raw plan of a PlanError. Untuned.
 MAX_PLAN_BYTES = 3072
 
+# The status code of each class of errors; a class without an entry has that of its base class.
 _CODES: dict[type[errors.SpecsotError], StatusCode] = {
     errors.InvalidRequest: StatusCode.INVALID_ARGUMENT,
     errors.ContextLengthExceeded: StatusCode.INVALID_ARGUMENT,
@@ -157,4 +158,5 @@ def _reason(kind: type[errors.SpecsotError]) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).upper()
 
 
+# The class of an error by the name that details carry, such as HEAD_MISMATCH.
 _NAMES: dict[str, type[errors.SpecsotError]] = {_reason(kind): kind for kind in _CODES}

@@ -25,6 +25,7 @@ from specsot.v1 import fleet_pb2, fleet_pb2_grpc, models_pb2, models_pb2_grpc
 
 log = structlog.get_logger()
 
+# The service by which members lend files to each other.
 MODELS_SERVICE = "specsot.v1.Models"
 # Seconds between attempts. The interval doubles from the first to the second value. Untuned.
 FIRST_RETRY_SECONDS = 0.25

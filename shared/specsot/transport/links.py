@@ -180,7 +180,7 @@ class Arrival:
     at: float | None = None
     names: frozenset[str] | None = None
 
-    def of(self, role: str) -> bool:
+    def may_act_as(self, role: str) -> bool:
         """Return whether the sender's certificate allows it to act as `role`; True if members need no
         certificates.
 

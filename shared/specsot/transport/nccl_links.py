@@ -36,6 +36,7 @@ from specsot.transport.wires import Places, is_private
 End = Literal[0, 1]
 Make = Callable[[Path, End, torch.device, timedelta], Any]
 
+# Stands for any processor when two ends compare their devices.
 CPU = "cpu"
 SENDER: End = 0
 RECEIVER: End = 1

@@ -124,6 +124,7 @@ class Tls:
         return self.ca is not None and self.cert is not None
 
 
+# No TLS.
 PLAIN = Tls()
 
 

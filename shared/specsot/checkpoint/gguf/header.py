@@ -16,13 +16,16 @@ from typing import Any
 from specsot.checkpoint.config import LAYOUT
 from specsot.errors import ModelError
 
+# The first bytes of every GGUF file.
 MAGIC = b"GGUF"
 # Supported versions. Files of version 1, which counted in 32 bits, are no longer in use.
 VERSIONS = (2, 3)
 # Bytes. Alignment of tensors if the file does not name one.
 ALIGNMENT = 32
 
+# GGUF's number of the type of a string.
 STRING = 8
+# GGUF's number of the type of an array.
 ARRAY = 9
 # The `struct` format of each scalar type of GGUF.
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}

@@ -37,6 +37,7 @@ GPT4O = (
     rf"|[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]+[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]*{_CUT}"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# The regular expressions that split text, in the order in which they apply, by tokenizer.ggml.pre.
 SPLITS: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("default", "gpt-2", "mpt", "olmo", "jais", "phi-2", "trillion", "roberta-bpe"), (GPT2,)),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), (r"\p{N}", GPT2)),

@@ -22,6 +22,7 @@ MAX_DIMENSIONS = 4
 # Bytes. Bounds a tensor, like grpc_channel.RING_BYTES.
 MAX_BYTES = 256 << 20
 
+# The torch types of tensors by number.
 TYPES = Enumeration(values_pb2.DataType.DESCRIPTOR, lambda name: getattr(torch, name), "tensor type")
 
 

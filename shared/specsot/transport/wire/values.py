@@ -30,8 +30,10 @@ from specsot.v1 import ring_pb2, values_pb2
 # Nodes. Bounds one tree, because its ancestry takes a bit per pair of nodes. Untuned.
 MAX_NODES = 4096
 
+# "eagle", "model", ... by number.
 DRAFTERS = Enumeration(values_pb2.DraftMethod.DESCRIPTOR, name_in_errors="drafter")
 ENDS = Enumeration(ring_pb2.End.DESCRIPTOR, frames.End)
+# A trace context; one that is not valid is decoded as None.
 TRACE = FieldCodec(decode=well_formed)
 STAGE_SECONDS = repeated(checked(check_duration, "a stage's time"), "times of stages")
 
