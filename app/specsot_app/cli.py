@@ -23,7 +23,15 @@ from click.shell_completion import CompletionItem, get_completion_class, shell_c
 
 from specsot._version import __version__
 from specsot.errors import Cancelled, InvalidRequest, ModelError, SpecsotError
-from specsot.service.command import COLUMN, WIDEST, Example, add_version, command, wording, write_list
+from specsot.service.command import (
+    COLUMN,
+    MAX_HELP_COLUMNS,
+    Example,
+    add_version,
+    command,
+    wording,
+    write_list,
+)
 from specsot.service.option_table import InactiveOption, Option
 from specsot.service.runtime_env import INTERRUPTED, set_runtime_defaults
 
@@ -99,7 +107,7 @@ class Group(click.Group):
         self, name: str, about: str, listed: Mapping[str, Mapping[str, str]], prefix: str = ""
     ) -> None:
         super().__init__(
-            name, help=about, no_args_is_help=True, context_settings={"max_content_width": WIDEST}
+            name, help=about, no_args_is_help=True, context_settings={"max_content_width": MAX_HELP_COLUMNS}
         )
         self._listed = listed
         self._prefix = prefix

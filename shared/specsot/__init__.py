@@ -17,6 +17,10 @@ __all__ = ["SpecSoT", "SpecSoTModel", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
+    """Return the class `SpecSoT`, which is imported now. Raises AttributeError for any other name.
+
+    name: "SpecSoT" or "SpecSoTModel".
+    """
     # The second name is that of the system from which this one was developed.
     if name in ("SpecSoT", "SpecSoTModel"):
         from specsot_app.api import SpecSoT

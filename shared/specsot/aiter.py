@@ -14,4 +14,8 @@ __all__ = aiter.__all__
 
 
 def __getattr__(name: str) -> Any:
+    """Return an attribute of `specsot_compat.aiter` that is imported only when it is first used.
+
+    name: name of the attribute. Raises AttributeError if the module does not have it.
+    """
     return getattr(aiter, name)

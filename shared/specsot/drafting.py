@@ -13,16 +13,21 @@ from specsot.service.option_table import POSITIVE, option
 DraftMode = Literal["linear", "tree", "pruned"]
 TunerName = Literal["measured", "seed", "fixed"]
 
+# The values of --draft-mode.
 DRAFT_MODES: tuple[DraftMode, ...] = ("linear", "tree", "pruned")
+# The values of --tuner.
 TUNERS: tuple[TunerName, ...] = ("measured", "seed", "fixed")
-# Levels below the root, children per node, and nodes. Bound the options and so the memory of trees. Untuned.
-MOST_DEPTH = 64
-MOST_BREADTH = 64
-MOST_NODES = 1024
-# Tokens of past requests that are kept to draft from, by default and at most. Every tree searches all of
-# them, which takes 25 us with the default.
+# Levels below the root. Bounds --draft-depth, and so the memory of trees. Untuned.
+MAX_DEPTH = 64
+# Children per node. Bounds --draft-breadth, and so the memory of trees. Untuned.
+MAX_BREADTH = 64
+# Nodes without the root. Bounds --draft-nodes, and so the memory of trees. Untuned.
+MAX_NODES = 1024
+# Tokens of past requests that the suffix drafter keeps to draft from by default. Every tree searches all of
+# them, which takes 25 us with this many.
 PAST_TOKENS = 1 << 16
-MOST_PAST = 1 << 22
+# Tokens. Bounds --draft-past. Untuned.
+MAX_PAST = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +90,11 @@ class DraftOptions:
         modes = ", ".join(DRAFT_MODES)
         require_field(self.mode in (None, *DRAFT_MODES), "draft_mode", f"one of {modes}", self.mode)
         require_field(self.tuner in TUNERS, "tuner", f"one of {', '.join(TUNERS)}", self.tuner)
-        _require_count("draft_depth", self.depth, MOST_DEPTH)
-        _require_count("draft_breadth", self.breadth, MOST_BREADTH)
-        _require_count("draft_nodes", self.nodes, MOST_NODES)
-        held = self.past is None or 0 <= self.past <= MOST_PAST
-        require_field(held, "draft_past", f"in 0 .. {MOST_PAST}", self.past)
+        _require_count("draft_depth", self.depth, MAX_DEPTH)
+        _require_count("draft_breadth", self.breadth, MAX_BREADTH)
+        _require_count("draft_nodes", self.nodes, MAX_NODES)
+        valid_past = self.past is None or 0 <= self.past <= MAX_PAST
+        require_field(valid_past, "draft_past", f"in 0 .. {MAX_PAST}", self.past)
         require_field(0 <= self.threshold < 1, "draft_threshold", "a probability below 1", self.threshold)
 
     def shape(self) -> TreeShape | None:
@@ -99,24 +104,31 @@ class DraftOptions:
         InvalidRequest for mode "pruned", which a draft head does not have.
         """
         if self.mode == "pruned":
-            said = (
-                "draft_mode pruned is for a draft model; a head's trees are cut to the likeliest nodes anyway"
+            message = (
+                "draft_mode pruned is for a draft model; a head keeps only the likeliest nodes in any mode"
             )
-            raise InvalidRequest(said, "draft_mode")
-        usual = TreeShape()
+            raise InvalidRequest(message, "draft_mode")
+        default_shape = TreeShape()
         linear = self.mode == "linear"
-        breadth = 1 if linear else self.breadth or usual.top_k
-        depth = usual.depth if self.depth is None else self.depth - 1
+        breadth = 1 if linear else self.breadth or default_shape.top_k
+        depth = default_shape.depth if self.depth is None else self.depth - 1
         # The root has `breadth` children, and each of the `depth` later expansions offers breadth ** 2
         # candidates.
-        offered = breadth + depth * breadth**2
-        nodes = min(self.nodes or usual.nodes - 1, offered) + 1
+        num_candidates = breadth + depth * breadth**2
+        nodes = min(self.nodes or default_shape.nodes - 1, num_candidates) + 1
         shape = TreeShape(depth, breadth, nodes)
-        return None if shape == usual else shape
+        return None if shape == default_shape else shape
 
 
-def _require_count(name: str, count: int | None, most: int) -> None:
-    require_field(count is None or 1 <= count <= most, name, f"in 1 .. {most}", count)
+def _require_count(name: str, count: int | None, max_count: int) -> None:
+    """Raise InvalidRequest unless a number is in 1 .. `max_count`, or None.
+
+    name: name of the field, for the error message.
+    count: the number to check.
+    max_count: the largest allowed number.
+    """
+    require_field(count is None or 1 <= count <= max_count, name, f"in 1 .. {max_count}", count)
 
 
+# The options of a drafter if none are given.
 DEFAULT = DraftOptions()

@@ -26,6 +26,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    """Return a name of `specsot_bench.eagle`, which is imported now. Raises AttributeError for any other
+    name.
+
+    name: one of `__all__`.
+    """
     if name in __all__:
         import specsot_bench.eagle as top
 

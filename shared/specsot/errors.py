@@ -36,6 +36,9 @@ class InvalidRequest(SpecsotError):
     """
 
     def __init__(self, message: str, field: str | None = None) -> None:
+        """message: one line that says what is wrong, which value it has, and what is allowed.
+        field: name of the invalid field, or None if no single field is invalid.
+        """
         super().__init__(message)
         self.field = field
 
@@ -93,6 +96,9 @@ class Overloaded(SpecsotError):
     """No room at the moment; the same call may succeed after `retry_after` seconds."""
 
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        """message: one line that says what has no room.
+        retry_after: seconds after which the caller may try again.
+        """
         super().__init__(message)
         self.retry_after = retry_after
 
@@ -128,6 +134,9 @@ class PlanError(SpecsotError):
     """
 
     def __init__(self, message: str, text: str) -> None:
+        """message: one line that says what is wrong with the plan.
+        text: the raw plan as the model wrote it.
+        """
         super().__init__(message)
         self.text = text
 

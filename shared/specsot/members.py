@@ -14,7 +14,10 @@ PROTOCOL = 1
 # The sender's name of the master's messages. No member may have this name.
 MASTER = "master"
 
+# What a member of the fleet is.
 Kind = Literal["worker", "drafter"]
+# How attention reads a batch: "packed" reads the sequences one by one, "batched" reads sequences whose pages
+# are consecutive as one product, padded to equal numbers of rows.
 Layout = Literal["packed", "batched"]
 # How messages travel between members. "direct" uses NCCL or gloo for rows, see specsot.transport.nccl_links.
 Transport = Literal["grpc", "zmq", "direct"]
@@ -29,6 +32,7 @@ WeightFormat = Literal["safetensors", "bin"]
 Quantization = Literal["int8", "int4", "fp8"]
 # The type in which KV rows are stored. "auto" is the type in which the member computes.
 KvDtype = Literal["auto", "int8"]
+# The values of --quantization.
 QUANTIZATIONS: tuple[Quantization, ...] = ("int8", "int4", "fp8")
 # (tokens in the batch, seconds), by ascending tokens.
 Curve = tuple[tuple[int, float], ...]
@@ -46,9 +50,11 @@ class Range:
     last: int
 
     def __str__(self) -> str:
+        """Return the range as "first:last"."""
         return f"{self.first}:{self.last}"
 
     def __len__(self) -> int:
+        """Number of layers in the range."""
         return self.last - self.first
 
 
@@ -117,6 +123,7 @@ class Overrides:
     )
 
 
+# No correction of a head's config.
 AS_PUBLISHED = Overrides()
 
 
@@ -220,6 +227,8 @@ class Registration:
         A successor has the same kind, name and address and started later. A process on another machine does
         not count as the successor, because replicas that all advertise the name of their service differ only
         in their machines.
+
+        other: the registration that the master knows already under the same name.
         """
         same = (self.kind, self.name, self.address) == (other.kind, other.name, other.address)
         moved = bool(self.host and other.host and self.host != other.host)
@@ -306,13 +315,19 @@ class Configuration:
         return (DrafterPlace(self.drafter, self.drafter),)
 
     def with_drafters(self, places: tuple[DrafterPlace, ...]) -> Configuration:
-        """The same configuration with these drafters, in this order."""
+        """Return the same configuration with these drafters, in this order. The first one's address becomes
+        `drafter`.
+
+        places: the drafters of the ring. Empty if there are none.
+        """
         return replace(self, drafter=places[0].address if places else None, drafters=places)
 
     def tapping(self, layer: int) -> Stage:
         """Return the stage that runs a layer and so taps its input.
 
         For the tap after the last layer, which is the model's output, that is the last stage.
+
+        layer: number of a layer, or the number of layers for the tap after the last one.
         """
         return next((stage for stage in self.stages if layer < stage.layers.last), self.stages[-1])
 
@@ -321,14 +336,18 @@ class Configuration:
 
         Empty without a head or without a drafter. Example: with the taps {2, 16, 32}, a first stage of layers
         0:16 fuses {2}, and a last stage of layers 16:32 fuses {16, 32}.
+
+        stage: one of `stages`.
         """
         taps = self.head.taps if self.head and self.drafter else ()
         return frozenset(tap for tap in taps if self.tapping(tap) == stage)
 
     def width_at(self, layers: Range) -> int:
-        """Return the columns of the features that the stage of these layers stores for the drafter.
+        """Return the columns of the features that a stage stores for the drafter.
 
         0 if it stores none, because it is not the last stage or no drafter reads features.
+
+        layers: the stage's layer range.
         """
         last = self.stages[-1].layers == layers
         return self.head.width if self.head and self.drafter and last else 0
@@ -462,13 +481,18 @@ class HandOver:
         return self.givers[-1].layers.last if self.givers else 0
 
     def giver_of(self, layer: int) -> str:
-        """Return the name of the giver that runs a layer. Features belong to the last giver."""
-        return next((one.name for one in self.givers if layer < one.layers.last), self.givers[-1].name)
+        """Return the name of the giver that runs a layer. Features belong to the last giver.
+
+        layer: number of a layer, or `model_layers` for features.
+        """
+        return next((giver.name for giver in self.givers if layer < giver.layers.last), self.givers[-1].name)
 
     def held_by(self, stage: Stage) -> Range:
         """Return the layer numbers whose rows a stage holds: its layers, and those of features on the last.
 
         With features and 32 layers, the last stage of layers 16:32 holds 16:33.
+
+        stage: one of `givers` or `takers`.
         """
         layers = stage.layers
         return Range(layers.first, layers.last + (self.features and layers.last == self.model_layers))

@@ -14,7 +14,9 @@ Mode = Literal["auto", "sot", "direct"]
 PlanStyle = Literal["auto", "list", "markers", "tags"]
 DrafterName = Literal["eagle", "model", "suffix", "ngram", "none"]
 
+# The modes of a request.
 MODES: tuple[Mode, ...] = ("auto", "sot", "direct")
+# The names of all drafters.
 DRAFTERS: tuple[DrafterName, ...] = ("eagle", "model", "suffix", "ngram", "none")
 # Drafters that need no draft model.
 MODELLESS: tuple[DrafterName, ...] = ("suffix", "ngram", "none")
@@ -37,47 +39,79 @@ MAX_TOOLS = 64
 # Tokens. Bounds the stop tokens of a request, which travel with every sequence that the request opens.
 MAX_STOP_IDS = 128
 # Characters. No tokenizer puts more text into one token, so a longer prompt has more tokens than the context.
-LONGEST_TOKEN = 256
-# Priorities are in -MOST_PRIORITY .. MOST_PRIORITY.
-MOST_PRIORITY = 10
+MAX_TOKEN_CHARACTERS = 256
+# Priorities are in -MAX_PRIORITY .. MAX_PRIORITY.
+MAX_PRIORITY = 10
 # Characters. Bounds how much of an invalid value an error message repeats.
-MOST_SHOWN = 100
+MAX_SHOWN_CHARACTERS = 100
 # Positions. Bounds the sinks of a window.
 MAX_SINKS = 1024
 # Positions. The smallest window: a window shorter than the depth of a draft tree would be of little use.
-LEAST_RECENT = 16
+MIN_RECENT = 16
 # Tokens. The smallest interval between two prunings, because draft trees and prompt chunks must end there.
-LEAST_EVERY = 16
+MIN_PRUNE_EVERY = 16
 # Layers. Bounds `Pruning.skip_layers`; no model has more layers.
-MOST_SKIPPED = 1024
+MAX_SKIPPED_LAYERS = 1024
 
 
-def require_field(holds: bool, name: str, rule: str, value: object) -> None:
-    """Raise InvalidRequest unless `holds`. The error names the field, the rule and the value."""
-    if not holds:
+def require_field(is_valid: bool, name: str, rule: str, value: object) -> None:
+    """Raise InvalidRequest unless `is_valid`. The error names the field, the rule and the value.
+
+    is_valid: True if the value is allowed.
+    name: name of the field.
+    rule: what the value must be, such as "in [0, 1]", after "must be".
+    value: the value that the client gave.
+    """
+    if not is_valid:
         raise InvalidRequest(f"{name} must be {rule}, got {brief(value)}", field=name)
 
 
 def brief(value: object) -> str:
-    """Return the `repr` of a client's value, cut to MOST_SHOWN characters, for an error message."""
-    shown = repr(value)
-    return shown if len(shown) <= MOST_SHOWN else f"{shown[:MOST_SHOWN]}..."
+    """Return the `repr` of a value, cut to MAX_SHOWN_CHARACTERS characters, for an error message.
+
+    value: what a client gave.
+    """
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]}..."
 
 
-def _require_number(holds: Callable[[float], bool], name: str, rule: str, value: object) -> None:
-    """Raise InvalidRequest unless `value` is a number for which `holds` is true. NaN is never accepted."""
-    require_field(isinstance(value, int | float) and holds(value), name, rule, value)
+def _require_number(is_valid: Callable[[float], bool], name: str, rule: str, value: object) -> None:
+    """Raise InvalidRequest unless `value` is a number for which `is_valid` is true. NaN is never accepted.
+
+    is_valid: returns whether a number is allowed.
+    name: name of the field.
+    rule: what the number must be, for the error message, after "must be".
+    value: what the client gave, of any type.
+    """
+    require_field(isinstance(value, int | float) and is_valid(value), name, rule, value)
 
 
 def _require_within(low: float, high: float, name: str, value: object) -> None:
+    """Raise InvalidRequest unless `value` is a number in [low, high].
+
+    low, high: the bounds, which are allowed themselves.
+    name: name of the field.
+    value: what the client gave, of any type.
+    """
     _require_number(lambda number: low <= number <= high, name, f"in [{low:g}, {high:g}]", value)
 
 
 def _is_whole(low: float, high: float, value: object) -> bool:
+    """Return whether a value is an integer in [low, high]; a bool is none.
+
+    low, high: the bounds, which are allowed themselves and may be infinite.
+    value: what the client gave, of any type.
+    """
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
 def _require_whole(low: int, high: int, name: str, value: object) -> None:
+    """Raise InvalidRequest unless `value` is an integer in [low, high].
+
+    low, high: the bounds, which are allowed themselves.
+    name: name of the field.
+    value: what the client gave, of any type.
+    """
     require_field(_is_whole(low, high, value), name, f"whole, in [{low}, {high}]", value)
 
 
@@ -86,27 +120,29 @@ def _require_ids(tokens: tuple[int, ...]) -> None:
 
     A prompt may have a million tokens, and the check blocks the event loop, so every loop over them runs in
     C.
+
+    tokens: token ids of a prompt; at least one.
     """
-    kinds = set(map(type, tokens))
-    require_field(kinds <= {int}, "tokens", "whole numbers", sorted(kind.__name__ for kind in kinds))
+    types = set(map(type, tokens))
+    require_field(types <= {int}, "tokens", "whole numbers", sorted(kind.__name__ for kind in types))
     for token in (min(tokens), max(tokens)):
         _require_whole(0, MAX_TOKEN_ID, "tokens", token)
 
 
-def check_length(positions: int, tokens: int = 0, characters: int = 0, completion: int = 0) -> None:
+def check_length(context_tokens: int, tokens: int = 0, characters: int = 0, completion: int = 0) -> None:
     """Raise ContextLengthExceeded if a prompt is longer than the context by its length alone.
 
     The check is cheap, so that it can run before the prompt is copied or tokenized.
 
-    positions: length of the context in tokens.
+    context_tokens: length of the model's context in tokens.
     tokens: length of the prompt in tokens, if the prompt is given as tokens.
     characters: length of the prompt in characters, if the prompt is given as text.
     completion: number of tokens that are requested after the prompt, for the error message.
     """
-    if tokens >= positions:
-        raise ContextLengthExceeded.of(positions, tokens, completion)
-    if characters > LONGEST_TOKEN * positions:
-        raise ContextLengthExceeded.of_text(positions, characters)
+    if tokens >= context_tokens:
+        raise ContextLengthExceeded.of(context_tokens, tokens, completion)
+    if characters > MAX_TOKEN_CHARACTERS * context_tokens:
+        raise ContextLengthExceeded.of_text(context_tokens, characters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,19 +193,27 @@ class Sampling:
 
 
 def _require_bias(bias: tuple[tuple[int, float], ...]) -> None:
+    """Raise InvalidRequest unless the biases are at most MAX_BIASES, by ascending token id, each in [-100,
+    100].
+
+    bias: (token id, value added to the token's logit).
+    """
     require_field(len(bias) <= MAX_BIASES, "logit_bias", f"of at most {MAX_BIASES} tokens", len(bias))
-    before = -1
-    for token, gain in bias:
+    previous_token = -1
+    for token, added_logit in bias:
         _require_whole(0, 2**31 - 1, "logit_bias", token)
-        require_field(token > before, "logit_bias", "by ascending token id, each once", token)
-        _require_within(-100, 100, "logit_bias", gain)
-        before = token
+        require_field(token > previous_token, "logit_bias", "by ascending token id, each once", token)
+        _require_within(-100, 100, "logit_bias", added_logit)
+        previous_token = token
 
 
 def _require_text(field: str, *texts: str) -> None:
     """Raise InvalidRequest unless the texts can be encoded as UTF-8.
 
     A lone surrogate cannot. Bytes on a command line that are not UTF-8 arrive as lone surrogates.
+
+    field: name of the field, for the error message.
+    texts: the texts of the field.
     """
     try:
         "".join(texts).encode()
@@ -235,7 +279,7 @@ class Window:
 
     def __post_init__(self) -> None:
         _require_whole(0, MAX_SINKS, "sinks", self.sinks)
-        _require_whole(LEAST_RECENT, MAX_TOKENS, "recent", self.recent)
+        _require_whole(MIN_RECENT, MAX_TOKENS, "recent", self.recent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,15 +302,18 @@ class Pruning:
 
     def __post_init__(self) -> None:
         _require_number(lambda ratio: 0 < ratio <= 1, "keep_ratio", "in (0, 1]", self.keep_ratio)
-        _require_whole(LEAST_EVERY, MAX_TOKENS, "prune_every", self.prune_every)
-        _require_whole(0, MOST_SKIPPED, "skip_layers", self.skip_layers)
+        _require_whole(MIN_PRUNE_EVERY, MAX_TOKENS, "prune_every", self.prune_every)
+        _require_whole(0, MAX_SKIPPED_LAYERS, "skip_layers", self.skip_layers)
 
-    def kept(self, rows: int) -> int:
-        """Return how many of `rows` rows a pruning leaves."""
+    def num_kept_rows(self, rows: int) -> int:
+        """Return how many of `rows` rows a pruning leaves to each head, rounded up.
+
+        rows: number of rows among which a head chooses.
+        """
         return math.ceil(self.keep_ratio * rows)
 
     @property
-    def most(self) -> int | None:
+    def max_kept_rows(self) -> int | None:
         """The largest number of rows that a pruning leaves, however long the sequence is.
 
         None if there is no bound, because some layers are skipped or all rows are kept. If a pruning leaves m
@@ -278,9 +325,12 @@ class Pruning:
         return math.ceil((self.keep_ratio * self.prune_every + 1) / (1 - self.keep_ratio))
 
     def due(self, position: int) -> int:
-        """Return the position of the last pruning that is due once `position` tokens are committed.
+        """Return the position of the last pruning that is due once `position` tokens are committed; 0 if none
+        is.
 
         With `prune_every` 50, the position is 100 for 100..149 committed tokens.
+
+        position: number of committed tokens of the sequence.
         """
         return position - position % self.prune_every
 
@@ -458,7 +508,7 @@ class Ask:
             object.__setattr__(self, "mode", "direct")
         if _is_whole(-math.inf, -1, self.seed):
             object.__setattr__(self, "seed", None)
-        _require_whole(-MOST_PRIORITY, MOST_PRIORITY, "priority", self.priority)
+        _require_whole(-MAX_PRIORITY, MAX_PRIORITY, "priority", self.priority)
         require_field(self.mode in MODES, "mode", f"one of {', '.join(MODES)}", self.mode)
         if self.finish_within_s is not None:
             _require_number(lambda s: 0 < s < math.inf, "finish_within_s", "> 0", self.finish_within_s)
@@ -466,10 +516,10 @@ class Ask:
         if self.polish and (self.form or self.mode == "direct"):
             why = f"{self.form.title} holds one answer" if self.form else "mode direct writes one text"
             raise InvalidRequest(f"polish joins the branches of a plan; {why}", field="polish")
-        known = self.drafter is None or self.drafter in DRAFTERS
-        require_field(known, "drafter", f"one of {', '.join(DRAFTERS)}", self.drafter)
-        said = (self.prompt if self.prompt is not None else "", *(one.content for one in self.messages))
-        _require_text("prompt", *said)
+        known_drafter = self.drafter is None or self.drafter in DRAFTERS
+        require_field(known_drafter, "drafter", f"one of {', '.join(DRAFTERS)}", self.drafter)
+        texts = (self.prompt if self.prompt is not None else "", *(one.content for one in self.messages))
+        _require_text("prompt", *texts)
         _require_text("stop", *self.stop)
         self._check_prompt()
         self._check_policy()
@@ -486,7 +536,10 @@ class Ask:
             require_field(fits, "tools", "identifiers of at most 32 characters", name)
 
     def seeded(self, seed: int | None) -> Ask:
-        """Return the same request with another seed in [0, 2**63), without validating its fields again."""
+        """Return the same request with another seed in [0, 2**63), without validating its fields again.
+
+        seed: the seed to set, or None.
+        """
         if seed == self.seed:
             return self
         copied = copy.copy(self)
@@ -499,10 +552,13 @@ class Ask:
         return self.window or self.pruning
 
     def _check_tokens(self) -> None:
-        tops = (("seed", MAX_SEED), ("logprobs", MAX_LOGPROBS), ("prompt_logprobs", MAX_LOGPROBS))
-        for name, top in tops:
-            if (given := getattr(self, name)) is not None:
-                _require_whole(0, top, name, given)
+        """Raise InvalidRequest unless seed, log-probabilities, `min_tokens` and `stop_token_ids` are in their
+        ranges.
+        """
+        bounds = (("seed", MAX_SEED), ("logprobs", MAX_LOGPROBS), ("prompt_logprobs", MAX_LOGPROBS))
+        for name, max_value in bounds:
+            if (value := getattr(self, name)) is not None:
+                _require_whole(0, max_value, name, value)
         require_field(
             self.prompt_logprobs is None or self.mode == "direct",
             *("mode", "direct with prompt_logprobs: a plan has several prompts", self.mode),
@@ -516,6 +572,9 @@ class Ask:
             _require_whole(0, MAX_TOKEN_ID, "stop_token_ids", token)
 
     def _check_policy(self) -> None:
+        """Raise InvalidRequest if window, pruning and head windows exclude each other, or if the request's
+        mode excludes them.
+        """
         given = [name for name in ("window", "pruning", "head_aware") if getattr(self, name)]
         if len(given) > 1 and "window" in given:
             raise InvalidRequest(
@@ -529,8 +588,11 @@ class Ask:
             )
 
     def _check_prompt(self) -> None:
-        given = (self.prompt is not None) + bool(self.messages) + bool(self.tokens)
-        if given != 1:
+        """Raise InvalidRequest unless exactly one of prompt, messages and tokens is given, and it is not
+        empty or too long.
+        """
+        num_prompts = (self.prompt is not None) + bool(self.messages) + bool(self.tokens)
+        if num_prompts != 1:
             raise InvalidRequest("exactly one of prompt, messages and tokens must be given", "prompt")
         if self.tokens:
             rule = "direct or auto where the prompt is given in tokens"
@@ -538,10 +600,10 @@ class Ask:
             require_field(len(self.tokens) <= MAX_TOKENS, "tokens", f"at most {MAX_TOKENS}", len(self.tokens))
             _require_ids(self.tokens)
             return
-        few = len(self.messages) <= MAX_MESSAGES
-        require_field(few, "messages", f"at most {MAX_MESSAGES}", len(self.messages))
-        said = self.prompt if self.prompt is not None else self.messages[-1].content
-        if not said.strip():
+        few_enough = len(self.messages) <= MAX_MESSAGES
+        require_field(few_enough, "messages", f"at most {MAX_MESSAGES}", len(self.messages))
+        text = self.prompt if self.prompt is not None else self.messages[-1].content
+        if not text.strip():
             part = "the last message" if self.prompt is None else "prompt"
             raise InvalidRequest(f"{part} must not be empty", "prompt")
 
@@ -559,7 +621,10 @@ MAX_CHOICES = 1024
 
 
 def refuse(reason: str) -> InvalidRequest:
-    """Return the error to raise for an invalid form. Its field is "constraint", whatever is wrong."""
+    """Return the error to raise for an invalid form. Its field is "constraint", whatever is wrong.
+
+    reason: what is wrong, one line after "constraint: ".
+    """
     return InvalidRequest(f"constraint: {reason}", field="constraint")
 
 
@@ -598,15 +663,20 @@ class Form:
 
 
 def _counts(kind: FormKind, texts: int) -> bool:
-    """Return whether a form of this kind may have `texts` texts."""
+    """Return whether a form of this kind may have `texts` texts.
+
+    kind: the kind of the form.
+    texts: number of texts that the client gave.
+    """
     if kind == "choice":
         return 0 < texts <= MAX_CHOICES
     return texts == (kind != "json_object")
 
 
 def _size(text: str) -> int:
-    """Return the length of a text in bytes of UTF-8. Raises InvalidRequest if the text has a lone
-    surrogate.
+    """Return the length of a text in bytes of UTF-8. Raises InvalidRequest if the text has a lone surrogate.
+
+    text: a text of a form.
     """
     try:
         return len(text.encode())

@@ -16,23 +16,33 @@ T = TypeVar("T")
 Failed = Callable[[BaseException], object]
 
 
-def start(work: Coroutine[Any, Any, T], failed: Failed | None = None) -> asyncio.Task[T]:
-    """Start `work` as a task of the running event loop that no other code awaits.
+def start(coroutine: Coroutine[Any, Any, T], on_failure: Failed | None = None) -> asyncio.Task[T]:
+    """Start a coroutine as a task of the running event loop that no other code awaits, and return the task.
 
-    If the work raises an error, the error is logged with its traceback as soon as the task ends, and `failed`
-    is called with it, to end whatever depends on the task. Cancelling the task is not a failure.
+    If the coroutine raises an error, the error is logged with its traceback as soon as the task ends.
+    Cancelling the task is not a failure.
+
+    coroutine: the coroutine to run.
+    on_failure: called with the error after it was logged, to end whatever depends on the task; None for
+        nothing.
     """
-    task = asyncio.get_running_loop().create_task(work)
-    task.add_done_callback(partial(_tell, work.__qualname__, failed))
+    task = asyncio.get_running_loop().create_task(coroutine)
+    task.add_done_callback(partial(_log_failure, coroutine.__qualname__, on_failure))
     return task
 
 
-def _tell(name: str, failed: Failed | None, task: asyncio.Task[Any]) -> None:
+def _log_failure(name: str, on_failure: Failed | None, task: asyncio.Task[Any]) -> None:
+    """Log the error of a finished task and report it; do nothing if the task succeeded or was cancelled.
+
+    name: name of the coroutine function, for the log line.
+    on_failure: called with the error, or None.
+    task: the finished task.
+    """
     if task.cancelled() or (error := task.exception()) is None:
         return
-    log.error("a background task failed", task=name, exc_info=error)
-    if failed is not None:
-        failed(error)
+    log.error("background task failed", task=name, exc_info=error)
+    if on_failure is not None:
+        on_failure(error)
 
 
 class IdleTimer:
@@ -41,10 +51,15 @@ class IdleTimer:
     `restart` only stores a time, so that it is cheap enough for every step. Belongs to one event loop.
     """
 
-    def __init__(self, pause: float, then: Callable[[], object], loop: asyncio.AbstractEventLoop) -> None:
-        """pause: seconds without a restart after which `then` is called."""
-        self._pause = pause
-        self._then = then
+    def __init__(
+        self, idle_seconds: float, on_idle: Callable[[], object], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        """idle_seconds: seconds without a call of `restart` after which `on_idle` is called.
+        on_idle: called on the event loop, once per idle period.
+        loop: the event loop of the timer.
+        """
+        self._idle_seconds = idle_seconds
+        self._on_idle = on_idle
         self._loop = loop
         self._restarted = 0.0
         self._alarm: asyncio.TimerHandle | None = None
@@ -53,20 +68,21 @@ class IdleTimer:
         """Begin the idle period anew. The first call starts the timer."""
         self._restarted = self._loop.time()
         if self._alarm is None:
-            self._alarm = self._loop.call_at(self._restarted + self._pause, self._look)
+            self._alarm = self._loop.call_at(self._restarted + self._idle_seconds, self._check)
 
     def stop(self) -> None:
         """Cancel the timer."""
         if self._alarm is not None:
             self._alarm.cancel()
 
-    def _look(self) -> None:
-        due = self._restarted + self._pause
+    def _check(self) -> None:
+        """Call `on_idle` if the idle period is over, otherwise look again at the time when it would end."""
+        due = self._restarted + self._idle_seconds
         self._alarm = None
         if self._loop.time() < due:
-            self._alarm = self._loop.call_at(due, self._look)
+            self._alarm = self._loop.call_at(due, self._check)
         else:
-            self._then()
+            self._on_idle()
 
 
 class WaitLimit:
@@ -77,8 +93,9 @@ class WaitLimit:
     """
 
     def __init__(self, seconds: float) -> None:
+        """seconds: how long one call of `wait` may last."""
         loop = asyncio.get_running_loop()
-        self._timer = IdleTimer(seconds, self._look, loop)
+        self._timer = IdleTimer(seconds, self._check, loop)
         self._time = loop.time
         self._limit = asyncio.timeout(None)
         self._waiting = False
@@ -88,23 +105,32 @@ class WaitLimit:
         """True if a call of `wait` lasted too long."""
         return self._limit.expired()
 
-    async def wait(self, work: Awaitable[object]) -> None:
-        """Await `work` within the limit."""
+    async def wait(self, awaitable: Awaitable[object]) -> None:
+        """Await something within the limit. If it lasts longer, the task is interrupted.
+
+        awaitable: what to await. Its result is dropped.
+        """
         self._timer.restart()
         self._waiting = True
-        await work
+        await awaitable
         self._waiting = False
 
     async def __aenter__(self) -> WaitLimit:
+        """Enter the context, which applies to the current task."""
         await self._limit.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Stop the timer. Raises TimeoutError if a call of `wait` lasted too long.
+
+        kind, error, trace: the error that was raised within the context, or None.
+        """
         self._timer.stop()
         await self._limit.__aexit__(kind, error, trace)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
+        """Interrupt the task if it has been waiting in one call of `wait` for too long."""
         if self._waiting:
             self._limit.reschedule(self._time())

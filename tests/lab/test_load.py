@@ -165,6 +165,6 @@ def test_a_master_elsewhere_is_shown_what_it_wants(
     ca.write_text("nonsense")
     asked = ["bench", "load", "--master", "fleet.example:1", "--token-file", str(token)]
     assert main(asked) == 2
-    assert "a token would travel to fleet.example:1 in the clear: give --tls-ca" in capsys.readouterr().err
+    assert "the token would be sent to fleet.example:1 unencrypted: give --tls-ca" in capsys.readouterr().err
     assert main([*asked, "--tls-ca", str(ca)]) == 2
     assert "ca.pem: no certificates in PEM" in capsys.readouterr().err

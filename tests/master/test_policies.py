@@ -9,7 +9,7 @@ import pytest
 
 from specsot.checkpoint.config import read_heads, read_importance, write_heads
 from specsot.core.frames import Open
-from specsot.core.pages import most_held
+from specsot.core.pages import max_held_pages
 from specsot.errors import InvalidRequest, ModelError
 from specsot.params import (
     MAX_TOKENS,
@@ -85,7 +85,7 @@ def test_impossible_numbers_are_refused(numbers: dict[str, float], said: str) ->
 
 
 def test_only_what_no_layer_keeps_is_not_charged() -> None:
-    most = most_held(Pruning(0.5, 64, 0), RING.rows, RING.page_rows)
+    most = max_held_pages(Pruning(0.5, 64, 0), RING.rows, RING.page_rows)
     assert grant_answer(3, ask(pruning=Pruning(0.5, 64, 0)), RING) == most
     for policy in (Pruning(0.5, 64, 2), Pruning(1, 64, 0)):
         assert grant_answer(3, ask(pruning=policy), RING) == own_pages(2003, 0, RING)

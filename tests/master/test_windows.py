@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from specsot.core.frames import Open
-from specsot.core.pages import most_held
+from specsot.core.pages import max_held_pages
 from specsot.errors import InvalidRequest
 from specsot.params import Ask, Limits, Window
 from specsot_master.core.ring.admission import answer_prefix, grant_answer, own_pages
@@ -31,7 +31,9 @@ def test_behind_a_window_an_answer_may_be_longer_than_the_context_and_costs_no_m
         grant_answer(3, ask(None, 1000), RING)
     pages = grant_answer(3, ask(WINDOW, 1000), RING)
     assert (
-        pages == grant_answer(3, ask(WINDOW, 100_000), RING) == most_held(WINDOW, RING.rows, RING.page_rows)
+        pages
+        == grant_answer(3, ask(WINDOW, 100_000), RING)
+        == max_held_pages(WINDOW, RING.rows, RING.page_rows)
     )
     assert grant_answer(3, ask(WINDOW, 10), RING) == own_pages(13, 0, RING)
     assert answer_prefix((1, 2, 3), ask(WINDOW, 1000), RING).window == WINDOW

@@ -85,7 +85,7 @@ async def told() -> AsyncIterator[Told]:
             told.answer = await traced(fleet.children[0].service.address)
             await abandoned(fleet._client)  # type: ignore[reportPrivateUsage]
             # What was abandoned may still turn: a step that the master counts has been through the workers.
-            for line in sorted(told.about("figures"), key=lambda line: line["service"] != "master"):
+            for line in sorted(told.about("metrics served"), key=lambda line: line["service"] != "master"):
                 page = await asyncio.to_thread(read, line["at"])
                 told.pages[line["service"]] = told.pages.get(line["service"], "") + page
         finally:

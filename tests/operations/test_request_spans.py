@@ -20,7 +20,7 @@ from specsot.errors import Overloaded
 from specsot.params import Ask, Limits
 from specsot.tracing import Tracer, caller, current, followed, trace_of
 from specsot.tracing.collecting import collect
-from specsot.transport.grpc_client import outgoing
+from specsot.transport.grpc_client import trace_metadata
 from specsot_master.master import RequestCounter
 from specsot_master.telemetry import RequestSpans
 from tests.endpoints.front import front, question, stub
@@ -39,7 +39,7 @@ class Collection:
 
     def __init__(self) -> None:
         self.exporter = InMemorySpanExporter()
-        self.tracer: Tracer = collect("specsot-master", self.exporter, at_once=True)
+        self.tracer: Tracer = collect("specsot-master", self.exporter, immediate=True)
 
     def watch(self, desk: RequestCounter) -> None:
         desk.watch(lambda ask: RequestSpans(self.tracer, ask, "demo"))
@@ -155,9 +155,9 @@ async def test_spans_carry_no_text(collection: Collection) -> None:
 
 
 def test_a_program_that_traces_itself_hands_its_context_on() -> None:
-    assert outgoing() == ()
+    assert trace_metadata() == ()
     with TracerProvider().get_tracer("a program").start_as_current_span("work") as span:
-        ((key, context),) = outgoing()
+        ((key, context),) = trace_metadata()
     assert key == "traceparent"
     assert trace_of(context) == f"{span.get_span_context().trace_id:032x}"
 

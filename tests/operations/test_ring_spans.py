@@ -43,7 +43,7 @@ class Observed:
     def watch(self, name: str) -> object:
         registry = self.registries[name] = CollectorRegistry()
         kind = name.split("-")[0]
-        observation = Observation(registry, collect(f"specsot-{kind}", self.exporter, at_once=True))
+        observation = Observation(registry, collect(f"specsot-{kind}", self.exporter, immediate=True))
         return DrafterTelemetry(observation) if kind == "drafter" else WorkerTelemetry(observation, every=4)
 
     def spans(self, name: str) -> list[ReadableSpan]:
@@ -110,7 +110,7 @@ def test_members_note_what_happens_in_steps_for_those_who_ask(
 ) -> None:
     words = ["--model", f"{demo_model / 'base'}", "--master", "127.0.0.1:1"]
     program = service.program(words if service is worker else [*words, "--drafter", "ngram"])
-    traced = Observation(tracer=collect("member", InMemorySpanExporter(), at_once=True))
+    traced = Observation(tracer=collect("member", InMemorySpanExporter(), immediate=True))
     with ThreadPoolExecutor(1) as compute:
         made = [
             program.make(seen, program.options, "name", "address", None, compute)

@@ -35,7 +35,7 @@ def test_the_standard_variables_decide(environment: dict[str, str], exporter: st
 
 
 def test_an_exporter_that_is_not_there_is_one_line() -> None:
-    with pytest.raises(InvalidRequest, match="no exporter of traces named zipkin is installed"):
+    with pytest.raises(InvalidRequest, match="the exporter of traces zipkin is not installed"):
         start_tracing("master", {"OTEL_TRACES_EXPORTER": "zipkin"})
 
 

@@ -36,7 +36,7 @@ def test_a_refused_call_changes_nothing():
     table = PageTable(2, 4)
     table.open(1)
     table.reserve(1, 5)
-    with pytest.raises(Overloaded, match="2 KV pages wanted, 0 free"):
+    with pytest.raises(Overloaded, match="2 more KV pages are needed, 0 are free"):
         table.reserve(1, 16)
     with pytest.raises(Overloaded):
         table.fork(2, 1, 5)

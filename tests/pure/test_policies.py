@@ -7,7 +7,7 @@ import random
 import pytest
 
 from specsot.core.frames import Opening
-from specsot.core.pages import PageTable, RowPruning, most_held
+from specsot.core.pages import PageTable, RowPruning, max_held_pages
 from specsot.core.tree import Tree, chain, shallow
 from specsot.params import HeadWindows, Pruning, Window
 from specsot_kernels.segments import RowSpan, VisibleColumns
@@ -52,10 +52,10 @@ def test_pruning_moves_what_is_left_to_the_first_columns():
     assert table.prune(1, 12) is None
     assert table.prune(1, 16) == RowPruning(tuple(range(16)), tuple(range(8)), 0)
     assert table.prune(1, 16) is None
-    assert (table.pruned(1), table.free) == ((8, 16), 4)
+    assert (table.pruned_columns(1), table.free) == ((8, 16), 4)
     assert table.trim(1, 17) == (2, 3)  # with the next frame: what is in them has been read by now
     table.reserve(1, 32)
-    assert (table.pruned(1), list(table.slots(1, 16, 18))) == ((8, 8), [8, 9])
+    assert (table.pruned_columns(1), list(table.slots(1, 16, 18))) == ((8, 8), [8, 9])
     assert table.prune(1, 32) == RowPruning(tuple(table.slots(1, 8, 32)), tuple(range(12)), 0)
 
 
@@ -65,7 +65,7 @@ def test_no_more_pages_are_held_than_were_promised(seed: int):
     pruning = Pruning(rng.uniform(0.05, 0.95), rng.randrange(16, 90), 0)
     table, row = PageTable(400, rng.choice((4, 16, 256))), 0
     table.open(1, pruning)
-    most = most_held(pruning, 12, table.page_rows)
+    most = max_held_pages(pruning, 12, table.page_rows)
     assert most is not None
     while row < 3000:
         table.trim(1, row)

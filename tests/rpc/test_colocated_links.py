@@ -190,8 +190,11 @@ async def meet(there: There) -> Path:
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (b"\x03\0\0\0\xff\xff\xff", "it sent what does not decode: not a specsot.v1.CarryRequest"),
-        (b"\xff\xff\xff\xff", "it sent what does not decode: a message of 4294967295 bytes"),
+        (
+            b"\x03\0\0\0\xff\xff\xff",
+            "it sent a message that cannot be decoded: not a specsot.v1.CarryRequest",
+        ),
+        (b"\xff\xff\xff\xff", "it sent a message that cannot be decoded: a message of 4294967295 bytes"),
         (b"\x03\0\0\0\xff", "its link broke"),
     ],
 )

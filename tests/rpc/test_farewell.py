@@ -8,7 +8,7 @@ from typing import Any
 
 from specsot.core.frames import Result
 from specsot.transport.grpc_links import GrpcWire
-from specsot.transport.link_ends import FAREWELL as USUAL
+from specsot.transport.link_ends import FAREWELL_SECONDS as USUAL
 from specsot.transport.link_ends import SendingEnd
 from specsot.transport.links import Inbox, Lost
 from specsot.transport.wires import Wire

@@ -81,7 +81,7 @@ class Fleet:
         return self.master.addresses[-1]
 
     def lenders(self, tls: Tls = PLAIN) -> Lenders:
-        return Lenders("borrower", self.address, tls, patience=0)
+        return Lenders("borrower", self.address, tls, timeout_seconds=0)
 
 
 @asynccontextmanager

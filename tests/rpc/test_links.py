@@ -122,7 +122,7 @@ async def test_a_peer_that_is_busy_when_it_is_dialed_first() -> None:
 
         async with await asyncio.start_server(take, "127.0.0.1", 0) as busy:
             endpoint = f"127.0.0.1:{busy.sockets[0].getsockname()[1]}"
-            link = await GrpcDialer("here", patience=60).dial(endpoint, 7)
+            link = await GrpcDialer("here", timeout_seconds=60).dial(endpoint, 7)
             await link.close()
             for writer in came:
                 writer.close()
@@ -143,7 +143,7 @@ async def test_somebody_else_there() -> None:
         mute.listen()
         address = f"127.0.0.1:{mute.getsockname()[1]}"
         with pytest.raises(Unavailable, match=rf"nobody answered at {address} within 0\.3 s"):
-            await GrpcDialer("here", patience=0.3).dial(address, 1)
+            await GrpcDialer("here", timeout_seconds=0.3).dial(address, 1)
 
 
 async def test_another_protocol_is_refused_with_both_values() -> None:
@@ -165,7 +165,7 @@ async def test_bytes_that_do_not_decode_end_the_link() -> None:
         lost = (await inbox.get()).message
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert caught.value.details() == "the message does not parse"
-    assert lost == Lost("here", "it sent what does not decode: the message does not parse", 4)
+    assert lost == Lost("here", "it sent a message that cannot be decoded: the message does not parse", 4)
 
 
 async def test_a_message_larger_than_allowed_ends_the_link() -> None:

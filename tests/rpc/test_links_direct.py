@@ -148,7 +148,7 @@ def test_a_header_carries_no_rows() -> None:
     assert requests[0].ByteSize() < 100
     assert CarryReader().read(requests[0]) == frame(1, SeparateTensor((3, 2000), torch.float32))
     requests[0].frame.hidden.data = b"1234"
-    with pytest.raises(WireError, match="a tensor beside its message brought 4 bytes"):
+    with pytest.raises(WireError, match="a tensor that travels separately came with 4 bytes"):
         CarryReader().read(requests[0])
 
 
@@ -178,22 +178,24 @@ async def test_a_stage_passes_on_the_stamp_that_came_and_the_last_one_believes_n
             came = await come(there)
             assert torch.equal(await opened(came.hidden), HIDDEN)
             await sending
-            taken: Any = there.rows.taken(7, number)
+            taken: Any = there.rows.pop_received(7, number)
             assert torch.equal(taken.stamp, stamp)
-            assert there.rows.taken(7, number) is None
-        with pytest.raises(Unavailable, match="the rows of frame 2 never came"):
+            assert there.rows.pop_received(7, number) is None
+        with pytest.raises(Unavailable, match="the rows of frame 2 did not arrive"):
             came.hidden.check()
         await link.close()
 
 
 async def test_who_has_no_channel_takes_no_such_frames() -> None:
     async with meeting(with_rows=False) as there:
-        with pytest.raises(Refused, match="takes links over gRPC alone"):
+        with pytest.raises(Refused, match="accepts links over gRPC only"):
             await there.dialer.dial(there.address, 7)
         link = await GrpcDialer("here").dial(there.address, 7)
         await link.send(frame(1, SeparateTensor.of(HIDDEN)))
         lost = (await there.inbox.get()).message
-        assert lost.reason.endswith("frame 1 has its rows beside it, where no channel is")
+        assert lost.reason.endswith(
+            "frame 1 has its rows in a separate channel, but there is no such channel"
+        )
         await link.close()
 
 
@@ -202,22 +204,22 @@ async def test_frames_of_another_epoch_find_no_channel() -> None:
         await negotiate(there.address, "here", 6, b"", "worker", rows=True)
         link = await GrpcDialer("here").dial(there.address, 7)
         await link.send(frame(1, SeparateTensor.of(HIDDEN)))
-        assert "where no channel is" in (await there.inbox.get()).message.reason
+        assert "there is no such channel" in (await there.inbox.get()).message.reason
         await link.close()
 
 
 def test_rows_go_only_where_nobody_else_can_have_put_anything(tmp_path: Path) -> None:
-    from specsot.transport.nccl_links import _own
+    from specsot.transport.nccl_links import _checked_path
 
     with pytest.raises(Unavailable, match=r"10\.0\.0\.1:5 is on another machine"):
-        _own(Endpoint(path=str(tmp_path / "none" / "rows-0")), "10.0.0.1:5")
+        _checked_path(Endpoint(path=str(tmp_path / "none" / "rows-0")), "10.0.0.1:5")
     tmp_path.chmod(0o755)
-    with pytest.raises(Unavailable, match="which is not this user's alone"):
-        _own(Endpoint(path=str(tmp_path / "rows-0")), "10.0.0.1:5")
+    with pytest.raises(Unavailable, match="which is not private to this user"):
+        _checked_path(Endpoint(path=str(tmp_path / "rows-0")), "10.0.0.1:5")
 
 
 def test_nobody_at_the_other_end(tmp_path: Path) -> None:
-    channel = Channel(tmp_path / "rows", SENDER, patience=0.2)
+    channel = Channel(tmp_path / "rows", SENDER, timeout_seconds=0.2)
     with pytest.raises(Unavailable, match="the channel for rows broke"):
         channel.deliver(HIDDEN)
     channel.close()

@@ -56,7 +56,7 @@ async def meeting(
 ) -> AsyncIterator[There]:
     inbox, own = Inbox(), Inbox()
     here, away = Sockets(keepalive, largest), Sockets(keepalive)
-    host = ZmqHost(listen, inbox, here, patience=5)
+    host = ZmqHost(listen, inbox, here, timeout_seconds=5)
     async with AsyncExitStack() as stack:
         ring = RingService(inbox, "there", host)
         endpoint = await open_server(listen, {SERVICE: ring.attach}, Terms(tls=theirs))
@@ -138,8 +138,11 @@ def wire_of(link: SendingEnd):
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        (b"\xff\xff\xff", "it sent what does not decode: not a specsot.v1.CarryRequest: 3 bytes"),
-        (ring_pb2.CarryRequest().SerializeToString(), "it sent what does not decode: CarryRequest carries"),
+        (b"\xff\xff\xff", "it sent a message that cannot be decoded: not a specsot.v1.CarryRequest: 3 bytes"),
+        (
+            ring_pb2.CarryRequest().SerializeToString(),
+            "it sent a message that cannot be decoded: CarryRequest has no known field",
+        ),
         (b"x" * (5 << 20), "its link broke"),  # more than was granted: not even taken in
     ],
 )
@@ -166,7 +169,7 @@ async def test_another_protocol_is_refused_with_both_values(there: There) -> Non
 
 async def test_only_the_key_that_was_named_gets_in_and_strangers_disturb_nobody() -> None:
     async with meeting("127.0.0.1:0") as there:
-        named, stranger = Keys.made(), Keys.made()
+        named, stranger = Keys.generate(), Keys.generate()
         _, place = await negotiate(there.address, "here", 1, named.public, "worker")
         endpoint = endpoint_of(there.address, place)
         outcomes = {}
@@ -196,13 +199,13 @@ async def test_only_the_key_that_was_named_gets_in_and_strangers_disturb_nobody(
 
 async def test_links_that_are_over_leave_no_descriptor(there: There) -> None:
     """Those that a peer opened and closed, and those where nobody came: libzmq has 1,023 sockets, no more."""
-    there.host._patience = 0.1
+    there.host._timeout_seconds = 0.1
 
     async def come_and_go() -> int:
         for number in range(3):
             link = await there.dialer.dial(there.address, number)
             await link.close()
-            await there.host.expect(Peer("nobody", number, None), Keys.made().public)
+            await there.host.expect(Peer("nobody", number, None), Keys.generate().public)
         await asyncio.wait_for(asyncio.gather(*there.host._links), 5)
         return len(os.listdir("/proc/self/fd"))
 
@@ -215,7 +218,7 @@ async def test_links_that_are_over_leave_no_descriptor(there: There) -> None:
 async def test_silence_ends_a_link_at_both_ends() -> None:
     """The network takes what is sent and brings nothing any more; no connection is closed."""
     async with meeting("127.0.0.1:0", keepalive=Keepalive(0.2, 0.4, 0.4)) as there:
-        keys = Keys.made()
+        keys = Keys.generate()
         _, place = await negotiate(there.address, "here", 7, keys.public, "worker")
         async with relay(place.port) as (port, cut):
             socket = there.sockets.sending(keys, place.key)
@@ -255,10 +258,10 @@ async def relay(port: int | None) -> AsyncIterator[tuple[int, asyncio.Event]]:
 
 async def test_nobody_at_the_place_that_was_named() -> None:
     async with meeting("127.0.0.1:0") as there:
-        place = await there.host.expect(Peer("x", 1, None), Keys.made().public)
+        place = await there.host.expect(Peer("x", 1, None), Keys.generate().public)
         await there.host.close()
-        socket = there.sockets.sending(Keys.made(), place.key)
-        with pytest.raises(Unavailable, match="nobody answers by ZMQ at tcp://127"):
+        socket = there.sockets.sending(Keys.generate(), place.key)
+        with pytest.raises(Unavailable, match="no ZMQ peer answers at tcp://127"):
             await there.dialer._connect(
                 socket, SocketEvents(socket, sending=True), f"tcp://127.0.0.1:{place.port}"
             )

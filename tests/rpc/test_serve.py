@@ -139,7 +139,7 @@ async def test_messages_of_calls_under_way_have_one_budget_and_give_it_back() ->
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.Cancel(large)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "fill the memory" in str(caught.value.details())
+        assert "take all memory" in str(caught.value.details())
         second = asyncio.ensure_future(stub.Cancel(small))
         waiting.may.set()
         assert all(one.cancelled for one in await asyncio.gather(first, second))

@@ -138,7 +138,7 @@ async def test_a_master_that_does_not_say_how_often_it_beats_is_not_watched_with
         "127.0.0.1:0", {"specsot.v1.Fleet": lambda s: fleet_pb2_grpc.add_FleetServicer_to_server(Mute(), s)}
     )
     try:
-        with pytest.raises(WireError, match="how often it beats"):
+        with pytest.raises(WireError, match="no heartbeat intervals"):
             await join(f"127.0.0.1:{endpoint.port}", WORKER, Inbox())
     finally:
         await endpoint.close(0)
@@ -182,7 +182,7 @@ async def test_leaving(master: Master) -> None:
 
 async def test_a_master_says_how_often_it_beats_and_members_wait_longer_for_it(master: Master) -> None:
     uplink, pulse = await join(master.address, WORKER, Inbox()), Heartbeat()
-    assert uplink.pulse == Heartbeat(pulse.every, 4 * pulse.silence)
+    assert uplink.heartbeat == Heartbeat(pulse.every, 4 * pulse.silence)
     await uplink.close()
 
 
@@ -271,7 +271,7 @@ async def test_a_member_that_dies(master: Master) -> None:
 async def test_what_any_thread_posts_arrives_whole_and_in_order_amid_beats(master: Master) -> None:
     """More than a socket takes at once, to a master on the same machine without a stream's help."""
     uplink = await join(master.address, WORKER, Inbox(), Heartbeat(every=0.001, silence=60))
-    assert (uplink._nearby is not None) is master.nearby
+    assert (uplink._socket is not None) is master.nearby
     told = [Result(1, n, (Outcome(7, 1, (), tuple(range(1, 16_000))),)) for n in range(60)]
     await asyncio.to_thread(lambda: [uplink.post(one) for one in told])
     assert [await master.fleet.said.get() for _ in told] == [("w0", one) for one in told]
@@ -281,9 +281,9 @@ async def test_what_any_thread_posts_arrives_whole_and_in_order_amid_beats(maste
 async def test_a_socket_that_breaks_costs_the_member_but_not_the_master() -> None:
     master, inbox = await opened(True), Inbox()
     uplink = await join(master.address, WORKER, inbox)
-    assert uplink._nearby is not None
-    uplink._nearby.write_now(b"\x02\x00\x00\x00\xff\xff")
-    why = "it sent what does not decode: not a specsot.v1.JoinRequest: 2 bytes that do not parse"
+    assert uplink._socket is not None
+    uplink._socket.write_now(b"\x02\x00\x00\x00\xff\xff")
+    why = "it sent a message that cannot be decoded: not a specsot.v1.JoinRequest: 2 bytes that do not parse"
     assert await master.fleet.gone.get() == ("w0", why)
     assert [(await inbox.get()).message for _ in range(2)] == [EPOCH, Lost("master", "it ended the stream")]
     await master.close()
@@ -297,7 +297,7 @@ async def test_who_cannot_enter_the_folder_of_the_socket_speaks_by_the_stream(
     uplink = await join(master.address, WORKER, Inbox())
     await uplink.send(Ready(1))
     assert await master.fleet.said.get() == ("w0", Ready(1))
-    assert uplink._nearby is None
+    assert uplink._socket is None
     await uplink.close()
     await master.close()
 
@@ -391,8 +391,8 @@ def test_a_loop_that_stood_still_does_not_call_its_peer_dead(
     [
         ([], "the first message must be register"),
         ([encode_upward(Beat())], "the first message must be register"),
-        ([fleet_pb2.JoinRequest()], "JoinRequest carries nothing we know"),
-        ([encode_upward(WORKER), fleet_pb2.JoinRequest()], "JoinRequest carries nothing we know"),
+        ([fleet_pb2.JoinRequest()], "JoinRequest has no known field set"),
+        ([encode_upward(WORKER), fleet_pb2.JoinRequest()], "JoinRequest has no known field set"),
     ],
 )
 async def test_a_stranger_hears_what_is_wrong(
@@ -409,13 +409,13 @@ async def test_a_stranger_hears_what_is_wrong(
 
 async def test_what_a_member_does_not_say(master: Master) -> None:
     uplink = await join(master.address, WORKER, Inbox())
-    with pytest.raises(WireError, match="does not tell the master a Close"):
+    with pytest.raises(WireError, match="cannot send the master a Close"):
         await uplink.send(Close(1))
     await uplink.close()
 
 
 async def test_a_peer_that_does_not_read_loses_its_link() -> None:
-    outbox: SendQueue[bytes] = SendQueue(most=10)
+    outbox: SendQueue[bytes] = SendQueue(max_bytes=10)
     outbox.put(b"123456", 6)
     with pytest.raises(Unavailable, match="the peer does not read: 12 bytes wait"):
         outbox.put(b"123456", 6)

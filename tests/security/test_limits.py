@@ -11,10 +11,10 @@ from specsot.params import MAX_BIASES, MAX_MESSAGES, MAX_STOP_IDS, MAX_STOPS, MA
 from specsot.service.telemetry import READER_SECONDS
 from specsot.transport.grpc_channel import (
     CLIENT_STREAMS,
-    HANDSHAKE,
+    HANDSHAKE_SECONDS,
     HELD_BYTES,
+    MAX_STREAMS,
     METADATA_BYTES,
-    MOST_STREAMS,
     PUBLIC_BYTES,
     RING_BYTES,
     Terms,
@@ -64,8 +64,8 @@ async def test_a_head_that_does_not_end() -> None:
     [
         f"gRPC message | {PUBLIC_BYTES >> 20} MiB; within the ring {RING_BYTES >> 20} MiB a frame |",
         f"gRPC metadata | {METADATA_BYTES >> 10} KiB |",
-        f"calls of one connection | {CLIENT_STREAMS} of a client, {MOST_STREAMS:,} between members |",
-        f"time to begin a connection | {HANDSHAKE:g} s |",
+        f"calls of one connection | {CLIENT_STREAMS} of a client, {MAX_STREAMS:,} between members |",
+        f"time to begin a connection | {HANDSHAKE_SECONDS:g} s |",
         f"HTTP | head {HEADER_BYTES >> 10} KiB, body {PUBLIC_BYTES >> 20} MiB in {BODY_SECONDS:g} s, "
         f"{MAX_CONNECTIONS:,} connections; {HEADER_SECONDS:g} s for each head of a connection |",
         f"reader of metrics | {READER_SECONDS:g} s |",

@@ -69,13 +69,13 @@ def test_tokens_change_while_the_endpoint_is_open(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b"", "no token in it"),
-        (b"\n \n", "no token in it"),
+        (b"", "it has no token"),
+        (b"\n \n", "it has no token"),
         (b"opensesame\nnot good\n", "token 2 cannot travel in a header"),
         ("schlüssel\n".encode(), "token 1 cannot travel in a header"),
         (b"x" * 5000, "token 1 cannot travel in a header"),
         (b"\xff\xfe", "not text in UTF-8"),
-        (b"a\n" * 10_001, "too many tokens in it"),
+        (b"a\n" * 10_001, "it has too many tokens"),
         (None, "no such file or directory"),
     ],
 )

@@ -82,8 +82,8 @@ def begun() -> tuple[CarryReader, list[ring_pb2.CarryRequest]]:
 @pytest.mark.parametrize(
     ("then", "complaint"),
     [
-        (ring_pb2.CarryRequest(drafts=ring_pb2.Drafts(epoch=1)), "drafts came where a message was not whole"),
-        (ring_pb2.CarryRequest(frame=ring_pb2.Frame(epoch=1)), "frame came where a message was not whole"),
+        (ring_pb2.CarryRequest(drafts=ring_pb2.Drafts(epoch=1)), "drafts came before all parts of a message"),
+        (ring_pb2.CarryRequest(frame=ring_pb2.Frame(epoch=1)), "frame came before all parts of a message"),
         (ring_pb2.CarryRequest(remainder=ring_pb2.Remainder()), "a piece of 0 bytes"),
         (
             ring_pb2.CarryRequest(remainder=ring_pb2.Remainder(data=b"x" * (PIECE_BYTES + 1))),
@@ -106,7 +106,7 @@ def test_a_piece_too_much() -> None:
 
 
 def test_a_piece_of_nothing() -> None:
-    with pytest.raises(WireError, match="remainder does not belong here"):
+    with pytest.raises(WireError, match="remainder is not allowed in CarryRequest"):
         CarryReader().read(ring_pb2.CarryRequest(remainder=ring_pb2.Remainder(data=b"x")))
 
 

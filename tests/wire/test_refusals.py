@@ -71,9 +71,9 @@ def carry(**fields: Any) -> ring_pb2.CarryRequest:
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
-        (carry(), "CarryRequest carries nothing we know"),
-        (carry(hello=ring_pb2.Hello(sender="w", epoch=1)), "hello does not belong here"),
-        (carry(frame=ring_pb2.Frame(segments=[ring_pb2.Segment()])), "Segment carries nothing"),
+        (carry(), "CarryRequest has no known field set"),
+        (carry(hello=ring_pb2.Hello(sender="w", epoch=1)), "hello is not allowed in CarryRequest"),
+        (carry(frame=ring_pb2.Frame(segments=[ring_pb2.Segment()])), "Segment has no known field"),
         (carry(frame=ring_pb2.Frame(seconds=[float("nan")])), "must be seconds >= 0, got nan"),
         (carry(result=ring_pb2.Result(outcomes=[ring_pb2.Outcome(end=9)])), "end 9 is unknown"),
         (carry(result=ring_pb2.Result(outcomes=[ring_pb2.Outcome(accepted=[2, 1])])), "must ascend"),
@@ -83,7 +83,7 @@ def carry(**fields: Any) -> ring_pb2.CarryRequest:
                     outcomes=[ring_pb2.Outcome(tokens=[2, 1], chances=[ring_pb2.Chance()])]
                 )
             ),
-            "2 tokens came with the chances of 1",
+            "2 tokens came with log-probabilities of 1",
         ),
         (
             carry(
@@ -117,7 +117,7 @@ def carry(**fields: Any) -> ring_pb2.CarryRequest:
                     openings=[ring_pb2.Opening(prompt=2, reused=ring_pb2.ReusedKV(tokens=[1, 2]))]
                 )
             ),
-            "2 rows are kept of a prompt of 2 tokens",
+            "2 rows are reused for a prompt of 2 tokens",
         ),
         (
             carry(frame=ring_pb2.Frame(openings=[ring_pb2.Opening(prompt=1, fork=ring_pb2.Fork(length=2))])),
@@ -130,7 +130,7 @@ def carry(**fields: Any) -> ring_pb2.CarryRequest:
                     rows=values_pb2.Tensor(dtype=F32, shape=[0, 4]),
                 )
             ),
-            "lessons of 2 tokens came with 0 rows",
+            "feature batches of 2 tokens came with 0 rows",
         ),
         (
             carry(frame=ring_pb2.Frame(hidden=values_pb2.Tensor(dtype=F32, shape=[1], data=b"\0" * 4))),
@@ -154,13 +154,17 @@ def test_the_ring_refuses(request_: ring_pb2.CarryRequest, words: str) -> None:
 @pytest.mark.parametrize(
     ("decode", "message", "words"),
     [
-        (decode_upward, fleet_pb2.JoinRequest(), "JoinRequest carries nothing we know"),
-        (decode_downward, fleet_pb2.JoinResponse(joined=fleet_pb2.Joined()), "joined may only come first"),
+        (decode_upward, fleet_pb2.JoinRequest(), "JoinRequest has no known field set"),
+        (
+            decode_downward,
+            fleet_pb2.JoinResponse(joined=fleet_pb2.Joined()),
+            "joined must be the first message",
+        ),
         (decode_upward, fleet_pb2.JoinRequest(register=fleet_pb2.Registration()), "kind 0 is unknown"),
         (
             decode_upward,
             fleet_pb2.JoinRequest(register=fleet_pb2.Registration(kind=values_pb2.KIND_WORKER, name="a\nb")),
-            "a member's name must be a short line",
+            "a member's name must have 1 to 255 printable characters",
         ),
         (
             decode_upward,
@@ -172,12 +176,12 @@ def test_the_ring_refuses(request_: ring_pb2.CarryRequest, words: str) -> None:
                     layers=values_pb2.Layers(first=4, last=4),
                 )
             ),
-            "layers 4:4 are none",
+            "the layer range 4:4 is empty",
         ),
         (
             decode_downward,
             fleet_pb2.JoinResponse(open=fleet_pb2.Open(opening=ring_pb2.Opening(prompt=3), tokens=[1])),
-            "prompt of 3 tokens came as 0 \\+ 1",
+            "a prompt of 3 tokens has 0 forked and 1 sent tokens",
         ),
     ],
 )

@@ -141,7 +141,7 @@ def test_what_does_not_travel_is_refused_at_the_sender() -> None:
         next(encode_carry(dataclasses.replace(FRAME, hidden=torch.zeros(1, 1, dtype=torch.int64))))
     with pytest.raises(WireError, match="does not carry str"):
         next(encode_carry("words"))
-    with pytest.raises(WireError, match="tell the master a str"):
+    with pytest.raises(WireError, match="send the master a str"):
         encode_upward("words")
-    with pytest.raises(WireError, match="tell a member a str"):
+    with pytest.raises(WireError, match="send a member a str"):
         encode_downward("words")

@@ -26,27 +26,27 @@ CURVE = ((1, 0.5), (8, 1.0), (64, 4.0))
 def test_new_work_has_long_and_known_work_eight_times_what_it_should_take() -> None:
     deadline = Deadline(CURVE)
     assert deadline.seconds(8) == FIRST_RUN_SECONDS
-    deadline.took(8, 1.0)
+    deadline.record(8, 1.0)
     assert deadline.seconds(8) == MIN_SECONDS
-    deadline.took(64, 4.0)
+    deadline.record(64, 4.0)
     assert deadline.seconds(64) == 8 * 4.0
-    deadline.took(600, 1.0)
+    deadline.record(600, 1.0)
     expected = 4.0 + (640 - 64) * 3.0 / 56
     assert deadline.seconds(640) == pytest.approx(8 * expected), "as steep as between the last two points"
 
 
 def test_a_slow_machine_has_longer_and_a_hiccup_is_forgotten() -> None:
     deadline = Deadline(CURVE)
-    deadline.took(8, 9.0)
+    deadline.record(8, 9.0)
     assert deadline.seconds(8) == 72.0
     for _ in range(30):
-        deadline.took(8, 1.0)
+        deadline.record(8, 1.0)
     assert deadline.seconds(8) == MIN_SECONDS
 
 
 def test_without_a_curve_there_is_the_least() -> None:
     deadline = Deadline(())
-    deadline.took(8, 100.0)
+    deadline.record(8, 100.0)
     assert deadline.seconds(8) == MIN_SECONDS
 
 
@@ -67,8 +67,8 @@ def test_work_that_began_must_end(work: Callable[[], None], seconds: int) -> Non
     """What goes on to something else has the time for that."""
 
     async def hangs() -> float:
-        with pytest.raises(Hung, match=rf"w hangs: .* after {seconds} s"):
-            await Compute("w", Never(begins=True)).run(work, within=25.0)
+        with pytest.raises(Hung, match=rf"w hangs: .* longer than {seconds} s"):
+            await Compute("w", Never(begins=True)).run(work, timeout_seconds=25.0)
         return asyncio.get_running_loop().time()
 
     assert run(hangs()) == pytest.approx(seconds)
@@ -80,7 +80,7 @@ def test_work_whose_turn_has_not_come_may_wait() -> None:
 
     async def waits() -> None:
         late = Labour(lambda work: asyncio.get_running_loop().call_later(100.0, work))
-        assert await Compute("w", late).run(lambda: 7, within=3.0) == 7
+        assert await Compute("w", late).run(lambda: 7, timeout_seconds=3.0) == 7
 
     run(waits())
 

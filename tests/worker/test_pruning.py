@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from specsot.core.frames import Opening
-from specsot.core.pages import most_held
+from specsot.core.pages import max_held_pages
 from specsot.errors import NotFound
 from specsot.members import Layout
 from specsot.params import HeadImportance, Pruning
@@ -130,7 +130,7 @@ def test_what_no_layer_keeps_is_given_back(decoder, skip: int):
     while writer.fed < len(TEXT):
         write([writer], stage, 20, writer.draft_round + 30)
         held.append(stage.table.count - stage.table.free)
-    most = most_held(pruning, 32, PAGE)
+    most = max_held_pages(pruning, 32, PAGE)
     assert (most is None) == bool(skip)
     assert max(held) >= len(TEXT) // PAGE if most is None else 5 <= max(held) <= most < len(TEXT) // PAGE
 

@@ -281,7 +281,7 @@ def rows_seen(config: ModelConfig, length: int, policy: Policy) -> float:
         case Pruning():
             left = 0
             for _ in range(0, length - policy.prune_every, policy.prune_every):
-                left = policy.kept(left + policy.prune_every)
+                left = policy.num_kept_rows(left + policy.prune_every)
             seen = left + (length - 1) % policy.prune_every + 1
             skip = min(policy.skip_layers, config.layers)
             return (skip * length + (config.layers - skip) * seen) / config.layers

@@ -114,7 +114,9 @@ class Drafter:
         active.pending = []
         with self._observer.drafting(batches):
             finished = await self._compute.run(
-                active.observe_and_draft, batches, within=active.deadline.seconds(rows_of_batches(batches))
+                active.observe_and_draft,
+                batches,
+                timeout_seconds=active.deadline.seconds(rows_of_batches(batches)),
             )
         self._observer.drafted(finished.drafts, finished.seconds)
         if finished.sent:
@@ -145,7 +147,7 @@ class Drafter:
         Only a worker may report its own loss; other reports are ignored.
         """
         needed = {active.configuration.drafted_for.name, active.configuration.stages[-1].name}
-        if lost.peer in needed and lost.peer == arrival.sender and arrival.of("worker"):
+        if lost.peer in needed and lost.peer == arrival.sender and arrival.may_act_as("worker"):
             raise Unavailable(f"lost {lost.peer}: {lost.reason}")
 
     async def _send_taps(self, configuration: Configuration, taps: Collection[int], sent: list[int]) -> None:

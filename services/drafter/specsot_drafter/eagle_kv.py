@@ -146,7 +146,7 @@ class DraftPages:
     def cover_tree(self, sequence: int, base: int, rows: int) -> tuple[int, ...] | None:
         """Reserve like `reserve_tree`, and return only the pages; for a sequence without a KV policy."""
         try:
-            return self.table.cover(sequence, base + rows)
+            return self.table.reserve_pages(sequence, base + rows)
         except Overloaded:
             return None
 

@@ -82,7 +82,7 @@ class DrafterEpoch:
             self.configuration.epoch, engine.finish(), engine.paused_trees, self.configuration.you
         )
         seconds = time.perf_counter() - began
-        self.deadline.took(rows, seconds)
+        self.deadline.record(rows, seconds)
         return FinishedDrafts(drafts, bool(drafts.drafts or drafts.paused_trees or engine.awake), seconds)
 
     @contextmanager

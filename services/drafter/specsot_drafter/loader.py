@@ -112,7 +112,7 @@ class DraftLoader:
         self._check_fit()
         if borrowed := borrowed_of(self._options.base):
             _ = way.model
-            borrowed.tell("what the drafter takes of its base")
+            borrowed.log_fetched("what the drafter takes of its base")
         _ = self._vocabulary  # Read the vocabulary now, so that no request waits for that.
         return Registration(
             kind="drafter",

@@ -18,7 +18,7 @@ from specsot.members import PROTOCOL, Beat, Broken, Configuration, MemberLeaving
 from specsot.params import FORM_KINDS, MAX_TOKENS, STRUCTURAL_TAG, refuse
 from specsot.tasks import WaitLimit
 from specsot.transport.grpc_channel import PUBLIC_BYTES, Terms, check_role, names_of
-from specsot.transport.grpc_server import GrpcServer, open_server, shown
+from specsot.transport.grpc_server import GrpcServer, authorization_of, open_server
 from specsot.transport.heartbeat import Heartbeat, SilenceTimer
 from specsot.transport.links import SendQueue
 from specsot.transport.security import Tokens
@@ -28,7 +28,7 @@ from specsot.transport.wire.events import (
     encode_event,
     encode_info,
     encode_rebalanced,
-    has_words,
+    has_prompt,
     resumes,
 )
 from specsot.transport.wire.members import decode_upward, encode_downward
@@ -106,7 +106,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
         With several tokens, only an administrator's token may do so.
         """
         if self._tokens:
-            self._tokens.check_admin(shown(context.invocation_metadata()))
+            self._tokens.check_admin(authorization_of(context.invocation_metadata()))
         if self._rebalance is None:
             raise Unavailable("there is no ring here")
         return encode_rebalanced(await self._rebalance())
@@ -121,12 +121,12 @@ class MasterService(master_pb2_grpc.MasterServicer):
         offset = request.resume_from if resumes(request) else None
         if request.form.WhichOneof("form") == STRUCTURAL_TAG:
             raise refuse(f"{STRUCTURAL_TAG} is internal; a form is one of {', '.join(FORM_KINDS)}")
-        ask = decode_ask(request, self._positions) if offset is None or has_words(request) else None
+        ask = decode_ask(request, self._positions) if offset is None or has_prompt(request) else None
         return self._requests.generate(ask, caller, offset)
 
     def _owner(self, context: Context) -> str:
         """Return the owner of the token that the call shows; "" if no tokens are required."""
-        return self._tokens.owner(shown(context.invocation_metadata())) if self._tokens else ""
+        return self._tokens.owner(authorization_of(context.invocation_metadata())) if self._tokens else ""
 
 
 def checked_id(text: str) -> str | None:
@@ -187,7 +187,7 @@ class _MemberReceiver:
         self._ways = 0
         self.watch: SilenceTimer | None = None
 
-    def hear(self, data: bytes) -> None:
+    def receive_bytes(self, data: bytes) -> None:
         """Handle one encoded message of the unix socket. Raises WireError."""
         self.take(parse(fleet_pb2.JoinRequest, data))
 
@@ -208,7 +208,7 @@ class _MemberReceiver:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._ways -= 1
         if isinstance(error, WireError):
-            self._downlink.outbox.lose(f"it sent what does not decode: {error}")
+            self._downlink.outbox.lose(f"it sent a message that cannot be decoded: {error}")
         elif not self._ways:
             self._downlink.outbox.lose("its link broke")
 

@@ -51,7 +51,7 @@ def run() -> int:
     """Read the options, write logs, and serve until a signal arrives. Return the process's exit status."""
     config = read_config()
     write_logs("master", config.service.log_format, config.service.log_level)
-    return run_service("specsot-master", lambda leaving: serve(config, leaving), first=lambda: config.base)
+    return run_service("specsot-master", lambda leaving: serve(config, leaving), prepare=lambda: config.base)
 
 
 async def serve(config: MasterConfig, leaving: asyncio.Event) -> None:

@@ -98,7 +98,7 @@ class FeatureStore:
 
         Raises NotFound if the sequence is unknown, Overloaded if there are too few pages.
         """
-        if self._table.wanted(rows.sequence, rows.stop):
+        if self._table.missing_pages(rows.sequence, rows.stop):
             # Features must reach their slots before a page belongs to another sequence.
             self._write()
             self._table.trim(rows.sequence, rows.start)

@@ -367,7 +367,7 @@ class StageLoader:
     def _report_fetched(self, layers: Range) -> None:
         """Log how much of borrowed weights was fetched."""
         if borrowed := borrowed_of(self._options.base):
-            borrowed.tell(f"layers {layers}")
+            borrowed.log_fetched(f"layers {layers}")
 
     def _load_decoder(self, layers: Range, loaded: Loaded | None = None) -> Decoder:
         """Return the decoder of these layers, using the layers that are loaded."""

@@ -60,7 +60,7 @@ def may_send(configuration: Configuration, arrival: Arrival) -> bool:
     index = stage_index(configuration)
     names = [stage.name for stage in configuration.stages]
     sender = arrival.sender
-    if not arrival.of("worker" if sender in names else "drafter" if sender != MASTER else MASTER):
+    if not arrival.may_act_as("worker" if sender in names else "drafter" if sender != MASTER else MASTER):
         return False
     match arrival.message:
         case Frame():

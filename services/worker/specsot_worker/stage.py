@@ -132,12 +132,12 @@ class DecoderStage:
         """
         if self._prepare_frame:
             self._prepare_frame()
-        draft_round = self.next_step.take(frame) if self.next_step else None
-        if self.next_step and draft_round is None:
+        step = self.next_step.take(frame) if self.next_step else None
+        if self.next_step and step is None:
             frame = self.next_step.without_applied_moves(frame)
-        if draft_round is None or not draft_round.timed:
+        if step is None or not step.timed:
             self._timer.begin()
-        hidden, fused = self._run_predicted(frame, draft_round) if draft_round else self._run_planned(frame)
+        hidden, fused = self._run_predicted(frame, step) if step else self._run_planned(frame)
         if self.next_step:
             self.next_step.predict(frame)
         seconds = (*frame.seconds, self._timer.end(0 if hidden is None else len(hidden)))
@@ -160,14 +160,14 @@ class DecoderStage:
         self._clear(arrangement.freed)
         return passed
 
-    def _run_predicted(self, frame: Frame, draft_round: SpeculativeStep) -> RowsOut:
+    def _run_predicted(self, frame: Frame, step: SpeculativeStep) -> RowsOut:
         """Run a frame whose step was predicted: launch the step, if that has not been done, and use its
         outputs.
         """
         assert self.next_step is not None
-        entry, before = self._inputs(frame, draft_round.rows)
-        hidden, fused = draft_round.outputs or self.next_step.run_prepared(draft_round, entry)
-        draft_round.apply(OverlapEvent.RELEASED)
+        entry, before = self._inputs(frame, step.rows)
+        hidden, fused = step.outputs or self.next_step.run_prepared(step, entry)
+        step.apply(OverlapEvent.RELEASED)
         self.rows.fill(frame)
         self._clear(page for sequence in frame.closings for page in self._table.close(sequence))
         return hidden, _sum(fused, before)

@@ -106,8 +106,8 @@ class Verifier:
     @property
     def next_confirmed(self) -> bool:
         """True if the next step has been launched with the tokens of the results, and waits for its frame."""
-        draft_round = self._next_step
-        return draft_round is not None and draft_round.state is OverlapState.CONFIRMED
+        step = self._next_step
+        return step is not None and step.state is OverlapState.CONFIRMED
 
     @property
     def _next_step(self) -> NextStep | None:
@@ -269,7 +269,7 @@ class Verifier:
         )
         return bool(alone) and all(going) and are_in_order([one.state.opening for one in queries])
 
-    def _launch_next(self, draft_round: NextStep, queries: list[TargetQuery], found: list[Targets]) -> None:
+    def _launch_next(self, step: NextStep, queries: list[TargetQuery], found: list[Targets]) -> None:
         """Launch the next step before results are made, because every sequence waits for it.
 
         step: Launches the step.
@@ -281,7 +281,7 @@ class Verifier:
         tokens = [token for (token,) in found if token is not None]
         free = [one.state for one, token in zip(queries, tokens) if token not in one.state.opening.stop_ids]
         if len(tokens) == len(found) and any(state.remaining > 1 for state in free):
-            draft_round.launch(tokens)
+            step.launch(tokens)
 
     def _place(self, segment: Segment) -> tuple[int, int] | None:
         """Return the place of a segment's sequence among a frame's trees, if its next tree is the drafter's.

@@ -263,7 +263,7 @@ class Worker:
         active = self._active
         message = arrival.message
         if isinstance(message, KvRows):
-            if arrival.of("worker"):
+            if arrival.may_act_as("worker"):
                 await self._handover.take(arrival.sender, message)
             return
         epoch = getattr(message, "epoch", self.epoch)
@@ -378,7 +378,10 @@ class Worker:
         if active.async_verifier:
             active.async_verifier.submit(
                 await self._compute.run(
-                    launch_frame, partial(run_stage, active.stage), frame, within=_time_limit(active, frame)
+                    launch_frame,
+                    partial(run_stage, active.stage),
+                    frame,
+                    timeout_seconds=_time_limit(active, frame),
                 )
             )
             return
@@ -405,11 +408,11 @@ class Worker:
     ) -> Any:
         """Compute a frame within its time limit. Raises Hung if it takes longer."""
         with self._observer.computing(frame):
-            return await self._compute.run(work, *arguments, within=_time_limit(active, frame))
+            return await self._compute.run(work, *arguments, timeout_seconds=_time_limit(active, frame))
 
     def _record_compute(self, active: _WorkerEpoch, frame: Frame, seconds: float) -> None:
         """Record the compute seconds of a frame, for the time limits of later frames and for the observer."""
-        active.deadline.took(sum(map(rows_of, frame.segments)), seconds)
+        active.deadline.record(sum(map(rows_of, frame.segments)), seconds)
         self._observer.computed(frame, seconds)
 
     async def _announce(self, active: _WorkerEpoch, verified: VerifiedFrame) -> None:

@@ -37,13 +37,17 @@ log = structlog.get_logger()
 BLOCK = 1 << 20
 # Bytes of a digest.
 DIGEST = 32
-# Files, and bytes of a text file. What a lender may offer at most. Untuned.
-MOST_FILES = 4096
-LONGEST_TEXT = 256 << 20
+# Files. Bounds how many files a lender may offer. Untuned.
+MAX_FILES = 4096
+# Bytes. Bounds a text file that a lender may offer. Untuned.
+MAX_TEXT_BYTES = 256 << 20
 # Bytes. Longest header of a safetensors file. Precedent: safetensors' own limit.
 HEADER_LIMIT = 100 << 20
+# The index of a model whose safetensors weights are several files.
 INDEX = INDEXES[0]
+# The weight file of a model without an index.
 SINGLE = "model.safetensors"
+# The text files that members lend to each other.
 LENT_TEXTS = (*(name for name in TEXTS if name != INDEXES[1]), POINTER)
 # Names of weight files that may be lent; pickles may not.
 NAME = re.compile(r"[A-Za-z0-9][\w.+-]*\.(safetensors|gguf)")
@@ -67,15 +71,18 @@ class LentFile:
 
 
 def check_files(files: Mapping[str, LentFile]) -> None:
-    """Check the files that a lender offers: their number, names and sizes. Raises WireError."""
-    if len(files) > MOST_FILES:
-        raise WireError(f"a model of {len(files)} files, {MOST_FILES} at most")
+    """Check the files that a lender offers: their number, names and sizes. Raises WireError for others.
+
+    files: the offered files by name.
+    """
+    if len(files) > MAX_FILES:
+        raise WireError(f"a model of {len(files)} files, {MAX_FILES} at most")
     for name, file in files.items():
         if not (name in LENT_TEXTS if file.text else NAME.fullmatch(name)):
             raise WireError(f"{name!r} is no file of a model")
-        if file.text and file.size > LONGEST_TEXT:
+        if file.text and file.size > MAX_TEXT_BYTES:
             raise WireError(
-                f"{name} of {memory_in_words(file.size)}, {memory_in_words(LONGEST_TEXT)} at most"
+                f"{name} of {memory_in_words(file.size)}, {memory_in_words(MAX_TEXT_BYTES)} at most"
             )
 
 
@@ -98,8 +105,10 @@ class BorrowedModel:
         """Make the sparse files.
 
         folder: The directory to fill; blocks that are in it already are kept.
-        files: What the lenders offer.
+        fingerprint: Fingerprint of the model, as its lenders have it.
+        files: What the lenders offer, by name.
         read: Fetches bytes from a lender.
+        clock: Returns seconds, for the rate in the log.
 
         Raises WireError if the offered files are not acceptable, and ModelError if the folder cannot be
         written.
@@ -114,9 +123,9 @@ class BorrowedModel:
         # One thread fetches layers ahead while another one loads layers.
         self._fetching = Lock()
         # Blocks that are present and were checked.
-        self._here = set[tuple[str, int]]()
-        # Bytes by sender, and seconds, since the last `tell`.
-        self._came = Counter[str]()
+        self._present = set[tuple[str, int]]()
+        # Bytes by sender, and seconds, since the last `log_fetched`.
+        self._received = Counter[str]()
         self._seconds = 0.0
         self._spans = cache(self._read_spans)
         try:
@@ -133,19 +142,31 @@ class BorrowedModel:
         for name, file in self._files.items():
             if file.text:
                 self.need(name, 0, file.size)
-        self.tell("config and tokenizer")
+        self.log_fetched("config and tokenizer")
 
     def need_tensor(self, name: str, tensor: str) -> None:
-        """Fetch the bytes of one tensor of a safetensors file."""
+        """Fetch the bytes of one tensor of a safetensors file, if they are missing.
+
+        name: name of the file.
+        tensor: name of the tensor, which the file must have. Raises ModelError if the bytes cannot be
+            fetched.
+        """
         self.need(name, *self._spans(name)[tensor])
 
     def need_header(self, name: str) -> None:
-        """Fetch the header of a safetensors file; for GGUF, the pointer file has it already."""
+        """Fetch the header of a safetensors file; for GGUF, the pointer file has it already.
+
+        name: name of the file. Raises ModelError if the header is broken or cannot be fetched.
+        """
         if name != POINTER:
             self._spans(name)
 
     def need(self, name: str, begin: int, end: int) -> None:
         """Fetch bytes begin .. end - 1 of a file if they are missing.
+
+        name: name of the file.
+        begin: offset of the first byte.
+        end: offset of the byte after the last one.
 
         Raises ModelError if no member offers these bytes, and what `read` raises.
         """
@@ -156,6 +177,10 @@ class BorrowedModel:
 
     def _fetch(self, name: str, begin: int, end: int) -> None:
         """Fetch the blocks of these bytes that are missing.
+
+        name: name of the file.
+        begin: offset of the first byte.
+        end: offset of the byte after the last one.
 
         # BLOCK 1 MiB, bytes 0.5 MiB .. 2.5 MiB: blocks 0, 1, 2; if 1 is present, 0 and 2 are read separately
         """
@@ -169,48 +194,65 @@ class BorrowedModel:
             self._read(name, first * BLOCK, until, partial(self._put, name))
         self._seconds += self._clock() - began
 
-    def tell(self, what: str) -> None:
-        """Log one line about what was fetched since the last call: size, senders, rate."""
-        if not self._came:
+    def log_fetched(self, content: str) -> None:
+        """Log one line about what was fetched since the last call: size, senders, rate. Nothing is logged if
+        nothing was.
+
+        content: what the fetched bytes are, for the line.
+        """
+        if not self._received:
             return
-        size = sum(self._came.values())
+        size = sum(self._received.values())
         log.info(
             "fetched from members",
-            what=what,
-            whom=", ".join(sorted(self._came)),
+            what=content,
+            whom=", ".join(sorted(self._received)),
             size=memory_in_words(size),
             rate=f"{memory_in_words(size / max(self._seconds, 1e-9))}/s",
             into=str(self.folder),
         )
-        self._came.clear()
+        self._received.clear()
         self._seconds = 0.0
 
     def _put(self, name: str, sender: str, begin: int, data: bytes) -> None:
-        """Store a block. The digest is written last, so a block with a digest is complete."""
+        """Store a block. The digest is written last, so a block with a digest is complete.
+
+        name: name of the file.
+        sender: address of the lender.
+        begin: offset of the block in the file.
+        data: the bytes of the block. Raises ModelError if they cannot be written.
+        """
         block = begin // BLOCK
         try:
             _write(self.folder / name, begin, data)
             _write(self._digests(name), block * DIGEST, hashlib.sha256(data).digest())
         except OSError as error:
             raise ModelError(f"{self.folder / name}: {error.strerror}") from None
-        self._here.add((name, block))
-        self._came[sender] += len(data)
+        self._present.add((name, block))
+        self._received[sender] += len(data)
         self.stored += len(data)
 
     def _has(self, name: str, block: int) -> bool:
-        """Tell whether a block is present. A block of an earlier run is checked once by its digest."""
-        if (name, block) not in self._here:
-            kept = _stored(self._digests(name), block * DIGEST, DIGEST)
+        """Return whether a block is present. A block of an earlier run is checked once by its digest.
+
+        name: name of the file.
+        block: number of the block, counted from 0.
+        """
+        if (name, block) not in self._present:
+            stored_digest = _stored(self._digests(name), block * DIGEST, DIGEST)
             if (
-                not any(kept)
-                or kept != hashlib.sha256(_stored(self.folder / name, block * BLOCK, BLOCK)).digest()
+                not any(stored_digest)
+                or stored_digest != hashlib.sha256(_stored(self.folder / name, block * BLOCK, BLOCK)).digest()
             ):
                 return False
-            self._here.add((name, block))
+            self._present.add((name, block))
         return True
 
     def _digests(self, name: str) -> Path:
-        """Return the file with the digests of a file's blocks."""
+        """Return the file with the digests of a file's blocks.
+
+        name: name of the file.
+        """
         return self.folder / "blocks" / name
 
     def _check_room(self, size: int) -> None:
@@ -223,17 +265,22 @@ class BorrowedModel:
             )
 
     def _read_spans(self, name: str) -> dict[str, tuple[int, int]]:
-        """Return the byte range of each tensor in a safetensors file. Raises ModelError."""
+        """Return (begin, end) of each tensor in a safetensors file, in bytes from the file's beginning.
+
+        name: name of the file. Raises ModelError if its header is broken or cannot be fetched.
+        """
         path = self.folder / name
         self.need(name, 0, 8)
         length = header_size(path, _stored(path, 0, 8), self._files[name].size)
         self.need(name, 8, 8 + length)
         spans = spans_of(path, _stored(path, 8, length))
-        return {one: (8 + length + begin, 8 + length + end) for one, (begin, end) in spans.items()}
+        return {tensor: (8 + length + begin, 8 + length + end) for tensor, (begin, end) in spans.items()}
 
 
 def _runs(blocks: Iterable[int]) -> Iterator[tuple[int, int]]:
     """Yield the first and the last number of each run of consecutive numbers.
+
+    blocks: ascending numbers.
 
     # [0 1 2 5 6] -> (0, 2), (5, 6)
     """
@@ -258,12 +305,19 @@ def header_size(path: Path, prefix: bytes, size: int) -> int:
 
 
 def spans_of(path: Path, header: bytes) -> dict[str, tuple[int, int]]:
-    """Return the byte range of each tensor, counted from the end of the header. Raises ModelError."""
+    """Return (begin, end) of each tensor, in bytes from the end of the header. Raises ModelError if the
+    header is broken.
+
+    path: The file, for error messages.
+    header: The JSON header of a safetensors file.
+    """
     try:
         named = {
-            one: told["data_offsets"] for one, told in json.loads(header).items() if one != "__metadata__"
+            tensor: entry["data_offsets"]
+            for tensor, entry in json.loads(header).items()
+            if tensor != "__metadata__"
         }
-        spans = {one: (int(begin), int(end)) for one, (begin, end) in named.items()}
+        spans = {tensor: (int(begin), int(end)) for tensor, (begin, end) in named.items()}
     except (ValueError, TypeError, KeyError, AttributeError):
         spans = {"": (-1, -1)}
     if any(begin < 0 for begin, _ in spans.values()):
@@ -272,14 +326,24 @@ def spans_of(path: Path, header: bytes) -> dict[str, tuple[int, int]]:
 
 
 def _write(path: Path, begin: int, data: bytes) -> None:
-    """Write data at an offset of a file, which is made if it is missing."""
+    """Write data at an offset of a file, which is made if it is missing.
+
+    path: the file.
+    begin: the offset in bytes.
+    data: the bytes to write.
+    """
     with path.open("r+b" if path.exists() else "w+b") as file:
         file.seek(begin)
         file.write(data)
 
 
 def _stored(path: Path, begin: int, size: int) -> bytes:
-    """Read up to `size` bytes at an offset of a file; empty if the file is missing."""
+    """Read up to `size` bytes at an offset of a file; empty if the file is missing.
+
+    path: the file.
+    begin: the offset in bytes.
+    size: number of bytes.
+    """
     try:
         with path.open("rb") as file:
             file.seek(begin)
@@ -293,12 +357,18 @@ _BORROWED: dict[Path, BorrowedModel] = {}
 
 
 def register(model: BorrowedModel) -> None:
-    """Let `borrowed_of` find this model by its folder."""
+    """Let `borrowed_of` find this model by its folder.
+
+    model: the model that is being fetched.
+    """
     _BORROWED[model.folder] = model
 
 
 def borrowed_of(directory: Path) -> BorrowedModel | None:
-    """Return the borrowed model of a directory, or None if the directory is no borrowed one."""
+    """Return the borrowed model of a directory, or None if the directory is no borrowed one.
+
+    directory: a model directory.
+    """
     return _BORROWED.get(directory)
 
 
@@ -307,6 +377,8 @@ def lendable(directory: Path) -> dict[str, Path]:
 
     Files that are missing are left out, and pickles are never lent. Raises ModelError if an index or pointer
     file is broken.
+
+    directory: the model directory.
     """
     pointer = directory / POINTER
     index = directory / INDEX

@@ -27,22 +27,28 @@ def state_folder() -> Path:
 
 
 def use(folder: Path) -> IO[str]:
-    """Mark a folder as used. As long as the returned file is open, no process removes the folder.
+    """Mark a folder as used now, and return an open file that keeps it.
 
-    Raises OSError.
+    As long as the returned file is open, no process removes the folder. Raises OSError if the folder does not
+    exist or cannot be written.
+
+    folder: a folder of the cache.
     """
     (folder / USED).touch()
-    used = (folder / USED).open()
-    fcntl.flock(used, fcntl.LOCK_SH)
-    return used
+    mark = (folder / USED).open()
+    fcntl.flock(mark, fcntl.LOCK_SH)
+    return mark
 
 
-def remove_unused(place: Path, now: float) -> None:
-    """Remove the folders in `place` that no process uses, and that none has used for UNUSED_SECONDS.
+def remove_unused(parent: Path, now: float) -> None:
+    """Remove the folders in `parent` that no process uses, and that none has used for UNUSED_SECONDS.
 
-    now: Seconds since 1970.
+    Folders without a USED file are left alone, and folders that cannot be removed are skipped.
+
+    parent: the directory whose folders are examined.
+    now: the present time in seconds since 1970.
     """
-    for mark in place.glob(f"*/{USED}"):
+    for mark in parent.glob(f"*/{USED}"):
         with suppress(OSError), mark.open() as used:
             if now - mark.stat().st_mtime > UNUSED_SECONDS:
                 fcntl.flock(used, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -31,24 +31,27 @@ from specsot.checkpoint.rope import Rope, read_rope, read_sliding_rope
 from specsot.errors import InvalidRequest, ModelError
 from specsot.params import MAX_TOKENS, HeadImportance, HeadWindows
 
+# Part of error messages that says what can be loaded.
 LAYOUT = "SpecSoT reads Hugging Face directories (config.json, tokenizer.json, *.safetensors) and GGUF files"
 # Fields that a model with images has next to its `text_config`, not in it.
 OF_THE_WHOLE = ("eos_token_id", "quantization_config", "compression_config")
-# Names of a directory's files that an error lists at most.
-SHOWN = 5
+# Names. Bounds how many of a directory's files an error lists. Untuned.
+MAX_SHOWN_NAMES = 5
 
 
 def require_model_directory(directory: Path) -> Path:
     """Return the directory if it has a config.json.
 
-    Otherwise raise a ModelError that says what is there instead, and what to do.
+    Otherwise raise a ModelError that says what the path is instead, and what to do.
+
+    directory: path of the model directory.
     """
     if directory.is_file():
         raise ModelError(f"{directory}: a file, not a model directory; {LAYOUT}")
     if not directory.is_dir():
         raise ModelError(f"{directory}: no such file or directory, and no name on the hub (owner/name)")
     if not (directory / "config.json").is_file():
-        raise ModelError(f"{directory}: no config.json in it, and no GGUF file; {_held(directory)}")
+        raise ModelError(f"{directory}: no config.json in it, and no GGUF file; {_describe_files(directory)}")
     return directory
 
 
@@ -60,19 +63,27 @@ def require_torch() -> None:
 
 
 def require_quantizer(kind: str | None, device: str) -> None:
-    """Raise ModelError if the library that runs this quantization is not installed; import nothing."""
+    """Raise ModelError if the library that runs this quantization is not installed; import nothing.
+
+    kind: the quantization, such as "int4"; None if weights are not quantized, which needs no library.
+    device: the torch device, such as "cpu" or "cuda:0".
+    """
     on_cpu = device.partition(":")[0] == "cpu"
     library, extra = ("numba", "model") if on_cpu else ("torchao", "quant")
     if (kind == "int4" or (on_cpu and kind == "int8")) and find_spec(library) is None:
         raise ModelError(f"{kind} weights need {library}: pip install 'specsot[{extra}]'")
 
 
-def _held(directory: Path) -> str:
-    """Describe a directory's files in a few words, so that a user recognizes a wrong folder."""
+def _describe_files(directory: Path) -> str:
+    """Describe a directory's files in a few words, so that a user recognizes a wrong folder: "it holds a, b,
+    ...".
+
+    directory: path of an existing directory.
+    """
     names = sorted(path.name for path in directory.iterdir())
     if not names:
         return "it is empty"
-    shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+    shown = ", ".join(names[:MAX_SHOWN_NAMES]) + (", ..." if len(names) > MAX_SHOWN_NAMES else "")
     return f"it holds {shown}"
 
 
@@ -158,16 +169,25 @@ class ModelConfig:
     text_of: str | None = None
 
     def recurrent(self, layer: int) -> bool:
-        """Tell whether a layer is a gated delta layer."""
+        """Return whether a layer is a gated delta layer.
+
+        layer: number of the layer, counted from 0.
+        """
         return self.delta is not None and layer in self.delta.layers
 
     def sparse(self, layer: int) -> bool:
-        """Tell whether a layer has experts."""
+        """Return whether a layer has experts.
+
+        layer: number of the layer, counted from 0.
+        """
         return self.routing is not None and layer not in self.routing.dense
 
 
 def read_config(directory: Path) -> ModelConfig:
-    """Read the config of a model directory. Raises a ModelError that names the file and what is wrong."""
+    """Read the config of a model directory. Raises a ModelError that names the file and what is wrong.
+
+    directory: the model directory. Its generation_config.json is used if it has one.
+    """
     require_model_directory(directory)
     source = directory / "config.json"
     generation = directory / "generation_config.json"
@@ -177,18 +197,20 @@ def read_config(directory: Path) -> ModelConfig:
 def make_config(values: Json, generation: Json, source: Path) -> ModelConfig:
     """Make a config from the fields of config.json and generation_config.json.
 
-    source: Where the fields come from, for messages.
+    values: the fields of config.json.
+    generation: the fields of generation_config.json; empty if there is no such file.
+    source: path of config.json, for error messages.
 
     Raises ModelError for an unknown model_type, and for fields that are missing or wrong.
     """
-    whole = str(values.get("model_type"))
+    outer_type = str(values.get("model_type"))
     values = text_fields(values, source)
     family = FAMILIES.get(str(values.get("model_type")))
     if family is None:
         known = ", ".join((*FAMILIES, *WITH_IMAGES))
         raise ModelError(f"{source}: model_type {values.get('model_type')!r} is not one of {known}")
     published = read_published(values, source)
-    text_of = whole if whole in WITH_IMAGES else None
+    text_of = outer_type if outer_type in WITH_IMAGES else None
     return _read(Fields(source, values), family, _eos(values, generation, source), published, text_of)
 
 
@@ -196,22 +218,34 @@ def text_fields(values: Json, source: Path) -> Json:
     """Return the fields that describe the text model.
 
     For a model with images, these are the fields of its `text_config`, and a few of the whole config.
+
+    values: the fields of config.json.
+    source: path of config.json, for error messages.
     """
-    usual = WITH_IMAGES.get(str(values.get("model_type")))
-    if usual is None:
+    default_type = WITH_IMAGES.get(str(values.get("model_type")))
+    if default_type is None:
         return values
     text = values.get("text_config")
     if not isinstance(text, dict):
         raise ModelError(f"{source}: text_config must be an object, got {text!r}")
     outer = {name: values[name] for name in OF_THE_WHOLE if values.get(name) is not None}
     tied = {"tie_word_embeddings": True} if values.get("tie_word_embeddings") else {}
-    return {"model_type": usual, **text, **outer, **tied}
+    return {"model_type": default_type, **text, **outer, **tied}
 
 
 def _read(
     fields: Fields, family: Family, eos: tuple[int, ...], published: Published | None, text_of: str | None
 ) -> ModelConfig:
-    """Read all fields of a config; the family supplies what the config leaves out."""
+    """Read all fields of a config; the family supplies what the config leaves out.
+
+    fields: the fields that describe the text model.
+    family: defaults and tensor names of the model's family.
+    eos: token ids that end a sequence.
+    published: how the weights are published quantized, or None.
+    text_of: the model_type of the model with images to which this text model belongs, or None.
+
+    Raises ModelError for fields that are missing or wrong.
+    """
     hidden = fields.count("hidden_size")
     heads = fields.count("num_attention_heads", family.heads)
     kv_heads, head_dim = _heads(fields, family, hidden, heads)
@@ -261,7 +295,14 @@ def _read(
 
 
 def _heads(fields: Fields, family: Family, hidden: int, heads: int) -> tuple[int, int]:
-    """Return the number of KV heads, and the numbers of a head."""
+    """Return the number of KV heads, and the numbers of a head. Raises ModelError if heads do not divide
+    evenly.
+
+    fields: the fields of the config.
+    family: the model's family.
+    hidden: the hidden size.
+    heads: the number of query heads.
+    """
     if not family.own_head_dim:
         if hidden % heads:
             raise ModelError(f"{fields.source}: hidden_size {hidden} does not divide into {heads} heads")
@@ -274,14 +315,25 @@ def _heads(fields: Fields, family: Family, hidden: int, heads: int) -> tuple[int
 
 
 def _even(fields: Fields, name: str, value: int) -> int:
-    """Return `value`, or raise ModelError if it is odd."""
+    """Return `value`, or raise ModelError if it is odd.
+
+    fields: the fields of the config, which name the file.
+    name: name of the field, for the error message.
+    value: the value of the field.
+    """
     if value % 2:
         raise ModelError(f"{fields.source}: {name} must be even, got {value}")
     return value
 
 
 def _rope(fields: Fields, family: Family, head_dim: int) -> Rope:
-    """Read the rotary settings, and check that an even number of dimensions rotates."""
+    """Read the rotary settings. Raises ModelError unless a positive, even number of a head's dimensions
+    rotates.
+
+    fields: the fields of the config.
+    family: the model's family.
+    head_dim: numbers of a head.
+    """
     values = dict(fields.values)
     # MiniMax writes rotary_dim in place of the family's field.
     if values.get("rotary_dim") is not None:
@@ -296,48 +348,67 @@ def _rope(fields: Fields, family: Family, head_dim: int) -> Rope:
     return rope
 
 
-def _routing(fields: Fields, family: Family, usual: Routing) -> Routing:
+def _routing(fields: Fields, family: Family, defaults: Routing) -> Routing:
     """Read how tokens go to experts.
 
     The number of experts is called num_experts in Qwen's published configs, num_local_experts in Mixtral's
     and in Qwen configs saved by Transformers 5, and n_routed_experts in GLM's.
+
+    fields: the fields of the config.
+    family: the model's family.
+    defaults: the values of fields that the config does not have.
     """
     words = ("num_experts", "n_routed_experts", "num_local_experts")
-    named = next((word for word in words if fields.values.get(word) is not None), words[-1])
-    experts = fields.count(named, usual.experts)
-    chosen = fields.count("num_experts_per_tok", usual.chosen)
-    if chosen > experts:
-        raise ModelError(f"{fields.source}: num_experts_per_tok is {chosen}, {named} only {experts}")
-    width = fields.count(family.width_field, usual.width)
-    groups, opened = _groups(fields, experts, chosen)
+    count_field = next((word for word in words if fields.values.get(word) is not None), words[-1])
+    experts = fields.count(count_field, defaults.experts)
+    num_chosen = fields.count("num_experts_per_tok", defaults.chosen)
+    if num_chosen > experts:
+        raise ModelError(
+            f"{fields.source}: num_experts_per_tok is {num_chosen}, {count_field} only {experts}"
+        )
+    width = fields.count(family.width_field, defaults.width)
+    groups, num_open_groups = _groups(fields, experts, num_chosen)
     return replace(
-        usual,
+        defaults,
         experts=experts,
-        chosen=chosen,
+        chosen=num_chosen,
         width=width,
-        normalised=fields.flag("norm_topk_prob", usual.normalised),
-        scale=fields.number("routed_scaling_factor", usual.scale),
+        normalised=fields.flag("norm_topk_prob", defaults.normalised),
+        scale=fields.number("routed_scaling_factor", defaults.scale),
         groups=groups,
-        open_groups=opened,
+        open_groups=num_open_groups,
         shared=_shared_width(fields, width) if family.names.shared else 0,
         dense=_dense_layers(fields, family),
     )
 
 
-def _groups(fields: Fields, experts: int, chosen: int) -> tuple[int, int]:
-    """Return the number of groups of experts, and from how many of them a token chooses."""
+def _groups(fields: Fields, experts: int, num_chosen: int) -> tuple[int, int]:
+    """Return the number of groups of experts, and from how many of them a token chooses.
+
+    fields: the fields of the config.
+    experts: number of experts of a layer.
+    num_chosen: number of experts per token.
+
+    Raises ModelError if experts do not divide into the groups, or if the open groups have too few experts.
+    """
     groups = fields.count("n_group", 1)
-    opened = fields.count("topk_group", 1)
-    if groups > 1 and (experts % groups or experts < 2 * groups or opened * experts < chosen * groups):
+    num_open_groups = fields.count("topk_group", 1)
+    if groups > 1 and (
+        experts % groups or experts < 2 * groups or num_open_groups * experts < num_chosen * groups
+    ):
         raise ModelError(
-            f"{fields.source}: {opened} of {groups} groups (topk_group, n_group) of {experts} experts do not "
-            f"hold {chosen} to choose, or groups are not of two or more each"
+            f"{fields.source}: {num_open_groups} of {groups} groups (topk_group, n_group) of {experts} "
+            f"experts do not hold {num_chosen} to choose, or groups are not of two or more each"
         )
-    return groups, min(opened, groups)
+    return groups, min(num_open_groups, groups)
 
 
 def _shared_width(fields: Fields, width: int) -> int:
-    """Return the width of the shared MLP: Qwen names it, GLM counts shared experts of an expert's width."""
+    """Return the width of the shared MLP: Qwen names it, GLM counts shared experts of an expert's width.
+
+    fields: the fields of the config.
+    width: width of an expert.
+    """
     return fields.index("shared_expert_intermediate_size", width * fields.index("n_shared_experts", 1))
 
 
@@ -346,6 +417,9 @@ def _dense_layers(fields: Fields, family: Family) -> frozenset[int]:
 
     These are the first `first_k_dense_replace` layers, those of `mlp_only_layers`, and all layers but every
     `decoder_sparse_step`-th.
+
+    fields: the fields of the config.
+    family: the model's family.
     """
     layers, step = fields.count("num_hidden_layers"), fields.count("decoder_sparse_step", 1)
     named = fields.values.get("mlp_only_layers") or []
@@ -357,7 +431,11 @@ def _dense_layers(fields: Fields, family: Family) -> frozenset[int]:
 
 
 def _activation(fields: Fields, family: Family) -> Activation:
-    """Read the activation function. Raises ModelError for an unknown one."""
+    """Read the activation function. Raises ModelError for an unknown one.
+
+    fields: the fields of the config.
+    family: the model's family, which has the default.
+    """
     name = fields.values.get("hidden_activation") or fields.values.get("hidden_act") or family.activation
     if not isinstance(name, str) or name not in ACTIVATIONS:
         raise ModelError(f"{fields.source}: hidden_act {name!r} is not one of {', '.join(ACTIVATIONS)}")
@@ -365,73 +443,96 @@ def _activation(fields: Fields, family: Family) -> Activation:
 
 
 def _clamp(fields: Fields, family: Family) -> tuple[float, float] | None:
-    """Read limit and gain of a clamped SwiGLU; None if the family has none."""
+    """Read limit and gain of a clamped SwiGLU; None if the family has none.
+
+    fields: the fields of the config.
+    family: the model's family, which has the defaults.
+    """
     if family.clamp is None:
         return None
     limit, gain = family.clamp
     return fields.number("swiglu_limit", limit), fields.number("swiglu_alpha", gain)
 
 
-def _delta(fields: Fields, usual: Delta) -> Delta:
+def _delta(fields: Fields, defaults: Delta) -> Delta:
     """Read the gated delta layers.
 
     `layer_types` names them; without it, all layers but every `full_attention_interval`-th are gated delta
     layers.
+
+    fields: the fields of the config.
+    defaults: the sizes that the config does not have.
     """
     count = fields.count("num_hidden_layers")
-    every = fields.count("full_attention_interval", 4)
+    interval = fields.count("full_attention_interval", 4)
     kinds = fields.values.get("layer_types") or [
-        "linear_attention" if (layer + 1) % every else "full_attention" for layer in range(count)
+        "linear_attention" if (layer + 1) % interval else "full_attention" for layer in range(count)
     ]
     known = {"linear_attention", "full_attention"}
     if not isinstance(kinds, list) or len(kinds) != count or not known.issuperset(map(str, kinds)):
         raise ModelError(f"{fields.source}: layer_types must be {count} of {', '.join(sorted(known))}")
-    keys = fields.count("linear_num_key_heads", usual.key_heads)
-    values = fields.count("linear_num_value_heads", usual.value_heads)
+    keys = fields.count("linear_num_key_heads", defaults.key_heads)
+    values = fields.count("linear_num_value_heads", defaults.value_heads)
     if values % keys:
         raise ModelError(f"{fields.source}: {values} value heads do not divide into {keys} key heads")
     return Delta(
         keys,
         values,
-        fields.count("linear_key_head_dim", usual.key_dim),
-        fields.count("linear_value_head_dim", usual.value_dim),
-        fields.count("linear_conv_kernel_dim", usual.kernel),
+        fields.count("linear_key_head_dim", defaults.key_dim),
+        fields.count("linear_value_head_dim", defaults.value_dim),
+        fields.count("linear_conv_kernel_dim", defaults.kernel),
         frozenset(layer for layer, kind in enumerate(kinds) if kind == "linear_attention"),
-        usual.apart,
+        defaults.apart,
     )
 
 
 def _softcaps(fields: Fields, family: Family) -> dict[str, float | None]:
-    """Read the caps of attention scores and logits, in families that have them; null means no cap."""
+    """Read the caps of attention scores and logits, as arguments of `ModelConfig`; null means no cap.
+
+    Returns nothing for a family without caps.
+
+    fields: the fields of the config.
+    family: the model's family, which has the defaults.
+    """
     if family.softcaps is None:
         return {}
     named = {"attention_softcap": "attn_logit_softcapping", "logit_softcap": "final_logit_softcapping"}
-    found = {
-        name: fields.values.get(word, usual) for (name, word), usual in zip(named.items(), family.softcaps)
+    caps = {
+        name: fields.values.get(word, default)
+        for (name, word), default in zip(named.items(), family.softcaps)
     }
-    return {name: None if cap is None else fields.number(named[name], cap) for name, cap in found.items()}
+    return {name: None if cap is None else fields.number(named[name], cap) for name, cap in caps.items()}
 
 
 def _windowed(fields: Fields, family: Family) -> tuple[int | None, frozenset[int]]:
     """Return the window of sliding-window layers, and which layers these are.
 
     Return (None, no layers) if every layer sees all positions, or if no sequence can exceed the window.
+
+    fields: the fields of the config.
+    family: the model's family.
     """
-    asked = family.window == "asked" and fields.flag("use_sliding_window")
+    enabled = family.window == "asked" and fields.flag("use_sliding_window")
     rows = fields.values.get("sliding_window", family.window_rows)
-    if rows is None or not (asked or family.window == "always"):
+    if rows is None or not (enabled or family.window == "always"):
         return None, frozenset()
     window = fields.count("sliding_window", rows)
     layers = fields.count("num_hidden_layers")
-    near = [kind == "sliding_attention" for kind in _layer_types(fields, family, layers)]
-    far = family.sliding_theta is None and window >= fields.count("max_position_embeddings", family.positions)
-    if not any(near) or far:
+    is_sliding = [kind == "sliding_attention" for kind in _layer_types(fields, family, layers)]
+    never_reached = family.sliding_theta is None and window >= fields.count(
+        "max_position_embeddings", family.positions
+    )
+    if not any(is_sliding) or never_reached:
         return None, frozenset()
-    return window, frozenset(layer for layer, one in enumerate(near) if one)
+    return window, frozenset(layer for layer, one in enumerate(is_sliding) if one)
 
 
 def _layer_types(fields: Fields, family: Family, layers: int) -> list[str]:
     """Return the attention kind of every layer, from `layer_types` or by the family's rule.
+
+    fields: the fields of the config.
+    family: the model's family.
+    layers: number of layers.
 
     # sliding_window_pattern 3, 6 layers -> sliding, sliding, full, sliding, sliding, full
     """
@@ -440,8 +541,10 @@ def _layer_types(fields: Fields, family: Family, layers: int) -> list[str]:
     if named is None:
         first = fields.index("max_window_layers", family.whole_layers) if family.whole_layers else 0
         pattern = fields.index("sliding_window_pattern", family.pattern)
-        near = (layer >= first and (not pattern or (layer + 1) % pattern > 0) for layer in range(layers))
-        return [kinds[one] for one in near]
+        is_sliding = (
+            layer >= first and (not pattern or (layer + 1) % pattern > 0) for layer in range(layers)
+        )
+        return [kinds[one] for one in is_sliding]
     if not isinstance(named, list) or len(named) < layers or not all(kind in kinds for kind in named):
         raise ModelError(
             f"{fields.source}: layer_types must be {' or '.join(kinds)} for each of {layers} layers"
@@ -450,20 +553,31 @@ def _layer_types(fields: Fields, family: Family, layers: int) -> list[str]:
 
 
 def _eos(values: Json, generation: Json, source: Path) -> tuple[int, ...]:
-    """Return the end-of-sequence ids: those of generation_config.json if it has any, else of config.json."""
-    named = generation.get("eos_token_id")
-    found = values.get("eos_token_id") if named is None else named
-    ids = found if isinstance(found, list) else [] if found is None else [found]
+    """Return the end-of-sequence ids: those of generation_config.json if it has any, else of config.json.
+
+    values: the fields of config.json.
+    generation: the fields of generation_config.json.
+    source: path of config.json, for error messages.
+
+    Raises ModelError for values that are no token ids. Returns an empty tuple if neither file names ids.
+    """
+    generation_ids = generation.get("eos_token_id")
+    stored_ids = values.get("eos_token_id") if generation_ids is None else generation_ids
+    ids = stored_ids if isinstance(stored_ids, list) else [] if stored_ids is None else [stored_ids]
     if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids):
-        raise ModelError(f"{source}: eos_token_id must be token ids, got {found!r}")
+        raise ModelError(f"{source}: eos_token_id must be token ids, got {stored_ids!r}")
     return tuple(ids)
 
 
+# File in a model directory with what was measured of its KV heads.
 HEADS_FILE = "kv_heads.json"
 
 
 def read_heads(directory: Path, config: ModelConfig) -> HeadWindows | None:
     """Read the KV window of every head from kv_heads.json, or return None if there is no such file.
+
+    directory: the model directory.
+    config: the model's config, which the file must fit.
 
     Raises ModelError if the file is malformed or belongs to another model.
     """
@@ -473,11 +587,20 @@ def read_heads(directory: Path, config: ModelConfig) -> HeadWindows | None:
 def read_importance(directory: Path, config: ModelConfig) -> HeadImportance | None:
     """Read the importance of every KV head from kv_heads.json.
 
-    Return None if it was not measured: there is no file, or the file is of an earlier version, which has
-    windows alone. Raises ModelError if the file is malformed or belongs to another model.
+    Returns None if it was not measured: there is no file, or the file is of an earlier version, which has
+    windows alone.
+
+    directory: the model directory.
+    config: the model's config, which the file must fit.
+
+    Raises ModelError if the file is malformed or belongs to another model.
     """
 
     def importance_of(layers: Any) -> HeadImportance | None:
+        """Return the importance of all heads, or None if no head has one.
+
+        layers: the `layers` of the file.
+        """
         if all("importance" not in head for heads in layers for head in heads):
             return None
         return HeadImportance(_of_heads(layers, lambda head: head["importance"]))
@@ -489,27 +612,40 @@ _Heads = TypeVar("_Heads", HeadWindows, HeadWindows | None, HeadImportance | Non
 
 
 def _read_heads(directory: Path, config: ModelConfig, read: Callable[[Any], _Heads]) -> _Heads | None:
-    """Return what `read` makes of the `layers` in the file of measured heads, or None if there is no file."""
+    """Return what `read` makes of the `layers` in the file of measured heads, or None if there is no file.
+
+    directory: the model directory.
+    config: the model's config, which the file must fit.
+    read: makes a value of the `layers`.
+
+    Raises ModelError if the file is malformed or has another number of layers or KV heads than the model.
+    """
     path = directory / HEADS_FILE
     if not path.is_file():
         return None
     try:
         layers = read_json(path)["layers"]
-        found = read(layers)
+        heads = read(layers)
     except (KeyError, TypeError, AttributeError, InvalidRequest) as error:
         raise ModelError(f"{path}: {type(error).__name__}: {error}") from None
-    there = (len(layers), len(layers[0]))
-    wanted = (config.layers, config.kv_heads)
-    if there != wanted:
-        raise ModelError(f"{path}: {there[0]} layers of {there[1]} KV heads, the model has {wanted}")
-    return found
+    file_shape = (len(layers), len(layers[0]))
+    model_shape = (config.layers, config.kv_heads)
+    if file_shape != model_shape:
+        raise ModelError(
+            f"{path}: {file_shape[0]} layers of {file_shape[1]} KV heads, the model has {model_shape}"
+        )
+    return heads
 
 
 _Head = TypeVar("_Head")
 
 
 def _of_heads(layers: Any, read: Callable[[Any], _Head]) -> tuple[tuple[_Head, ...], ...]:
-    """Read every head of every layer."""
+    """Return a value for every head of every layer.
+
+    layers: by layer and KV head, an object of the file.
+    read: makes a value of one object.
+    """
     return tuple(tuple(read(head) for head in heads) for heads in layers)
 
 
@@ -521,12 +657,16 @@ def write_heads(
     layers: By layer and KV head, an object with `sinks`, `recent` (None: all positions) and `importance`, and
         whatever else a reader of the file should know.
     measured: How the heads were measured, for readers of the file.
+    path: the file to write.
     """
     lines = ",\n".join(f"    {json.dumps(list(heads))}" for heads in layers)
     path.write_text(f'{{\n  "measured": {json.dumps(dict(measured))},\n  "layers": [\n{lines}\n  ]\n}}\n')
 
 
 def _head_window(head: Mapping[str, Any]) -> tuple[int, int]:
-    """Return (sinks, recent) of a head; `recent` null means all positions."""
+    """Return (sinks, recent) of a head, in tokens; `recent` null means all positions.
+
+    head: the object of one head.
+    """
     recent = head["recent"]
     return head["sinks"], MAX_TOKENS if recent is None else recent

@@ -10,6 +10,7 @@ NormKind = Literal["rms", "layer"]
 MlpKind = Literal["gated", "plain", "experts"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 
+# The activation function by each spelling in config.json.
 ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
@@ -80,7 +81,10 @@ class Names:
 
 
 def _three(mlp: str) -> tuple[str, str, str]:
-    """Return the names of gate, up and down of a gated MLP."""
+    """Return the names of gate, up and down of a gated MLP.
+
+    mlp: name of the MLP inside a layer.
+    """
     return f"{mlp}.gate_proj", f"{mlp}.up_proj", f"{mlp}.down_proj"
 
 
@@ -305,6 +309,7 @@ QWEN_DELTA = Family(
     delta=Delta(),
 )
 
+# The supported families by model_type.
 FAMILIES: Mapping[str, Family] = {
     "llama": LLAMA,
     "mistral": Family(
@@ -493,16 +498,22 @@ OF_TEXT: Mapping[str, str] = {
 
 
 def text_name(name: str) -> str:
-    """Return the name of a tensor as a model of text alone has it.
+    """Return the name of a tensor as a model of text alone has it. A name without a known prefix is returned
+    unchanged.
+
+    name: the tensor's name in a model with images.
 
     # "model.language_model.norm.weight" -> "model.norm.weight"
     """
-    found = next((start for start in OF_TEXT if name.startswith(start)), "")
-    return f"{OF_TEXT[found]}{name.removeprefix(found)}" if found else name
+    prefix = next((candidate for candidate in OF_TEXT if name.startswith(candidate)), "")
+    return f"{OF_TEXT[prefix]}{name.removeprefix(prefix)}" if prefix else name
 
 
 def names_of(module: str) -> list[str]:
-    """Return the names that a module may have, in a model of text alone and in models with images."""
+    """Return the names that a module may have, in a model of text alone and in models with images.
+
+    module: the module's name in a model of text alone.
+    """
     inner = f"{module}."
     whole = [
         f"{start}{inner.removeprefix(text)}" for start, text in OF_TEXT.items() if inner.startswith(text)

@@ -15,7 +15,10 @@ Json = Mapping[str, Any]
 
 
 def read_json(source: Path) -> dict[str, Any]:
-    """Read a JSON object from a file. Raises ModelError if the file is missing or holds no JSON object."""
+    """Return the JSON object of a file. Raises ModelError if the file is missing or holds no JSON object.
+
+    source: path of the file.
+    """
     try:
         value = json.loads(source.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -36,15 +39,19 @@ class Fields:
     A null counts as absent. If a method's `default` is None, the field is required. Methods raise ModelError
     for a missing or wrong value.
 
-    source: The file, for messages.
-    values: The object.
+    source: path of the file that holds the object, for error messages.
+    values: the JSON object by key.
     """
 
     source: Path
     values: Json
 
     def number(self, name: str, default: float | None = None) -> float:
-        """Return a number > 0."""
+        """Return a number > 0 of the object, as a float.
+
+        name: key of the number.
+        default: the result if the key is absent or null. With None, the key is required.
+        """
         value = self.values.get(name)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf:
@@ -52,18 +59,30 @@ class Fields:
         return float(value)
 
     def count(self, name: str, default: int | None = None) -> int:
-        """Return an integer > 0."""
+        """Return an integer > 0 of the object; 4.0 counts as 4.
+
+        name: key of the integer.
+        default: the result if the key is absent or null. With None, the key is required.
+        """
         value = self.number(name, default)
         if value != int(value):
             raise ModelError(f"{self.source}: {name} must be an integer, got {value!r}")
         return int(value)
 
     def index(self, name: str, default: int) -> int:
-        """Return an integer >= 0."""
+        """Return an integer >= 0 of the object.
+
+        name: key of the integer.
+        default: the result if the key is absent or null.
+        """
         return 0 if self.values.get(name, default) == 0 else self.count(name, default)
 
     def flag(self, name: str, default: bool = False) -> bool:
-        """Return a boolean."""
+        """Return a boolean of the object. Numbers and texts are not accepted.
+
+        name: key of the boolean.
+        default: the result if the key is absent or null.
+        """
         value = self.values.get(name)
         value = default if value is None else value
         if not isinstance(value, bool):

@@ -38,6 +38,8 @@ def fingerprint(directory: Path) -> str:
     A repository on the hub is identified by its commit, because no member has all of its files. A borrowed
     model has the fingerprint of its lenders.
 
+    directory: the model directory, as `resolve_model` returns it.
+
     Raises a ModelError that names what is missing or broken.
     """
     if borrowed := borrowed_of(directory):
@@ -54,22 +56,29 @@ def fingerprint(directory: Path) -> str:
 
 
 def _samples(pointer: Path) -> Iterator[bytes]:
-    """Yield a description and the first bytes of each tensor in GGUF files."""
+    """Yield a description and the first bytes of each tensor in GGUF files.
+
+    pointer: the pointer file, which says where each tensor is. Raises ModelError if a GGUF file cannot be
+        read.
+    """
     opened: dict[str, BinaryIO] = {}
     with ExitStack() as files:
         for name, place in read_places(pointer).items():
-            told = place.kind, place.shape, place.begin, place.order
+            description = place.kind, place.shape, place.begin, place.order
             try:
                 if place.file not in opened:
                     opened[place.file] = files.enter_context(open(place.file, "rb"))
                 opened[place.file].seek(place.begin)
-                yield f"{name}:{told}".encode() + opened[place.file].read(min(place.bytes, SAMPLE))
+                yield f"{name}:{description}".encode() + opened[place.file].read(min(place.bytes, SAMPLE))
             except OSError as error:
                 raise ModelError(f"{place.file}: {error.strerror}") from None
 
 
 def _weight_files(directory: Path) -> list[Path]:
-    """Return the safetensors files of a directory or, without any, its .bin files. Raises ModelError."""
+    """Return the safetensors files of a directory or, without any, its .bin files, by name.
+
+    directory: the model directory. Raises ModelError if it has neither.
+    """
     files = sorted(directory.glob("*.safetensors")) or sorted(directory.glob("*.bin"))
     if not files:
         raise ModelError(f"{directory}: no weight files (*.safetensors)")
@@ -77,7 +86,10 @@ def _weight_files(directory: Path) -> list[Path]:
 
 
 def _describe(path: Path) -> bytes:
-    """Return name, size, and a digest of the samples of one weight file."""
+    """Return name, size, and a digest of the samples of one weight file, as bytes.
+
+    path: the weight file. Raises ModelError if it cannot be read.
+    """
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -93,7 +105,12 @@ def _describe(path: Path) -> bytes:
 
 
 def _header_and_samples(path: Path, file: BinaryIO, size: int) -> Iterator[bytes]:
-    """Yield a safetensors header and the first bytes of each tensor; leave the file where data begin."""
+    """Yield a safetensors header and the first bytes of each tensor; leave the file where data begin.
+
+    path: the file, for error messages.
+    file: the open file, at its beginning.
+    size: size of the file in bytes.
+    """
     header = file.read(header_size(path, file.read(8), size))
     data = file.tell()
     yield header

@@ -22,12 +22,16 @@ from specsot.errors import ModelError
 
 log = structlog.get_logger()
 
+# The name of a model on the hub, see `HubName`.
 NAMED = re.compile(
     r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)"
     r"(?:@(?P<revision>[\w][\w./-]*))?(?::(?P<file>[^:]+\.gguf))?"
 )
+# The folder of a repository in the hub's cache.
 FOLDER = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)")
+# The folder of a snapshot: the commit in hex.
 COMMIT = re.compile(r"[0-9a-f]{40}")
+# Files that say which weight file holds each tensor.
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 # All files that this project reads, except weights. Indexes of pickles are text as well.
 TEXTS = (
@@ -41,6 +45,7 @@ TEXTS = (
 NAMED_TEMPLATES = "additional_chat_templates/*.jinja"
 # Files that describe a model's shape, without its tokenizer.
 DESCRIBING = ("config.json", "generation_config.json", *INDEXES)
+# Part of error messages that says which token is meant.
 TOKEN = "a token (hf auth login, or HF_TOKEN)"
 
 
@@ -58,15 +63,19 @@ class HubName:
     file: str | None = None
 
     def __str__(self) -> str:
+        """Return the name as `hub_name` parses it: owner/name@revision:FILE.gguf."""
         revision = self.revision
         file = self.file
         return self.repository + (f"@{revision}" if revision else "") + (f":{file}" if file else "")
 
 
 def hub_name(named: str) -> HubName | None:
-    """Parse a name that looks like one on the hub, or return None. The hub is not asked."""
-    found = NAMED.fullmatch(named)
-    return HubName(**found.groupdict()) if found else None
+    """Parse a name that looks like one on the hub, or return None. The hub is not asked.
+
+    named: the text of --model or --draft-model.
+    """
+    match = NAMED.fullmatch(named)
+    return HubName(**match.groupdict()) if match else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +104,14 @@ class Snapshot:
 
 
 def snapshot_of(path: Path) -> Snapshot | None:
-    """Return the snapshot that a folder or file belongs to, or None if it is not in a cache of the hub."""
+    """Return the snapshot that a folder or file belongs to, or None if it is not in a cache of the hub.
+
+    path: a folder or file. It need not exist.
+    """
     for folder in (path, *path.parents):
         if folder.parent.name == "snapshots" and COMMIT.fullmatch(folder.name):
-            found = FOLDER.fullmatch(folder.parent.parent.name)
-            return Snapshot(folder, f"{found['owner']}/{found['name']}", folder.name) if found else None
+            match = FOLDER.fullmatch(folder.parent.parent.name)
+            return Snapshot(folder, f"{match['owner']}/{match['name']}", folder.name) if match else None
     return None
 
 
@@ -112,6 +124,8 @@ def fetch_model(name: HubName) -> Path:
 
     The result is cached for the process, because a branch may move in the meantime. If the hub cannot be
     reached, the files in the cache are used. Raises ModelError, in one line.
+
+    name: the model's name on the hub.
     """
     from huggingface_hub import snapshot_download
 
@@ -146,12 +160,16 @@ def fetch_model(name: HubName) -> Path:
 def fetch_description(name: HubName) -> Path:
     """Fetch only the config and the weight index of a repository, and return its folder.
 
+    name: the model's name on the hub.
+
     Raises ModelError, in one line, also if a GGUF file is named.
     """
     from huggingface_hub import snapshot_download
 
     if name.file:
-        raise ModelError(f"{name}: what a GGUF file says of itself is fetched with it: name one that is here")
+        raise ModelError(
+            f"{name}: a GGUF file is described only by the whole file: name a file on this machine"
+        )
     with explain_hub_errors(name, "config.json"):
         files: list[str] = [*DESCRIBING]
         return Path(snapshot_download(name.repository, revision=name.revision, allow_patterns=files))
@@ -177,6 +195,8 @@ def shapes_on_hub(path: Path) -> dict[str, tuple[int, ...]]:
 def fetched(path: Path) -> Path:
     """Return the path of a model's file; fetch the file if it is missing and belongs to a hub snapshot.
 
+    path: path of the file, in a model directory. An existing file is returned at once.
+
     Raises ModelError.
     """
     snapshot = None if path.exists() else snapshot_of(path)
@@ -185,7 +205,7 @@ def fetched(path: Path) -> Path:
     from huggingface_hub import hf_hub_download
 
     file = str(path.relative_to(snapshot.folder))
-    log.info("fetching", file=file, of=snapshot.repository)
+    log.info("fetching", file=file, repository=snapshot.repository)
     with explain_hub_errors(HubName(snapshot.repository), file):
         hf_hub_download(snapshot.repository, file, revision=snapshot.commit, cache_dir=snapshot.cache)
     log.info("fetched", file=file, size=memory_in_words(path.stat().st_size))
@@ -193,7 +213,9 @@ def fetched(path: Path) -> Path:
 
 
 def offers(path: Path) -> bool:
-    """Tell whether the hub has this file; False for paths outside its cache.
+    """Return whether the hub has this file; False for paths outside its cache.
+
+    path: path that the file would have in the cache.
 
     Raises ModelError if the hub cannot be asked.
     """
@@ -211,6 +233,8 @@ def _list_files(name: HubName) -> list[str] | None:
     """Return the files of a repository on the hub.
 
     Return None in offline mode, and if the hub cannot be reached; the latter is logged.
+
+    name: the model's name on the hub.
     """
     from huggingface_hub import HfApi, constants, errors
 
@@ -223,28 +247,42 @@ def _list_files(name: HubName) -> list[str] | None:
             raise
         except Exception as error:
             # huggingface_hub changes its HTTP library between versions, so any error may come from there.
-            _say_unreachable(constants.ENDPOINT, type(error).__name__)
+            _log_unreachable(constants.ENDPOINT, type(error).__name__)
             return None
         return [one.rfilename for one in found.siblings or ()]
 
 
 @cache
-def _say_unreachable(at: str, why: str) -> None:
+def _log_unreachable(at: str, why: str) -> None:
+    """Log that the hub cannot be reached; once per process for the same arguments.
+
+    at: address of the hub.
+    why: type of the error.
+    """
     log.warning("the hub cannot be reached, so only models in the cache can be used", at=at, why=why)
 
 
 def _fetch_file(name: HubName, file: str, offline: bool) -> Path:
-    """Fetch one file of a repository and return its path in the cache."""
+    """Fetch one file of a repository and return its path in the cache. Raises ModelError if that fails.
+
+    name: the model's name on the hub.
+    file: the file's path in the repository.
+    offline: True to use only the cache.
+    """
     from huggingface_hub import hf_hub_download
 
     with explain_hub_errors(name, file):
-        log.info("fetching", file=file, of=name.repository)
+        log.info("fetching", file=file, repository=name.repository)
         return Path(hf_hub_download(name.repository, file, revision=name.revision, local_files_only=offline))
 
 
 @contextmanager
 def explain_hub_errors(name: HubName, file: str) -> Generator[None]:
-    """Turn errors of huggingface_hub into a ModelError of one line. file: the file that is asked for."""
+    """Return a context that turns errors of huggingface_hub into a ModelError of one line.
+
+    name: the model's name on the hub.
+    file: the file that is asked for.
+    """
     from huggingface_hub import constants, errors
     from huggingface_hub.utils import disable_progress_bars
 

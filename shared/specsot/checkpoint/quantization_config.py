@@ -52,6 +52,7 @@ PARTS: Mapping[Method, tuple[str, ...]] = {
     ),
     "mxfp4": ("_scales",),
 }
+# Bits. The sizes of packed integers that can be read.
 PACKED_BITS = (4, 8)
 # Inputs that share a scale: int4 weights, and a CPU's int8 activations that multiply int4 weights.
 GROUP = 32
@@ -88,10 +89,11 @@ class Numbers:
         return "int8" if self.kind == "int" else "fp8" if self.kind == "fp8" else None
 
     def __str__(self) -> str:
-        said = f"{self.bits} bit" if self.kind in ("int", "table") else self.kind
+        """Return the format in words, such as "4 bit in groups of 128"."""
+        text = f"{self.bits} bit" if self.kind in ("int", "table") else self.kind
         if self.block:
-            return f"{said} in blocks of {self.block[0]}x{self.block[1]}"
-        return f"{said} in groups of {self.group}" if self.group else said
+            return f"{text} in blocks of {self.block[0]}x{self.block[1]}"
+        return f"{text} in groups of {self.group}" if self.group else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +107,17 @@ class Targets:
     names: tuple[str, ...]
     numbers: Numbers
 
-    def mean(self, module: str) -> bool:
-        """Tell whether `names` has this module, by its name or a pattern; classes do not count."""
-        known = names_of(module)
+    def name_module(self, module: str) -> bool:
+        """Return whether `names` has this module, by its name or a pattern; classes do not count.
+
+        module: the module's name in a model of text alone.
+        """
+        candidates = names_of(module)
         return any(
-            any(re.match(one[3:], name) for name in known) if one.startswith("re:") else one in known
-            for one in self.names
+            any(re.match(target[3:], name) for name in candidates)
+            if target.startswith("re:")
+            else target in candidates
+            for target in self.names
         )
 
 
@@ -128,6 +135,7 @@ class Published:
     zero_offset: int = 0
 
     def __str__(self) -> str:
+        """Return the method and the number formats in words."""
         numbers = ", ".join(dict.fromkeys(str(one.numbers) for one in self.targets))
         return numbers if numbers.startswith(self.method) else f"{self.method} {numbers}"
 
@@ -138,8 +146,11 @@ class Published:
         return forms.pop() if len(forms) == 1 else None
 
     def numbers(self, module: str) -> Numbers:
-        """Return the number format of a matrix: by its module's name, else by the class Linear."""
-        named = (one for one in self.targets if one.mean(module))
+        """Return the number format of a matrix: by its module's name, else by the class Linear.
+
+        module: name of the matrix's module.
+        """
+        named = (one for one in self.targets if one.name_module(module))
         classed = (one for one in self.targets if "Linear" in one.names)
         return next(chain(named, classed, self.targets)).numbers
 
@@ -147,6 +158,8 @@ class Published:
         """Return the modules whose matrix is quantized, of those with tensors of these names.
 
         # AWQ: "a.qweight", "a.scales", "b.weight" -> {"a"}
+
+        names: names of tensors in the files.
         """
         marks = MARKS[self.method]
         return frozenset(name.removesuffix(mark) for name in names for mark in marks if name.endswith(mark))
@@ -155,6 +168,9 @@ class Published:
         """Return the name of the matrix that tensor `name` is a part of; for other tensors, `name` itself.
 
         # AWQ: "a.qweight" -> "a.weight", "b.weight" -> "b.weight"
+
+        name: name of a tensor in the files.
+        modules: the modules whose matrix is quantized, see `modules`.
         """
         for part in (*MARKS[self.method], *PARTS[self.method]):
             if name.endswith(part) and (module := name.removesuffix(part)) in modules:
@@ -189,49 +205,77 @@ def read_published(values: Mapping[str, Any], source: Path) -> Published | None:
         raise ModelError(f"{source}: quantization_config of {method}: {error}") from None
 
 
-def _awq(found: Mapping[str, Any]) -> Published:
-    _expect(found.get("version", "gemm").lower(), "version", "gemm")
-    return Published("awq", (Targets((), _grouped(found)),))
+def _awq(config: Mapping[str, Any]) -> Published:
+    """Read AWQ. Raises ValueError for another version than gemm, and for other bits than 4 and 8.
+
+    config: the fields of quantization_config.
+    """
+    _expect(config.get("version", "gemm").lower(), "version", "gemm")
+    return Published("awq", (Targets((), _grouped(config)),))
 
 
-def _gptq(found: Mapping[str, Any]) -> Published:
-    layout = found.get("checkpoint_format") or "gptq"
+def _gptq(config: Mapping[str, Any]) -> Published:
+    """Read GPTQ. Raises ValueError for an unknown layout, for modules of other bits, and for other bits than
+    4 and 8.
+
+    config: the fields of quantization_config.
+    """
+    layout = config.get("checkpoint_format") or "gptq"
     _expect(layout, "checkpoint_format", "gptq", "gptq_v2")
-    if found.get("dynamic"):
+    if config.get("dynamic"):
         raise ValueError("modules of other bits (dynamic) are not supported")
-    return Published("gptq", (Targets((), _grouped(found)),), 0 if layout == "gptq_v2" else 1)
+    return Published("gptq", (Targets((), _grouped(config)),), 0 if layout == "gptq_v2" else 1)
 
 
-def _grouped(found: Mapping[str, Any]) -> Numbers:
-    """Read the number format of AWQ and GPTQ. Raises ValueError for other bits than 4 and 8."""
-    bits = int(found["bits"])
-    group = int(found["group_size"])
+def _grouped(config: Mapping[str, Any]) -> Numbers:
+    """Read the number format of AWQ and GPTQ. Raises ValueError for other bits than 4 and 8.
+
+    config: the fields of quantization_config.
+    """
+    bits = int(config["bits"])
+    group = int(config["group_size"])
     _expect(bits, "bits", *PACKED_BITS)
-    centred = bool(found.get("sym", True))
-    ordered = not found.get("desc_act")
+    centred = bool(config.get("sym", True))
+    ordered = not config.get("desc_act")
     return Numbers("int", bits, group if group > 0 else None, None, centred, ordered)
 
 
-def _bitsandbytes(found: Mapping[str, Any]) -> Published:
-    four = bool(found.get("load_in_4bit", found.get("_load_in_4bit")))
+def _bitsandbytes(config: Mapping[str, Any]) -> Published:
+    """Read bitsandbytes: indices into a table of 16 numbers if the weights have 4 bits, otherwise 8-bit
+    integers.
+
+    config: the fields of quantization_config.
+    """
+    four = bool(config.get("load_in_4bit", config.get("_load_in_4bit")))
     return Published("bitsandbytes", (Targets((), Numbers("table", 4) if four else Numbers("int", 8)),))
 
 
-def _fp8(found: Mapping[str, Any]) -> Published:
-    block = found.get("weight_block_size")
+def _fp8(config: Mapping[str, Any]) -> Published:
+    """Read FP8 with scales by block, or by tensor if the config names no block.
+
+    config: the fields of quantization_config.
+    """
+    block = config.get("weight_block_size")
     return Published("fp8", (Targets((), Numbers("fp8", 8, block=_pair(block))),))
 
 
-def _mxfp4(found: Mapping[str, Any]) -> Published:
+def _mxfp4(config: Mapping[str, Any]) -> Published:
+    """Read MXFP4, whose format is fixed: 4-bit floats in groups of 32.
+
+    config: the fields of quantization_config, which are not needed.
+    """
     return Published("mxfp4", (Targets((), Numbers("fp4", 4, GROUP)),))
 
 
-def _compressed(found: Mapping[str, Any]) -> Published:
-    """Read compressed-tensors. Raises ValueError for sparsity, transforms, or without config groups."""
+def _compressed(config: Mapping[str, Any]) -> Published:
+    """Read compressed-tensors. Raises ValueError for sparsity, transforms, or without config groups.
+
+    config: the fields of quantization_config.
+    """
     for name in ("sparsity_config", "transform_config"):
-        if found.get(name):
+        if config.get(name):
             raise ValueError(f"{name} is not supported")
-    groups = found["config_groups"].values()
+    groups = config["config_groups"].values()
     if not groups:
         raise ValueError("config_groups is empty")
     return Published(
@@ -241,7 +285,10 @@ def _compressed(found: Mapping[str, Any]) -> Published:
 
 
 def _compressed_numbers(weights: Mapping[str, Any]) -> Numbers:
-    """Read the number format of one config group. Raises ValueError for an unsupported one."""
+    """Read the number format of one config group. Raises ValueError for an unsupported one.
+
+    weights: the `weights` of the group.
+    """
     bits = int(weights["num_bits"])
     group = weights.get("group_size")
     kind = weights.get("type", "int")
@@ -261,7 +308,10 @@ def _compressed_numbers(weights: Mapping[str, Any]) -> Numbers:
 
 
 def _pair(block: Any) -> tuple[int, int] | None:
-    """Read a block's numbers of outputs and inputs."""
+    """Read a block's numbers of outputs and inputs; None for None.
+
+    block: a list of two numbers, or None.
+    """
     if block is None:
         return None
     outputs, inputs = block
@@ -269,11 +319,17 @@ def _pair(block: Any) -> tuple[int, int] | None:
 
 
 def _expect(value: object, name: str, *known: object) -> None:
-    """Raise ValueError if `value` is not one of `known`."""
+    """Raise ValueError if `value` is not one of `known`.
+
+    value: the value of a field.
+    name: name of the field.
+    known: the supported values.
+    """
     if value not in known:
         raise ValueError(f"{name} {value!r} is not one of {', '.join(map(str, known))}")
 
 
+# The reader of quantization_config by quant_method.
 READERS: Mapping[Any, Any] = {
     "awq": _awq,
     "gptq": _gptq,

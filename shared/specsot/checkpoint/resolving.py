@@ -15,6 +15,8 @@ def resolve_model(named: str | Path) -> Path:
     All other functions take the returned directory. A local path wins over a name on the hub; of a model on
     the hub, the text files are fetched. A directory that this function returned is returned as it is.
 
+    named: the text of --model or --draft-model, or a path.
+
     Raises ModelError, in one line.
     """
     place = Path(named).expanduser()
@@ -32,7 +34,10 @@ def resolve_model(named: str | Path) -> Path:
 
 
 def describe_model(named: str | Path) -> Path:
-    """Return the directory like `resolve_model`, but fetch only config and weight index from the hub."""
+    """Return the directory like `resolve_model`, but fetch only config and weight index from the hub.
+
+    named: the text of --model or --draft-model, or a path. Raises ModelError.
+    """
     name = None if Path(named).expanduser().exists() else hub_name(str(named))
     return require_model_directory(fetch_description(name)) if name else resolve_model(named)
 
@@ -41,6 +46,8 @@ def folder_of_model(directory: Path) -> Path:
     """Return the folder for files that users add to a model: specsot.json, router.json, kv_heads.json.
 
     It is the folder of the GGUF file for a GGUF model, else the model directory itself.
+
+    directory: the model directory, as `resolve_model` returns it.
     """
     if not (directory / POINTER).is_file():
         return directory
@@ -48,13 +55,20 @@ def folder_of_model(directory: Path) -> Path:
 
 
 def name_of_model(directory: Path) -> str:
-    """Return a model's name: the one on the hub, else that of its directory or file."""
+    """Return a model's name: the one on the hub, else that of its directory or file.
+
+    directory: the model directory, as `resolve_model` returns it.
+    """
     snapshot = snapshot_of(directory)
     return snapshot.repository if snapshot else directory.resolve().name
 
 
 def address_of_model(directory: Path) -> str:
     """Return a name by which a process on another machine, with another cache, finds the same model.
+
+    For a model that is not of the hub, that is its path.
+
+    directory: the model directory, as `resolve_model` returns it.
 
     # <cache>/models--owner--name/snapshots/<commit> -> "owner/name@<commit>"
     """
@@ -69,13 +83,19 @@ def address_of_model(directory: Path) -> str:
 
 
 def _gguf_of(directory: Path) -> Path:
-    """Return the (first) GGUF file that a model directory was made of."""
+    """Return the (first) GGUF file that a model directory was made of.
+
+    directory: a model directory with a pointer file. Raises ModelError if that file is broken.
+    """
     from specsot.checkpoint.gguf.directory import read_places
 
     return Path(min(place.file for place in read_places(directory / POINTER).values()))
 
 
 def _is_snapshot(place: Path) -> bool:
-    """Tell whether `place` is a snapshot folder of the hub's cache, some of whose files may be missing."""
+    """Return whether a path is a snapshot folder of the hub's cache, some of whose files may be missing.
+
+    place: the path.
+    """
     snapshot = snapshot_of(place)
     return snapshot is not None and snapshot.folder == place

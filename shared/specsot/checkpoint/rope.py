@@ -10,6 +10,7 @@ from specsot.checkpoint.families import LLAMA, Family
 from specsot.checkpoint.fields import Fields, Json
 from specsot.errors import ModelError
 
+# The kinds of rotary settings that are supported.
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 
@@ -45,7 +46,10 @@ class Rope:
     slope: float = 0.0
 
     def rotated(self, head_dim: int) -> int:
-        """Return how many dimensions of a head rotate."""
+        """Return how many dimensions of a head rotate: its first ones.
+
+        head_dim: numbers of a head.
+        """
         return int(head_dim * self.share)
 
 
@@ -54,6 +58,7 @@ def read_rope(fields: Json, source: Path, family: Family = LLAMA) -> Rope:
 
     source: The file, for messages.
     family: Defaults of the model's family.
+    fields: The fields of config.json.
 
     Raises a ModelError that names what is wrong, or the kind that is not supported.
     """
@@ -81,7 +86,16 @@ def read_rope(fields: Json, source: Path, family: Family = LLAMA) -> Rope:
 
 
 def _of_kind(kind: str, reader: Fields, fields: Json, theta: float, share: float) -> Rope:
-    """Read the settings of one kind. reader: the rotary settings; fields: the whole config."""
+    """Read the settings of one kind.
+
+    kind: one of `KINDS`.
+    reader: the rotary settings.
+    fields: the whole config.
+    theta: base of the frequencies.
+    share: fraction of each head that rotates.
+
+    Raises ModelError if a setting is missing or wrong.
+    """
     # "dynamic" differs from "default" only beyond max_position_embeddings.
     if kind in ("default", "dynamic"):
         return Rope(theta, share=share)
@@ -100,20 +114,23 @@ def _of_kind(kind: str, reader: Fields, fields: Json, theta: float, share: float
     )
 
 
-def read_sliding_rope(fields: Fields, usual: float) -> Rope:
+def read_sliding_rope(fields: Fields, default_theta: float) -> Rope:
     """Read the rotary settings of sliding-window layers: `rope_local_base_freq`, or the new spelling.
 
-    usual: The base if the config has none.
+    fields: The fields of config.json.
+    default_theta: The base if the config has none.
 
     Raises ModelError if the config asks for a scaling in these layers.
     """
     settings = fields.values.get("rope_parameters") or {}
-    near = settings.get("sliding_attention") or {} if isinstance(settings, dict) else {}
-    if near.get("rope_type", "default") != "default":
-        raise ModelError(f"{fields.source}: rope type {near['rope_type']!r} in layers with a window")
+    settings_of_sliding = settings.get("sliding_attention") or {} if isinstance(settings, dict) else {}
+    if settings_of_sliding.get("rope_type", "default") != "default":
+        raise ModelError(
+            f"{fields.source}: rope type {settings_of_sliding['rope_type']!r} in layers with a window"
+        )
     return Rope(
-        Fields(fields.source, {**fields.values, **near}).number(
-            "rope_theta" if "rope_theta" in near else "rope_local_base_freq", usual
+        Fields(fields.source, {**fields.values, **settings_of_sliding}).number(
+            "rope_theta" if "rope_theta" in settings_of_sliding else "rope_local_base_freq", default_theta
         )
     )
 
@@ -123,6 +140,10 @@ def _longrope(reader: Fields, theta: float, share: float) -> Rope:
 
     They are used for every sequence, short ones too: switching within a sequence would change the keys that
     are in the KV cache already.
+
+    reader: the rotary settings, and the fields of the whole config.
+    theta: base of the frequencies.
+    share: fraction of each head that rotates.
     """
     positions = reader.count("max_position_embeddings")
     original = reader.count("original_max_position_embeddings", positions)
@@ -137,18 +158,31 @@ def _longrope(reader: Fields, theta: float, share: float) -> Rope:
 
 
 def _stretch(reader: Fields) -> float:
-    """Return yarn's attention_factor, or the value that Transformers derives if the config has none."""
+    """Return yarn's attention_factor, or the value that Transformers derives if the config has none.
+
+    reader: the rotary settings.
+    """
 
     def grown(scale: float) -> float:
+        """Return yarn's factor of queries and keys for a scale, at least 1: 0.1 * scale * log(factor) + 1.
+
+        scale: the value of `mscale` or `mscale_all_dim`.
+        """
         return max(0.1 * scale * log(reader.number("factor")) + 1.0, 1.0)
 
-    both = [reader.values.get(name) for name in ("mscale", "mscale_all_dim")]
-    usual = grown(reader.number("mscale")) / grown(reader.number("mscale_all_dim")) if all(both) else grown(1)
-    return reader.number("attention_factor", usual)
+    scales = [reader.values.get(name) for name in ("mscale", "mscale_all_dim")]
+    default = (
+        grown(reader.number("mscale")) / grown(reader.number("mscale_all_dim")) if all(scales) else grown(1)
+    )
+    return reader.number("attention_factor", default)
 
 
 def _share(reader: Fields, family: Family) -> float:
-    """Read the fraction of a head that rotates. Raises ModelError if the family does not support it."""
+    """Read the fraction of a head that rotates. Raises ModelError if the family does not support it.
+
+    reader: the rotary settings.
+    family: the model's family, which has the default.
+    """
     share = reader.number("partial_rotary_factor", family.share)
     if share > 1 or (share < 1 and not family.partial):
         raise ModelError(f"{reader.source}: partial_rotary_factor {share!r} is not supported")

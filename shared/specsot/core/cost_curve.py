@@ -32,13 +32,14 @@ class CostCurve:
     """
 
     def __init__(self, points: Curve | Iterable[Point] = ()) -> None:
-        """points: (tokens, seconds), in any order."""
+        """points: (tokens, seconds) as measured, in any order. Without points, the curve is empty."""
         ordered = sorted(points)
         self._tokens = [float(tokens) for tokens, _ in ordered]
         self._seconds = list(accumulate((seconds for _, seconds in ordered), max))
         self._slope = _last_slope(self._tokens, self._seconds)
 
     def __bool__(self) -> bool:
+        """Return whether the curve has points."""
         return bool(self._tokens)
 
     @property
@@ -47,7 +48,10 @@ class CostCurve:
         return list(zip(self._tokens, self._seconds))
 
     def at(self, tokens: float) -> float:
-        """Return the estimated seconds for `tokens` tokens."""
+        """Return the estimated seconds for one number of tokens; 0 if the curve is empty.
+
+        tokens: number of tokens that the computation processes; may be a fraction.
+        """
         if not self._tokens:
             return 0.0
         place = bisect_left(self._tokens, tokens)
@@ -60,7 +64,10 @@ class CostCurve:
         return low + (high - low) * (tokens - first) / (last - first)
 
     def at_each(self, tokens: np.ndarray | Sequence[int]) -> np.ndarray:
-        """Return the estimated seconds for each number of tokens in an array of any shape."""
+        """Return the estimated seconds for each number of tokens, in an array of the same shape.
+
+        tokens: numbers of tokens, an array of any shape. If the curve is empty, the result consists of zeros.
+        """
         counts = np.asarray(tokens, dtype=float)
         if not self._tokens:
             return np.zeros(counts.shape)
@@ -68,7 +75,10 @@ class CostCurve:
         return np.interp(counts, self._tokens, self._seconds) + beyond * self._slope
 
     def scaled(self, factor: float) -> CostCurve:
-        """Return the curve of a machine that takes `factor` times as long."""
+        """Return the curve of a machine that takes `factor` times as long.
+
+        factor: ratio of that machine's seconds to the seconds of this curve.
+        """
         return CostCurve((tokens, factor * seconds) for tokens, seconds in self.points)
 
     def corrected(self, observed: Iterable[Point]) -> CostCurve:
@@ -77,24 +87,42 @@ class CostCurve:
         Every point of this curve is scaled by the ratio of observed to estimated seconds at the observed
         point that is nearest to it in the ratio of tokens. Without observed points, this curve is returned.
 
+        observed: (tokens, seconds) as measured in operation, in any order.
+
         >>> CostCurve([(1, 2.0), (8, 3.0)]).corrected([(1, 4.0)]).points  # twice as slow as measured
         [(1.0, 4.0), (8.0, 6.0)]
         """
-        seen = {float(tokens): seconds for tokens, seconds in observed}
-        if not seen:
+        observed_seconds = {float(tokens): seconds for tokens, seconds in observed}
+        if not observed_seconds:
             return self
-        ratios = {tokens: seconds / self.at(tokens) for tokens, seconds in seen.items() if self.at(tokens)}
+        ratios = {
+            tokens: seconds / self.at(tokens)
+            for tokens, seconds in observed_seconds.items()
+            if self.at(tokens)
+        }
 
         def ratio(tokens: float) -> float:
-            nearest = min(ratios, key=lambda one: max(one, tokens) / max(min(one, tokens), 1.0))
+            """Return the observed slowdown at the observed point that is nearest to `tokens` in the ratio of
+            tokens.
+
+            tokens: number of tokens of a point of this curve.
+            """
+            nearest = min(ratios, key=lambda point: max(point, tokens) / max(min(point, tokens), 1.0))
             return ratios[nearest]
 
         shape = {tokens: seconds * ratio(tokens) for tokens, seconds in self.points} if ratios else {}
-        return CostCurve((shape | seen).items())
+        return CostCurve((shape | observed_seconds).items())
 
 
 def _last_slope(tokens: Sequence[float], seconds: Sequence[float]) -> float:
-    """Return the seconds of one more token after the last point."""
+    """Return the seconds that one more token takes after the last point.
+
+    With a single point, the slope is that point's seconds per token. Without points, or if the only point has
+    0 tokens, the slope is 0.
+
+    tokens: tokens of the points, ascending.
+    seconds: seconds of the points, non-decreasing.
+    """
     if len(tokens) < 2:
         return seconds[-1] / tokens[-1] if tokens and tokens[-1] else 0.0
     return (seconds[-1] - seconds[-2]) / (tokens[-1] - tokens[-2])

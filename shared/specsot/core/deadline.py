@@ -26,20 +26,32 @@ class Deadline:
     """
 
     def __init__(self, curve: Curve) -> None:
-        """curve: (rows, seconds) as measured before. Its seconds may be too small, and it may be empty."""
+        """curve: (rows, seconds) as measured before, by ascending rows. Its seconds may be too small, and it
+        may be empty; then only MIN_SECONDS and FIRST_RUN_SECONDS apply.
+        """
         self._curve = CostCurve(curve)
         # The largest recent ratio of measured to expected seconds, at least 1.
         self._worst = 1.0
         self._known: set[int] = set()
 
     def seconds(self, rows: int) -> float:
-        """Return the seconds from its start after which a computation over `rows` rows counts as hung."""
-        least = MIN_SECONDS if rows.bit_length() in self._known else FIRST_RUN_SECONDS
-        return max(least, TOLERANCE * self._worst * self._curve.at(rows))
+        """Return how many seconds a computation may take before it counts as hung.
 
-    def took(self, rows: int, seconds: float) -> None:
-        """Record that a computation over `rows` rows took so many seconds."""
+        The result is never less than MIN_SECONDS, or FIRST_RUN_SECONDS if no computation of a similar size
+        was recorded.
+
+        rows: number of tokens in the computation's batch.
+        """
+        min_seconds = MIN_SECONDS if rows.bit_length() in self._known else FIRST_RUN_SECONDS
+        return max(min_seconds, TOLERANCE * self._worst * self._curve.at(rows))
+
+    def record(self, rows: int, seconds: float) -> None:
+        """Record how long a computation took, so that later limits follow the machine's present speed.
+
+        rows: number of tokens in the computation's batch.
+        seconds: how long the computation took.
+        """
         self._known.add(rows.bit_length())
         expected = self._curve.at(rows)
-        now = seconds / expected if expected else 1.0
-        self._worst = max(now, WORST_DECAY * self._worst, 1.0)
+        ratio = seconds / expected if expected else 1.0
+        self._worst = max(ratio, WORST_DECAY * self._worst, 1.0)

@@ -53,9 +53,12 @@ class DeviceTrees(Protocol):
     def choose(self, tokens: Payload, positions: Payload, bits: Payload, vocabulary: int) -> None:
         """Write the trees, once grown, into the tensors from which the next step reads its batch.
 
-        See `specsot_kernels.growing.TreeRows` for the layout of `tokens`, `positions` and `bits`.
-        `vocabulary` is the number of token ids. An error is not raised here, but when the drafter reads the
-        trees.
+        An error is not raised here, but when the drafter reads the trees.
+
+        tokens: int tensor that gets the token id of every node, see `specsot_kernels.growing.TreeRows`.
+        positions: int tensor that gets the position of every node, see `TreeRows`.
+        bits: int tensor that gets the ancestors of every node as a bit set, see `TreeRows`.
+        vocabulary: number of token ids of the base model.
         """
         ...
 

@@ -81,7 +81,11 @@ TRANSITIONS: Mapping[PauseState, Mapping[PauseEvent, PauseState]] = {
 
 
 def next_state(state: PauseState, event: PauseEvent) -> PauseState:
-    """Return the state after `event`."""
+    """Return the state after an event; the same state if `TRANSITIONS` has no entry for the event.
+
+    state: the state before the event.
+    event: what happened.
+    """
     return TRANSITIONS[state].get(event, state)
 
 
@@ -112,31 +116,46 @@ class DraftPause:
         return self.state is PauseState.PAUSED
 
     def on(self, event: PauseEvent) -> DraftPause:
-        """Return the value after an event that changes only the state."""
+        """Return the value after an event that changes only the state, not the length of the pause.
+
+        event: what happened.
+        """
         return replace(self, state=next_state(self.state, event))
 
     def begin(self, trees: int, sequences: int) -> DraftPause:
-        """Return the value at the beginning of a pause of `trees` trees, while `sequences` sequences
-        decode.
+        """Return the value at the beginning of a pause.
+
+        The pause lasts `trees` trees, and at most `trees` / `sequences` steps, which is how many steps these
+        trees take while every sequence has one tree per step. Where there is no drafter (state ABSENT), the
+        state stays ABSENT.
+
+        trees: number of trees for which nothing will be drafted, over all sequences.
+        sequences: number of drafted sequences that decode now. 0 counts as 1.
         """
-        begun = DraftPause(self.state, trees, trees / max(sequences, 1))
-        return begun.on(PauseEvent.PAUSE_BEGAN)
+        started = DraftPause(self.state, trees, trees / max(sequences, 1))
+        return started.on(PauseEvent.PAUSE_BEGAN)
 
     def passed(self, trees: int, sequences: int) -> DraftPause:
         """Return the value after `trees` trees of `sequences` sequences were verified without drafts.
 
         The pause ends when no trees, no steps or no drafted sequences are left. Outside a pause, the value is
         returned unchanged.
+
+        trees: number of trees that this step verified without drafts.
+        sequences: number of drafted sequences that decode now.
         """
         if not self.paused:
             return self
         steps_left = self.steps_left - trees / max(sequences, 1)
         trees_left = max(self.trees_left - trees, 0)
-        now = replace(
+        updated = replace(
             self, trees_left=trees_left, steps_left=steps_left, passed_trees=self.passed_trees + trees
         )
-        return now.end() if not sequences or not trees_left or steps_left < STEP_EPSILON else now
+        return updated.end() if not sequences or not trees_left or steps_left < STEP_EPSILON else updated
 
     def end(self) -> DraftPause:
-        """Return the value after the pause is ended, even if trees or steps of it are left."""
+        """Return the value after the pause is ended, even if trees or steps of it are left.
+
+        The state becomes CATCHING_UP if it was PAUSED, and stays as it is otherwise.
+        """
         return replace(self, trees_left=0, steps_left=0.0).on(PauseEvent.PAUSE_ENDED)

@@ -220,12 +220,18 @@ Segment = PromptChunk | TreeSegment
 
 
 def rows_of(segment: Segment) -> int:
-    """Return the number of tokens that a segment adds to the batch."""
+    """Return the number of tokens that a segment adds to the batch.
+
+    segment: a prompt chunk, or the tree of one draft round.
+    """
     return len(segment.tokens if isinstance(segment, PromptChunk) else segment.tree.tokens)
 
 
 def tokens_of(segment: Segment) -> tuple[int, ...]:
-    """Return the token ids of a segment, in batch order."""
+    """Return the token ids of a segment, in batch order.
+
+    segment: a prompt chunk, or the tree of one draft round.
+    """
     return segment.tokens if isinstance(segment, PromptChunk) else segment.tree.tokens
 
 

@@ -192,7 +192,10 @@ class Rebalanced:
 
 
 def memory_in_words(size: float) -> str:
-    """Return a number of bytes in words: 1.5 * 2**30 becomes "1.5 GiB"."""
+    """Return a number of bytes in words: 1.5 * 2**30 becomes "1.5 GiB", and 512 becomes "512 B".
+
+    size: number of bytes.
+    """
     value = float(size)
     units = ["B", "KiB", "MiB", "GiB", "TiB"]
     while value >= 1024 and len(units) > 1:

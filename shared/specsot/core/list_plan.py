@@ -16,7 +16,9 @@ from specsot.core.skeleton import MAX_LIST_POINTS, Kind, PlanRules, Point, clean
 # The prompt ends with this text, which is also the beginning of the list.
 LIST_HEAD = "1."
 
+# An item: list or heading marks, a number, one of the punctuation marks that models write after it, a title.
 _LINE = re.compile(r"[\s*#>-]*\d{1,3}\s*[.．。、:：)）](?P<title>.*)")
+# Characters of Markdown and quotation marks that are removed around a title.
 _MARKS = "*_`#\"'“”„«»()"
 # After one of these, a model explains its title. A colon after a number belongs to the title ("Day 1:
 # Arrival").
@@ -33,6 +35,9 @@ class ListReader:
     direct_text = ""
 
     def __init__(self, rules: PlanRules) -> None:
+        """rules: bounds the number of points. The list ends after `rules.max_points` points, or
+        MAX_LIST_POINTS if that is fewer.
+        """
         self.finished = False
         # Everything that was fed, unchanged.
         self.text = ""
@@ -49,7 +54,12 @@ class ListReader:
         return tuple(self._points)
 
     def feed(self, text: str) -> list[Point]:
-        """Read the next piece of text; return the points whose lines it completes."""
+        """Read the next piece of text; return the points whose lines it completes.
+
+        Returns an empty list if no line is completed, and for all text after the end of the list.
+
+        text: the next characters that the model generated, of any length.
+        """
         if self.finished:
             return []
         self.text += text
@@ -57,13 +67,20 @@ class ListReader:
         return [point for line in lines if (point := self._read(line))]
 
     def finish(self) -> list[Point]:
-        """End the text. The last line counts as complete; its point, if any, is returned."""
+        """End the text. The last line counts as complete; its point, if any, is returned. Later calls return
+        nothing.
+        """
         found = None if self.finished else self._read(self._rest)
         self.finished = True
         return [found] if found else []
 
     def _read(self, line: str) -> Point | None:
-        """Read one complete line; return its point, or None if the line is not an item."""
+        """Read one complete line; return its point, or None if the line is not an item.
+
+        Sets `finished` if the list ends with this line.
+
+        line: the line without its newline.
+        """
         if self.finished:
             return None
         match = _LINE.fullmatch(line)
@@ -72,11 +89,11 @@ class ListReader:
             return None
         # A list says nothing of lengths, so every point gets the same wish.
         point = Point(len(self._points) + 1, 1, title_of(match["title"]))
-        again = any(one.title.casefold() == point.title.casefold() for one in self._points)
-        loops = again and self._repeats
-        self._repeats = again
+        repeats = any(one.title.casefold() == point.title.casefold() for one in self._points)
+        repeats_twice = repeats and self._repeats
+        self._repeats = repeats
         self._points.append(point)
-        self.finished = loops or len(self._points) >= min(self._rules.max_points, MAX_LIST_POINTS)
+        self.finished = repeats_twice or len(self._points) >= min(self._rules.max_points, MAX_LIST_POINTS)
         return point
 
 
@@ -84,6 +101,8 @@ def title_of(line: str) -> str:
     """Return the part of a line before a colon, a dash or a full stop, without marks around it.
 
     The title may be empty.
+
+    line: the text of an item after its number.
 
     >>> title_of(" **Buy the tickets**: early, as they sell out.")
     'Buy the tickets'

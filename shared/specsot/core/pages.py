@@ -83,7 +83,7 @@ class _Held:
 
     policy: what the sequence attends to, which bounds what it holds. None: all rows.
     pages: page numbers in row order, without the pages that were returned.
-    gone: how many pages were returned. They lay after the pages of the sequence's first rows.
+    returned: how many pages were returned. They lay after the pages of the sequence's first rows.
     kept: how many of the first `pruned` rows pruning has left. They are in the first columns.
     pruned: the row before which pruning has been applied.
     rows_kept_by_head: by layer and KV head, how many of the first `kept` columns are the head's own rows.
@@ -93,25 +93,28 @@ class _Held:
 
     policy: Policy | None
     pages: list[int]
-    gone: int = 0
+    returned: int = 0
     kept: int = 0
     pruned: int = 0
     rows_kept_by_head: HeadCounts | None = None
 
 
-def most_held(policy: Policy | None, rows: int, page_rows: int) -> int | None:
-    """Return the largest number of pages that a sequence with this policy can hold, or None if unbounded.
+def max_held_pages(policy: Policy | None, rows: int, page_rows: int) -> int | None:
+    """Return the largest number of pages that a sequence with this policy can hold, or None if the number
+    grows with the sequence.
 
+    policy: what the sequence attends to. With None, it attends to all rows and there is no bound; there is
+        none with `HeadWindows`, nor with a pruning that skips layers or keeps all rows.
     rows: the largest number of rows that are fed at a time.
-    page_rows: rows of a page.
+    page_rows: number of rows of a page.
 
-    >>> most_held(Window(sinks=4, recent=508), rows=24, page_rows=256)  # 1 + 3 + 1
+    >>> max_held_pages(Window(sinks=4, recent=508), rows=24, page_rows=256)  # 1 + 3 + 1
     5
     """
     if policy is None or isinstance(policy, HeadWindows):
         return None
     windowed = isinstance(policy, Window)
-    first, last = (policy.sinks, policy.recent) if windowed else (policy.most, policy.prune_every)
+    first, last = (policy.sinks, policy.recent) if windowed else (policy.max_kept_rows, policy.prune_every)
     return None if first is None else -(-first // page_rows) + -(-(last + rows) // page_rows) + 1
 
 
@@ -145,6 +148,9 @@ class PageTable:
     """
 
     def __init__(self, count: int, page_rows: int) -> None:
+        """count: number of KV pages in all, the same on every stage and on the drafter.
+        page_rows: number of rows (positions) of a page.
+        """
         self.count = count
         self.page_rows = page_rows
         self._free = list(range(count))
@@ -162,10 +168,19 @@ class PageTable:
         return frozenset(self._held)
 
     def __contains__(self, sequence: int) -> bool:
+        """Return whether a sequence is open.
+
+        sequence: id of the sequence.
+        """
         return sequence in self._held
 
     def open(self, sequence: int, policy: Policy | None = None) -> None:
-        """Open a sequence that has no rows yet. policy: what it attends to; None: all preceding rows."""
+        """Open a sequence that has no rows and no pages yet.
+
+        sequence: id of the sequence, which must not be open.
+        policy: which rows the sequence attends to, and so which pages `trim` and `prune` may return. With
+            None, it attends to all preceding rows.
+        """
         self._held[sequence] = _Held(policy, [])
 
     def fork(self, sequence: int, source: int, length: int) -> PageCopy | None:
@@ -174,72 +189,104 @@ class PageTable:
         Full pages are shared. If `length` ends within a page, that page's rows go to a page of the fork's
         own: the copy that the caller must make is returned. None is returned if nothing has to be copied.
 
+        sequence: id of the new sequence.
+        source: id of the open sequence whose rows are shared.
+        length: number of rows to share, from row 0 on.
+
         Raises NotFound if the source is not open, if its heads keep different rows (pruning or head windows),
         or if it no longer holds a row that the fork would attend to. Raises Overloaded if no page is free.
         """
-        origin = self._of(source)
+        origin = self._held_by(source)
         if isinstance(origin.policy, Pruning | HeadWindows):
             raise NotFound(f"sequence {source} cannot be forked: its heads keep different rows")
-        full, part = divmod(length, self.page_rows)
-        shared = full - origin.gone
-        if len(origin.pages) < shared + bool(part) or not self._sees(origin, length):
+        num_full_pages, rows_of_last_page = divmod(length, self.page_rows)
+        shared = num_full_pages - origin.returned
+        if len(origin.pages) < shared + bool(rows_of_last_page) or not self._holds_attended_rows(
+            origin, length
+        ):
             raise NotFound(f"sequence {source} has no {length} rows to fork")
-        own = [self._take()] if part else []
+        own_pages = [self._allocate_page()] if rows_of_last_page else []
         for page in origin.pages[:shared]:
             self._owners[page] += 1
-        self._held[sequence] = _Held(origin.policy, origin.pages[:shared] + own, origin.gone)
-        return PageCopy(origin.pages[shared], own[0], part) if part else None
+        self._held[sequence] = _Held(origin.policy, origin.pages[:shared] + own_pages, origin.returned)
+        return PageCopy(origin.pages[shared], own_pages[0], rows_of_last_page) if rows_of_last_page else None
 
     def reserve(self, sequence: int, rows: int) -> None:
-        """Allocate pages so that the rows 0 .. rows - 1 have pages. Raises Overloaded if too few are free."""
-        missing = self.wanted(sequence, rows)
-        pages = self._of(sequence).pages
-        if missing > self.free:
-            raise Overloaded(f"{missing} KV pages wanted, {self.free} free")
-        pages += [self._take() for _ in range(missing)]
+        """Allocate pages so that the rows 0 .. rows - 1 of a sequence have pages.
+
+        Does nothing if they have pages already. Raises NotFound if the sequence is not open, and Overloaded
+        if too few pages are free; then no page is allocated.
+
+        sequence: id of the sequence.
+        rows: number of rows that need pages, returned ones included.
+        """
+        num_missing = self.missing_pages(sequence, rows)
+        pages = self._held_by(sequence).pages
+        if num_missing > self.free:
+            raise Overloaded(f"{num_missing} more KV pages are needed, {self.free} are free")
+        pages += [self._allocate_page() for _ in range(num_missing)]
 
     def place(self, sequence: int, start: int, stop: int) -> PlacedRows:
         """Reserve pages for the rows up to stop - 1, and return the location of the rows start .. stop - 1.
 
-        Raises Overloaded if too few pages are free.
-        """
-        pages = self.cover(sequence, stop)
-        held = self._held[sequence]
-        column = start - held.gone * self.page_rows
-        return column, pages, self._run(held, column, column + stop - start)
+        The result is the column of row `start`, the sequence's pages up to the page of row stop - 1, and the
+        slots of the rows. Worked example with 4 rows per page: a sequence that holds pages [0, 2] places the
+        rows 5 .. 9 while page 3 is the lowest free one; the result is (5, (0, 2, 3), [9, 10, 11, 12, 13]).
 
-    def cover(self, sequence: int, stop: int) -> tuple[int, ...]:
+        sequence: id of the sequence.
+        start: the first row, which lies after the returned pages.
+        stop: the row after the last one.
+
+        Raises NotFound if the sequence is not open, and Overloaded if too few pages are free.
+        """
+        pages = self.reserve_pages(sequence, stop)
+        held = self._held[sequence]
+        column = start - held.returned * self.page_rows
+        return column, pages, self._slots_of_columns(held, column, column + stop - start)
+
+    def reserve_pages(self, sequence: int, stop: int) -> tuple[int, ...]:
         """Reserve pages for the rows up to stop - 1, and return the sequence's pages up to that row's page.
 
-        Raises Overloaded if too few pages are free.
+        The pages that the sequence holds beyond that row are not part of the result.
+
+        sequence: id of the sequence.
+        stop: the row after the last one that needs a page.
+
+        Raises NotFound if the sequence is not open, and Overloaded if too few pages are free.
         """
-        held = self._of(sequence)
+        held = self._held_by(sequence)
         size = self.page_rows
-        count = -(-stop // size) - held.gone
+        count = -(-stop // size) - held.returned
         if count > len(held.pages):
             self.reserve(sequence, stop)
         return tuple(held.pages[:count])
 
     def unreserve(self, sequence: int, pages: int) -> tuple[int, ...]:
-        """Release the `pages` pages that the sequence reserved last; return those that no sequence owns
-        now.
+        """Release the pages that a sequence reserved last, and return those that no sequence owns now.
+
+        sequence: id of the sequence.
+        pages: number of pages to release. With 0, nothing is released and the result is empty.
         """
-        held = self._of(sequence).pages
-        given, held[len(held) - pages :] = held[len(held) - pages :], []
-        return self._give(given)
+        held = self._held_by(sequence).pages
+        released, held[len(held) - pages :] = held[len(held) - pages :], []
+        return self._release_pages(released)
 
     def trim(self, sequence: int, row: int) -> tuple[int, ...]:
         """Release the pages that no row from `row` on attends to, according to the sequence's policy.
 
-        Returns the released pages that no sequence owns any more; the others are still shared.
+        Returns the released pages that no sequence owns any more; the others are still shared. Returns an
+        empty tuple if the sequence has no policy or no page can be released.
+
+        sequence: id of the sequence.
+        row: the next row to be fed.
         """
-        held = self._of(sequence)
+        held = self._held_by(sequence)
         if held.policy is None:
             return ()
-        behind = self._behind(held, row)
-        given, held.pages[behind] = held.pages[behind], []
-        held.gone += len(given)
-        return self._give(given)
+        unneeded = self._unneeded_pages(held, row)
+        released, held.pages[unneeded] = held.pages[unneeded], []
+        held.returned += len(released)
+        return self._release_pages(released)
 
     def prune(self, sequence: int, row: int) -> RowPruning | None:
         """Prune the committed rows before `row` if a pruning is due, or return None.
@@ -251,13 +298,16 @@ class PageTable:
         Worked example: half of the rows are kept, and a pruning is due every 16 rows. At row 16 the sources
         are columns 0..15 and the targets are columns 0..7. At row 32 the sources are columns 0..7 and the 16
         columns of the rows since, and the targets are columns 0..11.
+
+        sequence: id of the sequence.
+        row: number of committed rows, which is the next row to be fed.
         """
-        held = self._of(sequence)
+        held = self._held_by(sequence)
         policy = held.policy
         if not isinstance(policy, Pruning) or policy.due(row) <= held.pruned:
             return None
         fresh = range(self.column(sequence, held.pruned), self.column(sequence, row))
-        sources = self._slots(held, (*range(held.kept), *fresh))
+        sources = self._slots_at(held, (*range(held.kept), *fresh))
         shares = None
         if isinstance(policy, HeadPruning):
             after = policy.rows_kept_by_head(held.rows_kept_by_head, len(fresh))
@@ -265,112 +315,170 @@ class PageTable:
             held.rows_kept_by_head = after
             held.kept = max(map(max, after))
         else:
-            held.kept = policy.kept(len(sources))
+            held.kept = policy.num_kept_rows(len(sources))
         held.pruned = row
-        targets = self._slots(held, range(held.kept))
+        targets = self._slots_at(held, range(held.kept))
         return RowPruning(tuple(sources), tuple(targets), policy.skip_layers, shares)
 
-    def pruned(self, sequence: int) -> tuple[int, int]:
+    def pruned_columns(self, sequence: int) -> tuple[int, int]:
         """Return how many rows pruning left, and the first column whose row was never pruned.
 
         A result of (8, 16) means that columns 0..7 hold kept rows, columns 8..15 nothing that may be read,
-        and columns from 16 on the rows since the last pruning.
+        and columns from 16 on the rows since the last pruning. Before the first pruning, the result is (0,
+        0).
+
+        sequence: id of the sequence.
         """
-        held = self._of(sequence)
+        held = self._held_by(sequence)
         return held.kept, self.column(sequence, held.pruned)
 
     def rows_kept_by_head(self, sequence: int) -> HeadCounts | None:
         """Return, by layer and KV head, how many of the first columns are rows that pruning left to the head.
 
-        None is returned if all heads have as many as `pruned` returns.
-        """
-        return self._of(sequence).rows_kept_by_head
+        None is returned if all heads have as many as `pruned_columns` returns.
 
-    def room(self, sequence: int, row: int) -> int:
-        """Return how many rows from `row` on could be reserved if the sequence were trimmed at `row`
-        first.
+        sequence: id of the sequence.
         """
-        held = self._of(sequence)
-        behind = held.pages[self._behind(held, row)] if held.policy else ()
-        mine = sum(self._owners[page] == 1 for page in behind)
-        return (len(held.pages) + held.gone + self.free + mine) * self.page_rows - row
+        return self._held_by(sequence).rows_kept_by_head
+
+    def reservable_rows(self, sequence: int, row: int) -> int:
+        """Return how many rows from `row` on could have pages if the sequence were trimmed at `row` first.
+
+        The pages that the sequence holds already, the free pages, and the pages that trimming would free all
+        count; pages that other sequences share would not become free. The result may be negative if the
+        sequence's own pages end before `row`.
+
+        sequence: id of the sequence.
+        row: the next row to be fed.
+        """
+        held = self._held_by(sequence)
+        unneeded = held.pages[self._unneeded_pages(held, row)] if held.policy else ()
+        num_unshared = sum(self._owners[page] == 1 for page in unneeded)
+        return (len(held.pages) + held.returned + self.free + num_unshared) * self.page_rows - row
 
     def close(self, sequence: int) -> tuple[int, ...]:
         """Release all pages of a sequence; return those that no sequence owns now.
 
         Closing an unknown sequence does nothing and returns an empty tuple.
+
+        sequence: id of the sequence.
         """
         held = self._held.pop(sequence, None)
-        return self._give(held.pages) if held else ()
+        return self._release_pages(held.pages) if held else ()
 
     def policy(self, sequence: int) -> Policy | None:
-        """Return the policy with which the sequence, or the source of its fork, was opened."""
-        return self._of(sequence).policy
+        """Return the policy with which the sequence, or the source of its fork, was opened. None means all
+        rows.
+
+        sequence: id of the sequence. Raises NotFound if it is not open.
+        """
+        return self._held_by(sequence).policy
 
     def pages(self, sequence: int) -> tuple[int, ...]:
-        """Return the page numbers of a sequence in row order: column c lies in pages[c // page_rows]."""
-        return tuple(self._of(sequence).pages)
+        """Return the page numbers of a sequence in row order: column c lies in pages[c // page_rows].
+
+        The result is empty if nothing was reserved. Raises NotFound if the sequence is not open.
+
+        sequence: id of the sequence.
+        """
+        return tuple(self._held_by(sequence).pages)
 
     def column(self, sequence: int, row: int) -> int:
-        """Return the column of a row that lies after the returned pages."""
-        return row - self._of(sequence).gone * self.page_rows
+        """Return the column of a row: row - page_rows * (number of the sequence's returned pages).
+
+        sequence: id of the sequence. Raises NotFound if it is not open.
+        row: number of a row that lies after the returned pages.
+        """
+        return row - self._held_by(sequence).returned * self.page_rows
 
     def slots(self, sequence: int, start: int, stop: int) -> Sequence[int]:
-        """Return the slots (page * page_rows + offset) of the rows start .. stop - 1, which lie after the
-        returned pages.
+        """Return the slots (page * page_rows + offset) of the rows start .. stop - 1, in row order.
+
+        The result is a range if all rows lie on one page, and empty if `start` equals `stop`.
+
+        sequence: id of the sequence. Raises NotFound if it is not open.
+        start: the first row. It lies after the returned pages.
+        stop: the row after the last one. All rows must have reserved pages.
         """
         first = self.column(sequence, start)
-        return self._run(self._of(sequence), first, first + stop - start)
+        return self._slots_of_columns(self._held_by(sequence), first, first + stop - start)
 
-    def _run(self, held: _Held, first: int, end: int) -> Sequence[int]:
-        """Return the slots of the columns first .. end - 1.
+    def _slots_of_columns(self, held: _Held, first: int, end: int) -> Sequence[int]:
+        """Return the slots of the columns first .. end - 1, in order; a range if all lie on one page.
 
         With 4 rows per page and pages [5, 2, 7], the columns 2..4 have slots [22, 23, 8].
+
+        held: the pages of the sequence.
+        first: the first column.
+        end: the column after the last one.
         """
         size = self.page_rows
         pages = held.pages
         place = first // size
         # Most trees lie on a single page, and a range costs less than a list.
-        if first < end <= (most := (place + 1) * size):
+        if first < end <= (page_end := (place + 1) * size):
             shift = (pages[place] - place) * size
             return range(first + shift, end + shift)
         found: list[int] = []
         while first < end:
             shift = (pages[place] - place) * size
-            found += range(first + shift, (most if most < end else end) + shift)
-            first = most
+            found += range(first + shift, (page_end if page_end < end else end) + shift)
+            first = page_end
             place = place + 1
-            most = most + size
+            page_end = page_end + size
         return found
 
     def shared(self, page: int) -> bool:
-        """Return whether several sequences own the page."""
+        """Return whether several sequences own a page.
+
+        page: number of the page.
+        """
         return self._owners[page] > 1
 
     def pages_for(self, rows: int) -> int:
-        """Return how many pages `rows` rows take, rounded up."""
+        """Return how many pages `rows` rows take, rounded up. 0 rows take no page."""
         return -(-rows // self.page_rows)
 
-    def wanted(self, sequence: int, rows: int) -> int:
-        """Return how many more pages `reserve(sequence, rows)` would allocate."""
-        held = self._of(sequence)
-        missing = -(-rows // self.page_rows) - held.gone - len(held.pages)
+    def missing_pages(self, sequence: int, rows: int) -> int:
+        """Return how many more pages `reserve(sequence, rows)` would allocate; 0 if none.
+
+        sequence: id of the sequence. Raises NotFound if it is not open.
+        rows: number of rows that need pages, returned ones included.
+        """
+        held = self._held_by(sequence)
+        missing = -(-rows // self.page_rows) - held.returned - len(held.pages)
         return missing if missing > 0 else 0
 
-    def _of(self, sequence: int) -> _Held:
+    def _held_by(self, sequence: int) -> _Held:
+        """Return the pages of an open sequence. Raises NotFound if it is not open.
+
+        sequence: id of the sequence.
+        """
         try:
             return self._held[sequence]
         except KeyError:
             raise NotFound(f"sequence {sequence} is not open") from None
 
-    def _slots(self, held: _Held, columns: Sequence[int]) -> list[int]:
+    def _slots_at(self, held: _Held, columns: Sequence[int]) -> list[int]:
+        """Return the slot of each column, in the order of `columns`.
+
+        held: the pages of the sequence.
+        columns: column numbers in any order. With 4 rows per page and pages [5, 2], the columns (6, 1) have
+            the slots [10, 21].
+        """
         pages = held.pages
         size = self.page_rows
         return [pages[column // size] * size + column % size for column in columns]
 
-    def _behind(self, held: _Held, row: int) -> slice:
-        """Return which of the sequence's pages no row from `row` on needs: those after the pages of the first
-        rows (sinks, or rows that pruning left) and before the page of the first recent row.
+    def _unneeded_pages(self, held: _Held, row: int) -> slice:
+        """Return which of the sequence's pages no row from `row` on needs, as a slice of `held.pages`.
+
+        These pages lie after the pages of the first rows (sinks, or rows that pruning left) and before the
+        page of the first recent row. The slice is empty if the policy needs all rows, or if the sequence is
+        still too short.
+
+        held: the pages of the sequence.
+        row: the next row to be fed.
         """
         match held.policy:
             case None:
@@ -384,18 +492,25 @@ class PageTable:
             case _:
                 return slice(0, 0)
         first = self.pages_for(rows)
-        gone = since // self.page_rows - first
-        return slice(first, first + max(gone - held.gone, 0))
+        num_unneeded = since // self.page_rows - first
+        return slice(first, first + max(num_unneeded - held.returned, 0))
 
-    def _sees(self, held: _Held, row: int) -> bool:
-        """Return whether the sequence still holds all rows that rows from `row` on attend to."""
-        if not isinstance(held.policy, Window) or not held.gone:
+    def _holds_attended_rows(self, held: _Held, row: int) -> bool:
+        """Return whether the sequence still holds all rows that rows from `row` on attend to.
+
+        held: the pages of the sequence.
+        row: the next row to be fed.
+        """
+        if not isinstance(held.policy, Window) or not held.returned:
             return True
-        first = (self.pages_for(held.policy.sinks) + held.gone) * self.page_rows
+        first = (self.pages_for(held.policy.sinks) + held.returned) * self.page_rows
         return first <= row - held.policy.recent
 
-    def _give(self, pages: list[int]) -> tuple[int, ...]:
-        """Drop one reference to each page; return the pages that are free now."""
+    def _release_pages(self, pages: list[int]) -> tuple[int, ...]:
+        """Drop one reference to each page; return the pages that are free now, in the order of `pages`.
+
+        pages: page numbers, each owned by at least one sequence.
+        """
         freed: list[int] = []
         for page in pages:
             self._owners[page] -= 1
@@ -404,7 +519,7 @@ class PageTable:
                 freed.append(page)
         return tuple(freed)
 
-    def _take(self) -> int:
+    def _allocate_page(self) -> int:
         """Allocate the free page with the lowest number. Raises Overloaded if there is none."""
         if not self._free:
             raise Overloaded("no KV page free")

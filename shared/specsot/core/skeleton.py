@@ -46,9 +46,14 @@ _PREAMBLE = 256
 _FARTHEST = 512
 # Characters. Only the beginning of a line is parsed, although its end may hold the end marker. Untuned.
 _LONGEST_LINE = 512
+# A line that begins with [PLAN] or [DIRECT], in any spelling of the brackets and with Markdown marks around
+# it.
 _MARKER = re.compile(r"^[ \t*`#>]*[\[［【] *(PLAN|DIRECT) *[\]］】][*`]*", re.IGNORECASE | re.MULTILINE)
+# A last line that may still become a marker.
 _MARKER_BEGUN = re.compile(r"[ \t*`#>]*(?:[\[［【] *[A-Z]{0,6} *)?", re.IGNORECASE)
+# A loose spelling of "[END]" at the beginning of a line.
 _END_LINE = re.compile(r"[\s*`]*[\[［【]\s*END\s*[\]］】]", re.IGNORECASE)
+# One point: number, wished length, optional label, optional dependencies, title.
 _LINE = re.compile(
     r"[\s*#>-]*(?P<id>\d{1,4})\s*[.．。、:：)）]\s*"
     r"[<＜〈《]\s*(?P<length>\d{1,9})\s*+(?:tokens?|词|字)?+\s*[>＞〉》]\s*"
@@ -56,7 +61,9 @@ _LINE = re.compile(
     r"(?:[\[［【](?P<needs>[-\s\d,，、;；—－]*)[\]］】])?"
     r"(?P<title>.*)"
 )
+# The place before a further point on the same line.
 _NEXT_ON_LINE = re.compile(r"(?<=\s)(?=\d{1,4}\.<\d{1,9}><[^<>]*>\[[-\d,]*\])")
+# Control characters and line separators.
 _UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
@@ -143,6 +150,10 @@ class PlanReader:
     def feed(self, text: str) -> list[Point]:
         """Read the next piece of text; return the points whose lines it completes.
 
+        Returns an empty list if no line is completed, if the text is a direct answer, and after the end.
+
+        text: the next characters that the model generated, of any length.
+
         Raises PlanError if a plan ends without a valid line.
         """
         return self._read(text, last=False)
@@ -150,11 +161,19 @@ class PlanReader:
     def finish(self) -> list[Point]:
         """End the text: the last line counts as complete, and its points are returned.
 
-        Raises PlanError if the text is a plan without a valid line.
+        Returns an empty list if the text had ended already or is a direct answer. Raises PlanError if the
+        text is a plan without a valid line.
         """
         return [] if self.finished else self._read("", last=True)
 
     def _read(self, text: str, last: bool) -> list[Point]:
+        """Take in a piece of text, decide the kind of the text if possible, and parse what is complete.
+
+        text: the next characters.
+        last: True if no text follows, so that an incomplete line counts as complete.
+
+        Returns the points that the piece completes. Raises PlanError if a plan ends without a valid line.
+        """
         if self.finished:
             return []
         self._raw += text
@@ -169,7 +188,10 @@ class PlanReader:
         return found
 
     def _choose(self, last: bool) -> None:
-        """Decide between a plan and a direct answer if the text so far, or its end (`last`), allows it."""
+        """Set `kind` to "plan" or "direct" if the text so far allows it, or if no text follows.
+
+        last: True if no text follows. A text without a marker is then a direct answer.
+        """
         marker = _MARKER.search(self._rest, 0, _FARTHEST)
         if marker and marker.start() <= _PREAMBLE:
             self.kind = "plan" if marker[1].upper() == "PLAN" else "direct"
@@ -178,13 +200,16 @@ class PlanReader:
             self.kind = "direct"
 
     def _marker_may_come(self) -> bool:
-        """Return whether a marker may still follow: within the preamble, or begun on the last line."""
+        """Return whether a marker may still follow: within the preamble, or started on the last line."""
         line = self._rest.rfind("\n") + 1
-        begun = line <= _PREAMBLE and _MARKER_BEGUN.fullmatch(self._rest, line) is not None
-        return len(self._rest) <= (_FARTHEST if begun else _PREAMBLE)
+        marker_started = line <= _PREAMBLE and _MARKER_BEGUN.fullmatch(self._rest, line) is not None
+        return len(self._rest) <= (_FARTHEST if marker_started else _PREAMBLE)
 
     def _read_direct(self, last: bool) -> None:
-        """Move certain text to `direct_text`. A tail that may be the beginning of "[END]" is held back."""
+        """Move certain text to `direct_text`. A tail that may be the beginning of "[END]" is held back.
+
+        last: True if no text follows, so that nothing is held back.
+        """
         if not self._marked:
             self.direct_text = self.direct_text + self._rest
             self._rest = ""
@@ -200,19 +225,28 @@ class PlanReader:
         self.finished = bool(end) or last
 
     def _read_lines(self, last: bool) -> list[Point]:
-        """Parse the complete lines; keep the incomplete one unless it is the `last` or holds an end
-        marker.
+        """Parse the complete lines and return their points; keep an incomplete line for later.
+
+        The incomplete line is parsed too if it contains an end marker, or if no text follows.
+
+        last: True if no text follows.
         """
-        *lines, begun = self._rest.split("\n")
-        if last or _ends(begun):
-            lines = [*lines, begun]
-            begun = ""
+        *lines, incomplete = self._rest.split("\n")
+        if last or _ends(incomplete):
+            lines = [*lines, incomplete]
+            incomplete = ""
         points = [point for line in lines for point in self._read_line(line)]
-        self._rest = _shortened(begun)
+        self._rest = _shortened(incomplete)
         self.finished = self.finished or last
         return points
 
     def _read_line(self, line: str) -> list[Point]:
+        """Parse one line, which may have several points, and return its points.
+
+        Sets `finished` if the line has the end marker. Returns an empty list after the end.
+
+        line: the line without its newline.
+        """
         if self.finished:
             return []
         self.finished = _ends(line)
@@ -220,7 +254,10 @@ class PlanReader:
         return list(filter(None, map(self._point, written)))
 
     def _point(self, line: str) -> Point | None:
-        """Parse one point and add it; return None if the text is not a point or there are enough points."""
+        """Parse one point and add it; return None if the text is not a point or there are enough points.
+
+        line: the part of a line that may be a point.
+        """
         match = _LINE.fullmatch(line.rstrip("\r"))
         title = clean_title(match["title"]) if match else ""
         if not match or not title or len(self._points) >= self._max_points():
@@ -238,16 +275,25 @@ class PlanReader:
         return point
 
     def _tool(self, name: str) -> str | None:
+        """Return the label of a point: None for "None", "-" and the like, and for a name that the rules do
+        not offer.
+
+        name: the text in the place of TOOL, without spaces around it.
+        """
         if name.casefold() in ("", "-", "none", "无"):
             return None
         return name if self._rules is None or name in self._rules.tools else None
 
     def _max_points(self) -> int:
+        """Return the largest number of points that the plan may have."""
         return MAX_POINTS if self._rules is None else self._rules.max_points
 
 
 def read_plan(text: str, rules: PlanRules | None = None) -> tuple[Point, ...] | None:
     """Return the points of a complete text, or None if the text is a direct answer.
+
+    text: the complete text of a skeleton.
+    rules: tools and number of points that are allowed, or None, see `PlanReader`.
 
     Raises PlanError if the text is a plan without a valid line.
     """
@@ -258,7 +304,10 @@ def read_plan(text: str, rules: PlanRules | None = None) -> tuple[Point, ...] | 
 
 
 def _ends(line: str) -> bool:
-    """Return whether a line contains "[END]" anywhere, or a loose spelling of it at the line's beginning."""
+    """Return whether a line contains "[END]" anywhere, or a loose spelling of it at the line's beginning.
+
+    line: the line, or its beginning.
+    """
     return _END in line or _END_LINE.match(line, 0, _LONGEST_LINE) is not None
 
 
@@ -266,20 +315,27 @@ def _shortened(line: str) -> str:
     """Drop the middle of a very long line, so that memory is bounded.
 
     Its first _LONGEST_LINE characters, which are parsed, and its last four, which may begin "[END]", remain.
+
+    line: an incomplete line.
     """
     head, tail = line[:_LONGEST_LINE], line[_LONGEST_LINE:]
     return line if len(tail) < len(_END) else f"{head} {tail[1 - len(_END) :]}"
 
 
 def _end_begun(text: str) -> int:
-    """Return how many of the last characters may be the beginning of "[END]": 2 for "see [E"."""
+    """Return how many of the last characters may be the beginning of "[END]": 2 for "see [E"; 0 if none.
+
+    text: the text so far.
+    """
     return next((size for size in range(len(_END) - 1, 0, -1) if text.endswith(_END[:size])), 0)
 
 
 def clean_title(title: str) -> str:
     """Return a title as one line of at most MAX_TITLE_BYTES bytes, cut between characters.
 
-    Control characters and line separators become spaces.
+    Control characters and line separators become spaces. The result may be empty.
+
+    title: the title as the model wrote it.
     """
     visible = _UNSEEN.sub(" ", title).strip()
     return visible.encode()[:MAX_TITLE_BYTES].decode(errors="ignore").rstrip()

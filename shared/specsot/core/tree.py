@@ -42,6 +42,7 @@ class Tree:
         shape_of(self.parents)
 
     def __len__(self) -> int:
+        """Number of nodes, the root included."""
         return len(self.tokens)
 
 
@@ -56,10 +57,8 @@ class Shape(NamedTuple):
     ancestry: tuple[int, ...]
 
 
-# Many sequences draft trees of the same shape, so shapes are cached.
-# Shapes. Size of the cache: at most 50 MiB with CACHED_TREE_NODES, where trees of 4,096 nodes would take 1.4
-# GiB.
-# Untuned.
+# Shapes. Many sequences draft trees of the same shape, so shapes are cached. Size of the cache: at most 50
+# MiB with CACHED_TREE_NODES, where trees of 4,096 nodes would take 1.4 GiB. Untuned.
 CACHED_TREE_SHAPES = 1024
 # Nodes. The shape of a larger tree is computed each time. Untuned.
 CACHED_TREE_NODES = 512
@@ -69,11 +68,17 @@ def shape_of(parents: tuple[int, ...]) -> Shape:
     """Return the depths and the ancestry of a tree with these parents.
 
     Raises WireError if a node's parent does not precede the node.
+
+    parents: by node, the node number of its parent; the root is its own parent.
     """
     return _cached_shape(parents) if len(parents) <= CACHED_TREE_NODES else _shape(parents)
 
 
 def _shape(parents: tuple[int, ...]) -> Shape:
+    """Compute what `shape_of` returns. Raises WireError if a node's parent does not precede the node.
+
+    parents: by node, the node number of its parent; the root is its own parent.
+    """
     for node, parent in enumerate(parents):
         if not 0 <= parent < (node or 1):
             raise WireError(f"tree node {node} has parent {parent}; parents come first")
@@ -84,35 +89,53 @@ _cached_shape = lru_cache(CACHED_TREE_SHAPES)(_shape)
 
 
 def single(token: int) -> Tree:
-    """Return the tree of one node, which decodes without speculation."""
+    """Return the tree of one node, which decodes without speculation.
+
+    token: token id of the root, which is the newest token of the sequence.
+    """
     return Tree((token,), (0,))
 
 
 def chain(tokens: Sequence[int]) -> Tree:
-    """Return the tree in which each token is the only child of the token before it; the root is the first."""
+    """Return the tree in which each token is the only child of the token before it; the root is the first.
+
+    tokens: token ids, root first. Raises WireError if there are none.
+    """
     return Tree(tuple(tokens), tuple(max(i - 1, 0) for i in range(len(tokens))))
 
 
 def shallow(tree: Tree, levels: int) -> Tree:
     """Return the tree of the nodes on the first `levels` levels, the root's level included.
 
+    tree: the tree to cut.
+    levels: number of levels to keep, at least 1. A tree with no more levels is returned unchanged.
+
     >>> shallow(Tree((7, 8, 9, 5), (0, 0, 1, 0)), levels=2)  # node 2 has depth 2; node 3 becomes node 2
     Tree(tokens=(7, 8, 5), parents=(0, 0, 0))
     """
-    near = [node for node, depth in enumerate(shape_of(tree.parents).depths) if depth < levels]
-    if len(near) == len(tree):
+    kept_nodes = [node for node, depth in enumerate(shape_of(tree.parents).depths) if depth < levels]
+    if len(kept_nodes) == len(tree):
         return tree
-    number = {node: place for place, node in enumerate(near)}
-    return Tree(tuple(tree.tokens[node] for node in near), tuple(number[tree.parents[node]] for node in near))
+    number = {node: place for place, node in enumerate(kept_nodes)}
+    return Tree(
+        tuple(tree.tokens[node] for node in kept_nodes),
+        tuple(number[tree.parents[node]] for node in kept_nodes),
+    )
 
 
 def first_nodes(tree: Tree, nodes: int) -> Tree:
-    """Return the tree of the first `nodes` nodes: as parents precede children, any beginning is a tree."""
+    """Return the tree of the first `nodes` nodes: as parents precede children, any beginning is a tree.
+
+    tree: the tree to cut. It is returned unchanged if it has no more nodes than that.
+    nodes: number of nodes to keep, the root included, at least 1.
+    """
     return tree if len(tree.tokens) <= nodes else Tree(tree.tokens[:nodes], tree.parents[:nodes])
 
 
 def depths(parents: Sequence[int]) -> tuple[int, ...]:
     """Return the depth of each node; the root has depth 0.
+
+    parents: by node, the node number of its parent; the root is its own parent.
 
     >>> depths((0, 0, 0, 1))
     (0, 1, 1, 2)
@@ -126,6 +149,8 @@ def depths(parents: Sequence[int]) -> tuple[int, ...]:
 def ancestry(parents: Sequence[int]) -> tuple[int, ...]:
     """Return for each node the set of nodes that it may attend, itself and its ancestors, as bits.
 
+    parents: by node, the node number of its parent; the root is its own parent.
+
     >>> [f"{nodes:04b}" for nodes in ancestry((0, 0, 0, 1))]  # bit 0, the root, is the last digit
     ['0001', '0011', '0101', '1011']
     """
@@ -138,6 +163,8 @@ def ancestry(parents: Sequence[int]) -> tuple[int, ...]:
 def children(parents: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """Return the children of each node, in node order.
 
+    parents: by node, the node number of its parent; the root is its own parent.
+
     >>> children((0, 0, 0, 1))
     ((1, 2), (3,), (), ())
     """
@@ -149,11 +176,12 @@ def children(parents: Sequence[int]) -> tuple[tuple[int, ...], ...]:
 
 
 def accept(tree: Tree, targets: Sequence[int | None]) -> tuple[int, ...]:
-    """Return the accepted node numbers, root first.
+    """Return the accepted node numbers, root first. The root is always accepted.
 
     A child is accepted if and only if its token is the target token at its accepted parent. Among siblings
     with the same token, the first is accepted.
 
+    tree: the tree that was verified.
     targets: the target token at each node, in node order. None at a node means that no child of it is
         accepted.
 
@@ -162,12 +190,12 @@ def accept(tree: Tree, targets: Sequence[int | None]) -> tuple[int, ...]:
     """
     accepted = [0]
     newest = 0
-    wanted = targets[0]
+    target = targets[0]
     parents = tree.parents
     # One pass is enough, because the children of the newest accepted node come after it.
     for node, token in enumerate(tree.tokens):
-        if token == wanted and parents[node] == newest and node:
+        if token == target and parents[node] == newest and node:
             accepted.append(node)
             newest = node
-            wanted = targets[node]
+            target = targets[node]
     return tuple(accepted)

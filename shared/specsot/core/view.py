@@ -73,7 +73,11 @@ class View:
 
 
 def advance(view: View, event: events.Event) -> View:
-    """Return the view after one more event."""
+    """Return the view after one more event.
+
+    view: the view of the events before.
+    event: the next event of the request's stream.
+    """
     match event:
         case events.Started():
             return replace(view, started=event, forecast=event.forecast)
@@ -98,8 +102,12 @@ def advance(view: View, event: events.Event) -> View:
 def move_panel(
     panels: tuple[Panel, ...], event: events.BranchStarted | events.BranchText | events.BranchFinished
 ) -> tuple[Panel, ...]:
-    """Return the panels after an event of one branch. A branch that no point of the plan has is added
-    last.
+    """Return the panels after an event of one branch.
+
+    A branch that no point of the plan has is added as the last panel.
+
+    panels: the panels before the event.
+    event: the event of the branch.
     """
     if all(panel.point.id != event.branch for panel in panels):
         panels += (Panel(Point(event.branch, 0, getattr(event, "title", ""))),)
@@ -109,7 +117,11 @@ def move_panel(
 def advance_panel(
     panel: Panel, event: events.BranchStarted | events.BranchText | events.BranchFinished
 ) -> Panel:
-    """Return a panel after an event of its branch."""
+    """Return a panel after an event of its branch.
+
+    panel: the panel before the event.
+    event: the event of the panel's own branch.
+    """
     match event:
         case events.BranchStarted():
             return replace(panel, started=True, budget=event.budget)

@@ -23,7 +23,9 @@ FIM_ENDS = (
     *("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     "<|file_sep|>",
 )
+# Name of a sentencepiece token that stands for a single byte: "<0x0A>".
 _FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+# Returns the bytes of a token's name in tokenizer.json, or None if the name has no bytes.
 Speller = Callable[[str], bytes | None]
 
 # The character with which sentencepiece writes a space.
@@ -45,11 +47,15 @@ class Vocabulary:
     unnamed: tuple[int, ...] = field(default=(), compare=False, repr=False)
 
     def __len__(self) -> int:
+        """Number of token ids."""
         return len(self.bytes)
 
 
 def describe(tokens: Sequence[bytes | None]) -> Vocabulary:
-    """Return the vocabulary of these tokens, with its digest and without unnamed ids."""
+    """Return the vocabulary of these tokens, with its digest and without unnamed ids.
+
+    tokens: by token id, the bytes of the token's text, or None for a token without text.
+    """
     digest = hashlib.sha256()
     for token in tokens:
         digest.update(b"\xff" if token is None else len(token).to_bytes(4, "little") + token)
@@ -64,26 +70,36 @@ def read_vocabulary(directory: Path, width: int | None = None) -> Vocabulary:
 
     width: number of the model's logits; the vocabulary is padded with None, or cut, to so many ids. With
         None, the vocabulary has as many ids as the tokenizer.
+    directory: the model's directory.
 
     Raises ModelError for other tokenizers, for an unreadable file, and if tokens with text have ids from
     `width` on.
     """
     path = directory / "tokenizer.json"
     try:
-        found = path.stat()
+        file_status = path.stat()
     except OSError as error:
         raise ModelError(f"{path}: not a readable tokenizer ({error})") from error
-    return _read(path, width, (found.st_ino, found.st_mtime_ns, found.st_size))
+    return _read(path, width, (file_status.st_ino, file_status.st_mtime_ns, file_status.st_size))
 
 
 @functools.lru_cache(maxsize=4)
 def _read(path: Path, width: int | None, version: tuple[int, ...]) -> Vocabulary:
+    """Read a tokenizer file, and return its vocabulary. Results are cached by all three arguments.
+
+    path: the tokenizer.json.
+    width: number of the model's logits, or None, see `read_vocabulary`.
+    version: inode, modification time in nanoseconds and size of the file, so that a changed file is read
+        again.
+
+    Raises ModelError as `read_vocabulary` does.
+    """
     try:
-        written = path.read_text(encoding="utf-8")
-        tokenizer = Tokenizer.from_str(written)
+        text = path.read_text(encoding="utf-8")
+        tokenizer = Tokenizer.from_str(text)
     except Exception as error:  # tokenizers raises bare Exception
         raise ModelError(f"{path}: not a readable tokenizer ({error})") from error
-    tokens = _token_bytes(path, json.loads(written), tokenizer.get_vocab(with_added_tokens=False))
+    tokens = _token_bytes(path, json.loads(text), tokenizer.get_vocab(with_added_tokens=False))
     known = describe(_fit(path, tokens, width))
     return replace(known, unnamed=_unnamed(tokenizer, len(known)))
 
@@ -93,23 +109,38 @@ def unnamed_ids(directory: Path, width: int) -> tuple[int, ...]:
 
     Works for any kind of tokenizer. Returns an empty tuple if the file does not exist. Raises ModelError if
     the file cannot be read.
+
+    directory: the model's directory.
+    width: number of the model's logits.
     """
-    path = directory / "tokenizer.json"
-    if not path.is_file():
+    tokenizer_file = directory / "tokenizer.json"
+    if not tokenizer_file.is_file():
         return ()
     try:
-        return _unnamed(Tokenizer.from_file(str(path)), width)
+        return _unnamed(Tokenizer.from_file(str(tokenizer_file)), width)
     except Exception as error:  # tokenizers raises bare Exception
-        raise ModelError(f"{path}: not a readable tokenizer ({error})") from error
+        raise ModelError(f"{tokenizer_file}: not a readable tokenizer ({error})") from error
 
 
 def _unnamed(tokenizer: Tokenizer, width: int) -> tuple[int, ...]:
+    """Return the ids below `width` that no token of the tokenizer has, added tokens included, ascending.
+
+    tokenizer: the loaded tokenizer.
+    width: number of ids to check, from 0 on.
+    """
     named = set(tokenizer.get_vocab(with_added_tokens=True).values())
     return tuple(token for token in range(width) if token not in named)
 
 
 def _token_bytes(path: Path, config: dict[str, Any], ids: dict[str, int]) -> list[bytes | None]:
-    """Return the bytes of each token id. The ids of added tokens have None."""
+    """Return the bytes of each token id. Added tokens, and ids between others that have no token, have None.
+
+    path: the tokenizer.json, for error messages.
+    config: the parsed tokenizer.json.
+    ids: token id by the token's name in tokenizer.json, without added tokens.
+
+    Raises ModelError if the tokenizer is neither byte-level nor has byte fallback.
+    """
     spell = speller(config)
     if spell is None:
         kind = config.get("model", {}).get("type")
@@ -141,7 +172,10 @@ def speller(config: Mapping[str, Any]) -> Speller | None:
 
 
 def _decoder_parts(decoder: dict[str, Any] | None) -> set[str]:
-    """Return the types of a decoder and of the decoders that it consists of."""
+    """Return the types of a decoder and of the decoders that it consists of; nothing for None.
+
+    decoder: the "decoder" of a parsed tokenizer.json, such as {"type": "ByteLevel"}.
+    """
     if decoder is None:
         return set()
     return {decoder["type"]}.union(*(_decoder_parts(part) for part in decoder.get("decoders", [])))
@@ -155,13 +189,17 @@ class _Alphabet:
     """
 
     def __init__(self) -> None:
+        """Compute the byte of each character of the alphabet."""
         printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
         others = [byte for byte in range(256) if byte not in printable]
         self._byte = {chr(byte): byte for byte in printable}
         self._byte |= {chr(256 + place): byte for place, byte in enumerate(others)}
 
     def spell(self, token: str) -> bytes | None:
-        """Return the bytes of a token's name, or None if a character is not of the alphabet."""
+        r"""Return the bytes of a token's name, or None if a character is not of the alphabet.
+
+        token: the token's name in tokenizer.json, such as "\\u0120the" for " the".
+        """
         try:
             return bytes(self._byte[character] for character in token)
         except KeyError:
@@ -169,7 +207,10 @@ class _Alphabet:
 
 
 def _spell_piece(token: str) -> bytes:
-    """Return the bytes of a sentencepiece token: "<0x0A>" is one byte, other names are text."""
+    r"""Return the bytes of a sentencepiece token: "<0x0A>" is one byte, other names are text.
+
+    token: the token's name in tokenizer.json. Its "\\u2581" stands for a space.
+    """
     fallback = _FALLBACK.fullmatch(token)
     if fallback:
         return bytes([int(fallback[1], 16)])
@@ -181,6 +222,10 @@ def _fit(path: Path, tokens: list[bytes | None], width: int | None) -> list[byte
 
     Added tokens from `width` on may be left out, because they have no text. Raises ModelError if a token with
     text would be left out.
+
+    path: the tokenizer.json, for error messages.
+    tokens: by token id, the bytes of the token or None.
+    width: number of the model's logits, or None.
     """
     if width is None:
         return tokens
@@ -191,7 +236,10 @@ def _fit(path: Path, tokens: list[bytes | None], width: int | None) -> list[byte
 
 @functools.lru_cache(maxsize=4)
 def spelling_of(vocabulary: Vocabulary) -> Spelling:
-    """Return the spelling of a vocabulary, which all grammars share."""
+    """Return the spelling of a vocabulary, which all grammars share. The last four results are cached.
+
+    vocabulary: the bytes of every token id.
+    """
     return Spelling(vocabulary)
 
 
@@ -199,6 +247,7 @@ class Spelling:
     """Maps bytes to tokens of a vocabulary. If several tokens have the same bytes, the lowest id counts."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
+        """vocabulary: the bytes of every token id. Tokens without text are never used."""
         self._ids: dict[bytes, int] = {}
         for token, text in enumerate(vocabulary.bytes):
             if text:
@@ -209,6 +258,9 @@ class Spelling:
         """Return the smallest number of tokens that spell `text`.
 
         Returns `ceiling` if more tokens than that are needed, or if no tokens spell the text.
+
+        text: the bytes to spell; empty bytes take 0 tokens.
+        ceiling: the largest number of tokens that is of interest.
         """
         return self.counts(text, ceiling)[0]
 
@@ -216,6 +268,9 @@ class Spelling:
         """Return `count` for every suffix of `text`: entry i is for the bytes from i on, the last entry is 0.
 
         Computed from the end: with the tokens a, b and ab, the text "aab" has the counts [2, 1, 1, 0].
+
+        text: the bytes to spell.
+        ceiling: the largest number that an entry can have, see `count`.
         """
         counts = [0] * (len(text) + 1)
         for begin in range(len(text) - 1, -1, -1):
@@ -224,10 +279,12 @@ class Spelling:
         return counts
 
     def split(self, text: bytes) -> tuple[int, ...]:
-        """Tokenize `text` by greedy longest match.
+        """Tokenize `text` by greedy longest match, and return the token ids.
 
         Returns the tokens of the beginning that can be spelled: with the tokens a and ab, the text "aabc"
-        yields the tokens of a and ab.
+        yields the tokens of a and ab. Empty if no token begins the text.
+
+        text: the bytes to tokenize.
         """
         tokens: list[int] = []
         begin = 0
@@ -241,5 +298,10 @@ class Spelling:
         return tuple(tokens)
 
     def _stops(self, text: bytes, begin: int) -> range:
-        """Return the possible ends of a token that begins at byte `begin`."""
+        """Return the possible ends of a token that begins at byte `begin`: as far as the longest token
+        reaches.
+
+        text: the bytes to spell.
+        begin: index of the token's first byte.
+        """
         return range(begin + 1, min(begin + self._longest, len(text)) + 1)

@@ -29,20 +29,23 @@ T = TypeVar("T")
 # Exit status.
 WRONG_INPUT = 2
 # Columns. Bounds the width of --help.
-WIDEST = 120
-# The column of --help at which descriptions begin.
+MAX_HELP_COLUMNS = 120
+# The column of --help at which descriptions begin. Untuned.
 COLUMN = 32
 # Key in a context's meta: for each parameter, where its value was found.
 SOURCES = "specsot.sources"
 # Key in a context's meta: whether --help=all was given.
 EVERY_OPTION = "specsot.every_option"
+# The group of --help for options that all programs have.
 OWN = "Common options"
 # Flags. A program with more of them shows only the common ones, unless --help=all is given. Untuned.
 MAX_SHORT = 22
 # The value of --help that shows every option.
 EVERYTHING = "all"
 
+# Returns the values, by flag, with what names of other systems imply.
 Spelled = Callable[[dict[str, Any]], Mapping[str, Any]]
+# How a switch is given: "values" for `--insecure [on|off]`, "flags" for `--insecure` alone.
 Switches = Literal["values", "flags"]  # --insecure [on|off], or --insecure alone
 
 
@@ -62,10 +65,18 @@ class Typed(click.ParamType[Any, Any]):
     """The click type of an option: reads and completes its values."""
 
     def __init__(self, entry: Entry) -> None:
+        """entry: the option whose values are read."""
         self._entry = entry
         self.name = entry.kind.metavar or "|".join(entry.kind.choices)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the value of a text; other objects are returned unchanged. Fails with click's error for an
+        invalid text.
+
+        value: the text, or a value that was read already.
+        param: the parameter, for the error.
+        ctx: the context of the call, for the error.
+        """
         if not isinstance(value, str):
             return value
         try:
@@ -76,6 +87,11 @@ class Typed(click.ParamType[Any, Any]):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
+        """Return completions of a value: files, directories, or the possible texts.
+
+        ctx, param: given by click, not needed.
+        incomplete: the beginning of the value.
+        """
         if self._entry.kind.metavar in ("PATH", "DIR", "FILE", "MODEL", "SCHEMA"):
             kind = "dir" if self._entry.kind.metavar == "DIR" else "file"
             return [CompletionItem(incomplete, type=kind)]
@@ -86,11 +102,20 @@ class Typed(click.ParamType[Any, Any]):
 class TableOption(click.Option):
     """A click option whose line of help shows its default, its variable, and its other names."""
 
-    def __init__(self, entry: Entry, names: Sequence[str], **more: Any) -> None:
-        super().__init__([*names, entry_key(entry)], **more)
+    def __init__(self, entry: Entry, names: Sequence[str], **click_options: Any) -> None:
+        """entry: the option.
+        names: its flags, with dashes.
+        click_options: further arguments of click's Option.
+        """
+        super().__init__([*names, entry_key(entry)], **click_options)
         self.entry = entry
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
+        """Return the option's line of help: the flag with its placeholder, and the description with its
+        notes.
+
+        ctx: given by click, not needed.
+        """
         entry = self.entry
         name = f"--{entry.flag}"
         if self.secondary_opts:
@@ -105,12 +130,19 @@ class ForeignName(click.Option):
     """A hidden click option with another system's name and values, as Python calls accept them too."""
 
     def __init__(self, entry: Entry, keyword: str) -> None:
+        """entry: the option of this project.
+        keyword: the other system's name of it.
+        """
         super().__init__([f"--{with_dashes(keyword)}", f"spelled_{keyword}"], hidden=True, type=str)
         self.entry = entry
         self.keyword = keyword
 
     def meaning(self, given: str, ctx: click.Context) -> Any:
-        """Return this project's value for another system's value. Raises click.BadParameter."""
+        """Return this project's value for another system's value. Raises click.BadParameter.
+
+        given: the other system's value.
+        ctx: the context of the call, for the error.
+        """
         try:
             return self.entry.read(self.entry.option.keywords[self.keyword](given))
         except ValueError as error:
@@ -120,6 +152,7 @@ class ForeignName(click.Option):
 def notes_of(entry: Entry, flag: bool = False) -> list[str]:
     """Return the notes after an option's help: repeatable, default, variable, other names.
 
+    entry: the option.
     flag: True if the option takes no value.
     """
     notes = ["May be repeated."] if entry.several else []
@@ -134,7 +167,11 @@ def notes_of(entry: Entry, flag: bool = False) -> list[str]:
 
 
 def shown_default(entry: Entry, flag: bool = False) -> str | None:
-    """Return the default as --help shows it, or None if none is shown."""
+    """Return the default as --help shows it, or None if none is shown.
+
+    entry: the option.
+    flag: True if the option takes no value; its default is then shown as the flag itself.
+    """
     if entry.option.unset is not None and entry.default in (None, ""):
         return entry.option.unset
     if entry.default in (None, "", ()) or (flag and entry.default is False):
@@ -145,8 +182,9 @@ def shown_default(entry: Entry, flag: bool = False) -> str | None:
 
 
 def entry_key(entry: Entry) -> str:
-    """Return the parameter's name in click, which is the flag's, because flags are unique within a
-    program.
+    """Return the parameter's name in click, which is the flag's, because flags are unique within a program.
+
+    entry: the option.
     """
     return entry.flag.replace("-", "_")
 
@@ -168,13 +206,13 @@ class TableCommand(click.Command, Generic[T]):
         spelled: Spelled = dict,
     ) -> None:
         """name: the program's name.
-
         settings: the settings dataclass.
         run: called with the settings; its result is the exit status.
         about: the description in the help.
         table: the program's table in a file. None: `name`.
         switches: "values" if a switch takes a value, "flags" if it takes none.
-        environment: the variables.
+        examples: examples for the end of the help.
+        environment: the environment variables.
         spelled: applied to the values, by flag, if names of other systems were used; returns the values with
             what those names imply.
         """
@@ -191,11 +229,13 @@ class TableCommand(click.Command, Generic[T]):
             name,
             params=[*parameters, *spellings_of(self.entries), config_option()],
             help=about,
-            context_settings={"max_content_width": WIDEST, "token_normalize_func": with_dashes},
+            context_settings={"max_content_width": MAX_HELP_COLUMNS, "token_normalize_func": with_dashes},
         )
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the program and return its result.
+
+        ctx: the context of the call, with the parsed parameters.
 
         Raises what the program raises. If an invalid value is not from the command line, the error names its
         source.
@@ -209,7 +249,10 @@ class TableCommand(click.Command, Generic[T]):
             raise InvalidRequest(f"{source}: {error}", error.field) from None
 
     def values(self, ctx: click.Context) -> dict[str, Any]:
-        """Return the given values by flag, without options that have no value."""
+        """Return the given values by flag, without options that have no value.
+
+        ctx: the context of the call, with the parsed parameters.
+        """
         values: dict[str, Any] = {}
         for entry in self.entries:
             value = ctx.params.get(entry_key(entry))
@@ -218,19 +261,22 @@ class TableCommand(click.Command, Generic[T]):
                 value = found and found.words[0].strip()
             if value not in (None, (), "") or (value == "" and not entry.option.secret):
                 values[entry.flag] = value
-        return self._spelled_in(ctx, values)
+        return self._with_foreign_names(ctx, values)
 
-    def _spelled_in(self, ctx: click.Context, values: dict[str, Any]) -> dict[str, Any]:
+    def _with_foreign_names(self, ctx: click.Context, values: dict[str, Any]) -> dict[str, Any]:
         """Return the values with those that were given under names of other systems.
+
+        ctx: the context of the call, with the parsed parameters.
+        values: the values by flag, which were given under this project's names.
 
         Raises InvalidRequest if an option is given under both names with different values.
         """
-        said = [
+        meanings = [
             (one, one.meaning(given, ctx))
             for one in self.params
             if isinstance(one, ForeignName) and (given := ctx.params.get(str(one.name))) is not None
         ]
-        for spelling, meant in said:
+        for spelling, meant in meanings:
             flag = spelling.entry.flag
             ours = ctx.get_parameter_source(entry_key(spelling.entry)) is ParameterSource.COMMANDLINE
             if ours and values.get(flag) != meant:
@@ -238,25 +284,36 @@ class TableCommand(click.Command, Generic[T]):
                     f"{spelling.opts[0]} is another name of --{flag}, which is given too", flag
                 )
             values[flag] = meant
-        return dict(self._spelled(values)) if said else values
+        return dict(self._spelled(values)) if meanings else values
 
     def get_help_option(self, ctx: click.Context) -> click.Option | None:
+        """Return the option `--help`, which is created at the first call.
+
+        ctx: given by click, not needed.
+        """
         if self._help_option is None:
             self._help_option = help_option(self._count() if self._expert() else 0)
         return self._help_option
 
     def _count(self) -> int:
+        """Return the number of options that `--help=all` shows, `--help` included."""
         return sum(isinstance(one, click.Option) and not one.hidden for one in self.params) + 1
 
     def _expert(self) -> set[click.Parameter]:
-        """Return the options that only `--help=all` shows; none if all of them are few."""
+        """Return the options that only `--help=all` shows. The set is empty if the program has at most
+        MAX_SHORT options.
+        """
         if self._count() <= MAX_SHORT:
             return set()
         expert = {one for one in self.params if isinstance(one, TableOption) and one.entry.tier == "expert"}
         return {one for one in self.params if one.name == CONFIG} | expert if expert else set()
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options by their groups, in the order in which those first appear."""
+        """Write the options by their groups, in the order in which those first appear.
+
+        ctx: the context of the call, which says whether `--help=all` was given.
+        formatter: collects the lines of the help.
+        """
         groups: dict[str, list[tuple[str, str]]] = {}
         others: list[tuple[str, str]] = []
         left_out = set() if ctx.meta.get(EVERY_OPTION) else self._expert()
@@ -272,6 +329,11 @@ class TableCommand(click.Command, Generic[T]):
                 write_list(formatter, records)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples at the end of the help, if there are any.
+
+        ctx: given by click, not needed.
+        formatter: collects the lines of the help.
+        """
         if self.examples:
             with formatter.section("Examples"):
                 for one in self.examples:
@@ -282,13 +344,16 @@ class TableCommand(click.Command, Generic[T]):
 def write_list(
     formatter: click.HelpFormatter, records: Sequence[tuple[str, str]], column: int = COLUMN
 ) -> None:
-    """Write a list like `formatter.write_dl`, with the same columns in every group and without broken
-    names.
+    """Write a list like `formatter.write_dl`, with the same columns in every group and without broken names.
+
+    formatter: collects the lines of the help.
+    records: (name, description) of each entry. A name that is too long for its column has a line of its own.
+    column: the column at which descriptions begin.
     """
     indent = formatter.current_indent
     left = " " * column
-    for name, told in records:
-        lines = textwrap.wrap(told, formatter.width - column, break_on_hyphens=False) or [""]
+    for name, description in records:
+        lines = textwrap.wrap(description, formatter.width - column, break_on_hyphens=False) or [""]
         head = f"{'':{indent}}{name}"
         if len(head) + 2 > column:
             formatter.write(f"{head}\n{left}{lines[0]}\n")
@@ -304,11 +369,17 @@ def command(
 
     The function's name and docstring become the command's name and description.
 
+    settings: the settings dataclass.
     table: the command's table in a file, if its name differs.
-    spelled: see `TableCommand`.
+    examples: examples for the end of the help.
+    spelled: applied to the values if names of other systems were used, see `TableCommand`.
     """
 
     def made(run: Callable[[T], Any]) -> TableCommand[T]:
+        """Return the command of a function.
+
+        run: called with the settings; its result is the exit status.
+        """
         about = inspect.cleandoc(run.__doc__ or "")
         return TableCommand(
             run.__name__, settings, run, about, table=table, examples=examples, spelled=spelled
@@ -318,13 +389,17 @@ def command(
 
 
 def with_dashes(token: str) -> str:
-    """Return a flag with dashes, because --layer_splits means the same as --layer-splits."""
+    """Return a flag with dashes, because --layer_splits means the same as --layer-splits.
+
+    token: the flag as it was written.
+    """
     return token.replace("_", "-")
 
 
 def spellings_of(entries: Sequence[Entry]) -> list[ForeignName]:
-    """Return options for the names of other systems, without those that are names of this program's
-    options.
+    """Return options for the names of other systems, without those that are names of this program's options.
+
+    entries: the program's options.
     """
     own = {with_dashes(name) for entry in entries if not entry.option.keyword_only for name in entry.names}
     return [
@@ -336,7 +411,11 @@ def spellings_of(entries: Sequence[Entry]) -> list[ForeignName]:
 
 
 def parameter_of(entry: Entry, switches: Switches) -> click.Parameter:
-    """Return the click parameter of an option. switches: see `TableCommand`."""
+    """Return the click parameter of an option.
+
+    entry: the option.
+    switches: "values" if a switch takes a value, "flags" if it takes none.
+    """
     if entry.option.positional:
         return click.Argument([entry_key(entry)], required=entry.required, type=Typed(entry))
     names = [f"--{one}" for one in entry.names]
@@ -358,6 +437,7 @@ def parameter_of(entry: Entry, switches: Switches) -> click.Parameter:
 
 
 def config_option() -> click.Option:
+    """Return the option `--config`, which names a file with values of options."""
     return click.Option(
         [f"--{CONFIG}"],
         metavar="FILE",
@@ -376,11 +456,19 @@ class HelpChoice(click.ParamType[str, str]):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
+        """Return the completion `all`, if it is one.
+
+        ctx, param: given by click, not needed.
+        incomplete: the beginning of the value.
+        """
         return [CompletionItem(EVERYTHING)] if EVERYTHING.startswith(incomplete) else []
 
 
 def help_option(count: int) -> click.Option:
-    """Return `--help`, `--help=all`. count: of all options, if `--help` leaves some of them out, else 0."""
+    """Return the option `--help`, or `--help=all`.
+
+    count: number of all options, if `--help` leaves some of them out; otherwise 0.
+    """
     more = f"--help={EVERYTHING} shows all {count} options, among them --{CONFIG} FILE." if count else ""
     return click.Option(
         ["--help", "_shown_help"],
@@ -395,16 +483,27 @@ def help_option(count: int) -> click.Option:
     )
 
 
-def show_help(ctx: click.Context, parameter: click.Parameter, asked: str | None) -> None:
-    if asked is not None and not ctx.resilient_parsing:
-        ctx.meta[EVERY_OPTION] = asked == EVERYTHING
+def show_help(ctx: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    """Write the help and exit. Does nothing if --help was not given.
+
+    ctx: the context of the call.
+    parameter: given by click, not needed.
+    value: the value of --help, or None if it was not given.
+    """
+    if value is not None and not ctx.resilient_parsing:
+        ctx.meta[EVERY_OPTION] = value == EVERYTHING
         click.echo(ctx.get_help(), color=ctx.color)
         ctx.exit()
 
 
 def look_elsewhere(ctx: click.Context, parameter: click.Parameter, file: str | None) -> None:
-    """Make values from the environment and the file the defaults of the command line. Raises
-    InvalidRequest.
+    """Make values from the environment and the file the defaults of the command line.
+
+    ctx: the context of the call, which gets the defaults and their sources.
+    parameter: given by click, not needed.
+    file: the value of --config, or None.
+
+    Raises InvalidRequest if the file cannot be read or has a key that is no flag of this program.
     """
     command = ctx.command
     assert isinstance(command, TableCommand)
@@ -417,7 +516,11 @@ def look_elsewhere(ctx: click.Context, parameter: click.Parameter, file: str | N
 
 
 def _text_of(option: TableOption, found: Found) -> str | list[str]:
-    """Return a value as the option's type reads it. If an option is repeatable, each line is one value."""
+    """Return a value as the option's type reads it. If an option is repeatable, each line is one value.
+
+    option: the option.
+    found: its value from the environment or the file.
+    """
     if option.is_flag:
         return found.words[0]
     if not option.multiple:
@@ -426,19 +529,26 @@ def _text_of(option: TableOption, found: Found) -> str | list[str]:
 
 
 def source_of(ctx: click.Context, parameter: str | None) -> str | None:
-    """Return the source of a parameter's value, or None if it is the command line or the default."""
+    """Return the source of a parameter's value, or None if it is the command line or the default.
+
+    ctx: the context of the call.
+    parameter: name of the parameter in click, or None, for which None is returned.
+    """
     if parameter is None or ctx.get_parameter_source(parameter) is not ParameterSource.DEFAULT_MAP:
         return None
     return ctx.meta[SOURCES][parameter]
 
 
 def wording(error: click.ClickException) -> str:
-    """Return click's error on one line, with the value's source if that is not the command line."""
-    said = error.format_message()
+    """Return click's error on one line, with the value's source if that is not the command line.
+
+    error: the error that click raised.
+    """
+    message = error.format_message()
     if isinstance(error, click.BadParameter) and error.ctx and error.param:
         source = source_of(error.ctx, error.param.name)
-        said = f"{source}: {error.message}" if source else said
-    return " ".join(said.split())
+        message = f"{source}: {error.message}" if source else message
+    return " ".join(message.split())
 
 
 def read(
@@ -457,9 +567,15 @@ def read(
     about: the description in the help.
     arguments: the command line. None: that of this process.
     check: raises InvalidRequest for values that exclude each other, ModelError for missing packages.
+    settings: the settings dataclass.
+    environment: the environment variables.
     """
 
     def keep(given: T) -> T:
+        """Check the settings and return them, in the place of running a program.
+
+        given: the settings.
+        """
         check(given)
         return given
 
@@ -472,11 +588,21 @@ def read(
 
 
 def add_version(command: click.Command, program: str) -> None:
+    """Add the option `--version` to a command.
+
+    command: the command.
+    program: name of the program, which is printed with the version.
+    """
     click.version_option(__version__, prog_name=program, message="%(prog)s %(version)s")(command)
 
 
 def parsed(command: TableCommand[T], program: str, arguments: Sequence[str] | None) -> T:
-    """Run a command and return its result. Exits with one line and status 2 if a value is invalid."""
+    """Run a command and return its result. Exits with one line and status 2 if a value is invalid.
+
+    command: the command.
+    program: name of the program, for the line.
+    arguments: the command line. None: that of this process.
+    """
     given = sys.argv[1:] if arguments is None else arguments
     try:
         with command.make_context(program, list(given)) as ctx:
@@ -489,9 +615,13 @@ def parsed(command: TableCommand[T], program: str, arguments: Sequence[str] | No
         refuse(program, wording(error))
 
 
-def refuse(program: str, said: str) -> NoReturn:
-    """Write one line to stderr and exit with status 2."""
-    print(f"{program}: {said}", file=sys.stderr)
+def refuse(program: str, message: str) -> NoReturn:
+    """Write one line to stderr and exit with status WRONG_INPUT.
+
+    program: name of the program.
+    message: what is wrong, one line.
+    """
+    print(f"{program}: {message}", file=sys.stderr)
     raise SystemExit(WRONG_INPUT)
 
 
@@ -523,12 +653,18 @@ class Found:
 def variable_of(flag: str) -> str:
     """Return the variable of a flag, which is the same for all programs: SPECSOT_MAX_PARALLEL for
     "max-parallel".
+
+    flag: name of the flag, without dashes in front.
     """
     return "SPECSOT_" + flag.upper().replace("-", "_")
 
 
 def in_environment(flag: str, environment: Mapping[str, str]) -> Found | None:
-    """Return the value of a flag's variable, or None if the variable is empty or not set."""
+    """Return the value of a flag's variable, or None if the variable is empty or not set.
+
+    flag: name of the flag, without dashes in front.
+    environment: the environment variables.
+    """
     variable = variable_of(flag)
     text = environment.get(variable)
     return Found((text,), variable) if text else None
@@ -546,38 +682,52 @@ def find_all(
     flags: the flag of every name, aliases and former names included.
     former: the flag of every former name. Its variable applies if the present variable is not set.
     file: the file that the command line names, or None.
+    program: the program's table in the file.
+    environment: the environment variables.
 
     Raises InvalidRequest if the file cannot be read or has a key that is no flag of this program.
     """
-    named = in_environment(CONFIG, environment) if file is None else Found((file,), f"--{CONFIG}")
-    found = read_file(named, program, flags) if named else {}
-    said = {flag: in_environment(name, environment) for name, flag in (former or {}).items()}
-    said |= {flag: one for flag in flags.values() if (one := in_environment(flag, environment))}
-    return found | {flag: one for flag, one in said.items() if one}
+    config_file = in_environment(CONFIG, environment) if file is None else Found((file,), f"--{CONFIG}")
+    found = read_file(config_file, program, flags) if config_file else {}
+    from_variables = {flag: in_environment(name, environment) for name, flag in (former or {}).items()}
+    from_variables |= {flag: one for flag in flags.values() if (one := in_environment(flag, environment))}
+    return found | {flag: one for flag, one in from_variables.items() if one}
 
 
-def read_file(named: Found, program: str, flags: Mapping[str, str]) -> dict[str, Found]:
-    """A TOML file's keys: flags of this program, then those of its own table, which win.
+def read_file(config_file: Found, program: str, flags: Mapping[str, str]) -> dict[str, Found]:
+    """Return the values in a TOML file, by flag. Keys of the program's own table have precedence over keys
+    outside of tables.
 
-    Tables of other programs are theirs. Raises InvalidRequest.
+    Tables of other programs are ignored.
+
+    config_file: the file's path, and where the path was found.
+    program: the program's table in the file.
+    flags: the flag of every name, aliases and former names included.
+
+    Raises InvalidRequest if the file cannot be read, has a table of no program, or has a key that is no flag
+    of this program.
     """
-    path = named.words[0]
-    written = _parsed(named)
-    tables = {key: cast("dict[str, Any]", value) for key, value in written.items() if isinstance(value, dict)}
+    path = config_file.words[0]
+    content = _parsed(config_file)
+    tables = {key: cast("dict[str, Any]", value) for key, value in content.items() if isinstance(value, dict)}
     for table in tables:
         if table not in PROGRAMS:
             raise InvalidRequest(f"{path}: no program has a table [{table}]; they are {', '.join(PROGRAMS)}")
-    top = {key: value for key, value in written.items() if key not in tables}
+    top = {key: value for key, value in content.items() if key not in tables}
     own = tables.get(program, {})
     return _flags(path, "", top, program, flags) | _flags(path, f"{program}.", own, program, flags)
 
 
-def _parsed(named: Found) -> dict[str, Any]:
-    path = named.words[0]
+def _parsed(config_file: Found) -> dict[str, Any]:
+    """Return the content of a TOML file. Raises InvalidRequest if it cannot be read.
+
+    config_file: the file's path, and where the path was found.
+    """
+    path = config_file.words[0]
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise InvalidRequest(f"{named.source}: {path}: {error.strerror or error}") from None
+        raise InvalidRequest(f"{config_file.source}: {path}: {error.strerror or error}") from None
     except ValueError as error:  # TOML's errors, and bytes that are no text
         raise InvalidRequest(f"{path}: {error}") from None
 
@@ -585,27 +735,54 @@ def _parsed(named: Found) -> dict[str, Any]:
 def _flags(
     path: str, table: str, keys: Mapping[str, Any], program: str, flags: Mapping[str, str]
 ) -> dict[str, Found]:
+    """Return the values of a table, by flag. Raises InvalidRequest for a key that is no flag, or a value of
+    another type.
+
+    path: path of the file, for the sources.
+    table: the table's name and a dot, or "" outside of tables.
+    keys: the values by key, with dashes or underscores.
+    program: name of the program, for error messages.
+    flags: the flag of every name.
+    """
     found: dict[str, Found] = {}
     for key, value in keys.items():
         source = f"{path}: {table}{key}"
         flag = flags.get(key.replace("_", "-"))
         if flag is None:
-            raise InvalidRequest(f"{source} is no flag of {program}{_nearest(key, flags)}")
+            raise InvalidRequest(f"{source} is no flag of {program}{_suggestion(key, flags)}")
         found[flag] = Found(_words(value, source), source)
     return found
 
 
-def _nearest(key: str, flags: Collection[str]) -> str:
-    near = get_close_matches(key.replace("_", "-"), flags, 1)
-    return f"; did you mean {near[0]}?" if near else ""
+def _suggestion(key: str, flags: Collection[str]) -> str:
+    """Return "; did you mean X?" for the flag that is most similar to a key, or "" if none is.
+
+    key: the unknown key.
+    flags: the known names.
+    """
+    similar = get_close_matches(key.replace("_", "-"), flags, 1)
+    return f"; did you mean {similar[0]}?" if similar else ""
 
 
 def _words(value: Any, source: str) -> tuple[str, ...]:
+    """Return a TOML value as words of a command line; a list becomes several words.
+
+    value: the value.
+    source: where the value was found, for error messages.
+
+    Raises InvalidRequest for a value of another type.
+    """
     listed = cast("Sequence[Any]", value) if isinstance(value, list) else (value,)
     return tuple(_word(one, source) for one in listed)
 
 
 def _word(value: Any, source: str) -> str:
+    """Return a TOML value as a word of a command line. Raises InvalidRequest unless it is text, a number or a
+    bool.
+
+    value: the value.
+    source: where the value was found, for error messages.
+    """
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str | int | float):

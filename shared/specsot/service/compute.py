@@ -37,20 +37,23 @@ RUST_PANIC = "PanicException"
 class _Job:
     """One call on the compute thread.
 
-    name: whose work it is, for error messages.
+    name: name of the member whose work the call is, for error messages.
     work: the function to call.
-    begun: True once the call has started.
+    started: True once the call has started.
     allowed: seconds that the call has requested for its remaining work, see `allow`.
     """
 
     name: str
     work: Callable[..., Any]
-    begun: bool = False
+    started: bool = False
     allowed: deque[float] = field(default_factory=deque[float])
 
     def __call__(self, *arguments: Any) -> Any:
-        """Call the function. Errors other than SpecsotError are logged and raised as Unavailable."""
-        self.begun, _thread.job = True, self
+        """Call the function. Errors other than SpecsotError are logged and raised as Unavailable.
+
+        arguments: the arguments of the function. Its result is returned.
+        """
+        self.started, _thread.job = True, self
         try:
             return self.work(*arguments)
         except SpecsotError:
@@ -79,6 +82,8 @@ def allow(seconds: float) -> None:
     """Restart the deadline of the current call: its remaining work may take `seconds` from now on.
 
     Does nothing outside a call on a compute thread.
+
+    seconds: how long the rest of the call may take, from now on.
     """
     if _thread.job:
         _thread.job.allowed.append(seconds)
@@ -89,8 +94,11 @@ def explain_failure(name: str, error: BaseException) -> Unavailable:
 
     The line contains the message of a RuntimeError of torch or of a MemoryError. Of any other error it
     contains only the type, because the message might contain a prompt.
+
+    name: name of the member that failed.
+    error: the error, which is no SpecsotError.
     """
-    log.error("a bug", name=name, exc_info=error)
+    log.error("unexpected error", name=name, exc_info=error)
     if isinstance(error, RuntimeError | MemoryError) and str(error):
         return Unavailable(f"{name} failed: {str(error).splitlines()[0]}")
     return Unavailable(f"{name} failed: {type(error).__name__} (its log says where)")
@@ -117,15 +125,26 @@ class _Watched:
 def _submit(
     executor: Executor, loop: asyncio.AbstractEventLoop, job: _Job, *arguments: Any
 ) -> asyncio.Future[Any]:
-    """Run a call like `loop.run_in_executor`, with less overhead on a `ComputeThread`.
+    """Run a call like `loop.run_in_executor`, with less overhead on a `ComputeThread`; return its result as a
+    future.
 
     A call that is cancelled before it starts is never executed.
+
+    executor: where the call runs.
+    loop: the running event loop.
+    job: the call.
+    arguments: the arguments of the call.
     """
     if not isinstance(executor, ComputeThread):
         return asyncio.wrap_future(executor.submit(job, *arguments))
     done: asyncio.Future[Any] = loop.create_future()
 
-    def tell(result: Any, error: BaseException | None) -> None:
+    def set_outcome(result: Any, error: BaseException | None) -> None:
+        """Give the future its result, on the event loop. Does nothing if the call was cancelled.
+
+        result: the result of the call.
+        error: what the call raised, or None.
+        """
         if done.done():
             return
         if error is None:
@@ -134,11 +153,17 @@ def _submit(
             done.set_exception(error)
 
     def report_to_loop(result: Any, error: BaseException | None = None) -> None:
+        """Let the event loop set the result, from the compute thread.
+
+        result: the result of the call.
+        error: what the call raised, or None.
+        """
         # If the event loop is closed, no coroutine waits for the result.
         with suppress(RuntimeError):
-            loop.call_soon_threadsafe(tell, result, error)
+            loop.call_soon_threadsafe(set_outcome, result, error)
 
     def call() -> None:
+        """Run the call on the compute thread, unless it was cancelled."""
         if done.cancelled():
             return
         try:
@@ -164,31 +189,46 @@ class ComputeThread(Executor):
     """
 
     def __init__(self, name: str) -> None:
+        """name: name of the thread, for debuggers."""
         self._name = name
         self._calls = SimpleQueue[Callable[[], object] | None]()
         self._lock = threading.Lock()
         self._ended = False
         self._thread: threading.Thread | None = None
-        _living.add(self)
+        _live_threads.add(self)
         finalize(self, self._calls.put, None)
 
     def post(self, call: Callable[[], object]) -> None:
-        """Queue a call, which must not raise. Raises RuntimeError after `shutdown`."""
+        """Queue a call. The first one starts the thread.
+
+        call: a function that must not raise; its result is dropped.
+
+        Raises RuntimeError after `shutdown`.
+        """
         with self._lock:
             if self._ended:
                 raise RuntimeError(f"{THREADS_ENDED} shutdown")
             if self._thread is None:
-                thread = threading.Thread(target=_work, args=(self._calls,), name=self._name, daemon=True)
+                thread = threading.Thread(
+                    target=_run_calls, args=(self._calls,), name=self._name, daemon=True
+                )
                 # Starting may fail if the system has no room for another thread; `_thread` then stays None.
                 thread.start()
                 self._thread = thread
             self._calls.put(call)
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """See `Executor.submit`."""
+        """Queue a call and return its future, as `Executor.submit` does.
+
+        fn: the function to call.
+        args, kwargs: its arguments.
+
+        Raises RuntimeError after `shutdown`.
+        """
         future = Future[T]()
 
         def call() -> None:
+            """Run the function and give its result to the future, unless the future was cancelled."""
             if not future.set_running_or_notify_cancel():
                 return
             try:
@@ -200,8 +240,9 @@ class ComputeThread(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """See `Executor.shutdown`.
+        """Accept no more calls. The thread ends once the queued calls have run.
 
+        wait: True to return only when the thread has ended.
         cancel_futures: True to drop the calls that have not started. Their futures never get a result.
         """
         with self._lock:
@@ -214,19 +255,25 @@ class ComputeThread(Executor):
             self._thread.join()
 
 
-def _work(calls: SimpleQueue[Callable[[], object] | None]) -> None:
+def _run_calls(calls: SimpleQueue[Callable[[], object] | None]) -> None:
+    """Run queued calls one after another, until None is taken from the queue.
+
+    calls: the queue.
+    """
     while call := calls.get():
         call()
         # While the thread waits for the next call, it must not keep the tensors of this one alive.
         del call
 
 
-_living = WeakSet[ComputeThread]()
+# The executors of this process that were not deleted yet.
+_live_threads = WeakSet[ComputeThread]()
 
 
 @atexit.register
 def _end_threads() -> None:
-    for thread in list(_living):
+    """End all compute threads when Python exits, and wait for the calls that are running."""
+    for thread in list(_live_threads):
         thread.shutdown()
 
 
@@ -238,15 +285,22 @@ class Compute:
     """
 
     def __init__(self, name: str, executor: Executor) -> None:
+        """name: name of the member whose work the calls are, for error messages.
+        executor: where the calls run.
+        """
         self._name = name
         self._executor = executor
         self._watched: list[_Watched] = []
         self._timer: asyncio.TimerHandle | None = None
 
-    async def run(self, work: Callable[..., Any], *arguments: Any, within: float | None = None) -> Any:
+    async def run(
+        self, work: Callable[..., Any], *arguments: Any, timeout_seconds: float | None = None
+    ) -> Any:
         """Call `work` with the arguments on the executor and return its result.
 
-        within: seconds that the call may take once it has started. None: no deadline.
+        work: the function to call.
+        arguments: its arguments.
+        timeout_seconds: seconds that the call may take once it has started. None: no deadline.
 
         Raises Hung if the deadline has passed, SpecsotError as raised by the work, Unavailable for any other
         error of the work, and CancelledError if the executor was shut down because the interpreter ends.
@@ -255,14 +309,19 @@ class Compute:
         loop = asyncio.get_running_loop()
         try:
             done = _submit(self._executor, loop, job, *arguments)
-            return await (done if within is None else self._watch(job, done, within))
+            return await (done if timeout_seconds is None else self._watch(job, done, timeout_seconds))
         except RuntimeError as error:
             if str(error).startswith(THREADS_ENDED):
                 raise asyncio.CancelledError from error
             raise explain_failure(self._name, error) from error
 
     async def _watch(self, job: _Job, done: asyncio.Future[Any], seconds: float) -> Any:
-        """Wait for a call and return its result. Raises Hung if its deadline has passed."""
+        """Wait for a call and return its result. Raises Hung if its deadline has passed.
+
+        job: the call.
+        done: gets the result of the call.
+        seconds: seconds that the call may take once it has started.
+        """
         watched = _Watched(job, done, seconds, seconds)
         self._watched.append(watched)
         if self._timer is None:
@@ -272,20 +331,20 @@ class Compute:
         except asyncio.CancelledError:
             if not watched.hung:
                 raise
-            late = f"should have been done after {watched.within:.0f} s"
-            raise Hung(f"{self._name} hangs: what it computes {late}") from None
+            limit = f"{watched.within:.0f} s"
+            raise Hung(f"{self._name} hangs: a computation took longer than {limit}") from None
         finally:
             self._watched.remove(watched)
 
     def _tick(self) -> None:
         """Check all deadlines. If the whole process was frozen, only one tick of that time counts."""
         self._timer = None
-        for one in self._watched:
-            while one.job.allowed:
-                one.within = one.left = one.job.allowed.popleft()
-            one.left -= TICK_SECONDS * one.job.begun
-            if one.left <= 0:
-                one.hung = True
-                one.done.cancel()
+        for watched in self._watched:
+            while watched.job.allowed:
+                watched.within = watched.left = watched.job.allowed.popleft()
+            watched.left -= TICK_SECONDS * watched.job.started
+            if watched.left <= 0:
+                watched.hung = True
+                watched.done.cancel()
         if self._watched:
             self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)

@@ -27,51 +27,66 @@ Work = Callable[[asyncio.Event], Awaitable[None]]
 
 
 def run_service(
-    program: str, work: Work, first: Callable[[], object] = lambda: None, within: float | None = None
+    program: str, work: Work, prepare: Callable[[], object] = lambda: None, leave_seconds: float | None = None
 ) -> int:
     """Run `work(leaving)` on an event loop and return the exit status. SIGTERM and SIGINT set `leaving`.
 
     If the work raises Hung, the process ends at once, because Python would wait for the thread that hangs.
+    Errors are written to stderr in one line: the status is WRONG_INPUT for errors that another start would
+    meet again, and FAILED for all others.
 
     program: the program's name, for the line that reports an error.
-    first: called before `work`, for what may take long, such as fetching a model. A signal during this call
+    work: runs the service until the event that it is given is set.
+    prepare: called before `work`, for what may take long, such as fetching a model. A signal during this call
         ends the process at once.
-    within: seconds after a signal in which the process ends, even if its threads still load or fetch. None:
-        no limit.
+    leave_seconds: seconds after a signal in which the process ends, even if its threads still load or fetch.
+        None: no limit.
     """
     try:
-        first()
+        prepare()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_until_stopped(work, within))
+            runner.run(_until_stopped(work, leave_seconds))
     except (InvalidRequest, ModelError, Refused) as error:  # Starting the program again would fail again.
-        return _tell(program, str(error), WRONG_INPUT)
+        return _report(program, str(error), WRONG_INPUT)
     except Hung as error:
-        os._exit(_tell(program, str(error), FAILED))
+        os._exit(_report(program, str(error), FAILED))
     except SpecsotError as error:
-        return _tell(program, str(error), FAILED)
+        return _report(program, str(error), FAILED)
     except Exception as error:
         log.debug("failed", exc_info=error)
-        return _tell(program, f"{type(error).__name__}: {error}".splitlines()[0], FAILED)
+        return _report(program, f"{type(error).__name__}: {error}".splitlines()[0], FAILED)
     return 0
 
 
-async def _until_stopped(work: Work, within: float | None) -> None:
+async def _until_stopped(work: Work, leave_seconds: float | None) -> None:
+    """Run the work, and set its event at the first SIGTERM or SIGINT. Raises what the work raises.
+
+    work: runs the service until the event that it is given is set.
+    leave_seconds: seconds after a signal in which the process ends, or None.
+    """
     leaving, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def leave() -> None:
+        """Set the event, and start the timer that ends the process if it does not end by itself."""
         leaving.set()
-        if within is not None:
-            last = threading.Timer(within, os._exit, (0,))
+        if leave_seconds is not None:
+            end_timer = threading.Timer(leave_seconds, os._exit, (0,))
             # As a daemon, the timer still runs while Python waits for other threads.
-            last.daemon = True
-            last.start()
+            end_timer.daemon = True
+            end_timer.start()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, leave)
     await work(leaving)
 
 
-def _tell(program: str, line: str, status: int) -> int:
+def _report(program: str, line: str, status: int) -> int:
+    """Write an error to stderr and return the exit status.
+
+    program: name of the program, before the line.
+    line: the error in one line.
+    status: the exit status.
+    """
     print(f"{program}: {line}", file=sys.stderr, flush=True)
     return status
 
@@ -99,7 +114,11 @@ def write_logs(service: str, format: LogFormat, level: str) -> None:
 
 
 def leave_absent_out(logger: Any, method: str, line: Line) -> Line:
-    """Remove the fields of a log line whose value is None."""
+    """Remove the fields of a log line whose value is None.
+
+    logger, method: given by structlog, not needed.
+    line: the fields of the log line, by name.
+    """
     return {name: value for name, value in line.items() if value is not None}
 
 
@@ -111,21 +130,38 @@ def escape(logger: Any, method: str, line: Line) -> Line:
     """Escape unprintable characters, so that a log line stays one line and cannot control the terminal.
 
     JSON lines are escaped by their encoder.
+
+    logger, method: given by structlog, not needed.
+    line: the fields of the log line, by name.
     """
     return {
-        name: _shown(value)
+        name: _escaped(value)
         if isinstance(value, str) and (name == "event" or not QUOTED & set(value))
         else value
         for name, value in line.items()
     }
 
 
-def _shown(text: str) -> str:
+def _escaped(text: str) -> str:
+    r"""Return a text whose unprintable characters are written as in Python source: a newline becomes "\\n".
+
+    text: a field of a log line.
+    """
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
 def _for_machines(service: str) -> list[Any]:
+    """Return the processors for JSON lines, with UTC time.
+
+    service: the value of `service` in lines that have none of their own.
+    """
+
     def name(logger: Any, method: str, line: Line) -> Line:
+        """Add the service's name to a log line, unless it has one.
+
+        logger, method: given by structlog, not needed.
+        line: the fields of the log line, by name.
+        """
         return {"service": service, **line}
 
     stamp = structlog.processors.TimeStamper(fmt="iso")

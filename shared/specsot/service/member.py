@@ -69,15 +69,15 @@ class ReportingMember:
     """
 
     def __init__(
-        self, part: RingMember, kind: Kind, endpoint: GrpcServer, dialers: Dialers, idle_timer: IdleTimer
+        self, member: RingMember, kind: Kind, endpoint: GrpcServer, dialers: Dialers, idle_timer: IdleTimer
     ) -> None:
-        """part: the wrapped member.
-
+        """member: the wrapped member.
+        kind: "worker" or "drafter".
         endpoint: the gRPC server that reports the health.
         dialers: the dialers by transport.
         idle_timer: restarted whenever there is work.
         """
-        self._part = part
+        self._member = member
         self._endpoint = endpoint
         self._dialers = dialers
         self._idle = idle_timer
@@ -85,65 +85,107 @@ class ReportingMember:
 
     @property
     def epoch(self) -> int:
-        return self._part.epoch
+        """Number of the epoch for which the member is configured; 0 if there is none."""
+        return self._member.epoch
 
     def watch(self, arrived: Callable[[], bool]) -> None:
-        if isinstance(self._part, InboxWatcher):
-            self._part.watch(arrived)
+        """Let the member check during its work whether messages are waiting. Does nothing if it does not do
+        that.
+
+        arrived: returns whether a message waits; may be called from any thread.
+        """
+        if isinstance(self._member, InboxWatcher):
+            self._member.watch(arrived)
 
     async def registration(self) -> Registration:
-        return await self._part.registration()
+        """Return the member's registration."""
+        return await self._member.registration()
 
     async def configure(self, configuration: Configuration, uplink: Link) -> None:
+        """Select the epoch's transport, prepare the member for the epoch, and report SERVING.
+
+        configuration: the epoch that the master forms.
+        uplink: the link to the master. Raises what the member's `configure` raises; the health then stays
+            NOT_SERVING.
+        """
         self._dialers.turn_to(configuration.transport)
-        await self._part.configure(configuration, uplink)
+        await self._member.configure(configuration, uplink)
         await self._report(True)
 
     async def prepare(self, order: StandBy | HandOver, uplink: Link) -> None:
-        await self._part.prepare(order, uplink)
+        """Start the work that the order asks for.
+
+        order: the master's order.
+        uplink: the link to the master, for reports of progress.
+        """
+        await self._member.prepare(order, uplink)
 
     async def handle(self, arrival: Arrival) -> None:
-        await self._part.handle(arrival)
+        """Let the member handle one message.
+
+        arrival: the message with its sender.
+        """
+        await self._member.handle(arrival)
 
     async def settle(self) -> float | None:
+        """Do what is due after all waiting messages were handled, and restart the idle timer.
+
+        Returns after how many seconds to call this again if no message arrives; None means not at all.
+        """
         self._idle.restart()
-        return await self._part.settle()
+        return await self._member.settle()
 
     async def disband(self) -> None:
+        """Report NOT_SERVING and drop the state of the epoch."""
         await self._report(False)
-        await self._part.disband()
+        await self._member.disband()
 
     async def _report(self, serving: bool) -> None:
+        """Report the health of the member's services.
+
+        serving: True for SERVING, False for NOT_SERVING.
+        """
         for service in self._services:
             await self._endpoint.report(service, serving)
 
 
 def run_members(*programs: MemberProgram) -> int:
-    """Run a process of a worker, of a drafter, or of both until a signal; return its exit status."""
+    """Run a process of a worker, of a drafter, or of both until a signal; return its exit status.
+
+    programs: the members of the process, one or two. The first one's service options set up the process's
+        log.
+    """
     first = programs[0]
     write_logs(first.kind, first.service.log_format, first.service.log_level)
 
     async def work(leaving: asyncio.Event) -> None:
+        """Run all members until `leaving` is set. Raises what a member raises.
+
+        leaving: set by a signal.
+        """
         require_torch()
-        exchange, compute, several = Exchange(), ComputeThread("compute"), len(programs) > 1
+        exchange, compute, has_several = Exchange(), ComputeThread("compute"), len(programs) > 1
         try:
             with ExitStack() as stack:
-                seen = [stack.enter_context(observed(one.kind, one.service)) for one in programs]
-                shared = leaving, exchange, compute, several
-                await _together(_serve(*each, *shared) for each in zip(programs, seen))
+                observations = [
+                    stack.enter_context(observed(program.kind, program.service)) for program in programs
+                ]
+                shared = leaving, exchange, compute, has_several
+                await _run_together(_serve(*each, *shared) for each in zip(programs, observations))
         # If one member fails, computations of the other must end before Python exits.
         except (InvalidRequest, ModelError):
-            compute.shutdown(wait=several, cancel_futures=True)
+            compute.shutdown(wait=has_several, cancel_futures=True)
             raise
         finally:
             compute.shutdown(wait=False, cancel_futures=True)
 
-    return run_service(f"specsot-{first.kind}", work, within=LEAVING_SECONDS)
+    return run_service(f"specsot-{first.kind}", work, leave_seconds=LEAVING_SECONDS)
 
 
-async def _together(members: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run all members until they end. If one raises, cancel the others, wait for them, and raise the
-    error.
+async def _run_together(members: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Run all members until they end. If one raises, cancel the others, wait for them, and raise the error.
+
+    members: the coroutines that run the members.
     """
     tasks = [asyncio.create_task(one) for one in members]
     try:
@@ -156,25 +198,28 @@ async def _together(members: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 async def _serve(
     program: MemberProgram,
-    seen: Observation,
+    observation: Observation,
     leaving: asyncio.Event,
     exchange: Exchange,
     compute: Executor,
-    several: bool,
+    name_in_log: bool,
 ) -> None:
     """Run one member until `leaving` is set.
 
-    seen: the member's metrics and spans.
+    program: the member as its command line describes it.
+    observation: the member's metrics and spans.
+    leaving: set once the process must end.
     exchange: the members of this process.
     compute: the thread on which all members of this process compute.
-    several: True if the process has several members, so that log lines name the member.
+    name_in_log: True if the process has several members, so that log lines name the member.
 
-    Raises what `MemberProgram.make` raises, Refused, Unavailable.
+    Raises what `MemberProgram.make` raises, Refused if the master rejects the member, and Unavailable if its
+    address is not available.
     """
     options = program.options
     service = program.service
     member = program.member
-    if several:
+    if name_in_log:
         structlog.contextvars.bind_contextvars(service=program.kind)
     began, inbox, sockets = time.time_ns(), Inbox(), Sockets()
     host = ZmqHost(service.listen, inbox, sockets)
@@ -204,7 +249,7 @@ async def _serve(
             options = replace(options, model=borrowed)
         exchange.inboxes[address] = inbox
         dialer = LocalDialer(ring.name, exchange, compute, others=dialers)
-        make = partial(program.make, seen, options, ring.name, address, dialer, compute)
+        make = partial(program.make, observation, options, ring.name, address, dialer, compute)
         part = await asyncio.get_running_loop().run_in_executor(compute, make)
         exchange.introduce(address, part, compute)
         if borrowed_of(options.base) is None:
@@ -212,6 +257,10 @@ async def _serve(
             await endpoint.report(MODELS_SERVICE, True)
 
         async def connect(registration: Registration) -> Link:
+            """Join the master, and return the link to it.
+
+            registration: what the member is; the start of its process is added here.
+            """
             return await join(member.master, replace(registration, began=began), inbox, tls=service.tls)
 
         await run_membership(

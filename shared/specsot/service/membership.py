@@ -31,7 +31,7 @@ PROGRESS_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Farewell:
+class _LeaveRequest:
     """The message that wakes the main loop when the member must leave."""
 
 
@@ -40,7 +40,10 @@ class InboxWatcher(Protocol):
     """A member that checks during its work whether other messages are waiting."""
 
     def watch(self, arrived: Callable[[], bool]) -> None:
-        """Remember `arrived`, which returns whether a message waits. It may be called from any thread."""
+        """Remember a function that tells whether messages are waiting.
+
+        arrived: returns whether a message waits. It may be called from any thread.
+        """
         ...
 
 
@@ -55,8 +58,13 @@ class RingMember(Protocol):
         ...
 
     async def configure(self, configuration: members.Configuration, uplink: Link) -> None:
-        """Prepare for an epoch: load weights, allocate pages, open links. Raises SpecsotError if that
-        fails.
+        """Prepare for an epoch: load weights, allocate pages, open links, and tell the master once the member
+        is ready.
+
+        configuration: the epoch that the master forms.
+        uplink: the link to the master.
+
+        Raises SpecsotError if that fails.
         """
         ...
 
@@ -70,11 +78,17 @@ class RingMember(Protocol):
 
         For StandBy, load the order's layers in advance and report them, or whatever fits if the order names
         no layers. For HandOver, start to send and to receive KV rows.
+
+        order: the master's order.
+        uplink: the link to the master, for reports of progress.
         """
         ...
 
     async def handle(self, arrival: Arrival) -> None:
-        """Handle one message of another member, or one order of the master."""
+        """Handle one message of another member, or one order of the master.
+
+        arrival: the message with its sender. Raises SpecsotError if the epoch cannot continue.
+        """
         ...
 
     async def settle(self) -> float | None:
@@ -92,44 +106,54 @@ class RingMember(Protocol):
 async def run_membership(member: RingMember, inbox: Inbox, connect: Connect, leaving: asyncio.Event) -> None:
     """Join the master and serve, again after each loss of the master, until `leaving` is set.
 
+    member: the worker or drafter.
+    inbox: the receiving end of all links to the member.
+    connect: registers at the master and returns the link to it.
+    leaving: set once the member must leave.
+
     Raises Refused if the master rejects the member, and Hung if the member's compute thread hangs.
     """
     if isinstance(member, InboxWatcher):
         member.watch(inbox.arrived)
-    farewell = asyncio.ensure_future(_call(leaving, inbox))
+    leave_request = asyncio.ensure_future(_wake_on_leave(leaving, inbox))
     newest = 0
     try:
         while not leaving.is_set():
-            uplink = await _join(member, connect, farewell, newest)
+            uplink = await _join(member, connect, leave_request, newest)
             if uplink is not None:
                 newest = max(newest, await _serve(member, inbox, uplink, leaving))
     finally:
-        farewell.cancel()
+        leave_request.cancel()
         await member.disband()
 
 
 async def _join(
-    member: RingMember, connect: Connect, farewell: asyncio.Future[Any], newest: int
+    member: RingMember, connect: Connect, leave_request: asyncio.Future[Any], newest_epoch: int
 ) -> Link | None:
     """Try to join until the master accepts the member. Return the link, or None if the member must leave.
 
-    newest: number of the newest epoch that the member has received.
+    member: the worker or drafter.
+    connect: registers at the master and returns the link to it.
+    leave_request: done once the member must leave.
+    newest_epoch: number of the newest epoch that the member has received.
+
+    Raises Refused if the master rejects the member.
     """
     wait = FIRST_RETRY_SECONDS
-    said = ""
-    registration = replace(await member.registration(), epoch=newest)
-    while not farewell.done():
+    logged_reason = ""
+    registration = replace(await member.registration(), epoch=newest_epoch)
+    while not leave_request.done():
         try:
             uplink = await connect(registration)
         except (Unavailable, Occupied) as error:
             # A place may be occupied for days, so the same reason is logged only once.
-            if (reason := str(error)) != said:
+            if (reason := str(error)) != logged_reason:
                 if isinstance(error, Occupied):
                     log.warning("not let in", reason=reason, again_in=wait)
                 else:
                     log.info("waiting for the master", reason=reason, again_in=wait)
-                said = reason
-            await asyncio.wait([farewell], timeout=wait)
+                logged_reason = reason
+            await asyncio.wait([leave_request], timeout=wait)
             wait = min(wait * 2, MAX_RETRY_SECONDS)
         else:
             log.info("joined", name=registration.name, waiting_for="the ring to be complete")
@@ -137,72 +161,95 @@ async def _join(
     return None
 
 
-async def _call(leaving: asyncio.Event, inbox: Inbox) -> None:
+async def _wake_on_leave(leaving: asyncio.Event, inbox: Inbox) -> None:
     """Put a message into the inbox once the member must leave.
 
     This wakes the main loop, and costs less than waiting for the inbox and for `leaving` at the same time.
+
+    leaving: set once the member must leave.
+    inbox: the member's inbox.
     """
     await leaving.wait()
-    inbox.put("", _Farewell())
+    inbox.put("", _LeaveRequest())
 
 
 async def _serve(member: RingMember, inbox: Inbox, uplink: Link, leaving: asyncio.Event) -> int:
     """Handle messages until the master is lost or `leaving` is set.
 
     After all waiting messages were handled, the member does what is due (`RingMember.settle`). Returns the
-    number of the newest epoch that was received.
+    number of the newest epoch that was received; 0 if there was none.
+
+    member: the worker or drafter.
+    inbox: the member's inbox.
+    uplink: the link to the master.
+    leaving: set once the member must leave.
     """
     wait: float | None = None
-    newest = 0
-    told = False
+    newest_epoch = 0
+    master_leaves = False
     while not leaving.is_set():
         arrival = await _next(inbox, wait)
         while arrival is not None:
             if arrival.sender == "master" and isinstance(arrival.message, Lost):
-                if not told:
+                if not master_leaves:
                     log.warning("lost the master", reason=arrival.message.reason)
                 await member.disband()
-                if told:
+                if master_leaves:
                     await _wait(leaving, MASTER_RESTART_SECONDS)
-                return newest
+                return newest_epoch
             if arrival.sender == "master" and isinstance(arrival.message, members.MemberLeaving):
                 log.info("the master leaves", reason=arrival.message.reason)
-                told = True
+                master_leaves = True
             if isinstance(arrival.message, members.Configuration):
-                newest = max(newest, arrival.message.epoch)
-            await _take(member, arrival, uplink)
+                newest_epoch = max(newest_epoch, arrival.message.epoch)
+            await _dispatch(member, arrival, uplink)
             arrival = inbox.take()
         wait = await _settle(member, uplink)
-    await _say(uplink, members.MemberLeaving())
+    await _send_to_master(uplink, members.MemberLeaving())
     await uplink.close()
-    return newest
+    return newest_epoch
 
 
 async def _wait(leaving: asyncio.Event, seconds: float) -> None:
+    """Wait for a number of seconds, or less if the member must leave.
+
+    leaving: set once the member must leave.
+    seconds: how long to wait.
+    """
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await leaving.wait()
 
 
-async def _next(inbox: Inbox, wait: float | None) -> Arrival | None:
-    """Return the next message, or None if no message arrives within `wait` seconds. None: no limit."""
+async def _next(inbox: Inbox, timeout_seconds: float | None) -> Arrival | None:
+    """Return the next message, or None if no message arrives in time.
+
+    inbox: the member's inbox.
+    timeout_seconds: seconds to wait. None: no limit.
+    """
     if (arrival := inbox.take()) is not None:
         return arrival
-    if wait is not None and wait <= 0:
+    if timeout_seconds is not None and timeout_seconds <= 0:
         # Links run on this event loop, so it must get a turn before the next message is handled.
         await asyncio.sleep(0)
         return inbox.take()
     # Every step comes here, and a timeout would take as long as everything else.
-    if wait is None:
+    if timeout_seconds is None:
         return await inbox.get()
     try:
-        async with asyncio.timeout(wait):
+        async with asyncio.timeout(timeout_seconds):
             return await inbox.get()
     except TimeoutError:
         return None
 
 
-async def _take(member: RingMember, arrival: Arrival, uplink: Link) -> None:
+async def _dispatch(member: RingMember, arrival: Arrival, uplink: Link) -> None:
+    """Handle one message: orders that concern the epoch here, all others by the member.
+
+    member: the worker or drafter.
+    arrival: the message with its sender.
+    uplink: the link to the master.
+    """
     match arrival.message:
         case members.Configuration() as configuration:
             await _configure(member, configuration, uplink)
@@ -215,94 +262,126 @@ async def _take(member: RingMember, arrival: Arrival, uplink: Link) -> None:
             await member.prepare(order, uplink)
         case members.HandOver() as order:
             await member.prepare(order, uplink)
-        case _Farewell() | members.MemberLeaving():
+        case _LeaveRequest() | members.MemberLeaving():
             pass
         case _:
             await _handle(member, arrival, uplink)
 
 
 async def _configure(member: RingMember, configuration: members.Configuration, uplink: Link) -> None:
+    """Drop the old epoch and prepare for a new one. If that fails, log it and report it to the master.
+
+    member: the worker or drafter.
+    configuration: the epoch that the master forms.
+    uplink: the link to the master.
+    """
     try:
         await member.disband()
         await member.configure(configuration, uplink)
     except Exception as error:
         reason = str(_explain(error))
         log.error("cannot take part", epoch=configuration.epoch, reason=reason)
-        await _say(uplink, members.Broken(configuration.epoch, reason))
+        await _send_to_master(uplink, members.Broken(configuration.epoch, reason))
 
 
 @asynccontextmanager
 async def report_progress(
     uplink: Link, epoch: int, done: Callable[[], int], total: int, fetched: Callable[[], int] = lambda: 0
 ) -> AsyncGenerator[None]:
-    """Report progress to the master while the context is entered, and completion when it is left.
+    """Return a context in which progress is reported to the master every PROGRESS_SECONDS, and completion at
+    its end.
 
+    uplink: the link to the master.
+    epoch: number of the epoch that is being prepared.
     done: returns how many pieces of work are finished. At most total - 1 are reported before the end.
     total: number of all pieces of work.
     fetched: returns how many bytes of the model's files are present.
     """
 
-    async def tell() -> None:
-        before = None
+    async def report() -> None:
+        """Send the progress whenever it has changed, without end."""
+        reported = None
         while True:
-            if (now := (min(done(), total - 1), total, fetched())) != before:
-                log.debug("getting ready", epoch=epoch, done=now[0], total=total)
-                await _say(uplink, members.Progress(epoch, *now))
-            before = now
+            if (progress := (min(done(), total - 1), total, fetched())) != reported:
+                log.debug("getting ready", epoch=epoch, done=progress[0], total=total)
+                await _send_to_master(uplink, members.Progress(epoch, *progress))
+            reported = progress
             await asyncio.sleep(PROGRESS_SECONDS)
 
-    task = asyncio.create_task(tell())
+    task = asyncio.create_task(report())
     try:
         yield
     finally:
         task.cancel()
-    await _say(uplink, members.Progress(epoch, total, total))
+    await _send_to_master(uplink, members.Progress(epoch, total, total))
 
 
 async def _handle(member: RingMember, arrival: Arrival, uplink: Link) -> None:
+    """Let the member handle a message. An error ends the epoch.
+
+    member: the worker or drafter.
+    arrival: the message with its sender.
+    uplink: the link to the master.
+    """
     try:
         await member.handle(arrival)
     except Exception as error:
-        await _break(member, uplink, _explain(error))
+        await _end_epoch(member, uplink, _explain(error))
 
 
 async def _settle(member: RingMember, uplink: Link) -> float | None:
+    """Let the member do what is due, and return after how many seconds to call this again; None after an
+    error.
+
+    member: the worker or drafter.
+    uplink: the link to the master.
+    """
     try:
         return await member.settle()
     except Exception as error:
-        await _break(member, uplink, _explain(error))
+        await _end_epoch(member, uplink, _explain(error))
         return None
 
 
 def _explain(error: Exception) -> SpecsotError:
-    """Return an error as SpecsotError, so that an unexpected error ends the epoch and not the process."""
+    """Return an error as SpecsotError, so that an unexpected error ends the epoch and not the process.
+
+    error: what the member raised.
+    """
     return error if isinstance(error, SpecsotError) else explain_failure("this member", error)
 
 
-async def _break(member: RingMember, uplink: Link, error: SpecsotError) -> None:
+async def _end_epoch(member: RingMember, uplink: Link, error: SpecsotError) -> None:
     """End the epoch because of an error: drop its state, and report it to the master, which forms the next
     one.
 
     An error outside of an epoch is only logged. If the error is Hung, it is raised, because a member whose
     compute thread hangs cannot take part in another epoch.
+
+    member: the worker or drafter.
+    uplink: the link to the master.
+    error: why the epoch cannot continue.
     """
     epoch = member.epoch
-    log.error("the epoch broke here", epoch=epoch, reason=str(error))
+    log.error("epoch failed here", epoch=epoch, reason=str(error))
     await member.disband()
     if epoch:
-        await _say(uplink, members.Broken(epoch, str(error)))
+        await _send_to_master(uplink, members.Broken(epoch, str(error)))
     if isinstance(error, Hung):
         await uplink.close()
         raise error
 
 
-async def _say(
+async def _send_to_master(
     uplink: Link, message: members.Ready | members.Broken | members.MemberLeaving | members.Progress
 ) -> None:
-    """Send a message to the master. If the link is lost, the loss also arrives in the inbox, so it is
-    ignored.
+    """Send a message to the master. If the link is lost, the loss also arrives in the inbox, so it is only
+    logged here.
+
+    uplink: the link to the master.
+    message: the message.
     """
     try:
         await uplink.send(message)
     except Unavailable:
-        log.info("the master could not be told", message=type(message).__name__)
+        log.info("message to the master dropped", message=type(message).__name__)

@@ -40,6 +40,7 @@ T = TypeVar("T")
 OTHER_NAMES_GROUP: Final = "specsot.option_names"
 Tier = Literal["common", "expert"]
 
+# Bytes of each unit of memory.
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -105,16 +106,21 @@ class Option:
     keyword_only: bool = False
 
 
-def option(default: T, told: Option | str, **more: Any) -> T:
+def option(default: T, description: Option | str, **option_fields: Any) -> T:
     """Return the dataclass field of an option with a default.
 
-    told: the option, or its help text.
-    more: further fields of the `Option`.
+    default: the default.
+    description: the option, or its help text.
+    option_fields: further fields of the `Option`, which replace those of `description`.
 
     A field without a default is annotated with its `Option` instead.
     """
-    said = replace(told, **more) if isinstance(told, Option) else Option(told, **more)
-    return field(default=default, repr=not said.secret, metadata={"option": said})
+    described = (
+        replace(description, **option_fields)
+        if isinstance(description, Option)
+        else Option(description, **option_fields)
+    )
+    return field(default=default, repr=not described.secret, metadata={"option": described})
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,17 +171,24 @@ class Offer:
     inner: Mapping[str, Offer] = field(default_factory=dict[str, "Offer"])
 
     def offers(self, name: str) -> bool:
-        """Return whether the field is offered."""
+        """Return whether a field is offered.
+
+        name: name of the field.
+        """
         return name not in self.without and (not self.only or name in self.only)
 
-    def of(self, name: str, notes: tuple[Any, ...]) -> Offer:
+    def of(self, name: str, annotations: tuple[Any, ...]) -> Offer:
         """Return the offer of the nested dataclass in a field: from `inner`, else from the field's
-        annotation.
+        annotation, else `ALL`.
+
+        name: name of the field.
+        annotations: the annotations of the field's type.
         """
-        noted = next((note for note in notes if isinstance(note, Offer)), ALL)
-        return self.inner.get(name, noted)
+        annotated = next((annotation for annotation in annotations if isinstance(annotation, Offer)), ALL)
+        return self.inner.get(name, annotated)
 
 
+# The offer of all options, unchanged.
 ALL = Offer()
 
 
@@ -223,45 +236,75 @@ class Entry:
 
     @property
     def required(self) -> bool:
+        """True if the option has no default."""
         return self.default is MISSING
 
     def read(self, given: Any) -> Any:
-        """Return the value of a text; other objects are returned unchanged. Raises ValueError."""
+        """Return the value of a text; other objects are returned unchanged.
+
+        given: the text of the option's value. If `several`, a sequence of texts, or a single text for one
+            value.
+
+        Raises ValueError, which says what is wrong, for an invalid text.
+        """
         if self.several:
             listed = (given,) if isinstance(given, str) else tuple(given)
             return tuple(self.kind.read(one) if isinstance(one, str) else one for one in listed)
         return self.kind.read(given) if isinstance(given, str) else given
 
     def write(self, value: Any) -> str:
+        """Return a value as text; several values are joined by commas.
+
+        value: the option's value.
+        """
         return ",".join(map(self.kind.write, value)) if self.several else self.kind.write(value)
 
 
 @cache
 def hints_of(kind: type) -> Mapping[str, Any]:
+    """Return the types of a dataclass's fields by name, with their annotations. The result is cached.
+
+    kind: the dataclass.
+    """
     return get_type_hints(kind, include_extras=True)
 
 
 def entries_of(kind: type, offer: Offer = ALL, heading: str = "Options") -> tuple[Entry, ...]:
-    """Return the options of a settings dataclass and of its nested ones, in the order of the fields."""
+    """Return the options of a settings dataclass and of its nested ones, in the order of the fields.
+
+    kind: the dataclass.
+    offer: which options are offered, and how they differ.
+    heading: the group of options whose class names none (HEADING).
+    """
     return tuple(_entries(kind, offer, heading, "common", ()))
 
 
 def _entries(kind: type, offer: Offer, heading: str, tier: Tier, path: tuple[str, ...]) -> Iterator[Entry]:
-    for one in fields(kind):
-        if not offer.offers(one.name):
+    """Yield the options of a dataclass and of its nested ones, in the order of the fields.
+
+    kind: the dataclass.
+    offer: which options are offered, and how they differ.
+    heading: the group of options whose class names none.
+    tier: the tier of options whose class and description name none.
+    path: the attribute names that lead from the settings to this dataclass.
+    """
+    for each in fields(kind):
+        if not offer.offers(each.name):
             continue
-        hint, notes = _parts(hints_of(kind)[one.name])
-        noted = (one.metadata.get("option"), *notes)
-        found = next((note for note in noted if isinstance(note, Option)), None)
-        held = _held(hint)
-        owner = _declaring(kind, one.name)
-        here = owner.__dict__.get("HEADING", heading)
+        hint, annotations = _parts(hints_of(kind)[each.name])
+        candidates = (each.metadata.get("option"), *annotations)
+        found = next((candidate for candidate in candidates if isinstance(candidate, Option)), None)
+        nested = _settings_class(hint)
+        owner = _declaring(kind, each.name)
+        group = owner.__dict__.get("HEADING", heading)
         level = owner.__dict__.get("TIER", tier)
         if found is not None:
-            named = _with_other_names(found, owner.__name__, one.name)
-            yield replace(_entry(one, named, hint, offer, here, (*path, one.name)), tier=found.tier or level)
-        elif held is not None:
-            yield from _entries(held, offer.of(one.name, notes), here, level, (*path, one.name))
+            named = _with_other_names(found, owner.__name__, each.name)
+            yield replace(
+                _entry(each, named, hint, offer, group, (*path, each.name)), tier=found.tier or level
+            )
+        elif nested is not None:
+            yield from _entries(nested, offer.of(each.name, annotations), group, level, (*path, each.name))
 
 
 def _with_other_names(option: Option, owner: str, name: str) -> Option:
@@ -279,54 +322,87 @@ def _with_other_names(option: Option, owner: str, name: str) -> Option:
 
 
 def _declaring(kind: type, name: str) -> type:
-    """Return the class that declares a field: `kind` or one that it inherits from."""
+    """Return the class that declares a field: `kind` or one that it inherits from.
+
+    kind: the dataclass.
+    name: name of the field.
+    """
     return next(one for one in kind.__mro__ if name in get_annotations(one))
 
 
 def _entry(
-    one: Field[Any], option: Option, hint: Any, offer: Offer, heading: str, path: tuple[str, ...]
+    each: Field[Any], option: Option, hint: Any, offer: Offer, heading: str, path: tuple[str, ...]
 ) -> Entry:
+    """Return the entry of one field.
+
+    each: the dataclass field.
+    option: the field's description.
+    hint: the type of the field, without "or None".
+    offer: how the option differs in this program.
+    heading: the group in which --help shows the option.
+    path: the attribute names that lead from the settings to the option's value.
+    """
     several = get_origin(hint) is tuple and option.kind is None
     inner = get_args(hint)[0] if several else hint
-    fewer = offer.choices.get(one.name)
+    choices = offer.choices.get(each.name)
     return Entry(
         path,
-        offer.flags.get(one.name) or option.flag or one.name.replace("_", "-"),
+        offer.flags.get(each.name) or option.flag or each.name.replace("_", "-"),
         replace(
-            option, help=offer.help.get(one.name, option.help), unset=offer.unset.get(one.name, option.unset)
+            option,
+            help=offer.help.get(each.name, option.help),
+            unset=offer.unset.get(each.name, option.unset),
         ),
-        choice_of(fewer) if fewer else kind_of(inner, option),
-        offer.defaults.get(one.name, default_of(one)),
+        choice_of(choices) if choices else kind_of(inner, option),
+        offer.defaults.get(each.name, default_of(each)),
         several,
         inner is bool and option.kind is None,
         heading,
     )
 
 
-def default_of(one: Field[Any]) -> Any:
-    """Return the default of a dataclass field, or MISSING."""
-    return one.default if one.default_factory is MISSING else one.default_factory()
+def default_of(dataclass_field: Field[Any]) -> Any:
+    """Return the default of a dataclass field, or MISSING.
+
+    dataclass_field: the field, of `dataclasses.fields`.
+    """
+    return (
+        dataclass_field.default
+        if dataclass_field.default_factory is MISSING
+        else dataclass_field.default_factory()
+    )
 
 
 def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Return the type without "or None", and the annotations of `Annotated`."""
-    notes = hint.__metadata__ if get_origin(hint) is Annotated else ()
-    bare = hint.__origin__ if notes else hint
+    """Return a field's type without "or None", and the annotations of `Annotated`.
+
+    hint: the type as `hints_of` returns it.
+    """
+    annotations = hint.__metadata__ if get_origin(hint) is Annotated else ()
+    bare = hint.__origin__ if annotations else hint
     if get_origin(bare) in (Union, UnionType):
-        some = [one for one in get_args(bare) if one is not NoneType]
-        bare = some[0]
-    return bare, notes
+        types = [each for each in get_args(bare) if each is not NoneType]
+        bare = types[0]
+    return bare, annotations
 
 
 @cache
-def _held(hint: Any) -> type | None:
+def _settings_class(hint: Any) -> type | None:
+    """Return a field's type if it is a settings dataclass, otherwise None. The result is cached.
+
+    hint: the type of the field, without "or None".
+    """
     if not (isinstance(hint, type) and is_dataclass(hint)):
         return None
     return hint if any(True for _ in _entries(hint, ALL, "", "common", ())) else None
 
 
 def kind_of(hint: Any, option: Option) -> Kind[Any]:
-    """Return how text becomes a value: the option's own kind, else the kind of the field's type."""
+    """Return how text becomes a value: the option's own kind, else the kind of the field's type.
+
+    hint: the type of the field, without "or None".
+    option: the field's description, which bounds numbers and names the words of a switch.
+    """
     if option.kind is not None:
         return option.kind
     if get_origin(hint) is Literal:
@@ -343,9 +419,16 @@ def kind_of(hint: Any, option: Option) -> Kind[Any]:
 
 
 def choice_of(choices: tuple[str, ...]) -> Kind[str]:
-    """Return the kind of an option with a fixed set of texts."""
+    """Return the kind of an option with a fixed set of texts.
+
+    choices: the possible texts.
+    """
 
     def read(text: str) -> str:
+        """Return the text if it is one of the choices. Raises ValueError otherwise.
+
+        text: the text.
+        """
         if text not in choices:
             raise ValueError(f"{text!r} is not one of {', '.join(map(repr, choices))}")
         return text
@@ -356,50 +439,75 @@ def choice_of(choices: tuple[str, ...]) -> Kind[str]:
 def number_kind(
     metavar: str,
     cast: Callable[[str], Any],
-    told: str,
+    complaint: str,
     holds: Callable[[Any], bool],
     write: Callable[[Any], str] = str,
 ) -> Kind[Any]:
     """Return the kind of a number.
 
+    metavar: the placeholder in --help.
     cast: converts a text; may raise ValueError.
-    told: the end of the error message `'...' is ...` if a text cannot be converted or `holds` is false.
-    holds: whether a number is allowed.
+    complaint: the end of the error message `'...' is ...` if a text cannot be converted or `holds` is false.
+    holds: returns whether a number is allowed.
+    write: returns the text of a number.
     """
 
     def read(text: str) -> Any:
+        """Return the number of a text. Raises ValueError if it cannot be converted or is not allowed.
+
+        text: the text.
+        """
         with suppress(ValueError):
             if holds(value := cast(text)):
                 return value
-        raise ValueError(f"{text!r} is {told}")
+        raise ValueError(f"{text!r} is {complaint}")
 
     return Kind(metavar, read, write)
 
 
-def _bounded(cast: Callable[[str], Any], option: Option, told: str) -> Kind[Any]:
-    least, most = option.least, option.most
-    bound = "" if least is None else f" >= {least:g}"
-    bound = bound if most is None else f" in {least or 0:g} .. {most:g}"
+def _bounded(cast: Callable[[str], Any], option: Option, type_name: str) -> Kind[Any]:
+    """Return the kind of a number within the option's `least` and `most`.
+
+    cast: converts a text, int or float.
+    option: the field's description.
+    type_name: what the number is, for the error message, such as "a whole number".
+    """
+    min_value, max_value = option.least, option.most
+    bound = "" if min_value is None else f" >= {min_value:g}"
+    bound = bound if max_value is None else f" in {min_value or 0:g} .. {max_value:g}"
 
     def holds(value: float) -> bool:
-        return (least is None or value >= least) and (most is None or value <= most)
+        """Return whether a number is within the bounds, which are allowed themselves.
 
-    return number_kind(option.metavar or ("N" if cast is int else "X"), cast, f"not {told}{bound}", holds)
+        value: the number.
+        """
+        return (min_value is None or value >= min_value) and (max_value is None or value <= max_value)
+
+    return number_kind(
+        option.metavar or ("N" if cast is int else "X"), cast, f"not {type_name}{bound}", holds
+    )
 
 
 def switch(words: tuple[str, str]) -> Kind[bool]:
-    """Return the kind of a switch. words: how off and on are written."""
+    """Return the kind of a switch.
+
+    words: how off and on are written.
+    """
     word = choice_of((words[1], words[0]))
     return Kind("", lambda text: word.read(text) == words[1], lambda value: words[value], word.choices)
 
 
-def counted(more: int) -> Kind[int]:
-    """Return the kind of a number > 0 whose value is `more` larger than the number in the text.
+def counted(offset: int) -> Kind[int]:
+    """Return the kind of a number > 0 whose value is `offset` larger than the number in the text.
 
     `counted(1)` is for a field that counts the root of a tree, where the flag does not: "23" <-> 24.
+
+    offset: what is added to the number in the text.
     """
     return Kind(
-        POSITIVE.metavar, lambda text: POSITIVE.read(text) + more, lambda value: POSITIVE.write(value - more)
+        POSITIVE.metavar,
+        lambda text: POSITIVE.read(text) + offset,
+        lambda value: POSITIVE.write(value - offset),
     )
 
 
@@ -407,6 +515,9 @@ def is_word(chosen: str, *others: str) -> Kind[bool]:
     """Return the kind of a bool that is written as a word: `chosen` is True, any of `others` is False.
 
     False is written as the first of `others`.
+
+    chosen: the word for True.
+    others: the words for False; at least one.
     """
     word = choice_of((*others, chosen))
     return Kind(
@@ -417,13 +528,24 @@ def is_word(chosen: str, *others: str) -> Kind[bool]:
 
 
 def in_words(entry: Entry, text: str) -> str:
-    """Return a switch's text from a file or a variable as on a command line: "true" or "1" becomes "on"."""
+    """Return a switch's text from a file or a variable as on a command line: "true" or "1" becomes "on".
+
+    entry: the option.
+    text: the text of its value; unchanged if the option is no switch, or if the text is another one.
+    """
     off, on = entry.option.words
     return {"true": on, "1": on, "false": off, "0": off}.get(text, text) if entry.switch else text
 
 
 def build(kind: type[T], values: Mapping[str, Any], offer: Offer = ALL) -> T:
-    """Return a settings dataclass with the given values, by flag. Raises what its `__post_init__` raises."""
+    """Return a settings dataclass with the given values. Fields without a value have their defaults.
+
+    kind: the dataclass.
+    values: the values by flag. None counts as not given.
+    offer: which options are offered, and how they differ.
+
+    Raises what the `__post_init__` of a dataclass raises.
+    """
     entries = {entry.path: entry for entry in entries_of(kind, offer)}
     for entry in entries.values():
         if entry.option.fills and values.get(entry.flag) is not None:
@@ -438,17 +560,25 @@ def _build(
     entries: Mapping[tuple[str, ...], Entry],
     path: tuple[str, ...],
 ) -> Any:
-    made: dict[str, Any] = {}
-    for one in fields(kind):
-        here, (hint, notes) = (*path, one.name), _parts(hints_of(kind)[one.name])
-        entry = entries.get(here)
+    """Return one dataclass, and build nested ones of which any option is offered.
+
+    kind: the dataclass.
+    values: the values by flag.
+    offer: how the options differ in this program.
+    entries: the offered options of all dataclasses, by path.
+    path: the attribute names that lead from the settings to this dataclass.
+    """
+    arguments: dict[str, Any] = {}
+    for each in fields(kind):
+        field_path, (hint, annotations) = (*path, each.name), _parts(hints_of(kind)[each.name])
+        entry = entries.get(field_path)
         if entry is not None and values.get(entry.flag) is not None:
-            made[one.name] = values[entry.flag]
-        elif offer.defaults.get(one.name, MISSING) is not MISSING:
-            made[one.name] = offer.defaults[one.name]
-        elif entry is None and any(other[: len(here)] == here for other in entries):
-            made[one.name] = _build(hint, values, offer.of(one.name, notes), entries, here)
-    return kind(**made)
+            arguments[each.name] = values[entry.flag]
+        elif offer.defaults.get(each.name, MISSING) is not MISSING:
+            arguments[each.name] = offer.defaults[each.name]
+        elif entry is None and any(other[: len(field_path)] == field_path for other in entries):
+            arguments[each.name] = _build(hint, values, offer.of(each.name, annotations), entries, field_path)
+    return kind(**arguments)
 
 
 def arguments_of(settings: Any, offer: Offer = ALL) -> tuple[str, ...]:
@@ -456,6 +586,9 @@ def arguments_of(settings: Any, offer: Offer = ALL) -> tuple[str, ...]:
 
     Options without a value, secrets, options of Python calls only, and switches that are off by default and
     off are left out.
+
+    settings: a settings dataclass.
+    offer: which options the child process offers, and how they differ there.
     """
     words: list[str] = []
     for entry in entries_of(type(settings), offer):
@@ -472,20 +605,30 @@ def arguments_of(settings: Any, offer: Offer = ALL) -> tuple[str, ...]:
 
 
 def memory(text: str) -> int:
-    """Return the bytes of an amount such as "512M"; K, M, G, T are powers of 1024. Raises ValueError."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", text, re.IGNORECASE)
-    if found is None or not float(found[1]):
+    """Return the bytes of an amount such as "512M"; K, M, G, T are powers of 1024.
+
+    text: a number > 0 with an optional unit. Raises ValueError for anything else.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", text, re.IGNORECASE)
+    if match is None or not float(match[1]):
         raise ValueError(f"{text!r} is no amount of memory; write 512M or 2G")
-    return int(float(found[1]) * UNITS[found[2].upper()])
+    return int(float(match[1]) * UNITS[match[2].upper()])
 
 
 def written_memory(amount: int) -> str:
+    """Return a number of bytes as `memory` reads it, in the largest unit that divides it: 2**30 becomes "1G".
+
+    amount: number of bytes.
+    """
     unit = next(unit for unit, size in reversed(UNITS.items()) if amount % size == 0)
     return f"{amount // UNITS[unit]}{unit}"
 
 
 def layer_numbers(text: str) -> tuple[int, ...]:
-    """Return the layer numbers of a text such as "2,16,29". Raises ValueError unless they ascend."""
+    """Return the layer numbers of a text such as "2,16,29". Raises ValueError unless they ascend.
+
+    text: numbers separated by commas.
+    """
     if not re.fullmatch(r"\d{1,6}(,\d{1,6})*", text):
         raise ValueError(f"{text!r} are no layers; write their numbers, such as 2,16,29")
     found = tuple(map(int, text.split(",")))
@@ -494,38 +637,59 @@ def layer_numbers(text: str) -> tuple[int, ...]:
     return found
 
 
-def list_kind(metavar: str, pattern: str, wrong: str, cast: Callable[[str], Any] = str) -> Kind[Any]:
+def list_kind(metavar: str, pattern: str, complaint: str, cast: Callable[[str], Any] = str) -> Kind[Any]:
     """Return the kind of a list of values separated by commas.
 
+    metavar: the placeholder in --help.
     pattern: regular expression that each value must match.
-    wrong: the error message for other texts, with {} in the place of the text.
+    complaint: the error message for other texts, with {} in the place of the text.
     cast: converts each value.
     """
 
     def read(text: str) -> tuple[Any, ...]:
+        """Return the values of a text. Raises ValueError if one of them does not match the pattern.
+
+        text: values separated by commas, with or without spaces.
+        """
         parts = [part.strip() for part in text.split(",")]
         if not all(re.fullmatch(pattern, part) for part in parts):
-            raise ValueError(wrong.format(repr(text)))
+            raise ValueError(complaint.format(repr(text)))
         return tuple(map(cast, parts))
 
     return Kind(metavar, read, listed)
 
 
 def listed(values: tuple[Any, ...]) -> str:
+    """Return values as text, joined by commas.
+
+    values: the values.
+    """
     return ",".join(map(str, values))
 
 
 def number(value: float) -> str:
+    """Return a number as text: as few digits as give the same number again.
+
+    value: the number.
+    """
     return f"{value:g}" if float(f"{value:g}") == value else repr(value)
 
 
+# A whole number > 0.
 POSITIVE = number_kind("N", int, "not a whole number > 0", lambda value: value > 0)
+# A number of seconds >= 0.
 SECONDS = number_kind("SECONDS", float, "no number of seconds", lambda value: 0 <= value < 1e9, number)
+# A finite number > 0.
 ABOVE_ZERO = number_kind("X", float, "not a number > 0", lambda value: 0 < value < math.inf, number)
+# An amount of memory in bytes, such as 512M.
 MEMORY = Kind("BYTES", memory, written_memory)
+# Ascending layer numbers, such as 2,16,29.
 LAYER_NUMBERS = Kind("LAYERS", layer_numbers, listed)
+# Whole numbers > 0, such as 1,2,4.
 COUNTS = list_kind("N,N", r"0*[1-9]\d*", "must be numbers > 0, such as 1,2,4, got {}", int)
-HOST_NAMES = list_kind("NAMES", r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,252})", "{} is no host's name")
+# Host names, separated by commas.
+HOST_NAMES = list_kind("NAMES", r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,252})", "{} is not a host name")
+# Origins of web pages, or * for all, separated by commas.
 ORIGINS = list_kind(
     "ORIGINS", r"\*|https?://[^\s/,*]+", "{} is no origin; write https://chat.example, or * for all"
 )
@@ -535,49 +699,72 @@ class InactiveOption(UserWarning):
     """An option was given that has no effect under the other settings."""
 
 
-def warn_inactive(why: str) -> None:
-    """Warn in one line. Commands print the line once, see `specsot_app.cli`."""
-    warnings.warn(why, InactiveOption, stacklevel=2)
+def warn_inactive(reason: str) -> None:
+    """Warn in one line that an option has no effect. Commands print the line once, see `specsot_app.cli`.
+
+    reason: the line, which names the option and why it has no effect.
+    """
+    warnings.warn(reason, InactiveOption, stacklevel=2)
 
 
 def made_of(kind: type[T], keywords: Mapping[str, Any], offer: Offer = ALL) -> T:
     """Return a settings dataclass from Python keywords, which are flags with underscores.
 
-    Texts are read as on a command line. Raises InvalidRequest for an unknown option or an invalid value.
+    Texts are read as on a command line.
+
+    kind: the dataclass.
+    keywords: the values by keyword. None counts as not given.
+    offer: which options are offered, and how they differ.
+
+    Raises InvalidRequest for an unknown option or an invalid value.
     """
     entries = {entry.keyword: entry for entry in entries_of(kind, offer)}
     values: dict[str, Any] = {}
     for name, given in keywords.items():
         entry = entries.get(name)
         if entry is None:
-            known = ", ".join(sorted(entries))
-            raise InvalidRequest(f"no option is called {name!r}; known: {known}", field=name)
+            known_names = ", ".join(sorted(entries))
+            raise InvalidRequest(f"no option is called {name!r}; known: {known_names}", field=name)
         if given is not None:
             values[entry.flag] = checked(entry, name, given)
     return build(kind, values, offer)
 
 
+# Words that other systems use for True and for False, in lower case.
 YES, NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
-def truth(given: Any) -> bool:
-    """Return the bool that True, "True", "yes" or 1 means, as in other systems. Raises ValueError."""
-    said = str(given).lower()
-    if said not in (*YES, *NO):
-        raise ValueError(f"{given!r} is not True or False")
-    return said in YES
+def truth(value: Any) -> bool:
+    """Return the bool that True, "True", "yes" or 1 means, as in other systems.
+
+    value: the value in another system's call. Raises ValueError for any other value.
+    """
+    word = str(value).lower()
+    if word not in (*YES, *NO):
+        raise ValueError(f"{value!r} is not True or False")
+    return word in YES
 
 
 def same(value: T) -> T:
-    """Return another system's value unchanged, because it has the same meaning."""
+    """Return another system's value unchanged, because it has the same meaning.
+
+    value: the value in another system's call.
+    """
     return value
 
 
 def checked(entry: Entry, name: str, given: Any) -> Any:
-    """Return the value of a Python keyword. Raises InvalidRequest, which names the keyword."""
+    """Return the value of a Python keyword.
+
+    entry: the option.
+    name: the keyword.
+    given: a text, which is read as on a command line, or another object.
+
+    Raises InvalidRequest, which names the keyword, for an invalid value.
+    """
     if entry.kind.choices and not entry.switch and given not in entry.kind.choices:
-        said = ", ".join(entry.kind.choices)
-        raise InvalidRequest(f"{name} must be one of {said}, got {given!r}", field=name)
+        choices = ", ".join(entry.kind.choices)
+        raise InvalidRequest(f"{name} must be one of {choices}, got {given!r}", field=name)
     if isinstance(given, (list, tuple)) and not entry.several:
         given = ",".join(map(str, given))
     if entry.option.kind is not None and isinstance(given, int | float):

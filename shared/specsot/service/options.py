@@ -69,10 +69,13 @@ class ServiceOptions:
 
         An address without a port is not checked; opening it fails later.
 
-        flag: the option that names the address. needs: the options that would secure it.
+        flag: the option that names the address, without dashes in front.
+        address: the address, or None, which is not checked.
+        needs: the options that would secure the address, for the error message.
+        secured: True if these options are given.
         """
-        open = address is not None and ":" in address and exposed(address)
-        if open and not secured and not self.insecure:
+        is_exposed = address is not None and ":" in address and exposed(address)
+        if is_exposed and not secured and not self.insecure:
             raise InvalidRequest(f"--{flag} {address} is open to other machines: give {needs}, or --insecure")
 
 
@@ -92,13 +95,15 @@ class MemberOptions:
 def check_member(service: ServiceOptions) -> None:
     """Check the service options of a worker or drafter, whose connections need certificates on both sides.
 
+    service: the service options of the process.
+
     Raises InvalidRequest for invalid options, ModelError if torch is missing.
     """
     require_torch()
     service.check()
     if service.tls != PLAIN and not service.tls.mutual:
         raise InvalidRequest(
-            "--tls-cert, --tls-key and --tls-ca go together: members show each other who they are"
+            "--tls-cert, --tls-key and --tls-ca must be given together, because members verify each other"
         )
     needs = "--tls-cert, --tls-key and --tls-ca"
     service.check_exposure("listen", service.listen, needs, service.tls.mutual)
@@ -159,6 +164,7 @@ class ModelOptions:
 
     @property
     def page_bytes(self) -> int:
+        """Bytes for KV pages: --kv-memory, else SERVICE_KV_MEMORY."""
         return SERVICE_KV_MEMORY if self.kv_memory is None else self.kv_memory
 
 
@@ -194,6 +200,7 @@ class DraftModelOptions(ModelOptions):
 
     @property
     def drafts(self) -> DrafterName:
+        """What drafts: --drafter, else "eagle" if there is a draft model, else "none"."""
         return self.drafter or ("none" if self.draft_model is None else "eagle")
 
     @property
@@ -207,6 +214,7 @@ class DraftModelOptions(ModelOptions):
 
     @property
     def drafter_dtype(self) -> Dtype:
+        """The type in which the drafter computes: that of the base model unless it has its own."""
         return self.draft_dtype or self.dtype
 
     @property
@@ -220,6 +228,7 @@ class DraftModelOptions(ModelOptions):
         return self.draft_quantization or ("int8" if packed else None)
 
 
+# What applies without --model, for --help.
 LENT = "from a worker that has it"
 # The options of a worker's and of a drafter's process. A fleet that starts such a process passes the same
 # flags.
@@ -241,13 +250,17 @@ OF_DRAFTER = Offer(
 
 
 def layers(text: str) -> Range:
-    """Return a layer range: "0:4" means the layers 0, 1, 2, 3. Raises ValueError for an invalid text."""
-    found = re.fullmatch(r"(\d+):(\d+)", text)
-    if found is None or int(found[1]) >= int(found[2]):
+    """Return a layer range: "0:4" means the layers 0, 1, 2, 3. Raises ValueError for an invalid text.
+
+    text: "first:last", with the number of the layer after the last one.
+    """
+    match = re.fullmatch(r"(\d+):(\d+)", text)
+    if match is None or int(match[1]) >= int(match[2]):
         raise ValueError(f"{text!r} is no layer range; write first:last, such as 0:4")
-    return Range(int(found[1]), int(found[2]))
+    return Range(int(match[1]), int(match[2]))
 
 
+# A layer range, such as 0:4.
 LAYERS = Kind("FIRST:LAST", layers)
 
 
@@ -255,16 +268,24 @@ def reachable(advertise: str | None, listen: str, port: int) -> str:
     """Return the address at which peers reach a service: --advertise, else the address on which it listens.
 
     If the service listens on all interfaces, the address has the machine's name as its host.
+
+    advertise: the value of --advertise, or None.
+    listen: the value of --listen, host:port or unix:path.
+    port: the port on which the service listens.
     """
     if advertise:
         return advertise
     if listen.startswith("unix:"):
         return listen
     host = listen.rpartition(":")[0]
-    everywhere = host in ("", "0.0.0.0", "[::]")
-    return f"{os.uname().nodename if everywhere else host}:{port}"
+    all_interfaces = host in ("", "0.0.0.0", "[::]")
+    return f"{os.uname().nodename if all_interfaces else host}:{port}"
 
 
 def name_of(name: str | None, address: str) -> str:
-    """Return a member's name: --name, else the file name of its unix socket, else its address."""
+    """Return a member's name: --name, else the file name of its unix socket, else its address.
+
+    name: the value of --name, or None.
+    address: the address where other members reach the member.
+    """
     return name or (address.rpartition("/")[2] if address.startswith("unix:") else address)

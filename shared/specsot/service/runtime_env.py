@@ -17,6 +17,7 @@ M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
 M_ARENA_MAX = -8
 
+# Environment variables that are set unless the environment has them already.
 _SETTINGS = {
     # A forward pass has dozens of short parallel sections. Threads that sleep between them, as with the
     # passive policy, double its time; threads that spin for long take cores from the next service.
@@ -44,6 +45,8 @@ def interruptible(program: Callable[[], int]) -> int:
     """Run a program and return its exit status. Ctrl-C ends the program silently, also while it imports.
 
     After the program, Python waits for threads; another Ctrl-C then ends the process at once.
+
+    program: returns the exit status. INTERRUPTED is returned if Ctrl-C ended it.
     """
     try:
         return program()
@@ -76,7 +79,7 @@ def open_standard_files() -> None:
 
 
 # The encoding and the error handler with which any bytes that were read can be written unchanged.
-WHOLE = "utf-8", "surrogateescape"
+LOSSLESS = "utf-8", "surrogateescape"
 
 
 def escape_unencodable() -> None:
@@ -86,7 +89,7 @@ def escape_unencodable() -> None:
     input that are no characters are read as lone surrogates, which requests reject with a clear error.
     """
     for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "backslashreplace")):
-        if isinstance(stream, TextIOWrapper) and (stream.encoding, stream.errors) != WHOLE:
+        if isinstance(stream, TextIOWrapper) and (stream.encoding, stream.errors) != LOSSLESS:
             stream.reconfigure(errors=errors)
 
 

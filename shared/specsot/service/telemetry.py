@@ -39,22 +39,27 @@ STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.
 
 
 class PolledCollector(Collector):
-    """Metrics that are computed when they are read. look: returns them."""
+    """A collector of metrics that are computed when they are read."""
 
-    def __init__(self, look: Callable[[], Iterable[Metric]]) -> None:
-        self._look = look
+    def __init__(self, read_metrics: Callable[[], Iterable[Metric]]) -> None:
+        """read_metrics: returns the present metrics. Called on the thread of the metrics server."""
+        self._read_metrics = read_metrics
 
     def collect(self) -> Iterable[Metric]:
-        return self._look()
+        """Return the present metrics."""
+        return self._read_metrics()
 
     def describe(self) -> Iterable[Metric]:
+        """Return nothing, so that registering the collector does not compute its metrics."""
         return ()
 
 
 def epoch_gauges(member: str, configuration: Configuration, free: int) -> Iterator[Metric]:
     """Yield the metrics of an epoch that workers and drafters have in common.
 
-    member: "worker" or "drafter". free: number of free KV pages.
+    member: "worker" or "drafter".
+    configuration: the epoch's configuration.
+    free: number of free KV pages.
     """
     for name, about, value in (
         ("epoch", "The epoch it takes part in", configuration.epoch),
@@ -71,18 +76,25 @@ class MetricsServer:
     """
 
     def __init__(self, server: WSGIServer, thread: Thread) -> None:
+        """server: the listening server.
+        thread: the thread in which the server runs.
+        """
         self._server = server
         self._thread = thread
         self.port = server.server_port
 
     def close(self) -> None:
+        """Stop the server, and wait for its thread."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
 
 def registry_of(service: str) -> CollectorRegistry:
-    """Return a registry with the metrics of every process: memory, cores, files, GPUs, version."""
+    """Return a registry with the metrics of every process: memory, cores, files, GPUs, version.
+
+    service: the value of `service` in the metric `specsot_build`.
+    """
     # The creation times of metrics would be a fourth of the page, and are of no use.
     disable_created_metrics()
     registry = CollectorRegistry()
@@ -92,6 +104,10 @@ def registry_of(service: str) -> CollectorRegistry:
 
 
 def version_of(service: str) -> Metric:
+    """Return the metric `specsot_build`, whose labels are the service and its version.
+
+    service: name of the service.
+    """
     return InfoMetricFamily("specsot_build", "What runs here", {"service": service, "version": __version__})
 
 
@@ -111,8 +127,10 @@ def gpu_families() -> Iterator[Metric]:
 
 
 def open_metrics_server(listen: str, registry: CollectorRegistry, tls: Tls = PLAIN) -> MetricsServer:
-    """Serve a registry at host:port.
+    """Serve a registry at host:port, in a thread of its own.
 
+    listen: the address. With port 0, any free port is used.
+    registry: the metrics.
     tls: certificate of the server. If it includes a CA, clients need a certificate of that CA.
 
     Raises Unavailable if the address is not available, InvalidRequest if TLS files are invalid.
@@ -128,8 +146,8 @@ def open_metrics_server(listen: str, registry: CollectorRegistry, tls: Tls = PLA
         # The handshake runs in each connection's own thread, so that a client that stalls delays no other.
         server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     # Seconds between two checks whether to stop. Untuned.
-    looks = 0.1
-    thread = Thread(target=server.serve_forever, args=(looks,), name="figures", daemon=True)
+    check_seconds = 0.1
+    thread = Thread(target=server.serve_forever, args=(check_seconds,), name="metrics", daemon=True)
     thread.start()
     return MetricsServer(server, thread)
 
@@ -139,9 +157,16 @@ def _page(registry: CollectorRegistry) -> WSGIApplication:
 
     In the OpenMetrics format, the library replaces colons in names by underscores for clients that do not ask
     for UTF-8, such as Prometheus 2.
+
+    registry: the metrics.
     """
 
     def answer(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        """Return the page of the metrics, whatever was requested.
+
+        environ: the request. Not needed.
+        start: sends the status and the headers.
+        """
         start("200 OK", [("Content-Type", CONTENT_TYPE_PLAIN_0_0_4)])
         return [generate_latest(registry)]
 
@@ -149,13 +174,22 @@ def _page(registry: CollectorRegistry) -> WSGIApplication:
 
 
 def _server_at(host: str) -> type[ThreadingWSGIServer]:
+    """Return a server class for the address family of a host.
+
+    host: a host name or an IP address.
+    """
+
     class Server(ThreadingWSGIServer):
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
     return Server
 
 
-def _cut(connection: socket.socket) -> None:
+def _shut_down(connection: socket.socket) -> None:
+    """End a connection in both directions. Does nothing if it is closed already.
+
+    connection: the connection of one request.
+    """
     # The connection may be closed already.
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
@@ -166,7 +200,7 @@ class _Quiet(WSGIRequestHandler):
 
     def handle(self) -> None:
         """Handle a request. The connection is cut after READER_SECONDS, handshake and reading included."""
-        limit = Timer(READER_SECONDS, _cut, (self.connection,))
+        limit = Timer(READER_SECONDS, _shut_down, (self.connection,))
         limit.daemon = True
         limit.start()
         try:
@@ -176,7 +210,12 @@ class _Quiet(WSGIRequestHandler):
         finally:
             limit.cancel()
 
-    def log_message(self, format: str, *args: object) -> None: ...
+    def log_message(self, format: str, *args: object) -> None:
+        """Write no line about a request.
+
+        format, args: the line that would be written.
+        """
+        ...
 
 
 log = structlog.get_logger()
@@ -201,7 +240,11 @@ class Observation:
 
 @contextmanager
 def observed(service: str, options: ServiceOptions) -> Generator[Observation]:
-    """A context in which a service's metrics are served, if an address is given, and spans are collected.
+    """Return a context in which a service's metrics are served, if an address is given, and spans are
+    collected.
+
+    service: name of the service, in metrics and spans.
+    options: the service's options, which name the address of the metrics.
 
     Raises InvalidRequest if TLS files are invalid, Unavailable if the address is not available.
     """
@@ -213,7 +256,9 @@ def observed(service: str, options: ServiceOptions) -> Generator[Observation]:
     endpoint = open_metrics_server(options.metrics, registry, options.tls)
     scheme = "http" if options.tls.cert is None else "https"
     log.info(
-        "figures", service=service, at=f"{scheme}://{reachable(None, options.metrics, endpoint.port)}/metrics"
+        "metrics served",
+        service=service,
+        at=f"{scheme}://{reachable(None, options.metrics, endpoint.port)}/metrics",
     )
     try:
         yield Observation(registry, tracer)
@@ -241,18 +286,19 @@ class Gpu:
 
 def read_gpus() -> list[Gpu]:
     """Return the state of all GPUs; empty if there are none or if they cannot be read."""
-    if not _ready():
+    if not _nvml_ready():
         return []
     import pynvml
 
     try:
-        return [_read(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return [_read_gpu(index) for index in range(pynvml.nvmlDeviceGetCount())]
     except pynvml.NVMLError:
         return []
 
 
 @cache
-def _ready() -> bool:
+def _nvml_ready() -> bool:
+    """Return whether NVIDIA's library can be used. It is loaded at the first call."""
     try:
         import pynvml
 
@@ -262,7 +308,11 @@ def _ready() -> bool:
     return True
 
 
-def _read(index: int) -> Gpu:
+def _read_gpu(index: int) -> Gpu:
+    """Return the state of one GPU. Raises pynvml.NVMLError if it cannot be read.
+
+    index: number of the GPU.
+    """
     import pynvml
 
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)

@@ -1,7 +1,7 @@
-"""Spans by OpenTelemetry's SDK, handed to an exporter in the background.
+"""Spans that OpenTelemetry's SDK collects and exports in the background.
 
-What the SDK reads of the environment (sampling, limits, resource attributes, batches) holds as its
-documents say.
+The environment variables that the SDK reads (sampling, limits, resource attributes, batches) have the effect
+that its documents describe.
 """
 
 from __future__ import annotations
@@ -26,41 +26,67 @@ from specsot._version import __version__
 from specsot.tracing import About, Span, Tracer
 
 
-def collect(service: str, exporter: SpanExporter, at_once: bool = False) -> Tracer:
-    """A tracer of one service. at_once: spans are exported as they end (tests); else in batches."""
+def collect(service: str, exporter: SpanExporter, immediate: bool = False) -> Tracer:
+    """Return the tracer of one service, whose spans are exported.
+
+    service: the value of `service.name` in the exported spans.
+    exporter: sends the spans to a collector.
+    immediate: True to export each span as it ends, for tests; otherwise spans are exported in batches.
+    """
     provider = TracerProvider(
         resource=Resource.create({"service.name": service, "service.version": __version__})
     )
-    provider.add_span_processor(SimpleSpanProcessor(exporter) if at_once else BatchSpanProcessor(exporter))
+    provider.add_span_processor(SimpleSpanProcessor(exporter) if immediate else BatchSpanProcessor(exporter))
     return Collecting(provider.get_tracer("specsot", __version__))
 
 
 class Collecting(Tracer):
+    """A tracer whose spans are collected."""
+
     on = True
 
     def __init__(self, tracer: SdkTracer) -> None:
+        """tracer: the SDK's tracer, which creates the spans."""
         self._tracer = tracer
 
     def begin(
-        self, name: str, within: str | None = None, beside: Iterable[str] = (), about: About | None = None
+        self, name: str, parent: str | None = None, linked: Iterable[str] = (), about: About | None = None
     ) -> Span:
-        context = set_span_in_context(NonRecordingSpan(_read(within))) if within else None
-        links = [Link(_read(other)) for other in beside]
+        """Start a span that is collected.
+
+        name: name of the span.
+        parent: the context of the span within which this one runs. None starts a new trace.
+        linked: contexts of related spans, which become links.
+        about: attributes of the span, or None.
+        """
+        context = set_span_in_context(NonRecordingSpan(_read(parent))) if parent else None
+        links = [Link(_read(link)) for link in linked]
         return Collected(self._tracer.start_span(name, context, attributes=about, links=links))
 
 
 class Collected(Span):
-    """One span. `context` says whether it is sampled."""
+    """One collected span. The flags of its `context` say whether it is sampled."""
 
     def __init__(self, span: SdkSpan) -> None:
+        """span: the SDK's span, which has been started."""
         self._span = span
-        its = span.get_span_context()
-        self.context = f"00-{its.trace_id:032x}-{its.span_id:016x}-{its.trace_flags:02x}"
+        ids = span.get_span_context()
+        self.context = f"00-{ids.trace_id:032x}-{ids.span_id:016x}-{ids.trace_flags:02x}"
 
     def note(self, event: str, about: About | None = None) -> None:
+        """Add an event to the span, at the present time.
+
+        event: name of the event.
+        about: attributes of the event, or None.
+        """
         self._span.add_event(event, about)
 
     def end(self, about: About | None = None, error: BaseException | str | None = None) -> None:
+        """End the span, with the status ERROR if there is an error.
+
+        about: attributes to add to the span, or None.
+        error: the error, or the name of its kind, which becomes the attribute `error.type`; None on success.
+        """
         self._span.set_attributes(about or {})
         if error is not None:
             kind = error if isinstance(error, str) else type(error).__name__
@@ -70,5 +96,9 @@ class Collected(Span):
 
 
 def _read(context: str) -> SpanContext:
+    """Return the SDK's form of a context.
+
+    context: a valid context in the format of `traceparent`.
+    """
     _, trace, span, flags = context.split("-")
     return SpanContext(int(trace, 16), int(span, 16), is_remote=True, trace_flags=TraceFlags(int(flags, 16)))

@@ -1,4 +1,4 @@
-"""Starts OpenTelemetry where the standard variables ask for it; elsewhere nothing is even imported."""
+"""Starts OpenTelemetry if its standard variables ask for it. Otherwise OpenTelemetry is not even imported."""
 
 from __future__ import annotations
 
@@ -10,14 +10,23 @@ from typing import Any
 from specsot.errors import InvalidRequest
 from specsot.tracing import OFF, Tracer
 
+# Variables that name the address of a collector. Any of them turns tracing on.
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+# Variables that name the protocol to a collector; the first that is set applies.
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+# Name of the exporter's entry point, by protocol.
 OTLP = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
 
 
 def start_tracing(service: str, environment: Mapping[str, str] = os.environ) -> Tracer:
-    """OpenTelemetry where its standard variables name an endpoint or an exporter; elsewhere nothing is even
-    imported. Raises InvalidRequest for an exporter that is not installed.
+    """Return the tracer that OpenTelemetry's standard variables ask for.
+
+    Returns `OFF`, which records nothing, if they name neither an endpoint nor an exporter. Raises
+    InvalidRequest for an exporter that is not installed.
+
+    service: name of the service; spans are exported for "specsot-" and this name unless OTEL_SERVICE_NAME is
+        set.
+    environment: the environment variables.
     """
     name = exporter_of(environment)
     if name is None:
@@ -29,10 +38,13 @@ def start_tracing(service: str, environment: Mapping[str, str] = os.environ) -> 
 
 
 def exporter_of(environment: Mapping[str, str]) -> str | None:
-    """The exporter that the variables ask for, by OpenTelemetry's own name, or None."""
+    """Return the name of the exporter's entry point that the variables ask for, or None if tracing is off.
+
+    environment: the environment variables.
+    """
     named = environment.get("OTEL_TRACES_EXPORTER", "")
-    wanted = bool(named) or any(environment.get(name) for name in ENDPOINTS)
-    if not wanted or named == "none" or environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
+    requested = bool(named) or any(environment.get(name) for name in ENDPOINTS)
+    if not requested or named == "none" or environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
     if named not in ("", "otlp"):
         return named
@@ -41,8 +53,12 @@ def exporter_of(environment: Mapping[str, str]) -> str | None:
 
 
 def _find(name: str) -> Any:
-    found = next(iter(entry_points(group="opentelemetry_traces_exporter", name=name)), None)
-    if found is None:
+    """Return the class of an installed exporter. Raises InvalidRequest if it is not installed.
+
+    name: name of the exporter's entry point, such as "otlp_proto_grpc".
+    """
+    entry = next(iter(entry_points(group="opentelemetry_traces_exporter", name=name)), None)
+    if entry is None:
         hint = "; pip install 'specsot[observe]'" if name == OTLP["grpc"] else ""
-        raise InvalidRequest(f"no exporter of traces named {name} is installed{hint}", "OTEL_TRACES_EXPORTER")
-    return found.load()
+        raise InvalidRequest(f"the exporter of traces {name} is not installed{hint}", "OTEL_TRACES_EXPORTER")
+    return entry.load()

@@ -27,14 +27,14 @@ RING_BYTES = 256 << 20
 # Bytes. Bounds a call's metadata: a token, a trace context, an id. Untuned.
 METADATA_BYTES = 16 << 10
 # Calls. Bounds the concurrent calls of one connection between members. Untuned.
-MOST_STREAMS = 1024
+MAX_STREAMS = 1024
 # Calls. Bounds the concurrent calls of a client's connection, each of which may send a message of
 # PUBLIC_BYTES.
 CLIENT_STREAMS = 100
 # Bytes. Bounds the messages of all clients' running calls to 32 of the largest. Untuned.
 HELD_BYTES = 256 << 20
 # Seconds. Bounds the handshake of a new connection. Untuned.
-HANDSHAKE = 15.0
+HANDSHAKE_SECONDS = 15.0
 
 StreamCall = grpc.aio.StreamStreamCall[Any, Any] | grpc.aio.StreamUnaryCall[Any, Any]
 Options = list[tuple[str, int | str]]
@@ -81,8 +81,8 @@ class Terms:
     channelz: bool = False
     tls: Tls = PLAIN
     tokens: Tokens | None = None
-    handshake: float = HANDSHAKE
-    streams: int = MOST_STREAMS
+    handshake: float = HANDSHAKE_SECONDS
+    streams: int = MAX_STREAMS
     held: int | None = None
 
     @property
@@ -97,13 +97,15 @@ class Terms:
 
 
 def server_options(terms: Terms) -> Options:
-    """Return the options of a server.
+    """Return the gRPC options of a server, as (name, value).
 
     SO_REUSEPORT is off, so that a second server on the same port fails instead of getting some of the calls.
+
+    terms: the limits and the access rules of the server.
     """
     return [
-        *_sizes(terms.largest),
-        *_alive(terms.keepalive),
+        *_size_options(terms.largest),
+        *_ping_options(terms.keepalive),
         ("grpc.max_metadata_size", METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", METADATA_BYTES),
         ("grpc.max_concurrent_streams", terms.streams),
@@ -115,18 +117,19 @@ def server_options(terms: Terms) -> Options:
 
 
 def channel_options(largest: int, name: str | None = None, keepalive: Keepalive = LINK) -> Options:
-    """Return the options of a channel, which uses no proxy.
+    """Return the gRPC options of a channel, as (name, value). The channel uses no proxy.
 
     A channel shares no connection with others, so that a link to a restarted peer does not wait for an
     earlier link's backoff.
 
-    largest: bytes of one message.
+    largest: bytes of the largest message in either direction.
     name: the name that the peer's certificate must have, if it is not the dialed host.
+    keepalive: when a silent connection counts as broken.
     """
     return [
         *([("grpc.ssl_target_name_override", name)] if name else []),
-        *_sizes(largest),
-        *_alive(keepalive),
+        *_size_options(largest),
+        *_ping_options(keepalive),
         ("grpc.enable_http_proxy", 0),
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_retries", 0),
@@ -136,11 +139,13 @@ def channel_options(largest: int, name: str | None = None, keepalive: Keepalive 
     ]
 
 
-def _alive(keepalive: Keepalive) -> Options:
+def _ping_options(keepalive: Keepalive) -> Options:
     """Return the options of pings.
 
     A frozen peer whose operating system still acknowledges bytes is noticed only because of
     `ping_timeout_ms`, and only if `max_pings_without_data` is 0. `keepalive_timeout_ms` is a timeout of TCP.
+
+    keepalive: the intervals, in seconds.
     """
     return [
         ("grpc.keepalive_time_ms", int(keepalive.every * 1000)),
@@ -151,7 +156,11 @@ def _alive(keepalive: Keepalive) -> Options:
     ]
 
 
-def _sizes(largest: int) -> Options:
+def _size_options(largest: int) -> Options:
+    """Return the options of message sizes.
+
+    largest: bytes of the largest message in either direction.
+    """
     return [("grpc.max_receive_message_length", largest), ("grpc.max_send_message_length", largest)]
 
 
@@ -168,7 +177,11 @@ def open_channel(
 ) -> grpc.aio.Channel:
     """Return a channel that has not connected yet. Raises InvalidRequest if TLS files are invalid.
 
-    name: see `channel_options`.
+    address: the peer's address, host:port or unix:path.
+    largest: bytes of the largest message in either direction.
+    tls: the TLS files; with a CA, the channel uses TLS.
+    name: with TLS, the name that the peer's certificate must have. None: the dialed host.
+    keepalive: when a silent connection counts as broken.
     """
     credentials = channel_credentials(tls)
     options = channel_options(largest, name if credentials else None, keepalive)
@@ -179,7 +192,7 @@ def open_channel(
 
 async def reach(
     address: str,
-    patience: float = DIAL_SECONDS,
+    timeout_seconds: float = DIAL_SECONDS,
     largest: int = RING_BYTES,
     tls: Tls = PLAIN,
     name: str | None = None,
@@ -187,17 +200,23 @@ async def reach(
 ) -> grpc.aio.Channel:
     """Return a connected channel.
 
-    patience: seconds to wait. A peer that loads its layers may need some for the handshake.
+    address: the peer's address, host:port or unix:path.
+    timeout_seconds: seconds to wait. A peer that loads its layers may need some for the handshake.
+    largest: bytes of the largest message in either direction.
+    tls: the TLS files; with a CA, the channel uses TLS.
+    name: with TLS, the name that the peer's certificate must have. None: the dialed host.
+    keepalive: when a silent connection counts as broken.
 
-    Raises Unavailable if the peer refuses the connection or does not answer in time.
+    Raises Unavailable if the peer refuses the connection or does not answer in time, InvalidRequest if TLS
+    files are invalid.
     """
     channel = open_channel(address, largest, tls, name, keepalive)
     try:
-        async with asyncio.timeout(patience):
+        async with asyncio.timeout(timeout_seconds):
             await _connected(channel, address)
     except TimeoutError:
         await channel.close()
-        raise Unavailable(f"nobody answered at {address} within {patience:g} s") from None
+        raise Unavailable(f"nobody answered at {address} within {timeout_seconds:g} s") from None
     except BaseException:
         await channel.close()
         raise
@@ -206,29 +225,38 @@ async def reach(
 
 @contextlib.asynccontextmanager
 async def greeting(
-    call: StreamCall, word: bytes, silent: str, patience: float = DIAL_SECONDS
+    call: StreamCall, first_message: bytes, timeout_message: str, timeout_seconds: float = DIAL_SECONDS
 ) -> AsyncGenerator[None]:
-    """Write the first message of a stream; the answer must be awaited within this context.
+    """Return a context manager that writes the first message of a stream; the answer must be awaited within
+    it.
 
-    word: the message.
-    silent: the message of the error if no answer arrives in time.
+    call: the stream, to which nothing was written yet.
+    first_message: the encoded message.
+    timeout_message: the message of the error if no answer arrives in time.
+    timeout_seconds: seconds to wait for the answer.
 
-    Raises the error that the peer raised, and Unavailable if no answer arrives within `patience` seconds.
+    Raises the error that the peer raised, and Unavailable if no answer arrives in time.
     """
     try:
-        async with asyncio.timeout(patience):
+        async with asyncio.timeout(timeout_seconds):
             # The peer may have ended the stream before the message is written.
             with contextlib.suppress(asyncio.InvalidStateError):
-                await call.write(word)
+                await call.write(first_message)
             yield
     except TimeoutError:
         call.cancel()
-        raise Unavailable(silent) from None
+        raise Unavailable(timeout_message) from None
     except AioRpcError as failure:
         raise error_of(failure) from None
 
 
 async def _connected(channel: grpc.aio.Channel, address: str) -> None:
+    """Wait until a channel is connected. Raises Unavailable, with the reason, if the peer refuses the
+    connection.
+
+    channel: the channel.
+    address: the peer's address, for the error message.
+    """
     state = channel.get_state(try_to_connect=True)
     while state is not State.READY:
         if state in (State.TRANSIENT_FAILURE, State.SHUTDOWN):
@@ -247,6 +275,8 @@ async def _reason(channel: grpc.aio.Channel) -> str:
     """Return why a channel does not connect.
 
     gRPC tells the reason only to a call, and a call on such a channel fails at once.
+
+    channel: a channel that failed to connect.
     """
     try:
         await channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=1)
@@ -262,17 +292,21 @@ def server_credentials(tls: Tls) -> grpc.ServerCredentials | None:
     """Return a server's credentials, or None without TLS. Raises InvalidRequest if the files are invalid.
 
     Changed files apply from the next connection on.
+
+    tls: the paths of the files.
     """
     if tls.cert is None:
         return None
-    fresh = WatchedFiles(tls.paths, lambda: _configuration(tls))
-    return grpc.dynamic_ssl_server_credentials(fresh.value(), fresh.value, tls.ca is not None)
+    configuration = WatchedFiles(tls.paths, lambda: _configuration(tls))
+    return grpc.dynamic_ssl_server_credentials(configuration.value(), configuration.value, tls.ca is not None)
 
 
 def channel_credentials(tls: Tls) -> grpc.ChannelCredentials | None:
     """Return a channel's credentials, or None without TLS. Raises InvalidRequest if the files are invalid.
 
     The files are read for every channel.
+
+    tls: the paths of the files.
     """
     if tls.ca is None:
         return None
@@ -282,30 +316,44 @@ def channel_credentials(tls: Tls) -> grpc.ChannelCredentials | None:
 
 
 def names_of(context: Any) -> frozenset[str] | None:
-    """Return the names in a peer's certificate, or None if the server needs no certificates."""
-    known = context.auth_context()
-    if "x509_pem_cert" not in known:
+    """Return the names in a peer's certificate, or None if the server needs no certificates.
+
+    context: context of the peer's call.
+    """
+    properties = context.auth_context()
+    if "x509_pem_cert" not in properties:
         return None
-    return frozenset(name.decode(errors="replace") for name in known.get("peer_dns", ()))
+    return frozenset(name.decode(errors="replace") for name in properties.get("peer_dns", ()))
 
 
-def check_role(names: frozenset[str] | None, who: str, *roles: Role) -> None:
-    """Raise Refused if a peer's certificate, which has these names, is for none of the roles.
+def check_role(names: frozenset[str] | None, peer: str, *roles: Role) -> None:
+    """Raise Refused if a peer's certificate is for none of the roles.
 
-    names: None if no certificates are needed; then every role is allowed.
+    names: names in the certificate. None if no certificates are needed; then every role is allowed.
+    peer: the peer's name, for the error message.
+    roles: the roles of which the certificate must name one.
     """
     if names is not None and names.isdisjoint(roles):
-        shown = ", ".join(sorted(names)) or "nobody"
-        raise Refused(f"{who} shows a certificate for {shown}; {' or '.join(roles)} is needed")
+        names_text = ", ".join(sorted(names)) or "no name"
+        raise Refused(f"{peer} shows a certificate for {names_text}; {' or '.join(roles)} is needed")
 
 
 def _configuration(tls: Tls) -> Any:
+    """Return the server's certificates as they are in the files now.
+
+    tls: the paths of the files.
+    """
     pems = read_pems(tls)
     return grpc.ssl_server_certificate_configuration([pems.pair] if pems.pair else [], pems.ca)
 
 
 def probe(address: str, service: str = "", timeout: float = 2.0, tls: Tls = PLAIN) -> str:
     """Return the health of a service: "SERVING", "NOT_SERVING", or in words why there is no such answer.
+
+    address: the server's address, host:port or unix:path.
+    service: full name of the service. Empty: the server as a whole.
+    timeout: seconds to wait for the answer.
+    tls: the TLS files; with a CA, the channel uses TLS.
 
     Raises InvalidRequest if TLS files are invalid.
     """
@@ -320,6 +368,11 @@ def probe(address: str, service: str = "", timeout: float = 2.0, tls: Tls = PLAI
 
 
 def _channel(address: str, tls: Tls) -> grpc.Channel:
+    """Return a blocking channel, for a single call.
+
+    address: the server's address.
+    tls: the TLS files; with a CA, the channel uses TLS.
+    """
     credentials = channel_credentials(tls)
     options = channel_options(PUBLIC_BYTES)
     if credentials is None:
@@ -328,6 +381,12 @@ def _channel(address: str, tls: Tls) -> grpc.Channel:
 
 
 def _in_words(failure: grpc.RpcError, service: str, address: str) -> str:
+    """Return in words why a health check got no answer.
+
+    failure: the error that grpc raised.
+    service: full name of the service that was asked for.
+    address: the server's address.
+    """
     why = _why(address, failure.details() or "") if isinstance(failure, grpc.Call) else ""
     code = failure.code() if isinstance(failure, grpc.Call) else grpc.StatusCode.UNKNOWN
     words = {
@@ -340,6 +399,7 @@ def _in_words(failure: grpc.RpcError, service: str, address: str) -> str:
 
 
 _NO_ADDRESS = "it is no HOST:PORT"
+# What a part of gRPC's description of a failure means, in words for users.
 _WORDS = {
     "certificate has expired": "its certificate has expired",
     "CERTIFICATE_VERIFY_FAILED": "its certificate is not vouched for by --tls-ca",
@@ -355,11 +415,17 @@ _WORDS = {
 def _why(address: str, details: str) -> str:
     """Return the reason of a failure in words. An address without a port is named, because gRPC uses port
     443.
+
+    address: the address that was dialed.
+    details: gRPC's description of the failure.
     """
     named = address.startswith("unix:") or address.rpartition(":")[2].isdecimal()
     return failure_in_words(details) if named else f" ({_NO_ADDRESS})"
 
 
 def failure_in_words(details: str) -> str:
-    """Return " (reason)" for gRPC's details of a failure, or "" if they only say that the peer is absent."""
+    """Return " (reason)" for gRPC's details of a failure, or "" if they only say that the peer is absent.
+
+    details: gRPC's description of the failure.
+    """
     return next((f" ({words})" for said, words in _WORDS.items() if said in details), "")

@@ -21,27 +21,37 @@ from specsot.v1 import master_pb2, master_pb2_grpc
 
 
 async def connect(
-    address: str, patience: float = DIAL_SECONDS, tls: Tls = PLAIN, token: str | None = None
+    address: str, timeout_seconds: float = DIAL_SECONDS, tls: Tls = PLAIN, token: str | None = None
 ) -> MasterClient:
     """Connect to a master.
 
+    address: the master's address, host:port or unix:path.
+    timeout_seconds: seconds to wait for the connection.
+    tls: the TLS files; with a CA, the connection uses TLS.
     token: the bearer token to send, or None. It is never sent to another machine without TLS.
 
     Raises Unavailable if the master cannot be reached, InvalidRequest if TLS files are invalid or if a token
     would be sent without TLS.
     """
     if token is not None and tls.ca is None and exposed(address):
-        raise InvalidRequest(f"a token would travel to {address} in the clear: give --tls-ca", field="tls_ca")
-    return MasterClient(await reach(address, patience, PUBLIC_BYTES, tls, keepalive=Keepalive()), token)
+        raise InvalidRequest(
+            f"the token would be sent to {address} unencrypted: give --tls-ca", field="tls_ca"
+        )
+    return MasterClient(
+        await reach(address, timeout_seconds, PUBLIC_BYTES, tls, keepalive=Keepalive()), token
+    )
 
 
 class MasterClient:
     """Sends any number of requests over one channel. All methods raise the errors that the master raised."""
 
     def __init__(self, channel: grpc.aio.Channel, token: str | None = None) -> None:
+        """channel: a connected channel, which `close` closes.
+        token: the bearer token to send with every call, or None.
+        """
         self._channel = channel
         self._master = master_pb2_grpc.MasterStub(channel)
-        self._shown = () if token is None else (("authorization", f"Bearer {token}"),)
+        self._metadata = () if token is None else (("authorization", f"Bearer {token}"),)
 
     def generate(
         self, ask: Ask, request_id: str = "", timeout: float | None = None
@@ -52,13 +62,21 @@ class MasterClient:
 
         request_id: id of the request. Empty: the master chooses one.
         timeout: seconds that the request may take. None: no limit.
+        ask: the request.
         """
         return self._read(encode_ask(ask, request_id), timeout)
 
     async def _read(
         self, request: master_pb2.GenerateRequest, timeout: float | None
     ) -> AsyncIterator[Numbered]:
-        call = self._master.Generate(request, timeout=timeout, metadata=(*self._shown, *outgoing()))
+        """Send a request and yield its events.
+
+        request: the encoded request.
+        timeout: seconds that the request may take. None: no limit.
+
+        Raises the error that the master raised, and Unavailable if the stream ends without `Finished`.
+        """
+        call = self._master.Generate(request, timeout=timeout, metadata=(*self._metadata, *trace_metadata()))
         last = None
         try:
             with peer_errors():
@@ -71,32 +89,40 @@ class MasterClient:
             raise Unavailable("the master ended the stream before the request was finished")
 
     async def cancel(self, request: str) -> bool:
-        """Cancel a request. Return whether it was running."""
-        wanted = master_pb2.CancelRequest(request_id=request)
+        """Cancel a request. Return whether it was running.
+
+        request: id of the request. Returns False for an unknown id.
+        """
+        message = master_pb2.CancelRequest(request_id=request)
         with peer_errors():
-            return (await self._master.Cancel(wanted, metadata=self._shown)).cancelled
+            return (await self._master.Cancel(message, metadata=self._metadata)).cancelled
 
     async def info(self) -> Info:
         """Return the state of the master."""
         with peer_errors():
-            response = await self._master.GetInfo(master_pb2.GetInfoRequest(), metadata=self._shown)
+            response = await self._master.GetInfo(master_pb2.GetInfoRequest(), metadata=self._metadata)
         return decode_info(response)
 
     async def rebalance(self) -> Rebalanced:
-        """Distribute the layers anew. While requests run, this waits until their KV rows are migrated.
+        """Distribute the layers anew, and return the distribution. While requests run, this waits until their
+        KV rows are migrated.
 
-        The new epoch may not be complete yet when this returns. Raises Unavailable, Refused.
+        The new epoch may not be complete yet when this returns. Raises Unavailable if there is no complete
+        ring, and Refused if the layers cannot be distributed anew.
         """
         with peer_errors():
-            response = await self._master.Rebalance(master_pb2.RebalanceRequest(), metadata=self._shown)
+            response = await self._master.Rebalance(master_pb2.RebalanceRequest(), metadata=self._metadata)
         return decode_rebalanced(response)
 
     async def close(self) -> None:
+        """Close the channel; requests that still run are cancelled."""
         await self._channel.close()
 
 
-def outgoing() -> tuple[tuple[str, str], ...]:
-    """Return a call's metadata: the trace context of the calling program, if it uses OpenTelemetry."""
+def trace_metadata() -> tuple[tuple[str, str], ...]:
+    """Return a call's metadata: the trace context of the calling program, or nothing if it does not use
+    OpenTelemetry.
+    """
     api = sys.modules.get("opentelemetry.propagate")
     carrier: dict[str, str] = {}
     if api is not None:

@@ -34,6 +34,7 @@ from specsot.transport.unix_links import UnixHost, UnixWire, is_local_socket, re
 from specsot.transport.wires import Wire
 from specsot.v1 import ring_pb2, ring_pb2_grpc
 
+# The service of every member, under which its links are opened.
 SERVICE = "specsot.v1.Ring"
 # The service under which a member is listed and reports its health, in addition to SERVICE.
 ROLE_SERVICES: Mapping[Kind, str] = {"worker": "specsot.v1.Worker", "drafter": "specsot.v1.Drafter"}
@@ -47,6 +48,9 @@ class GrpcWire(Wire):
     """The sending side of one `Ring.Carry` stream as a `Wire`."""
 
     def __init__(self, channel: grpc.aio.Channel, call: _Call) -> None:
+        """channel: the channel of the call, which `hang_up` closes.
+        call: the open stream, whose hello was answered.
+        """
         self._channel = channel
         self._call = call
         self._over = asyncio.Event()
@@ -54,6 +58,10 @@ class GrpcWire(Wire):
         call.add_done_callback(lambda _: self._over.set())
 
     async def write(self, data: bytes) -> None:
+        """Write one message to the stream. Raises Unavailable if the stream has ended.
+
+        data: the bytes of one CarryRequest.
+        """
         async with self._writing:
             try:
                 await self._call.write(data)
@@ -61,10 +69,12 @@ class GrpcWire(Wire):
                 raise Unavailable("the stream has ended") from None
 
     async def finish(self) -> None:
+        """End this direction of the stream; does nothing if the stream has ended."""
         with contextlib.suppress(AioRpcError, asyncio.InvalidStateError):
             await self._call.done_writing()
 
     async def wait_closed(self) -> None:
+        """Wait until the stream has ended and its last write has returned."""
         await self._over.wait()
         # gRPC may report the result of the last write only after the stream's end, so wait for that write
         # too.
@@ -72,6 +82,7 @@ class GrpcWire(Wire):
             pass
 
     async def hang_up(self) -> None:
+        """Close the channel, and so the stream."""
         await self._channel.close()
 
 
@@ -82,19 +93,28 @@ class GrpcDialer:
     """
 
     def __init__(
-        self, sender: str, inbox: Inbox | None = None, patience: float = DIAL_SECONDS, tls: Tls = PLAIN
+        self, sender: str, inbox: Inbox | None = None, timeout_seconds: float = DIAL_SECONDS, tls: Tls = PLAIN
     ) -> None:
+        """sender: name of the dialing member.
+        inbox: where `Lost` is put if a link breaks. None: the loss is not reported.
+        timeout_seconds: seconds to wait for a connection, and for the answer to a hello.
+        tls: the TLS files of the dialing member.
+        """
         self._sender = sender
         self._inbox = inbox
-        self._patience = patience
+        self._timeout_seconds = timeout_seconds
         self._tls = tls
 
     async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> SendingEnd:
-        """See `Dialer.dial`.
+        """Open a link to a member over gRPC, or over a unix socket if the member offers one on this machine.
+
+        address: the member's address.
+        epoch: number of the epoch to which the link belongs.
+        kind: what the member must be.
 
         Raises Unavailable if the peer cannot be reached, Refused if it has another protocol version.
         """
-        channel = await reach(address, self._patience, tls=self._tls, name=kind)
+        channel = await reach(address, self._timeout_seconds, tls=self._tls, name=kind)
         try:
             if is_local_socket(address) and (nearby := await self._connect(channel, address, epoch)):
                 await channel.close()
@@ -112,21 +132,33 @@ class GrpcDialer:
 
         Returns None if the peer offers no socket to this member; if the peer rejects the member, the stream
         that is opened next reports why.
+
+        channel: a connected channel to the peer.
+        address: the peer's address, which serves as its name if it does not tell one.
+        epoch: number of the epoch to which the link belongs.
         """
         request = ring_pb2.MeetRequest(hello=hello_of(self._sender, epoch), nearby=True)
         with contextlib.suppress(SpecsotError):
-            response = await _meet(channel, request, self._patience)
+            response = await _meet(channel, request, self._timeout_seconds)
             if wire := await reach_nearby(response.socket):
                 return wire, response.name or address
         return None
 
     async def _greet(self, channel: grpc.aio.Channel, address: str, epoch: int) -> tuple[_Call, str]:
+        """Open a stream and send the hello. Return the stream and the peer's name.
+
+        channel: a connected channel to the peer.
+        address: the peer's address, which serves as its name if it does not tell one.
+        epoch: number of the epoch to which the link belongs.
+
+        Raises the error with which the peer rejects the hello, and Unavailable if it does not answer in time.
+        """
         carry = channel.stream_unary(
             f"/{SERVICE}/Carry", response_deserializer=ring_pb2.CarryResponse.FromString
         )
         call: _Call = carry()
         hello = ring_pb2.CarryRequest(hello=hello_of(self._sender, epoch)).SerializeToString()
-        async with greeting(call, hello, f"{address} does not answer a hello", self._patience):
+        async with greeting(call, hello, f"{address} does not answer a hello", self._timeout_seconds):
             metadata = dict(await call.initial_metadata())
             if NAME_KEY not in metadata:
                 await call  # The peer rejected the hello; this raises its error.
@@ -144,8 +176,8 @@ class RingService(ring_pb2_grpc.RingServicer):
         rows: RowsHost | None = None,
         nearby: bool = False,
     ) -> None:
-        """name: name of this member.
-
+        """inbox: where received messages are put.
+        name: name of this member.
         host: receives links that other sockets carry, or None if there are none.
         rows: receives hidden states by separate channels, or None if there are none.
         nearby: True if members of this machine are offered unix sockets. `close` must then be called.
@@ -157,14 +189,23 @@ class RingService(ring_pb2_grpc.RingServicer):
         self._nearby = UnixHost() if nearby else None
 
     async def close(self) -> None:
+        """End the links over unix sockets. Links over gRPC end with the server."""
         if self._nearby:
             await self._nearby.close()
 
     def attach(self, server: grpc.aio.Server) -> None:
+        """Serve the calls of `specsot.v1.Ring` on a server that was not started yet.
+
+        server: the server.
+        """
         ring_pb2_grpc.add_RingServicer_to_server(self, server)
 
     def attach_role(self, kind: Kind, server: grpc.aio.Server) -> None:
-        """Serve the same calls under the service name of the member's kind, see ROLE_SERVICES."""
+        """Serve the same calls under the service name of the member's kind, see ROLE_SERVICES.
+
+        kind: "worker" or "drafter".
+        server: the server, which was not started yet.
+        """
         if kind == "worker":
             ring_pb2_grpc.add_WorkerServicer_to_server(self, server)
         else:
@@ -175,8 +216,15 @@ class RingService(ring_pb2_grpc.RingServicer):
         request_iterator: AsyncIterator[ring_pb2.CarryRequest],
         context: ServicerContext[ring_pb2.CarryRequest, ring_pb2.CarryResponse],
     ) -> ring_pb2.CarryResponse:
-        """Receive the messages of one link until the peer's goodbye or the stream's end."""
-        peer = check_hello(await _first_word(request_iterator), context)
+        """Receive the messages of one link until the peer's goodbye or the stream's end.
+
+        request_iterator: the peer's messages, a hello first.
+        context: context of the call.
+
+        Raises WireError or Refused, which become the call's status, if the hello or a message is invalid or
+        not allowed.
+        """
+        peer = check_hello(await _read_hello(request_iterator), context)
         # The receiver is entered before the peer is answered, so that a loss from then on is noticed.
         with self._receiver(peer) as receiver:
             await context.send_initial_metadata(((NAME_KEY, self.name),))
@@ -191,7 +239,10 @@ class RingService(ring_pb2_grpc.RingServicer):
         request: ring_pb2.MeetRequest,
         context: ServicerContext[ring_pb2.MeetRequest, ring_pb2.MeetResponse],
     ) -> ring_pb2.MeetResponse:
-        """Open an endpoint for a link or a channel that gRPC does not carry.
+        """Open an endpoint for a link or a channel that gRPC does not carry, and return where it is.
+
+        request: the peer's hello, and which kind of endpoint it needs.
+        context: context of the call.
 
         Raises Refused if this member offers no such endpoint.
         """
@@ -202,12 +253,17 @@ class RingService(ring_pb2_grpc.RingServicer):
             place = await self._nearby.expect(partial(self._receiver, peer))
             return ring_pb2.MeetResponse(name=self.name, socket=place)
         if request.rows or request.nearby or self._host is None:
-            raise Refused(f"{self.name} takes links over gRPC alone")
+            raise Refused(f"{self.name} accepts links over gRPC only")
         return encode_endpoint(self.name, await self._host.expect(peer, request.key))
 
     @contextlib.contextmanager
     def _receiver(self, peer: Peer) -> Generator[Receiver]:
-        """Receive messages of a peer. At the end, the peer's channel for hidden states is closed too."""
+        """Return a context manager that receives messages of a peer.
+
+        At the end, the peer's channel for hidden states is closed too.
+
+        peer: the peer whose hello was accepted.
+        """
         try:
             with Receiver(
                 peer, self._inbox, self._rows.take if self._rows else refuse_rows_elsewhere
@@ -218,17 +274,25 @@ class RingService(ring_pb2_grpc.RingServicer):
                 self._rows.part(peer)
 
 
-async def _first_word(requests: AsyncIterator[ring_pb2.CarryRequest]) -> ring_pb2.Hello:
-    """Return the hello, which must be the first message. Raises WireError if it is not."""
+async def _read_hello(requests: AsyncIterator[ring_pb2.CarryRequest]) -> ring_pb2.Hello:
+    """Return the hello, which must be the first message. Raises WireError if it is not, or if there is no
+    message.
+
+    requests: the peer's messages.
+    """
     request = await anext(requests, None)
     if request is None or not request.HasField("hello"):
         raise WireError("the first message must be hello")
     return request.hello
 
 
-def encode_endpoint(name: str, place: Endpoint) -> ring_pb2.MeetResponse:
-    """Return the response that names an endpoint. name: name of the member that opened the endpoint."""
-    return ring_pb2.MeetResponse(name=name, port=place.port, path=place.path, key=place.key)
+def encode_endpoint(name: str, endpoint: Endpoint) -> ring_pb2.MeetResponse:
+    """Return the response that names an endpoint.
+
+    name: name of the member that opened the endpoint.
+    endpoint: where the link connects.
+    """
+    return ring_pb2.MeetResponse(name=name, port=endpoint.port, path=endpoint.path, key=endpoint.key)
 
 
 async def negotiate(
@@ -237,8 +301,12 @@ async def negotiate(
     """Ask a member for the endpoint of a link that gRPC does not carry. Return the member's name and the
     endpoint.
 
-    key: public key of this end, for links with encryption of their own.
+    address: the member's address.
+    sender: name of this member.
+    epoch: number of the epoch to which the link belongs.
+    key: public key of this end, for links with encryption of their own; otherwise empty.
     kind: the kind of member that its certificate must name.
+    tls: the TLS files of this member.
     rows: True to ask for the endpoint of a channel for hidden states, of a link that is open already.
 
     Raises Unavailable if the member cannot be reached, Refused if it does not offer such links, and WireError
@@ -254,18 +322,27 @@ async def negotiate(
 
 
 async def _meet(
-    channel: grpc.aio.Channel, request: ring_pb2.MeetRequest, patience: float
+    channel: grpc.aio.Channel, request: ring_pb2.MeetRequest, timeout_seconds: float
 ) -> ring_pb2.MeetResponse:
-    """Call `Ring.Meet`. Raises the error that the peer raised."""
+    """Call `Ring.Meet` and return its response. Raises the error that the peer raised.
+
+    channel: a connected channel to the peer.
+    request: the request.
+    timeout_seconds: seconds to wait for the response.
+    """
     with peer_errors():
-        return await ring_pb2_grpc.RingStub(channel).Meet(request, timeout=patience)
+        return await ring_pb2_grpc.RingStub(channel).Meet(request, timeout=timeout_seconds)
 
 
 def _endpoint(response: ring_pb2.MeetResponse) -> Endpoint:
+    """Return the endpoint that a response names. Raises WireError if it names none.
+
+    response: the peer's response.
+    """
     match response.WhichOneof("place"):
         case "port":
             return Endpoint(port=response.port, key=response.key)
         case "path":
             return Endpoint(path=response.path)
         case _:
-            raise WireError(f"{response.name} names no place for a link")
+            raise WireError(f"{response.name} names no endpoint for a link")

@@ -27,12 +27,17 @@ from specsot.transport.grpc_channel import LINK, Terms, server_credentials, serv
 from specsot.transport.grpc_status import TRAILER, code_of, status_of
 from specsot.transport.security import Tokens, exposed
 
+# Calls of this service need no token, because health checkers have none.
 OPEN = "/grpc.health.v1.Health/"
+# Key of the metadata that carries the token.
 HEADER = "authorization"
 
 
-def shown(metadata: Any) -> str | None:
-    """Return the authorization header of a call, or None unless there is exactly one."""
+def authorization_of(metadata: Any) -> str | None:
+    """Return the authorization header of a call, or None unless there is exactly one.
+
+    metadata: the call's (key, value) pairs, or None.
+    """
     values = [value for key, value in metadata or () if key == HEADER]
     return values[0] if len(values) == 1 and isinstance(values[0], str) else None
 
@@ -41,7 +46,9 @@ log = structlog.get_logger()
 
 Attach = Callable[[grpc.aio.Server], None]
 
+# The terms of a server between members, without TLS.
 _TERMS = Terms(keepalive=LINK)
+# The name of the reflection service, version 1.
 _V1 = "grpc.reflection.v1.ServerReflection"
 
 
@@ -52,17 +59,28 @@ class GrpcServer:
     """
 
     def __init__(self, server: grpc.aio.Server, port: int, state: Any) -> None:
+        """server: the started server.
+        port: the port on which it listens; 0 for a unix socket.
+        state: the servicer that reports the health of the services.
+        """
         self._server = server
         self.port = port
         self._state = state
 
     async def report(self, service: str, serving: bool) -> None:
-        """Set the health of a service in grpc.health.v1 to SERVING or NOT_SERVING."""
+        """Set the health of a service in grpc.health.v1 to SERVING or NOT_SERVING.
+
+        service: full name of the service, such as "specsot.v1.Ring".
+        serving: True for SERVING.
+        """
         states = health_pb2.HealthCheckResponse
         await self._state.set(service, states.SERVING if serving else states.NOT_SERVING)
 
     async def close(self, grace: float) -> None:
-        """Accept no new calls. Calls that run after `grace` seconds are cancelled."""
+        """Accept no new calls, and end the server. Returns once it has ended.
+
+        grace: seconds that running calls may continue before they are cancelled.
+        """
         await self._state.enter_graceful_shutdown()
         await self._server.stop(grace)
 
@@ -70,14 +88,16 @@ class GrpcServer:
 async def open_server(listen: str, services: Mapping[str, Attach], terms: Terms = _TERMS) -> GrpcServer:
     """Start a server at host:port or unix:path.
 
+    listen: the address. With port 0, any free port is used.
     services: by the name of each service, the function that adds it to the server. Their health starts as
         NOT_SERVING; the health of the whole server, "", is SERVING at once.
+    terms: the limits and the access rules of the server.
 
     Raises Unavailable if the address is not available, InvalidRequest if TLS files are invalid.
     """
     check_free(listen)
     if exposed(listen) and not terms.asks:
-        log.warning("other machines reach this address, and nobody is asked who they are", at=listen)
+        log.warning("address is reachable from other machines without authentication", at=listen)
     credentials = server_credentials(terms.tls)
     server = grpc.aio.server(
         interceptors=[CallGuard(terms.held, terms.tokens)], options=server_options(terms)
@@ -98,7 +118,11 @@ async def open_server(listen: str, services: Mapping[str, Attach], terms: Terms 
 
 
 def names_of(services: Iterable[str], terms: Terms) -> list[str]:
-    """Return the names of all services for reflection, those of debugging included."""
+    """Return the names of all services for reflection, those of debugging included.
+
+    services: the names of this project's services.
+    terms: the access rules; with channelz, its service is included.
+    """
     debugging = ["grpc.channelz.v1.Channelz"] if terms.channelz else []
     return [*services, "grpc.health.v1.Health", *debugging, _V1, reflection.SERVICE_NAME]
 
@@ -107,6 +131,9 @@ def reflect(server: grpc.aio.Server, names: list[str]) -> None:
     """Add reflection to a server, as v1alpha and as v1.
 
     grpcio-reflection serves only v1alpha, but the messages of v1 are the same.
+
+    server: the server, which was not started yet.
+    names: full names of the services to list.
     """
     describe_v1()
     servicer = reflection.aio.ReflectionServicer(service_names=names, pool=SymbolPool())
@@ -126,13 +153,22 @@ class SymbolPool:
     """The default descriptor pool, which also finds the file of a method: specsot.v1.Master.Generate."""
 
     def __init__(self) -> None:
+        """Use the default descriptor pool of the process."""
         self._pool = descriptor_pool.Default()
 
     def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the default descriptor pool.
+
+        name: name of the attribute.
+        """
         return getattr(self._pool, name)
 
     def FindFileContainingSymbol(self, symbol: str) -> Any:
-        """Return the file that contains a symbol, which may be a method. Raises KeyError if there is none."""
+        """Return the file descriptor that contains a symbol, which may be a method. Raises KeyError if there
+        is none.
+
+        symbol: full name of a message, an enumeration, a service or a method.
+        """
         try:
             return self._pool.FindFileContainingSymbol(symbol)
         except KeyError:
@@ -153,7 +189,10 @@ def describe_v1() -> None:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return host and port of "host:port" or "[v6]:port". Raises Unavailable for anything else."""
+    """Return host and port of "host:port" or "[v6]:port". Raises Unavailable for anything else.
+
+    address: the address.
+    """
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65535:
         raise Unavailable(f"{address} is not an address; write host:port")
@@ -161,9 +200,12 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def check_free(listen: str) -> None:
-    """Raise Unavailable with a clear reason if a server cannot listen at an address.
+    """Raise Unavailable with a clear reason if a server cannot listen at an address. A unix path is not
+    checked.
 
     gRPC itself would only write C++ log lines.
+
+    listen: host:port or unix:path.
     """
     if listen.startswith("unix:"):
         return
@@ -178,7 +220,10 @@ def check_free(listen: str) -> None:
 
 
 def reason(error: OSError) -> str:
-    """Return the reason of an operating system error in words."""
+    """Return the reason of an operating system error in words, such as "address already in use".
+
+    error: the error.
+    """
     if error.errno and error.errno > 0:
         return os.strerror(error.errno).lower()
     # Errors of the resolver and of Python itself have no positive number.
@@ -186,18 +231,29 @@ def reason(error: OSError) -> str:
 
 
 def _bind(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredentials | None) -> int:
+    """Let a server listen at an address, and return the port; 0 for a unix socket.
+
+    server: the server, which was not started yet.
+    listen: host:port or unix:path.
+    credentials: the server's TLS credentials, or None without TLS.
+
+    Raises Unavailable with a clear reason if the address is not available.
+    """
     try:
         if credentials is None:
             port = server.add_insecure_port(listen)
         else:
             port = server.add_secure_port(listen, credentials)
     except RuntimeError:
-        raise Unavailable(f"cannot listen at {listen}: {_refused(listen)}") from None
+        raise Unavailable(f"cannot listen at {listen}: {_refusal_reason(listen)}") from None
     return 0 if listen.startswith("unix:") else port
 
 
-def _refused(listen: str) -> str:
-    """Return why gRPC cannot listen at an address, which gRPC does not tell."""
+def _refusal_reason(listen: str) -> str:
+    """Return why gRPC cannot listen at an address, which gRPC does not tell.
+
+    listen: the address that gRPC refused.
+    """
     if not listen.startswith("unix:"):
         return "address already in use"
     path = listen.removeprefix("unix:").removeprefix("//")
@@ -212,18 +268,24 @@ def _refused(listen: str) -> str:
 
 Behaviour = Callable[[Any, Any], Any]
 
-_NO_ROOM = "the messages of other calls fill the memory for them"
+# The error of a message for which the budget has too little left.
+_NO_ROOM = "the messages of other calls take all memory for messages; try again later"
 
 
 class HeldBytes:
     """The bytes of one call's messages, which count toward the budget of all calls."""
 
     def __init__(self, guard: CallGuard) -> None:
+        """guard: the guard of the server, whose budget all calls share."""
         self._guard = guard
         self._bytes = 0
 
-    def take(self, size: int) -> bool:
-        """Count a message of `size` bytes. Return False if the budget has too little left."""
+    def reserve(self, size: int) -> bool:
+        """Count a message toward the budget. Return False, and count nothing, if the budget has too little
+        left.
+
+        size: bytes of the message.
+        """
         if self._guard.left is None:
             return True
         fits = size <= self._guard.left
@@ -232,7 +294,7 @@ class HeldBytes:
             self._guard.left -= size
         return fits
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Return the bytes of all messages of this call to the budget."""
         if self._guard.left is not None:
             self._guard.left += self._bytes
@@ -246,8 +308,11 @@ class CallGuard(grpc.aio.ServerInterceptor):
     left: bytes that messages of running calls may still take. None: no limit.
     """
 
-    def __init__(self, held: int | None = None, tokens: Tokens | None = None) -> None:
-        self.left = held
+    def __init__(self, max_held_bytes: int | None = None, tokens: Tokens | None = None) -> None:
+        """max_held_bytes: bytes that messages of running calls may take together. None: no limit.
+        tokens: the tokens of which every call must send one, or None if none is needed.
+        """
+        self.left = max_held_bytes
         self._tokens = tokens
 
     async def intercept_service(
@@ -255,11 +320,17 @@ class CallGuard(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
+        """Return the handler of a call, within the call's limits; or one that raises an error if the token is
+        not known.
+
+        continuation: returns the handler of the method, or None if there is no such method.
+        handler_call_details: the call's method and metadata.
+        """
         details: Any = handler_call_details
-        _trace(details.invocation_metadata or ())
+        _set_trace_context(details.invocation_metadata or ())
         try:
             if self._tokens and not details.method.startswith(OPEN):
-                self._tokens.check(shown(details.invocation_metadata))
+                self._tokens.check(authorization_of(details.invocation_metadata))
         except Exception as error:
             handler = _refusal(error)
         else:
@@ -267,26 +338,39 @@ class CallGuard(grpc.aio.ServerInterceptor):
         return handler and _wrapped(handler, HeldBytes(self))
 
 
-def _trace(metadata: Any) -> None:
+def _set_trace_context(metadata: Any) -> None:
     """Set the trace context of the task that answers a call, and the trace's id in its log lines.
 
     A trace context that cannot be parsed counts as absent.
+
+    metadata: the call's (key, value) pairs.
     """
     caller.set(next((well_formed(value) for key, value in metadata if key == TRACEPARENT), None))
     bind_contextvars(trace_id=trace_of(caller.get()))
 
 
 def _refusal(error: Exception) -> Any:
-    """Return a handler that raises an error for a call of any kind, also if the method does not exist."""
+    """Return a handler that raises an error for a call of any kind, also if the method does not exist.
+
+    error: the error to raise.
+    """
 
     async def refuse(request: object, context: object) -> NoReturn:
+        """Raise the error, for any request.
+
+        request, context: given by gRPC, not needed.
+        """
         raise error
 
     return grpc.stream_stream_rpc_method_handler(refuse)  # pyrefly: ignore[bad-argument-type]
 
 
 def _wrapped(handler: Any, held: HeldBytes) -> Any:
-    """Return a handler that does the same within the call's limits, and turns errors into statuses."""
+    """Return a handler that does the same within the call's limits, and turns errors into statuses.
+
+    handler: the handler of the method.
+    held: counts the bytes of this call's messages.
+    """
     kinds = {False: "unary", True: "stream"}
     kind = f"{kinds[handler.request_streaming]}_{kinds[handler.response_streaming]}"
     make = getattr(grpc, f"{kind}_rpc_method_handler")
@@ -301,33 +385,55 @@ def _tolerant(deserialize: Callable[[bytes], Any], held: HeldBytes) -> Callable[
     """Return a deserializer that returns an error instead of raising it.
 
     An error that is raised in a deserializer would not reach the client. The handler raises it instead.
+
+    deserialize: the deserializer of the method's requests.
+    held: counts the bytes of this call's messages.
     """
 
     def read(data: bytes) -> Any:
+        """Return the request of a message, Overloaded if the budget has too little left, or WireError if it
+        cannot be parsed.
+
+        data: the bytes of the message.
+        """
         try:
-            return deserialize(data) if held.take(len(data)) else Overloaded(_NO_ROOM)
+            return deserialize(data) if held.reserve(len(data)) else Overloaded(_NO_ROOM)
         except Exception:  # Whatever a client's bytes cause, the client must not see it as a Python error.
             return WireError("the message does not parse")
 
     return read
 
 
-def _guarded(behaviour: Behaviour, streaming: bool, held: HeldBytes) -> Behaviour:
+def _guarded(behaviour: Behaviour, streams_requests: bool, held: HeldBytes) -> Behaviour:
     """Wrap a handler's function in a coroutine or generator, whichever `behaviour` is.
 
     gRPC treats the two differently.
+
+    behaviour: the function of the handler.
+    streams_requests: True if the client sends a stream of requests.
+    held: counts the bytes of this call's messages, which are released at the end.
     """
-    admit = partial(_checked_stream, held=held) if streaming else _checked
+    admit = partial(_checked_stream, held=held) if streams_requests else _checked
 
     async def answer(request: Any, context: ServicerContext[Any, Any]) -> Any:
+        """Run a handler with a single response, and return the response.
+
+        request: the deserialized request, or the stream of requests.
+        context: context of the call, which gets the status of an error.
+        """
         try:
             return await behaviour(admit(request), context)
         except Exception as error:
             await refuse(context, error)
         finally:
-            held.give_back()
+            held.release()
 
     async def generate(request: Any, context: ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+        """Run a handler with a stream of responses, and yield the responses.
+
+        request: the deserialized request, or the stream of requests.
+        context: context of the call, which gets the status of an error.
+        """
         try:
             async with aclosing(behaviour(admit(request), context)) as responses:
                 async for response in responses:
@@ -335,29 +441,39 @@ def _guarded(behaviour: Behaviour, streaming: bool, held: HeldBytes) -> Behaviou
         except Exception as error:
             await refuse(context, error)
         finally:
-            held.give_back()
+            held.release()
 
     return generate if inspect.isasyncgenfunction(behaviour) else answer
 
 
 def _checked(request: Any) -> Any:
-    """Return a request, or raise the error that the deserializer returned instead."""
+    """Return a request unchanged, or raise the error that the deserializer returned instead.
+
+    request: the result of the deserializer.
+    """
     if isinstance(request, SpecsotError):
         raise request
     return request
 
 
 async def _checked_stream(requests: AsyncIterator[Any], held: HeldBytes) -> AsyncIterator[Any]:
-    """Yield the requests of a stream, and free the memory of each before the next one is read."""
+    """Yield the requests of a stream, and free the memory of each before the next one is read.
+
+    requests: the results of the deserializer.
+    held: counts the bytes of this call's messages.
+    """
     async for request in requests:
         yield _checked(request)
-        held.give_back()
+        held.release()
 
 
 async def refuse(context: ServicerContext[Any, Any], error: Exception) -> NoReturn:
     """End a call with the status of an error. Errors of gRPC itself are raised unchanged.
 
     An error that is not a SpecsotError is logged and becomes an internal error without its message.
+
+    context: context of the call.
+    error: what the call raised.
     """
     if isinstance(error, AbortError) or context.done():
         raise error

@@ -17,13 +17,16 @@ from grpc.aio import AioRpcError
 
 from specsot import errors
 
+# The domain of this project's error details in google.rpc.ErrorInfo.
 DOMAIN = "specsot"
+# Key of the trailing metadata that carries a rich status, as gRPC libraries expect it.
 TRAILER = "grpc-status-details-bin"
-# Bytes of an error's message, and of the raw plan of a PlanError. All trailers share gRPC's 8 KiB of
-# metadata.
-LONGEST_LINE = 512
-LONGEST_TEXT = 3072
+# Bytes. Bounds an error's message. All trailers share gRPC's 8 KiB of metadata. Untuned.
+MAX_MESSAGE_BYTES = 512
+# Bytes. Bounds the raw plan of a PlanError. Untuned.
+MAX_PLAN_BYTES = 3072
 
+# The status code of each class of errors; a class without an entry has that of its base class.
 _CODES: dict[type[errors.SpecsotError], StatusCode] = {
     errors.InvalidRequest: StatusCode.INVALID_ARGUMENT,
     errors.ContextLengthExceeded: StatusCode.INVALID_ARGUMENT,
@@ -50,40 +53,52 @@ _CLASSES[StatusCode.UNKNOWN] = errors.SpecsotError
 
 
 def code_of(error: errors.SpecsotError) -> StatusCode:
-    """Return the status code of an error, or of its nearest base class in the table."""
+    """Return the status code of an error, or of its nearest base class in the table.
+
+    error: any error of this project.
+    """
     return next(_CODES[kind] for kind in type(error).__mro__ if kind in _CODES)
 
 
 def status_of(error: errors.SpecsotError) -> status_pb2.Status:
-    """Return the status of an error: its code, its message, and details for programs."""
-    status = status_pb2.Status(code=code_of(error).value[0], message=cut(str(error), LONGEST_LINE))
+    """Return the status of an error: its code, its message, and details for programs.
+
+    error: any error of this project. Its message is cut to MAX_MESSAGE_BYTES bytes.
+    """
+    status = status_pb2.Status(code=code_of(error).value[0], message=cut(str(error), MAX_MESSAGE_BYTES))
     for detail in _details(error):
         status.details.add().Pack(detail)
     return status
 
 
-def cut(text: str, most: int) -> str:
-    """Return the beginning of a text that has at most `most` bytes in UTF-8, cut between characters."""
-    return text.encode(errors="replace")[:most].decode(errors="ignore")
+def cut(text: str, max_bytes: int) -> str:
+    """Return the beginning of a text that has at most `max_bytes` bytes in UTF-8, cut between characters.
+
+    text: the text. Lone surrogates become question marks.
+    max_bytes: the largest number of bytes.
+    """
+    return text.encode(errors="replace")[:max_bytes].decode(errors="ignore")
 
 
 def error_of(failure: AioRpcError) -> errors.SpecsotError:
     """Return the error that a peer raised, as far as its status tells it.
 
     Failures of the network become Unavailable.
+
+    failure: the error that grpc raised for a call.
     """
     status = _rich(failure)
     info = details.ErrorInfo()
-    wrong = details.BadRequest()
+    bad_request = details.BadRequest()
     retry = details.RetryInfo()
     for packed in status.details:
-        for detail in (info, wrong, retry):
+        for detail in (info, bad_request, retry):
             packed.Unpack(detail)  # Does nothing if the detail has another type.
     kind = _NAMES.get(info.reason) if info.domain == DOMAIN else None
     kind = kind or _CLASSES.get(failure.code(), errors.Unavailable)
     message = status.message or failure.details() or failure.code().name
     if issubclass(kind, errors.InvalidRequest):
-        return kind(message, wrong.field_violations[0].field if wrong.field_violations else None)
+        return kind(message, bad_request.field_violations[0].field if bad_request.field_violations else None)
     if kind is errors.Overloaded and retry.HasField("retry_delay"):
         return errors.Overloaded(message, retry.retry_delay.ToNanoseconds() / 1e9)
     if kind is errors.PlanError:
@@ -101,7 +116,10 @@ def peer_errors() -> Generator[None]:
 
 
 def _rich(failure: AioRpcError) -> status_pb2.Status:
-    """Return the status in the trailing metadata; an empty one if there is none or it cannot be parsed."""
+    """Return the status in the trailing metadata; an empty one if there is none or it cannot be parsed.
+
+    failure: the error that grpc raised for a call.
+    """
     for key, value in failure.trailing_metadata():
         if key == TRAILER and isinstance(value, bytes):
             with contextlib.suppress(DecodeError):
@@ -110,11 +128,15 @@ def _rich(failure: AioRpcError) -> status_pb2.Status:
 
 
 def _details(error: errors.SpecsotError) -> list[Message]:
+    """Return the details of an error: always its class, and the field, delay or plan that it has.
+
+    error: any error of this project.
+    """
     info = details.ErrorInfo(reason=_reason(type(error)), domain=DOMAIN)
     found: list[Message] = [info]
     match error:
         case errors.InvalidRequest(field=str(field)):
-            line = cut(str(error), LONGEST_LINE)
+            line = cut(str(error), MAX_MESSAGE_BYTES)
             violation = details.BadRequest.FieldViolation(field=field, description=line)
             found.append(details.BadRequest(field_violations=[violation]))
         case errors.Overloaded(retry_after=seconds):
@@ -122,15 +144,19 @@ def _details(error: errors.SpecsotError) -> list[Message]:
             retry.retry_delay.FromNanoseconds(int(seconds * 1e9))
             found.append(retry)
         case errors.PlanError(text=text):
-            info.metadata["text"] = cut(text, LONGEST_TEXT)
+            info.metadata["text"] = cut(text, MAX_PLAN_BYTES)
         case _:
             pass
     return found
 
 
 def _reason(kind: type[errors.SpecsotError]) -> str:
-    """Return the name of a class as google.rpc.ErrorInfo spells it: HeadMismatch -> HEAD_MISMATCH."""
+    """Return the name of a class as google.rpc.ErrorInfo spells it: HeadMismatch -> HEAD_MISMATCH.
+
+    kind: the class of an error.
+    """
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).upper()
 
 
+# The class of an error by the name that details carry, such as HEAD_MISMATCH.
 _NAMES: dict[str, type[errors.SpecsotError]] = {_reason(kind): kind for kind in _CODES}

@@ -1,6 +1,6 @@
-"""Heartbeats of long-lived streams, and when silence means that a peer is gone.
+"""Heartbeats of long-lived streams, and the rule by which silence means that a peer is lost.
 
-gRPC's own keepalive only proves that the peer's network code lives; a beat comes from its event loop.
+gRPC's own keepalive only proves that the peer's network code runs; a heartbeat comes from its event loop.
 """
 
 from __future__ import annotations
@@ -75,29 +75,34 @@ class SilenceTimer:
     def __init__(
         self, silence: float, on_silence: Callable[[], None], busy: Callable[[], bool] = lambda: False
     ) -> None:
+        """silence: seconds without a message, in ticks of the event loop, after which `on_silence` is called.
+        on_silence: called once, on the event loop.
+        busy: returns whether the peer may be silent for BUSY_FACTOR times as long.
+        """
         self._loop = asyncio.get_running_loop()
         self._tick = silence / TICKS_PER_SILENCE
         self._on_silence = on_silence
         self._busy = busy
         # True if a message arrived since the last tick.
-        self._heard = False
+        self._received = False
         # Number of ticks since the last message.
-        self._silent = 0
+        self._silent_ticks = 0
         self._timer = self._loop.call_later(self._tick, self._check)
 
     def reset(self) -> None:
         """Record that a message arrived."""
-        self._heard = True
+        self._received = True
 
     def stop(self) -> None:
         """Cancel the timer."""
         self._timer.cancel()
 
     def _check(self) -> None:
-        self._silent = 0 if self._heard else self._silent + 1
-        self._heard = False
-        silences, rest = divmod(self._silent, TICKS_PER_SILENCE)
-        if silences and not rest and silences >= (BUSY_FACTOR if self._busy() else 1):
+        """Count one tick; call `on_silence` if the silence has passed, otherwise start the next tick."""
+        self._silent_ticks = 0 if self._received else self._silent_ticks + 1
+        self._received = False
+        silences, remaining_ticks = divmod(self._silent_ticks, TICKS_PER_SILENCE)
+        if silences and not remaining_ticks and silences >= (BUSY_FACTOR if self._busy() else 1):
             self._on_silence()
         else:
             self._timer = self._loop.call_later(self._tick, self._check)

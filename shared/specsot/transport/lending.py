@@ -25,12 +25,13 @@ from specsot.v1 import fleet_pb2, fleet_pb2_grpc, models_pb2, models_pb2_grpc
 
 log = structlog.get_logger()
 
+# The service by which members lend files to each other.
 MODELS_SERVICE = "specsot.v1.Models"
 # Seconds between attempts. The interval doubles from the first to the second value. Untuned.
 FIRST_RETRY_SECONDS = 0.25
 MAX_RETRY_SECONDS = 5.0
 # Seconds without a byte from any lender after which loading a range of a file fails. Untuned.
-PATIENCE = 15.0
+LENDER_TIMEOUT_SECONDS = 15.0
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -39,25 +40,40 @@ class LendingService(models_pb2_grpc.ModelsServicer):
     """The serving side: lends the files of a directory once `open` has named the directory."""
 
     def __init__(self, name: str = "") -> None:
+        """name: name of this member, for error messages."""
         self.name = name
         self._directory: Path | None = None
         self._fingerprint = ""
         self._files: Mapping[str, Path] = {}
 
     def attach(self, server: grpc.aio.Server) -> None:
+        """Serve the calls of `specsot.v1.Models` on a server that was not started yet.
+
+        server: the server.
+        """
         models_pb2_grpc.add_ModelsServicer_to_server(self, server)
 
     def open(self, directory: Path, fingerprint: str) -> None:
-        """Lend the files of a directory from now on. fingerprint: of the model in the directory."""
+        """Lend the files of a directory from now on.
+
+        directory: the model's directory.
+        fingerprint: fingerprint of the model in the directory, see `specsot.checkpoint.fingerprint`.
+        """
         self._directory = directory
         self._fingerprint = fingerprint
 
     async def ListFiles(
         self, request: models_pb2.ListFilesRequest, context: _Context
     ) -> models_pb2.ListFilesResponse:
-        """Return the names and sizes of the files that can be fetched."""
+        """Return the names and sizes of the files that can be fetched.
+
+        request: the caller's hello, and the fingerprint of the model that it needs.
+        context: context of the call.
+
+        Raises Refused for a caller that is no member and for another model, Unavailable before `open`.
+        """
         self._check(request, context)
-        await self._look()
+        await self._list_directory()
         listed = [
             models_pb2.ModelFile(name=name, size=path.stat().st_size, text=name in borrowed.LENT_TEXTS)
             for name, path in self._files.items()
@@ -69,12 +85,15 @@ class LendingService(models_pb2_grpc.ModelsServicer):
     ) -> AsyncGenerator[models_pb2.ReadFileResponse]:
         """Yield the bytes begin .. end - 1 of a file in blocks, each with its checksum.
 
+        request: the caller's hello, the model's fingerprint, the file's name and the range of bytes.
+        context: context of the call.
+
         Raises NotFound if there is no such file, InvalidRequest if the file does not have these bytes.
         """
         self._check(request, context)
         if request.name not in self._files:
             # The file may have been created since the directory was read.
-            await self._look()
+            await self._list_directory()
         path = self._files.get(request.name)
         if path is None:
             raise NotFound(f"{self.name} has no file {request.name[:80]!r}")
@@ -92,6 +111,9 @@ class LendingService(models_pb2_grpc.ModelsServicer):
     ) -> None:
         """Check who asks for files of which model.
 
+        request: the request of either call.
+        context: context of the call.
+
         Raises Refused for a peer that is no member and for another model, Unavailable before `open`.
         """
         check_hello(request.hello, context)
@@ -103,7 +125,8 @@ class LendingService(models_pb2_grpc.ModelsServicer):
                 f"asked for {request.fingerprint[:80]}"
             )
 
-    async def _look(self) -> None:
+    async def _list_directory(self) -> None:
+        """Read the directory anew, because files may have been fetched since."""
         assert self._directory is not None
         self._files = await asyncio.to_thread(borrowed.lendable, self._directory)
 
@@ -114,33 +137,37 @@ class Lenders:
     fingerprint: fingerprint of the fleet's model. Empty until a lender was found.
     """
 
-    def __init__(self, name: str, master: str, tls: Tls = PLAIN, patience: float = PATIENCE) -> None:
+    def __init__(
+        self, name: str, master: str, tls: Tls = PLAIN, timeout_seconds: float = LENDER_TIMEOUT_SECONDS
+    ) -> None:
         """Belongs to the running event loop, but `read` must be called on another thread.
 
-        name: name of this member. master: address of the master.
-        patience: see PATIENCE.
+        name: name of this member.
+        master: address of the master.
+        tls: the TLS files of this member.
+        timeout_seconds: seconds without a byte from any lender after which `read` fails.
         """
         self._hello = hello_of(name, 0)
         self._master = master
         self._tls = tls
-        self._patience = patience
+        self._timeout_seconds = timeout_seconds
         self._loop = asyncio.get_running_loop()
         self.fingerprint = ""
 
     async def find(self) -> list[str]:
-        """Return the addresses of the members that lend the fleet's model.
+        """Return the addresses of the members that lend the fleet's model; empty if there are none yet.
 
         Raises Unavailable if the master cannot be reached, Refused if the fleet's model has changed.
         """
         async with self._stub(self._master, MASTER, fleet_pb2_grpc.FleetStub) as fleet:
-            told = await fleet.ListLenders(fleet_pb2.ListLendersRequest(name=self._hello.sender))
-        if told.addresses and not self.fingerprint:
-            self.fingerprint = told.fingerprint
-        if told.addresses and told.fingerprint != self.fingerprint:
+            lenders = await fleet.ListLenders(fleet_pb2.ListLendersRequest(name=self._hello.sender))
+        if lenders.addresses and not self.fingerprint:
+            self.fingerprint = lenders.fingerprint
+        if lenders.addresses and lenders.fingerprint != self.fingerprint:
             raise Refused(
-                f"the fleet has another model now: fingerprint {told.fingerprint}, here {self.fingerprint}"
+                f"the fleet has another model now: fingerprint {lenders.fingerprint}, here {self.fingerprint}"
             )
-        return list(told.addresses)
+        return list(lenders.addresses)
 
     async def list_files(self) -> dict[str, borrowed.LentFile]:
         """Return the files of all lenders together, by name, because lenders may have different files.
@@ -153,8 +180,8 @@ class Lenders:
             try:
                 async with self._stub(address, "worker", models_pb2_grpc.ModelsStub) as models:
                     request = models_pb2.ListFilesRequest(hello=self._hello, fingerprint=self.fingerprint)
-                    told = await models.ListFiles(request, timeout=30)
-                found = {one.name: borrowed.LentFile(one.size, one.text) for one in told.files}
+                    response = await models.ListFiles(request, timeout=30)
+                found = {one.name: borrowed.LentFile(one.size, one.text) for one in response.files}
                 borrowed.check_files(found)
                 files = found | files
             except SpecsotError as error:
@@ -164,17 +191,33 @@ class Lenders:
         return files
 
     def read(self, name: str, begin: int, end: int, put: borrowed.Put) -> None:
-        """See `borrowed.Read`. Must not be called on the event loop's thread.
+        """Read a range of a file, and pass its blocks on in order; blocks until all have arrived.
+
+        Must not be called on the event loop's thread.
+
+        name: name of the file, as `list_files` returns it.
+        begin: the first byte.
+        end: the byte after the last one.
+        put: called with (address of the lender, place of the block in the file, the block).
 
         Raises ModelError if no lender has the bytes.
         """
         asyncio.run_coroutine_threadsafe(self._read(name, begin, end, put), self._loop).result()
 
     async def _read(self, name: str, begin: int, end: int, put: borrowed.Put) -> None:
-        """Read from one lender after another; each continues where the one before it failed."""
+        """Read from one lender after another; each continues where the one before it failed.
+
+        name: name of the file.
+        begin: the first byte.
+        end: the byte after the last one.
+        put: called with (address of the lender, place of the block in the file, the block).
+
+        Raises ModelError if no lender delivered a byte for `timeout_seconds`, and what `put` raises as
+        ModelError.
+        """
         reason = "there is none"
         wait = FIRST_RETRY_SECONDS
-        heard = time.monotonic()
+        last_received = time.monotonic()
         while begin < end:
             reached = begin
             try:
@@ -193,11 +236,11 @@ class Lenders:
                     raise
                 except SpecsotError as error:
                     reason = f"{address}: {error}"
-                    log.warning("cannot be fetched from this member", file=name, at=begin, reason=reason)
+                    log.warning("lender failed", file=name, at=begin, reason=reason)
             if begin > reached:
-                heard = time.monotonic()
+                last_received = time.monotonic()
                 wait = FIRST_RETRY_SECONDS
-            elif time.monotonic() - heard > self._patience:
+            elif time.monotonic() - last_received > self._timeout_seconds:
                 raise ModelError(f"no member lends bytes {begin} to {end} of {name}: {reason}")
             if begin < end:
                 await asyncio.sleep(wait)
@@ -206,25 +249,37 @@ class Lenders:
     async def _blocks(self, address: str, name: str, begin: int, end: int) -> AsyncGenerator[bytes]:
         """Yield blocks of a file from one lender, in order.
 
+        address: the lender's address.
+        name: name of the file.
+        begin: the first byte.
+        end: the byte after the last one.
+
         Raises WireError if a block has the wrong place, size or checksum, and the errors of the lender.
         """
         request = models_pb2.ReadFileRequest(
             hello=self._hello, fingerprint=self.fingerprint, name=name, begin=begin, end=end
         )
         async with self._stub(address, "worker", models_pb2_grpc.ModelsStub) as models:
-            async for piece in models.ReadFile(request):
+            async for block in models.ReadFile(request):
                 size = min(borrowed.BLOCK, end - begin)
-                if (piece.begin, len(piece.data)) != (begin, size):
-                    raise WireError(f"{len(piece.data)} bytes at {piece.begin}, expected {size} at {begin}")
-                if hashlib.sha256(piece.data).digest() != piece.digest:
+                if (block.begin, len(block.data)) != (begin, size):
+                    raise WireError(f"{len(block.data)} bytes at {block.begin}, expected {size} at {begin}")
+                if hashlib.sha256(block.data).digest() != block.digest:
                     raise WireError(f"the checksum of {name} at {begin} is wrong")
-                yield piece.data
+                yield block.data
                 begin += size
         if begin < end:
             raise WireError(f"{name} ended at {begin}, not {end}")
 
     @asynccontextmanager
     async def _stub(self, address: str, role: str, stub: Any) -> AsyncGenerator[Any]:
+        """Return a context manager with a stub that is connected to a member; errors of the peer are raised
+        as such.
+
+        address: the member's address.
+        role: what the member's certificate must say that it is.
+        stub: the class of the stub.
+        """
         channel = await reach(address, largest=4 * borrowed.BLOCK, tls=self._tls, name=role)
         try:
             with peer_errors():
@@ -237,7 +292,13 @@ async def borrow(lenders: Lenders, leaving: asyncio.Event) -> Path | None:
     """Return the directory of the fleet's model, fetched from other members.
 
     The directory has the model's text files; its weights are fetched when they are read. Waits until a member
-    lends files. Returns None if `leaving` is set before that. Raises Refused, ModelError.
+    lends files. Returns None if `leaving` is set before that.
+
+    lenders: the fetching side, whose `fingerprint` names the directory afterwards.
+    leaving: set once this process must end.
+
+    Raises Refused if the fleet's model changes meanwhile, and ModelError if the files are invalid or cannot
+    be fetched.
     """
     wait = FIRST_RETRY_SECONDS
     while not leaving.is_set():

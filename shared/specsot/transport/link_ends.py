@@ -28,14 +28,18 @@ from specsot.v1 import ring_pb2
 
 # The roles that may send a message, by the message's field. Only workers may send all other messages.
 # A worker may send drafts and taps, because it passes on what a drafter sent.
-ALLOWED_SPEAKERS: dict[str, tuple[Role, ...]] = {
+ALLOWED_SENDERS: dict[str, tuple[Role, ...]] = {
     "drafts": ("drafter", "worker"),
     "tap": ("drafter", "worker"),
 }
 
 
 def hello_of(sender: str, epoch: int) -> ring_pb2.Hello:
-    """Return the hello of a link: the sender's name, the link's epoch, and the protocol version."""
+    """Return the hello of a link, with the protocol version of this program.
+
+    sender: name of the member that opens the link.
+    epoch: epoch of the link; 0 for a link that outlives epochs.
+    """
     return ring_pb2.Hello(sender=sender, epoch=epoch, protocol=PROTOCOL)
 
 
@@ -57,31 +61,40 @@ def check_hello(hello: ring_pb2.Hello, context: Any) -> Peer:
     """Return the peer that a hello describes.
 
     context: context of the gRPC call that carried the hello.
+    hello: the first message of the peer.
 
     Raises WireError if the peer's name is invalid. Raises Refused if the name is the master's, if the
     protocol version differs, or if the certificate is neither a worker's nor a drafter's.
     """
     check_name(hello.sender, "a sender's name")
     if hello.sender == MASTER:
-        raise Refused(f"no peer is named {MASTER}")
+        raise Refused(f"a peer must not have the name {MASTER}")
     if hello.protocol != PROTOCOL:
         raise Refused(f"{hello.sender} speaks protocol {hello.protocol}, this member {PROTOCOL}")
-    names = names_of(context)
-    check_role(names, hello.sender, "worker", "drafter")
-    return Peer(hello.sender, hello.epoch, names)
+    certificate_names = names_of(context)
+    check_role(certificate_names, hello.sender, "worker", "drafter")
+    return Peer(hello.sender, hello.epoch, certificate_names)
 
 
+# Returns the message that is put into the inbox, for a peer and the message that it sent.
 Take = Callable[[Peer, Any], Any]
 
 
 def refuse_rows_elsewhere(peer: Peer, message: Any) -> Any:
-    """Return a message unchanged. Raises WireError for a frame whose rows travel by a separate channel,
-    because this link has no such channel.
+    """Return a message unchanged.
+
+    Raises WireError for a frame whose rows travel by a separate channel, because this link has no such
+    channel.
+
+    peer: the peer that sent the message.
+    message: the decoded message.
     """
     if isinstance(message, Frame) and any(
         isinstance(rows, SeparateTensor) for rows in (message.hidden, message.fused)
     ):
-        raise WireError(f"frame {message.number} has its rows beside it, where no channel is")
+        raise WireError(
+            f"frame {message.number} has its rows in a separate channel, but there is no such channel"
+        )
     return message
 
 
@@ -93,49 +106,66 @@ class Receiver:
     over: True once the peer has sent its goodbye.
     """
 
-    def __init__(self, peer: Peer, inbox: Inbox, take: Take = refuse_rows_elsewhere) -> None:
-        """take: a function that is applied to each message, and finds rows that travel by a separate
-        channel.
+    def __init__(self, peer: Peer, inbox: Inbox, convert: Take = refuse_rows_elsewhere) -> None:
+        """peer: the sending peer.
+        inbox: where messages are put.
+        convert: a function of the peer and a message that returns the message to put into the inbox; it finds
+            rows that travel by a separate channel.
         """
         self._peer = peer
         self._inbox = inbox
         self._reader = CarryReader()
-        self._take = take
+        self._convert = convert
         self.over = False
 
-    def hear(self, data: bytes) -> None:
-        """Decode one message and pass it to `receive`. Raises WireError, Refused."""
+    def receive_bytes(self, data: bytes) -> None:
+        """Decode one message and pass it to `receive`. Raises WireError if it cannot be decoded, Refused if
+        it is not allowed.
+
+        data: the bytes of one CarryRequest.
+        """
         self.receive(parse(ring_pb2.CarryRequest, data))
 
     def receive(self, request: ring_pb2.CarryRequest) -> None:
         """Put one message into the inbox, once all its parts have arrived.
+
+        request: the decoded protobuf message, or one part of a message.
 
         Raises WireError if the message cannot be decoded, and Refused if the peer may not send it.
         """
         if request.HasField("goodbye"):
             self.over = True
             return
-        speakers = ALLOWED_SPEAKERS.get(request.WhichOneof("message") or "", ("worker",))
-        check_role(self._peer.names, self._peer.name, *speakers)
+        senders = ALLOWED_SENDERS.get(request.WhichOneof("message") or "", ("worker",))
+        check_role(self._peer.names, self._peer.name, *senders)
         message = self._reader.read(request)
         if message is not None:
-            self._inbox.put(self._peer.name, self._take(self._peer, message), self._peer.names)
+            self._inbox.put(self._peer.name, self._convert(self._peer, message), self._peer.names)
 
     def __enter__(self) -> Receiver:
+        """Enter the context, in which messages are received."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Put `Lost` into the inbox unless the peer has sent its goodbye.
+
+        kind, error, trace: the error that ended the context, or None.
+        """
         if not self.over:
             lost = Lost(self._peer.name, _reason(error), self._peer.epoch)
             self._inbox.put(self._peer.name, lost, self._peer.names)
 
 
 def _reason(error: BaseException | None) -> str:
+    """Return why a link is lost, in one line.
+
+    error: the error that ended the link, or None if the connection just ended.
+    """
     match error:
         case WireError():
-            return f"it sent what does not decode: {error}"
+            return f"it sent a message that cannot be decoded: {error}"
         case Refused():
             return str(error)
         case _:
@@ -144,7 +174,7 @@ def _reason(error: BaseException | None) -> str:
 
 # Seconds. While a link closes, its queue must get shorter within this time: by a piece of 1 MiB, or at the
 # end by what lies in buffers, which takes 18 s at 2 Mbit/s.
-FAREWELL = 20.0
+FAREWELL_SECONDS = 20.0
 
 
 class SendingEnd:
@@ -155,51 +185,73 @@ class SendingEnd:
     """
 
     def __init__(
-        self, wire: Wire, peer: str, epoch: int, inbox: Inbox | None, farewell: float = FAREWELL
+        self,
+        wire: Wire,
+        peer: str,
+        epoch: int,
+        inbox: Inbox | None,
+        farewell_seconds: float = FAREWELL_SECONDS,
     ) -> None:
+        """wire: the open connection.
+        peer: name of the receiving member.
+        epoch: epoch of the link.
+        inbox: where `Lost` is put if the link breaks. None: the loss is not reported.
+        farewell_seconds: seconds without progress after which `close` gives up.
+        """
         self._wire = wire
         self._peer = peer
         self._epoch = epoch
         self._inbox = inbox
-        self._farewell = farewell
+        self._farewell_seconds = farewell_seconds
         self._outbox: SendQueue[bytes] = SendQueue(write_now=wire.write_now)
         # Held while the parts of one message are queued, so that they are not mixed with another message's.
-        self._whole = Lock()
-        self._closing = self._told = False
+        self._message_lock = Lock()
+        self._closing = self._loss_reported = False
         self._writing = start(self._write(), self._fail)
         self._ending = start(self._end(), self._fail)
 
     async def send(self, message: Any) -> None:
-        """See `Link.send`."""
+        """Send one message, see `post`.
+
+        message: a value that the ring carries.
+        """
         self.post(message)
 
     def post(self, message: Any) -> None:
-        """See `RingLink.post`. Raises WireError for a message that the ring does not carry."""
+        """Encode a message and queue its parts, from any thread. Raises Unavailable if the link is lost, and
+        WireError for a message that the ring does not carry.
+
+        message: a value that the ring carries, such as a Frame.
+        """
         self._outbox.check()
         # Encoding may wait for a GPU, so it happens before the lock is taken.
         requests = list(encode_carry(message))
-        with self._whole:
+        with self._message_lock:
             for request in requests:
                 self._put(request)
 
     def _put(self, request: ring_pb2.CarryRequest) -> None:
+        """Queue one part of a message. Raises Unavailable if the link is lost or its queue is full.
+
+        request: the protobuf message of the part.
+        """
         data = self._wire.encode(request)
         self._outbox.put(data, len(data))
 
     async def close(self) -> bool:
         """Write the queue and a goodbye, and wait until the peer closes the connection. Never raises.
 
-        Gives up if the queue does not get shorter within `farewell` seconds.
+        Gives up if the queue does not get shorter within `farewell_seconds`.
 
-        Returns whether the peer has received everything, as far as this end knows: a connection that breaks
-        after the goodbye looks like one that the peer closed. That does no harm, because the peer then either
-        reports this link as lost or is itself lost to the master.
+        Returns whether the peer has received everything, as far as this end knows; False if the link was
+        closed before. A connection that breaks after the goodbye looks like one that the peer closed. That
+        does no harm, because the peer then either reports this link as lost or is itself lost to the master.
         """
         if self._closing:
             return False
         self._closing = True
         with contextlib.suppress(Unavailable):
-            with self._whole:
+            with self._message_lock:
                 self._put(ring_pb2.CarryRequest(goodbye=ring_pb2.Goodbye()))
             self._outbox.finish()
             await self._deliver()
@@ -211,14 +263,14 @@ class SendingEnd:
         return delivered
 
     async def _deliver(self) -> None:
-        """Wait until the peer closes the connection, or for `farewell` seconds without progress.
+        """Wait until the peer closes the connection, or for `farewell_seconds` without progress.
 
         Large messages may take long on a slow network.
         """
-        before = None
-        while before != self._outbox.waiting and not self._ending.done():
-            before = self._outbox.waiting
-            await asyncio.wait({self._ending}, timeout=self._farewell)
+        previous_bytes = None
+        while previous_bytes != self._outbox.waiting and not self._ending.done():
+            previous_bytes = self._outbox.waiting
+            await asyncio.wait({self._ending}, timeout=self._farewell_seconds)
 
     async def _write(self) -> None:
         """Write the queue. If writing fails, the wire ends too, and `_end` reports the loss."""
@@ -227,17 +279,25 @@ class SendingEnd:
             await (self._wire.finish() if self._outbox.lost is None else self._wire.hang_up())
 
     async def _end(self) -> None:
+        """Wait until the connection has ended, then report the loss of the link unless it is being closed."""
         await self._wire.wait_closed()
         self._lose(f"the link to {self._peer} broke")
 
     def _fail(self, error: BaseException) -> None:
-        """Mark the link as lost because a task of it failed."""
+        """Mark the link as lost because a task of it failed.
+
+        error: the error of the task.
+        """
         self._lose(f"the link to {self._peer} failed: {type(error).__name__}")
 
     def _lose(self, reason: str) -> None:
-        if self._closing or self._told:
+        """Report the loss of the link once, unless it is being closed.
+
+        reason: why the link is lost; an earlier reason of the queue has precedence.
+        """
+        if self._closing or self._loss_reported:
             return
-        self._told = True
+        self._loss_reported = True
         self._outbox.lose(reason)
         if self._inbox is not None:
             self._inbox.put(self._peer, Lost(self._peer, str(self._outbox.lost), self._epoch))
@@ -261,7 +321,10 @@ class LinkHost(Protocol):
     """Receives links that gRPC negotiated but that other sockets carry."""
 
     async def expect(self, peer: Peer, key: bytes) -> Endpoint:
-        """Open an endpoint for one link from this peer, whose public key is `key`.
+        """Open an endpoint for one link from a peer.
+
+        peer: the peer that will connect.
+        key: the peer's public key. Empty if the endpoint needs none.
 
         Raises WireError if the key is invalid, Overloaded if there are too many links.
         """
@@ -272,16 +335,26 @@ class RowsHost(Protocol):
     """Receives the rows of frames by separate channels, if links have such channels."""
 
     def expect(self, peer: Peer) -> Endpoint:
-        """Open an endpoint for one channel from this peer. Raises Overloaded if there are too many."""
+        """Open an endpoint for one channel from a peer. Raises Overloaded if there are too many.
+
+        peer: the peer that will send rows.
+        """
         ...
 
     def take(self, peer: Peer, message: Any) -> Any:
-        """Return a message of this peer with handles for the rows that its channel carries.
+        """Return a message with handles for the rows that the peer's channel carries.
 
-        Raises WireError if the peer has no channel.
+        A message whose rows travel within it, or that has none, is returned unchanged. Raises WireError if
+        the peer has no channel.
+
+        peer: the peer that sent the message.
+        message: the decoded message.
         """
         ...
 
     def part(self, peer: Peer) -> None:
-        """Close the channel of this peer, whose link has ended."""
+        """Close the channel of a peer whose link has ended. Does nothing if it has none.
+
+        peer: the peer of the ended link.
+        """
         ...

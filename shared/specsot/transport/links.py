@@ -44,26 +44,29 @@ class SendQueue(Generic[T]):
     lost: why the link was lost, or None while it is not.
     """
 
-    def __init__(self, most: int = MAX_QUEUED_BYTES, write_now: Callable[[T], T] | None = None) -> None:
-        """most: limit of the queue in bytes.
-
+    def __init__(self, max_bytes: int = MAX_QUEUED_BYTES, write_now: Callable[[T], T] | None = None) -> None:
+        """max_bytes: limit of the queue in bytes.
         write_now: writes as much of a message as is possible without waiting, and returns the rest. Called
-        from `put` if the queue is empty and no other message is being written.
+            from `put` if the queue is empty and no other message is being written. None: only `write_all`
+            writes.
         """
         self._items: deque[tuple[T, int] | None] = deque()
         self._lock = Lock()
-        self._news = asyncio.Event()
+        self._item_added = asyncio.Event()
         self._writing = False
         # The event loop on which `write_all` runs, and its thread.
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
         self.waiting = 0
-        self._most = most
+        self._max_bytes = max_bytes
         self._write_now = write_now
         self.lost: str | None = None
 
     def put(self, message: T, size: int) -> None:
         """Add a message of `size` bytes.
+
+        message: the encoded message.
+        size: its number of bytes, which counts toward the limit until the message is written.
 
         Raises Unavailable if the link is lost, and if this message exceeds the limit, which loses the link.
         """
@@ -74,7 +77,7 @@ class SendQueue(Generic[T]):
                 if not message:
                     return
             self.waiting += size
-            if self.waiting > self._most:
+            if self.waiting > self._max_bytes:
                 self.lost = f"the peer does not read: {self.waiting} bytes wait"
             self._items.append((message, size))
         self._wake()
@@ -91,63 +94,74 @@ class SendQueue(Generic[T]):
         self._wake()
 
     def lose(self, reason: str) -> None:
-        """Mark the link as lost. Only the first reason is kept."""
+        """Mark the link as lost, which ends `write_all`. Only the first reason is kept.
+
+        reason: why the link is lost, in one clear line.
+        """
         if self.lost is None:
             self.lost = reason
             self.finish()
 
     async def write_all(
-        self, write: Callable[[T], Awaitable[object]], beat: T | None = None, every: float = math.inf
+        self,
+        write: Callable[[T], Awaitable[object]],
+        heartbeat: T | None = None,
+        heartbeat_seconds: float = math.inf,
     ) -> None:
         """Write messages until the queue is finished or lost.
 
-        beat: a message that is written after `every` seconds without any other message. None: no such
-            message.
+        write: writes one message, and returns when there is room for more.
+        heartbeat: a message that is written after `heartbeat_seconds` without any other message. None: no
+            heartbeats.
+        heartbeat_seconds: seconds without a message before a heartbeat.
 
         Raises what `write` raises.
         """
         self._loop = asyncio.get_running_loop()
         self._thread = get_ident()
         # One idle timer for all messages costs less than a timeout for each wait.
-        idle = IdleTimer(every, lambda: self._say(beat), self._loop)
-        if beat is not None:
+        idle = IdleTimer(heartbeat_seconds, lambda: self._put_heartbeat(heartbeat), self._loop)
+        if heartbeat is not None:
             idle.restart()
         try:
-            while (taken := await self._next()) is not None and self.lost is None:
-                message, size = taken
+            while (item := await self._next()) is not None and self.lost is None:
+                message, size = item
                 await write(message)
                 with self._lock:
                     self.waiting -= size
                     self._writing = False
-                if beat is not None:
+                if heartbeat is not None:
                     idle.restart()
         finally:
             idle.stop()
 
-    def _say(self, beat: T | None) -> None:
-        """Queue a heartbeat, which counts as 0 bytes, unless messages are waiting."""
+    def _put_heartbeat(self, heartbeat: T | None) -> None:
+        """Queue a heartbeat, which counts as 0 bytes, unless messages are waiting.
+
+        heartbeat: the encoded heartbeat. None: nothing is queued.
+        """
         with self._lock:
-            if beat is not None and not self._items:
-                self._items.append((beat, 0))
-                self._news.set()
+            if heartbeat is not None and not self._items:
+                self._items.append((heartbeat, 0))
+                self._item_added.set()
 
     async def _next(self) -> tuple[T, int] | None:
-        """Return the next message with its size, and wait for one. Return None if the queue is finished."""
+        """Wait for the next message; return it with its size, or None if the queue is finished."""
         while not self._items:
-            self._news.clear()
-            await self._news.wait()
+            self._item_added.clear()
+            await self._item_added.wait()
         with self._lock:
             self._writing = True
             return self._items.popleft()
 
     def _wake(self) -> None:
-        """Wake `write_all`, from any thread."""
+        """Wake `write_all` after something was queued, from whichever thread this is called."""
         if self._loop is None or self._thread == get_ident():
-            self._news.set()
+            self._item_added.set()
         else:
             # The event loop is closed if the process ends; then no message is written any more.
             with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._news.set)
+                self._loop.call_soon_threadsafe(self._item_added.set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +179,12 @@ class Arrival:
     at: float | None = None
     names: frozenset[str] | None = None
 
-    def of(self, role: str) -> bool:
-        """Return whether the sender's certificate, if needed, allows it to act as `role`."""
+    def may_act_as(self, role: str) -> bool:
+        """Return whether the sender's certificate allows it to act as `role`; True if members need no
+        certificates.
+
+        role: "master", "worker" or "drafter".
+        """
         return self.names is None or role in self.names
 
 
@@ -189,7 +207,11 @@ class Link(Protocol):
     """The sending end of one direction between two peers."""
 
     async def send(self, message: Any) -> None:
-        """Send one message. Raises Unavailable if the link is lost."""
+        """Send one message. Returns when the message is queued, not when it has arrived. Raises Unavailable
+        if the link is lost.
+
+        message: a value that the link's codec knows, such as a Frame.
+        """
         ...
 
     async def close(self) -> bool | None:
@@ -205,21 +227,26 @@ class RingLink(Link, Protocol):
     """The sending end between two members, which a compute thread may use without the event loop."""
 
     def post(self, message: Any) -> None:
-        """Send one message from any thread. Raises Unavailable if the link is lost."""
+        """Send one message from any thread, without waiting. Raises Unavailable if the link is lost.
+
+        message: a value that the ring carries, such as a Frame.
+        """
         ...
 
 
 # Tasks that close links in the background. The event loop holds only weak references to tasks.
-_parting = set[asyncio.Task[Any]]()
+_closing_tasks = set[asyncio.Task[Any]]()
 
 
 async def close_in_background(closing: Coroutine[Any, Any, object]) -> None:
     """Close links, but wait at most CLOSE_SECONDS for peers that may be dead; then continue in the
     background.
+
+    closing: the coroutine that closes the links.
     """
     task = asyncio.get_running_loop().create_task(closing)
-    _parting.add(task)
-    task.add_done_callback(_parting.discard)
+    _closing_tasks.add(task)
+    task.add_done_callback(_closing_tasks.discard)
     await asyncio.wait([task], timeout=CLOSE_SECONDS)
 
 
@@ -227,9 +254,14 @@ class Dialer(Protocol):
     """Opens links to members by their addresses."""
 
     async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> RingLink:
-        """Open a link of an epoch to the member at `address`, which must be of this kind.
+        """Open a link of an epoch to a member.
 
-        Raises Unavailable if the peer cannot be reached.
+        address: the member's address, as it registered it: host:port or unix:path.
+        epoch: number of the epoch to which the link belongs.
+        kind: what the member must be, "worker" or "drafter"; its certificate must say so if certificates are
+            needed.
+
+        Raises Unavailable if the peer cannot be reached, and Refused if it rejects the link.
         """
         ...
 
@@ -237,29 +269,42 @@ class Dialer(Protocol):
 class Dialers:
     """Dials with the transport that the epoch's configuration names."""
 
-    def __init__(self, by: Mapping[Transport, Dialer]) -> None:
-        """Dial over gRPC at first. by: the dialer of each transport."""
-        self._by = by
-        self._now = by["grpc"]
+    def __init__(self, dialers: Mapping[Transport, Dialer]) -> None:
+        """dialers: the dialer of each transport. Until `turn_to` is called, "grpc" is used."""
+        self._dialers = dialers
+        self._current = dialers["grpc"]
 
     def turn_to(self, transport: Transport) -> None:
-        """Use this transport for all later links."""
-        self._now = self._by[transport]
+        """Use this transport for all later links.
+
+        transport: one of the transports with a dialer.
+        """
+        self._current = self._dialers[transport]
 
     async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> RingLink:
-        """See `Dialer.dial`."""
-        return await self._now.dial(address, epoch, kind)
+        """Open a link with the current transport, see `Dialer.dial`.
+
+        address: the member's address.
+        epoch: number of the epoch to which the link belongs.
+        kind: what the member must be.
+        """
+        return await self._current.dial(address, epoch, kind)
 
 
 class Inbox:
     """The receiving end of all of a member's links: one queue, arrivals in order per sender."""
 
     def __init__(self) -> None:
-        """Start with an empty queue."""
+        """Make an empty inbox."""
         self._queue: asyncio.Queue[Arrival] = asyncio.Queue()
 
     def put(self, sender: str, message: Any, names: frozenset[str] | None = None) -> None:
-        """Add a message, with the present time as its time of arrival. Only on the event loop's thread."""
+        """Add a message, with the present time as its time of arrival. Only on the event loop's thread.
+
+        sender: name of the member that sent the message, or "master".
+        message: the decoded message.
+        names: names in the sender's certificate, or None if members need no certificates.
+        """
         self._queue.put_nowait(Arrival(sender, message, time.monotonic(), names))
 
     def arrived(self) -> bool:
@@ -275,7 +320,7 @@ class Inbox:
         return None if self._queue.empty() else self._queue.get_nowait()
 
     async def __aiter__(self) -> AsyncIterator[Arrival]:
-        """Yield messages for ever, in the order of their arrival."""
+        """Yield messages as they arrive, without end."""
         while True:
             yield await self._queue.get()
 
@@ -290,10 +335,8 @@ class LocalLink:
         prepare: Prepare | None = None,
         drafter: ColocatedDrafter | None = None,
     ) -> None:
-        """Open a link on the running event loop.
-
-        sender: name of the sending member.
-        inbox: where the messages arrive.
+        """sender: name of the sending member, which the receiver sees.
+        inbox: the receiving member's inbox.
         prepare: a function that is applied to each message before it is sent, or None.
         drafter: the receiving drafter, if it computes on the sender's thread; otherwise None.
         """
@@ -305,24 +348,35 @@ class LocalLink:
         self._loop = asyncio.get_running_loop()
 
     async def send(self, message: Any) -> None:
-        """See `Link.send`."""
-        self._inbox.put(self._sender, self._ready(message))
+        """Put a message into the receiver's inbox. Raises Unavailable after `close`.
+
+        message: the value, which the receiver gets without a copy.
+        """
+        self._inbox.put(self._sender, self._prepared(message))
 
     def post(self, message: Any) -> None:
-        """See `RingLink.post`."""
-        ready = self._ready(message)
+        """Put a message into the receiver's inbox from any thread. Raises Unavailable after `close`.
+
+        message: the value, which the receiver gets without a copy.
+        """
+        prepared = self._prepared(message)
         # The event loop is closed if the process ends; then no message is read any more.
         with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._inbox.put, self._sender, ready)
+            self._loop.call_soon_threadsafe(self._inbox.put, self._sender, prepared)
 
-    def _ready(self, message: Any) -> Any:
-        """Return the message as it is sent. Raises Unavailable if the link is closed."""
+    def _prepared(self, message: Any) -> Any:
+        """Return a message as it is put into the inbox. Raises Unavailable after `close`.
+
+        message: the value to send.
+        """
         if not self._open:
             raise Unavailable("link is closed")
         return self._prepare(message) if self._prepare else message
 
     async def close(self) -> None:
-        """Reject later messages; those that were sent have arrived."""
+        """End the link: later messages raise Unavailable. Messages that were sent are in the inbox
+        already.
+        """
         self._open = False
 
 
@@ -341,13 +395,21 @@ class Exchange:
     )
 
     def listen(self, address: str) -> Inbox:
-        """Return the inbox of the member at `address`, which is created at the first call."""
+        """Return the inbox of the member at `address`, which is created at the first call.
+
+        address: the member's address.
+        """
         return self.inboxes.setdefault(address, Inbox())
 
-    def introduce(self, address: str, part: object, compute: Executor) -> None:
-        """Register the member at `address` and its compute thread, so that colocated drafters are found."""
-        if isinstance(part, ColocatedDrafter):
-            self.drafters[address, compute] = part
+    def introduce(self, address: str, member: object, compute: Executor) -> None:
+        """Register a member, so that a stage on the same compute thread calls it directly if it is a drafter.
+
+        address: the member's address.
+        member: the worker or drafter. Workers are not registered.
+        compute: the thread on which the member computes.
+        """
+        if isinstance(member, ColocatedDrafter):
+            self.drafters[address, compute] = member
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,10 +430,17 @@ class LocalDialer:
     others: Dialer | None = None
 
     async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> RingLink:
-        """See `Dialer.dial`."""
-        if (near := self.exchange.inboxes.get(address)) is not None:
+        """Open a link to a member of this process, or dial with `others` if no such member has the address.
+
+        address: the member's address.
+        epoch: number of the epoch to which the link belongs.
+        kind: what the member must be; not checked within the process.
+
+        Raises Unavailable if the address is not of this process and there are no others.
+        """
+        if (inbox := self.exchange.inboxes.get(address)) is not None:
             drafter = self.exchange.drafters.get((address, self.compute))
-            return LocalLink(self.sender, near, self.prepare, drafter)
+            return LocalLink(self.sender, inbox, self.prepare, drafter)
         if self.others is None:
-            raise Unavailable(f"nobody listens at {address}")
+            raise Unavailable(f"no member of this process listens at {address}")
         return await self.others.dial(address, epoch, kind)

@@ -32,14 +32,16 @@ from specsot.transport.security import PLAIN, Tls
 from specsot.transport.wire.tensors import SeparateTensor
 from specsot.transport.wires import Places, is_private
 
+# The number of an end of a channel in its process group: 0 sends, 1 receives.
 End = Literal[0, 1]
 Make = Callable[[Path, End, torch.device, timedelta], Any]
 
+# Stands for any processor when two ends compare their devices.
 CPU = "cpu"
 SENDER: End = 0
 RECEIVER: End = 1
 # Seconds. How long a channel waits for its other end and for bytes before it counts as lost. Untuned.
-PATIENCE = 30.0
+TIMEOUT_SECONDS = 30.0
 
 
 class Channel:
@@ -50,14 +52,17 @@ class Channel:
     lost: True once the channel is closed.
     """
 
-    def __init__(self, place: Path, end: End, patience: float = PATIENCE, make: Make | None = None) -> None:
+    def __init__(
+        self, place: Path, end: End, timeout_seconds: float = TIMEOUT_SECONDS, make: Make | None = None
+    ) -> None:
         """place: path of the file through which the two ends meet.
-
-        patience: seconds to wait for the other end and for bytes.
-        make: creates the process group that sends and receives. None: `group_on`.
+        end: which end this is, SENDER or RECEIVER.
+        timeout_seconds: seconds to wait for the other end and for bytes.
+        make: creates the process group that sends and receives, from (place, end, device, timeout). None:
+            `group_on`.
         """
         self.place = place
-        self._patience = timedelta(seconds=patience)
+        self._timeout = timedelta(seconds=timeout_seconds)
         self._end: End = end
         self._make = make or group_on
         self._group: Any = None
@@ -67,6 +72,8 @@ class Channel:
 
     def deliver(self, data: Tensor) -> None:
         """Send the bytes without waiting, except at the first call, which waits for the other end.
+
+        data: uint8 tensor of any length. It stays in memory until it has been sent.
 
         Raises Unavailable if the channel broke.
         """
@@ -82,7 +89,11 @@ class Channel:
         """Fill a tensor with the next bytes of the channel.
 
         On a CPU, the bytes have arrived when this returns. On a GPU, work that is launched afterwards waits
-        for them. Raises Unavailable if the channel broke.
+        for them.
+
+        data: uint8 tensor, as long as the block that the other end delivers.
+
+        Raises Unavailable if the channel broke.
         """
         if self._group is None:
             self._join(data.device)
@@ -90,7 +101,7 @@ class Channel:
         try:
             work.wait()
         except RuntimeError as error:
-            raise self._gone(error) from None
+            raise self._broken(error) from None
 
     def close(self) -> None:
         """Close the channel at once, without waiting for transfers that are under way."""
@@ -108,59 +119,80 @@ class Channel:
         NCCL connects only when the first bytes are sent, and the sender waits for the other end meanwhile.
         This must not happen on the event loop, because that may still have to write the header that makes the
         other end connect.
+
+        device: the device of the tensors, which decides between NCCL and gloo.
         """
         use_device(str(device))
-        word = torch.zeros(1, device=device)
+        greeting = torch.zeros(1, device=device)
         with self._joining:
             if self._group is not None or self.lost:
                 return
             try:
-                group = self._make(self.place, self._end, device, self._patience)
+                group = self._make(self.place, self._end, device, self._timeout)
                 greet = group.send if self._end == SENDER else group.recv
-                greet([word], RECEIVER if self._end == SENDER else SENDER, 0).wait()
+                greet([greeting], RECEIVER if self._end == SENDER else SENDER, 0).wait()
             except RuntimeError as error:
-                raise self._gone(error) from None
+                raise self._broken(error) from None
             self._group = group
         # If the channel was closed meanwhile, `close` did not see the group yet.
         if self.lost:
             self.close()
 
-    def _exchange(self, what: Literal["send", "recv"], data: Tensor, peer: End) -> Any:
+    def _exchange(self, operation: Literal["send", "recv"], data: Tensor, peer: End) -> Any:
+        """Start a transfer and return it. Raises Unavailable if the channel is closed or broke.
+
+        operation: the method of the process group.
+        data: the tensor to send or to fill.
+        peer: the number of the other end.
+        """
         if self._group is None:
             raise Unavailable("the channel for rows is closed")
         try:
-            return getattr(self._group, what)([data], peer, 0)
+            return getattr(self._group, operation)([data], peer, 0)
         except RuntimeError as error:
-            raise self._gone(error) from None
+            raise self._broken(error) from None
 
-    def _gone(self, error: RuntimeError) -> Unavailable:
+    def _broken(self, error: RuntimeError) -> Unavailable:
+        """Return the error to raise for a failed transfer.
+
+        error: the error of the process group.
+        """
         return Unavailable(f"the channel for rows broke: {str(error).splitlines()[0]}")
 
 
-def group_on(place: Path, end: End, device: torch.device, patience: timedelta) -> Any:
+def group_on(place: Path, end: End, device: torch.device, timeout: timedelta) -> Any:
     """Create the process group of two ends: NCCL on a GPU, gloo over 127.0.0.1 on a CPU.
+
+    place: path of the file through which the two ends meet.
+    end: which end this is.
+    device: the device of the tensors.
+    timeout: how long the other end and each transfer may take.
 
     Raises Unavailable if the devices of the two ends cannot be connected.
     """
     from torch import distributed
 
     store = distributed.FileStore(str(place), 2)
-    store.set_timeout(patience)
+    store.set_timeout(timeout)
     _check_devices(store, end, device)
     if device.type == "cuda":
         # The other end waits for the tensors, so that they have priority over what is computed next.
         settings: Any = distributed.ProcessGroupNCCL.Options(is_high_priority_stream=True)
-        settings._timeout = patience  # noqa: SLF001
+        settings._timeout = timeout  # noqa: SLF001
         return distributed.ProcessGroupNCCL(store, end, 2, settings)
     gloo: Any = distributed.ProcessGroupGloo
     settings = gloo._Options()  # noqa: SLF001
-    settings._timeout = patience  # noqa: SLF001
+    settings._timeout = timeout  # noqa: SLF001
     settings._devices = [gloo.create_device(hostname="127.0.0.1")]  # noqa: SLF001
     return gloo(store, end, 2, settings)
 
 
 def _check_devices(store: Any, end: End, device: torch.device) -> None:
     """Exchange the devices of the two ends through the store.
+
+    store: the store that both ends share.
+    end: which end this is.
+    device: the device of this end.
 
     Raises Unavailable if both ends are on one GPU, or one on a GPU and the other on a CPU. NCCL would fail
     without naming the reason.
@@ -169,15 +201,16 @@ def _check_devices(store: Any, end: End, device: torch.device) -> None:
     store.set(f"device {end}", mine)
     theirs = store.get(f"device {1 - end}").decode()
     if mine == theirs != CPU:
-        raise Unavailable("two stages share a GPU, where rows go by --transport grpc")
+        raise Unavailable("two stages share a GPU; use --transport grpc there")
     if CPU in (mine, theirs) and mine != theirs:
-        raise Unavailable("one stage is on a GPU and the next on a CPU, where rows go by --transport grpc")
+        raise Unavailable("one stage is on a GPU and the next on a CPU; use --transport grpc there")
 
 
 def _abort(group: Any, held: list[Any]) -> None:
     """Abort a process group. NCCL's kernels would otherwise wait on the device without end.
 
     held: the tensors that are being sent, which must stay in memory until the group is aborted.
+    group: the process group.
     """
     group.abort()
     held.clear()
@@ -188,13 +221,22 @@ STAMP = 16
 
 
 def stamp_of(number: int, device: torch.device) -> Tensor:
-    """Return the stamp of a frame: its number + 1, twice, so that memory of zeros is never a valid stamp."""
+    """Return the stamp of a frame: its number + 1, twice, as 16 uint8, so that memory of zeros is never a
+    valid stamp.
+
+    number: number of the frame.
+    device: where the stamp is created.
+    """
     return torch.full((STAMP // 8,), number + 1, dtype=torch.int64, device=device).view(torch.uint8)
 
 
 @torch.inference_mode()
 def pack(stamp: Tensor, tensors: Sequence[Tensor]) -> Tensor:
-    """Return the stamp and the bytes of the tensors as one tensor of bytes."""
+    """Return the stamp and the bytes of the tensors as one uint8 tensor.
+
+    stamp: uint8 [16], see `stamp_of`.
+    tensors: tensors on the same device, of any types and shapes.
+    """
     return torch.cat([stamp, *(rows.contiguous().view(-1).view(torch.uint8) for rows in tensors)])
 
 
@@ -204,15 +246,21 @@ class ReceivedTensors:
     """
 
     def __init__(self, channel: Channel, number: int, announced: Sequence[SeparateTensor]) -> None:
+        """channel: the channel by which the tensors arrive.
+        number: number of the frame.
+        announced: types and shapes of the tensors, in the order in which they travel.
+        """
         self._channel = channel
         self._number = number
         self._announced = announced
         self._data: Tensor | None = None
         # On a GPU, the event after which the data has arrived.
-        self._came: Any = None
+        self._arrived: Any = None
 
     def open(self, device: torch.device) -> list[Tensor]:
         """Return the tensors on `device`. The first call receives the next bytes of the channel.
+
+        device: the device of the receiving stage.
 
         Raises Unavailable if the channel broke.
         """
@@ -220,7 +268,9 @@ class ReceivedTensors:
         if self._data is None:
             self._data = torch.zeros(STAMP + sum(sizes), dtype=torch.uint8, device=device)
             self._channel.receive(self._data)
-            self._came = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+            self._arrived = (
+                torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+            )
         parts = self._data[STAMP:].split(sizes)
         return [part.view(each.dtype).view(each.shape) for part, each in zip(parts, self._announced)]
 
@@ -235,31 +285,45 @@ class ReceivedTensors:
         Uses a stream of its own, so as not to wait for computations on the tensors. Raises Unavailable if the
         channel broke or the bytes belong to another frame.
         """
-        wanted = stamp_of(self._number, torch.device("cpu"))
-        if self._channel.lost or self.stamp is None or not torch.equal(self._read(self.stamp), wanted):
-            raise Unavailable(f"the rows of frame {self._number} never came")
+        expected = stamp_of(self._number, torch.device("cpu"))
+        if self._channel.lost or self.stamp is None or not torch.equal(self._read(self.stamp), expected):
+            raise Unavailable(f"the rows of frame {self._number} did not arrive")
 
     def _read(self, stamp: Tensor) -> Tensor:
-        if self._came is None:
+        """Return the stamp on the CPU, once the tensors have arrived.
+
+        stamp: uint8 [16] on the device.
+        """
+        if self._arrived is None:
             return stamp
-        way = copy_stream(stamp.device)
-        with torch.cuda.stream(way):
-            way.wait_event(self._came)
+        stream = copy_stream(stamp.device)
+        with torch.cuda.stream(stream):
+            stream.wait_event(self._arrived)
             return stamp.cpu()
 
 
-class Coming(PendingRows):
+class ArrivingRows(PendingRows):
     """One tensor of a `ReceivedTensors`."""
 
-    def __init__(self, parcel: ReceivedTensors, place: int, announced: SeparateTensor) -> None:
+    def __init__(self, received: ReceivedTensors, index: int, announced: SeparateTensor) -> None:
+        """received: the tensors of the frame.
+        index: which of these tensors this one is.
+        announced: its type and shape.
+        """
         super().__init__(torch.Size(announced.shape))
-        self._received_tensors = parcel
-        self._place = place
+        self._received_tensors = received
+        self._index = index
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        return self._received_tensors.open(device)[self._place].to(dtype)
+        """Return the tensor on `device`, in `dtype`. Raises Unavailable if the channel broke.
+
+        device: the device of the receiving stage.
+        dtype: the type to which the tensor is converted.
+        """
+        return self._received_tensors.open(device)[self._index].to(dtype)
 
     def check(self) -> None:
+        """Raise Unavailable if the tensors did not arrive or belong to another frame."""
         self._received_tensors.check()
 
 
@@ -267,6 +331,7 @@ class DirectHost:
     """The receiving ends of all channels to one member, and the tensors of the frames that it computes."""
 
     def __init__(self, make: Make | None = None) -> None:
+        """make: creates process groups, see `Channel`. None: `group_on`."""
         self._make = make
         self._places = Places("channels")
         self._channels: dict[tuple[str, int], Channel] = {}
@@ -275,10 +340,12 @@ class DirectHost:
     def expect(self, peer: Peer) -> Endpoint:
         """Open an endpoint for one channel from this peer, instead of an earlier one of the same epoch.
 
+        peer: the peer that will send tensors.
+
         Raises Overloaded if there are too many channels.
         """
         self.part(peer)
-        place = self._places.take()
+        place = self._places.allocate()
         self._channels[peer.name, peer.epoch] = Channel(place, RECEIVER, make=self._make)
         return Endpoint(path=str(place))
 
@@ -286,6 +353,9 @@ class DirectHost:
         """Return a frame whose tensors travel by the peer's channel with handles for them.
 
         Other messages are returned unchanged. Raises WireError if the peer has no channel.
+
+        peer: the peer that sent the message.
+        message: the decoded message.
         """
         if not isinstance(message, Frame):
             return message
@@ -294,35 +364,42 @@ class DirectHost:
             return message
         channel = self._channels.get((peer.name, peer.epoch))
         if channel is None:
-            raise WireError(f"frame {message.number} has its rows beside it, where no channel is")
-        parcel = ReceivedTensors(channel, message.number, announced)
-        self._received_tensors_by_frame[message.epoch, message.number] = parcel
-        coming = iter([Coming(parcel, place, rows) for place, rows in enumerate(announced)])
+            raise WireError(
+                f"frame {message.number} has its rows in a separate channel, but there is no such channel"
+            )
+        received = ReceivedTensors(channel, message.number, announced)
+        self._received_tensors_by_frame[message.epoch, message.number] = received
+        arriving = iter([ArrivingRows(received, index, rows) for index, rows in enumerate(announced)])
         hidden, fused = (
-            next(coming) if isinstance(rows, SeparateTensor) else rows
+            next(arriving) if isinstance(rows, SeparateTensor) else rows
             for rows in (message.hidden, message.fused)
         )
         return replace(message, hidden=hidden, fused=fused)
 
-    def taken(self, epoch: int, number: int) -> ReceivedTensors | None:
+    def pop_received(self, epoch: int, number: int) -> ReceivedTensors | None:
         """Remove and return the tensors with which a frame arrived, or None if no channel delivered any.
 
         Called once, when the frame is sent on.
+
+        epoch: epoch of the frame.
+        number: number of the frame.
         """
         return self._received_tensors_by_frame.pop((epoch, number), None)
 
     def part(self, peer: Peer) -> None:
         """Close the channel of a peer whose link has ended, and drop the tensors of its epoch and of earlier
         ones.
+
+        peer: the peer of the ended link.
         """
         if channel := self._channels.pop((peer.name, peer.epoch), None):
             channel.close()
             # The stores of both ends may still read the file. If the file were deleted or reused, they would
             # read without end.
-            self._places.give_back(channel.place, remove=False)
+            self._places.free(channel.place, remove=False)
             for key in [key for key in list(self._received_tensors_by_frame) if key[0] <= peer.epoch]:
-                # `taken` tolerates that the compute thread removes the same key meanwhile.
-                self.taken(*key)
+                # `pop_received` tolerates that the compute thread removes the same key meanwhile.
+                self.pop_received(*key)
 
     def close(self) -> None:
         """Close all channels and delete their files."""
@@ -338,11 +415,11 @@ class DirectDialer:
         self, sender: str, dialer: Dialer, host: DirectHost, tls: Tls = PLAIN, make: Make | None = None
     ) -> None:
         """sender: name of the dialing member.
-
         dialer: opens the links that carry headers and all messages without hidden states.
         host: the receiving ends of the dialing member, whose received stamps it passes on with its own
             frames.
-        make: see `Channel`.
+        tls: the TLS files of the dialing member.
+        make: creates process groups, see `Channel`. None: `group_on`.
         """
         self._sender = sender
         self._dialer = dialer
@@ -351,13 +428,22 @@ class DirectDialer:
         self._make = make
 
     async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> RingLink:
-        """See `Dialer.dial`. Raises Unavailable also if a worker is on another machine."""
+        """Open a link; to a worker, with a channel for the hidden states of frames.
+
+        address: the member's address.
+        epoch: number of the epoch to which the link belongs.
+        kind: what the member must be. A drafter gets no channel.
+
+        Raises Unavailable if the peer cannot be reached, and if a worker is on another machine.
+        """
         link = await self._dialer.dial(address, epoch, kind)
         if kind == "drafter":
             return link
         try:
             _, place = await negotiate(address, self._sender, epoch, b"", kind, tls=self._tls, rows=True)
-            return DirectLink(link, Channel(_own(place, address), SENDER, make=self._make), self._host)
+            return DirectLink(
+                link, Channel(_checked_path(place, address), SENDER, make=self._make), self._host
+            )
         except BaseException:
             await link.close()
             raise
@@ -367,24 +453,34 @@ class DirectLink:
     """The sending end: headers travel by the link, hidden states by the channel."""
 
     def __init__(self, link: RingLink, channel: Channel, host: DirectHost) -> None:
+        """link: carries headers and all other messages.
+        channel: carries the hidden states.
+        host: the receiving ends of this member, which know the stamps that arrived.
+        """
         self._link = link
         self._channel = channel
         self._host = host
 
     async def send(self, message: Any) -> None:
-        """See `Link.send`. Runs in a thread, because sending the first tensors waits for the other end."""
+        """Send one message. Runs in a thread, because sending the first tensors waits for the other end.
+
+        message: a value that the ring carries.
+        """
         await asyncio.to_thread(self.post, message)
 
     def post(self, message: Any) -> None:
-        """See `RingLink.post`.
+        """Send one message from any thread. Raises Unavailable if the link or the channel is lost.
 
         A frame's header goes first, with descriptions of its tensors, which then follow by the channel. If
-        the
-        frame arrived by a channel too, its stamp is passed on instead of a new one: if the tensors never
+        the frame arrived by a channel too, its stamp is passed on instead of a new one: if the tensors never
         arrived, the next stage notices that too.
+
+        message: a value that the ring carries. A frame's tensors are on the device of the sending stage.
         """
-        parcel = (
-            self._host.taken(message.epoch, message.number) if isinstance(message, Frame | Result) else None
+        received = (
+            self._host.pop_received(message.epoch, message.number)
+            if isinstance(message, Frame | Result)
+            else None
         )
         if not isinstance(message, Frame) or message.hidden is None:
             self._link.post(message)
@@ -397,21 +493,26 @@ class DirectLink:
             fused=None if fused is None else SeparateTensor.of(fused),
         )
         self._link.post(announced)
-        stamp = parcel.stamp if parcel else None
+        stamp = received.stamp if received else None
         stamp = stamp_of(message.number, hidden.device) if stamp is None else stamp
         self._channel.deliver(pack(stamp, [rows for rows in (hidden, fused) if rows is not None]))
 
     async def close(self) -> bool | None:
+        """End the link, then the channel. Returns what `close` of the link returns."""
         delivered = await self._link.close()
         self._channel.close()
         return delivered
 
 
-def _own(place: Endpoint, address: str) -> Path:
-    """Return the path of an endpoint. Raises Unavailable if the path is on another machine or not private."""
-    path = Path(place.path or "")
+def _checked_path(endpoint: Endpoint, address: str) -> Path:
+    """Return the path of an endpoint. Raises Unavailable if the path is on another machine or not private.
+
+    endpoint: the endpoint that the peer named for its channel.
+    address: the peer's address, for error messages.
+    """
+    path = Path(endpoint.path or "")
     if not path.parent.exists():
-        raise Unavailable(f"{address} is on another machine, where rows go by --transport grpc")
-    if place.path is None or not is_private(path):
-        raise Unavailable(f"{address} named {place.path} for rows, which is not this user's alone")
+        raise Unavailable(f"{address} is on another machine; use --transport grpc there")
+    if endpoint.path is None or not is_private(path):
+        raise Unavailable(f"{address} named {endpoint.path} for rows, which is not private to this user")
     return path

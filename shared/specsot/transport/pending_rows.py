@@ -20,12 +20,15 @@ class PendingRows(ABC):
     """
 
     def __init__(self, shape: torch.Size) -> None:
+        """shape: shape of the tensor once it has arrived."""
         self.shape = shape
 
     @abstractmethod
     def to(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """Return the tensor on `device`. Work that is launched on that device from now on waits for its
-        data.
+        """Return the tensor on `device`. Work that is launched on that device from now on waits for its data.
+
+        device: where the tensor is needed.
+        dtype: the type to which the tensor is converted.
         """
 
     @abstractmethod
@@ -37,8 +40,9 @@ class PendingRows(ABC):
 
 
 def use_device(device: str) -> None:
-    """Make a GPU the current device of this thread. Does nothing for a CPU and for "cuda" without a
-    number.
+    """Make a GPU the current device of this thread. Does nothing for a CPU and for "cuda" without a number.
+
+    device: name of the device, such as "cuda:0".
     """
     if device.startswith("cuda:"):
         torch.cuda.set_device(device)
@@ -46,7 +50,10 @@ def use_device(device: str) -> None:
 
 @cache
 def copy_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream for copies that must not wait for the work that was launched last on the device."""
+    """Return the stream for copies that must not wait for the work that was launched last on the device.
+
+    device: the GPU from which the copies read. Every call for the same device returns the same stream.
+    """
     return torch.cuda.Stream(device)
 
 
@@ -58,23 +65,27 @@ class TransferringRows(PendingRows):
     """
 
     def __init__(self, rows: Tensor) -> None:
+        """rows: [num_tokens, width] tensor on the other GPU."""
         super().__init__(rows.shape)
         self._rows = rows
         self._computed = torch.cuda.current_stream(rows.device).record_event()
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """See `PendingRows.to`.
+        """Return a copy on `device`, which work that is launched there later waits for.
 
         torch copies on the source device's current stream. As the next frame is computed on that stream
         already, the copy would be a whole stage too late, so it gets a stream of its own.
+
+        device: the GPU that needs the tensor.
+        dtype: the type to which the tensor is converted.
         """
-        way = copy_stream(self._rows.device)
-        with torch.cuda.stream(way):
-            way.wait_event(self._computed)
-            here = self._rows.to(device, dtype, non_blocking=True)
-        self._rows.record_stream(way)
-        torch.cuda.current_stream(device).wait_stream(way)
-        return here
+        stream = copy_stream(self._rows.device)
+        with torch.cuda.stream(stream):
+            stream.wait_event(self._computed)
+            copied = self._rows.to(device, dtype, non_blocking=True)
+        self._rows.record_stream(stream)
+        torch.cuda.current_stream(device).wait_stream(stream)
+        return copied
 
     def check(self) -> None:
         """Do nothing, because no data is lost within a process."""
@@ -84,12 +95,19 @@ def let_rows_transfer(message: Any) -> Any:
     """Return a message to another member of this process, with the hidden states of a frame as
     `TransferringRows`.
 
-    Features are left unchanged: a drafter on another GPU copies them itself, and no step waits for that copy.
+    Messages other than frames are returned unchanged. Features too: a drafter on another GPU copies them
+    itself, and no step waits for that copy.
+
+    message: the message to send.
     """
     if not isinstance(message, Frame):
         return message
-    return replace(message, hidden=_on_its_way(message.hidden), fused=_on_its_way(message.fused))
+    return replace(message, hidden=_transferring(message.hidden), fused=_transferring(message.fused))
 
 
-def _on_its_way(rows: Tensor | None) -> Tensor | TransferringRows | None:
+def _transferring(rows: Tensor | None) -> Tensor | TransferringRows | None:
+    """Return a GPU tensor as `TransferringRows`; a CPU tensor and None are returned unchanged.
+
+    rows: [num_tokens, width] tensor, or None.
+    """
     return TransferringRows(rows) if rows is not None and rows.is_cuda else rows

@@ -15,33 +15,36 @@ from specsot.errors import Forbidden, InvalidRequest, SpecsotError, Unauthentica
 from specsot.service.option_table import option
 
 T = TypeVar("T")
+# Modification time in nanoseconds, size in bytes and inode of a file; None if it does not exist.
 Stamp = tuple[int, int, int] | None
 
 
 class WatchedFiles(Generic[T]):
     """A value that is read from files, and read again when the files change."""
 
-    def __init__(self, paths: Iterable[Path], read: Callable[[], T], lost: T | None = None) -> None:
-        """read: returns the value. Called at once, and what it raises then is raised here. If it raises
+    def __init__(self, paths: Iterable[Path], read: Callable[[], T], fallback: T | None = None) -> None:
+        """paths: the files. Their status is compared at each call of `value`.
+        read: returns the value. Called at once, and what it raises then is raised here. If it raises
             SpecsotError after a later change, that is only logged.
-        lost: the value after a change that could not be read. None: the previous value stays, because two
+        fallback: the value after a change that could not be read. None: the previous value stays, because two
             files that belong together never change at the same moment.
         """
         self._paths = tuple(paths)
         self._read = read
-        self._lost = lost
-        self._stamps = self._look()
+        self._fallback = fallback
+        self._stamps = self._read_stamps()
         self._value = read()
 
     def value(self) -> T:
         """Return the present value. Reads the status of each file to notice changes."""
-        stamps = self._look()
+        stamps = self._read_stamps()
         if stamps != self._stamps:
             self._stamps = stamps
             self._renew()
         return self._value
 
     def _renew(self) -> None:
+        """Read the value again, and log whether that succeeded."""
         # Imported here, because clients never get here and should not spend time on the import.
         import structlog
 
@@ -49,12 +52,13 @@ class WatchedFiles(Generic[T]):
         try:
             self._value = self._read()
         except SpecsotError as error:
-            log.warning("files changed, and are not taken", reason=str(error))
-            self._value = self._value if self._lost is None else self._lost
+            log.warning("changed files rejected", reason=str(error))
+            self._value = self._value if self._fallback is None else self._fallback
         else:
-            log.info("files changed, and are taken", files=[str(path) for path in self._paths])
+            log.info("changed files applied", files=[str(path) for path in self._paths])
 
-    def _look(self) -> tuple[Stamp, ...]:
+    def _read_stamps(self) -> tuple[Stamp, ...]:
+        """Return the status of each file, in the order of the paths."""
         return tuple(map(_stamp, self._paths))
 
 
@@ -62,12 +66,14 @@ def _stamp(path: Path) -> Stamp:
     """Return a file's time, size and number, or None if it does not exist.
 
     Links are followed, because Kubernetes changes files by changing links.
+
+    path: the file.
     """
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +111,7 @@ class Tls:
 
     @property
     def paths(self) -> tuple[Path, ...]:
+        """The files that are given, for watching them."""
         return tuple(path for path in (self.ca, self.cert, self.key) if path is not None)
 
     @property
@@ -113,6 +120,7 @@ class Tls:
         return self.ca is not None and self.cert is not None
 
 
+# No TLS.
 PLAIN = Tls()
 
 
@@ -129,14 +137,20 @@ class Pems:
 
 
 def read_pems(tls: Tls) -> Pems:
-    """Read the TLS files. Raises InvalidRequest if a file is unreadable or invalid."""
+    """Read the TLS files. Raises InvalidRequest if a file is unreadable or invalid.
+
+    tls: the paths of the files.
+    """
     context_of(tls)
     pair = (_read(tls.key), _read(tls.cert)) if tls.cert and tls.key else None
     return Pems(_read(tls.ca) if tls.ca else None, pair)
 
 
 def context_of(tls: Tls) -> ssl.SSLContext:
-    """Return an SSL context for a server of Python's own. Raises InvalidRequest if a file is invalid."""
+    """Return an SSL context for a server of Python's own. Raises InvalidRequest if a file is invalid.
+
+    tls: the paths of the files. Without a certificate, the context has none.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if tls.ca is not None:
@@ -160,12 +174,20 @@ def secured_context(tls: Tls) -> ssl.SSLContext | None:
     """Return an SSL context for a server of Python's own, or None without TLS.
 
     Changed files apply from the next handshake on.
+
+    tls: the paths of the files. Raises InvalidRequest if they are invalid.
     """
     if tls.cert is None:
         return None
     fresh = WatchedFiles(tls.paths, lambda: context_of(tls))
 
     def renew(connection: ssl.SSLObject, host: str | None, context: ssl.SSLContext) -> None:
+        """Give a connection the context of the files as they are now.
+
+        connection: the connection whose handshake has begun.
+        host: the host name that the client asked for, or None. Not needed.
+        context: the context with which the connection began. Not needed.
+        """
         connection.context = fresh.value()
 
     first = fresh.value()
@@ -179,6 +201,12 @@ def _no_password() -> str:
 
 
 def _complaint(cert: Path, key: Path, error: Exception) -> str:
+    """Return the message for a certificate or key that cannot be loaded.
+
+    cert: path of the certificate.
+    key: path of the key.
+    error: what loading them raised.
+    """
     if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
         return f"{key} is not the key of {cert}"
     if isinstance(error, ssl.SSLError):
@@ -187,6 +215,10 @@ def _complaint(cert: Path, key: Path, error: Exception) -> str:
 
 
 def _read(path: Path) -> bytes:
+    """Return the bytes of a TLS file. Raises InvalidRequest if it cannot be read.
+
+    path: the file.
+    """
     try:
         return path.read_bytes()
     except OSError as error:
@@ -194,9 +226,9 @@ def _read(path: Path) -> bytes:
 
 
 # Bytes. Bounds a token, which must fit into METADATA_BYTES.
-LONGEST = 4096
+MAX_TOKEN_BYTES = 4096
 # Tokens. Bounds a file, because every call's digest is compared with all of them. Untuned.
-MOST = 10_000
+MAX_TOKENS = 10_000
 
 # The mark after an administrator's token in the file.
 ADMIN = "admin"
@@ -221,19 +253,26 @@ class Tokens:
     """Checks the tokens of calls. If a token file becomes invalid or empty later, every token is rejected."""
 
     def __init__(self, file: Path | None = None, token: str | None = None) -> None:
-        """file: a file with tokens. token: tokens as text. Raises InvalidRequest if either has no valid
-        token.
+        """file: a file with tokens, which is read again when it changes; or None.
+        token: tokens as text, as in the variable SPECSOT_TOKEN; or None.
+
+        Raises InvalidRequest if either has no valid token.
         """
         self._fixed = digests_of(token, "SPECSOT_TOKEN") if token is not None else ()
-        self._file = None if file is None else WatchedFiles([file], lambda: read_digests(file), lost=())
+        self._file = None if file is None else WatchedFiles([file], lambda: read_digests(file), fallback=())
 
     def check(self, authorization: str | None) -> None:
-        """Raise Unauthenticated unless the value of the authorization header has a known token."""
+        """Raise Unauthenticated unless the header has a known token.
+
+        authorization: the value of the authorization header, "Bearer TOKEN", or None if there is none.
+        """
         self._find(authorization)
 
     def owner(self, authorization: str | None) -> str:
-        """Return an id of the token's holder, from which the token cannot be found. Raises
-        Unauthenticated.
+        """Return an id of the token's holder, from which the token cannot be found: 32 hex digits.
+
+        authorization: the value of the authorization header. Raises Unauthenticated unless it has a known
+            token.
         """
         return hashlib.sha256(b"owner:" + self._find(authorization).digest).hexdigest()[:32]
 
@@ -242,29 +281,40 @@ class Tokens:
 
         If there is only one token, its holder is the administrator; otherwise the holders of marked tokens
         are.
+
+        authorization: the value of the authorization header, or None.
         """
         if not self._find(authorization).admin and len(self._known()) > 1:
-            raise Forbidden(f"this takes an administrator's token: one with ` {ADMIN}` behind it in the file")
+            raise Forbidden(
+                f"this call needs an administrator's token: one followed by ` {ADMIN}` in the token file"
+            )
 
     def _known(self) -> Digests:
+        """Return all known tokens: those given as text, then those of the file as it is now."""
         return (*self._fixed, *(self._file.value() if self._file else ()))
 
     def _find(self, authorization: str | None) -> Known:
         """Return the known token of a header. Raises Unauthenticated if there is none.
 
         All known tokens are compared, so that the time of the check reveals nothing about them.
+
+        authorization: the value of the authorization header, or None.
         """
         scheme, _, token = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not token:
             raise Unauthenticated("a token is needed: authorization: Bearer ...")
-        shown = _digest(token.strip())
-        found = [known for known in self._known() if hmac.compare_digest(shown, known.digest)]
-        if not found:
+        digest = _digest(token.strip())
+        matches = [known for known in self._known() if hmac.compare_digest(digest, known.digest)]
+        if not matches:
             raise Unauthenticated("this token is not known here")
-        return Known(shown, any(known.admin for known in found))
+        return Known(digest, any(known.admin for known in matches))
 
 
 def read_digests(file: Path) -> Digests:
+    """Return the tokens of a file. Raises InvalidRequest if it cannot be read or has no valid token.
+
+    file: a text file in UTF-8 with one token per line.
+    """
     try:
         return digests_of(file.read_text("utf-8"), str(file))
     except OSError as error:
@@ -277,31 +327,47 @@ def read_digests(file: Path) -> Digests:
 def digests_of(text: str, source: str) -> Digests:
     """Return the tokens of a text with one token per line; an administrator's is followed by " admin".
 
+    text: the lines.
+    source: name of the file or variable, for error messages.
+
     Raises InvalidRequest, which names the source but never a token, if there is no token or an invalid one.
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     tokens = [token_of(line) for line in lines]
-    if not 0 < len(tokens) <= MOST:
-        raise InvalidRequest(f"{source}: {'no token' if not tokens else 'too many tokens'} in it", "token")
+    if not 0 < len(tokens) <= MAX_TOKENS:
+        raise InvalidRequest(
+            f"{source}: {'it has no token' if not tokens else 'it has too many tokens'}", "token"
+        )
     for number, token in enumerate(tokens, 1):
-        if not (token.isascii() and token.isprintable()) or " " in token or len(token) > LONGEST:
+        if not (token.isascii() and token.isprintable()) or " " in token or len(token) > MAX_TOKEN_BYTES:
             raise InvalidRequest(f"{source}: token {number} cannot travel in a header", field="token")
     return tuple(Known(_digest(token), token != line) for token, line in zip(tokens, lines))
 
 
 def first_token(file: Path) -> str:
-    """Return the first token of a file, which a client sends. Raises InvalidRequest."""
+    """Return the first token of a file, which a client sends. Raises InvalidRequest if the file has no valid
+    token.
+
+    file: a text file in UTF-8 with one token per line.
+    """
     read_digests(file)
     return next(token_of(line.strip()) for line in file.read_text("utf-8").splitlines() if line.strip())
 
 
 def token_of(line: str) -> str:
-    """Return the token of a line without an administrator's mark."""
+    """Return the token of a line without an administrator's mark: "abc admin" and "abc" are both "abc".
+
+    line: a line of a token file, without spaces around it.
+    """
     token, _, mark = line.rpartition(" ")
     return token.rstrip() if mark == ADMIN and token.strip() else line
 
 
 def _digest(token: str) -> bytes:
+    """Return the SHA-256 of a token.
+
+    token: the token.
+    """
     return hashlib.sha256(token.encode()).digest()
 
 
@@ -309,6 +375,8 @@ def exposed(address: str) -> bool:
     """Return whether other machines may reach an address: it is neither a unix socket nor loopback.
 
     Host names other than localhost count as reachable.
+
+    address: host:port or unix:path.
     """
     if address.startswith("unix:"):
         return False

@@ -32,7 +32,9 @@ LENGTH = 4
 def is_local_socket(address: str) -> bool:
     """Return whether an address is a unix socket or an IP address of this machine.
 
-    An IP address belongs to this machine if a socket can be bound to it.
+    An IP address belongs to this machine if a socket can be bound to it. Returns False for host names.
+
+    address: host:port or unix:path. Raises Unavailable for anything else.
     """
     if address.startswith("unix:"):
         return True
@@ -49,6 +51,7 @@ class UnixWire(Wire):
     """A connected unix socket, which the compute thread writes to and the event loop waits for."""
 
     def __init__(self, connected: socket.socket) -> None:
+        """connected: the connected, non-blocking socket, which `hang_up` closes."""
         self._socket = connected
         self._lock = Lock()
         self._loop = asyncio.get_running_loop()
@@ -58,10 +61,18 @@ class UnixWire(Wire):
         self._idle.set()
 
     def encode(self, request: Message) -> bytes:
+        """Return a message as its length and its bytes.
+
+        request: the protobuf message.
+        """
         data = request.SerializeToString()
         return len(data).to_bytes(LENGTH, "little") + data
 
     def write_now(self, data: bytes) -> bytes:
+        """Write as much as the socket accepts at once, from any thread, and return the rest.
+
+        data: an encoded message. Raises Unavailable if the connection has ended.
+        """
         # If the socket were closed meanwhile, its descriptor could belong to another file.
         with self._lock:
             try:
@@ -72,6 +83,10 @@ class UnixWire(Wire):
                 raise Unavailable("the connection has ended") from None
 
     async def write(self, data: bytes) -> None:
+        """Write everything. Raises Unavailable if the connection has ended.
+
+        data: an encoded message, or the rest of one.
+        """
         try:
             with self._using():
                 await self._loop.sock_sendall(self._socket, data)
@@ -79,15 +94,19 @@ class UnixWire(Wire):
             raise Unavailable("the connection has ended") from None
 
     async def finish(self) -> None:
+        """End this direction of the connection; does nothing if the connection has ended."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
     async def wait_closed(self) -> None:
-        """See `Wire.wait_closed`. The peer never writes to this socket, so anything read is its end."""
+        """Wait until the peer has closed the connection. The peer never writes to this socket, so anything
+        read is its end.
+        """
         with suppress(OSError), self._using():
             await self._loop.sock_recv(self._socket, 1)
 
     async def hang_up(self) -> None:
+        """Close the connection at once, after all coroutines of this object have stopped using the socket."""
         with self._lock, suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         # The event loop must have forgotten the socket's descriptor before the descriptor is free.
@@ -97,6 +116,9 @@ class UnixWire(Wire):
 
     @contextmanager
     def _using(self) -> Generator[None]:
+        """Return a context manager within which a coroutine waits for the socket, so that it is not closed
+        meanwhile.
+        """
         self._waiting += 1
         self._idle.clear()
         try:
@@ -107,21 +129,27 @@ class UnixWire(Wire):
                 self._idle.set()
 
 
-async def reach_nearby(place: str) -> UnixWire | None:
-    """Connect to the socket at a path. Return None if that fails, or if the path is not private to this
-    user.
+async def reach_nearby(path: str) -> UnixWire | None:
+    """Connect to the socket at a path that a peer named.
+
+    Returns None if that fails, or if the path is not private to this user.
+
+    path: path of the unix socket.
     """
     with suppress(OSError):
-        return await connect(Path(place)) if is_private(Path(place)) else None
+        return await connect(Path(path)) if is_private(Path(path)) else None
     return None
 
 
-async def connect(place: Path) -> UnixWire:
-    """Connect to the socket at a path. Raises OSError if that fails."""
+async def connect(path: Path) -> UnixWire:
+    """Connect to the socket at a path. Raises OSError if that fails.
+
+    path: path of the unix socket.
+    """
     connected = socket.socket(socket.AF_UNIX)
     connected.setblocking(False)
     try:
-        await asyncio.get_running_loop().sock_connect(connected, str(place))
+        await asyncio.get_running_loop().sock_connect(connected, str(path))
     except BaseException:
         connected.close()
         raise
@@ -136,12 +164,16 @@ class LinkReceiver(Protocol):
 
     over: bool
 
-    def hear(self, data: bytes) -> None:
-        """Receive one message. Raises WireError if it cannot be decoded, Refused if it is not allowed."""
+    def receive_bytes(self, data: bytes) -> None:
+        """Receive one message. Raises WireError if it cannot be decoded, Refused if it is not allowed.
+
+        data: the bytes of one CarryRequest.
+        """
         ...
 
 
-Attending = Callable[[], AbstractContextManager[LinkReceiver]]
+# Returns the context that receives the messages of one link.
+MakeReceiver = Callable[[], AbstractContextManager[LinkReceiver]]
 
 
 class _Incoming(asyncio.Protocol):
@@ -151,51 +183,73 @@ class _Incoming(asyncio.Protocol):
     waking a task.
     """
 
-    def __init__(self, came: asyncio.Future[_Incoming]) -> None:
-        """came: gets this connection as its result, unless another connection came before."""
-        self._came = came
+    def __init__(self, connected: asyncio.Future[_Incoming]) -> None:
+        """connected: gets this connection as its result, unless another connection came before."""
+        self._connected = connected
         self._data = bytearray()
         self._link_receiver: LinkReceiver | None = None
-        self._over: asyncio.Future[None] = came.get_loop().create_future()
+        self._over: asyncio.Future[None] = connected.get_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Announce the connection, or close it if another one came before.
+
+        transport: the connection, as asyncio made it.
+        """
         self._transport = transport
-        if self._came.done():
+        if self._connected.done():
             transport.close()
         else:
-            self._came.set_result(self)
+            self._connected.set_result(self)
 
     def data_received(self, data: bytes) -> None:
+        """Buffer bytes, and pass on the messages that they complete once there is a receiver.
+
+        data: the next bytes from the peer.
+        """
         self._data += data
         if self._link_receiver:
-            self._hear(self._link_receiver)
+            self._pass_on_messages(self._link_receiver)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """End `attend`, because no more messages follow.
+
+        exc: the error that ended the connection, or None.
+        """
         self._end()
 
-    async def attend(self, hearer: LinkReceiver) -> None:
+    async def attend(self, receiver: LinkReceiver) -> None:
         """Receive messages until the peer sends its goodbye or the connection ends.
+
+        receiver: gets every complete message, including those that arrived before this call.
 
         Raises what the receiver raises, and WireError if a message is too long.
         """
-        self._link_receiver = hearer
-        self._hear(hearer)
+        self._link_receiver = receiver
+        self._pass_on_messages(receiver)
         await self._over
 
     def close(self) -> None:
+        """Close the connection."""
         self._transport.close()
 
-    def _hear(self, hearer: LinkReceiver) -> None:
+    def _pass_on_messages(self, receiver: LinkReceiver) -> None:
+        """Pass on all complete messages. An error of the receiver ends `attend` with that error.
+
+        receiver: gets the messages.
+        """
         try:
-            while not self._over.done() and (message := self._whole_message()) is not None:
-                hearer.hear(message)
-                if hearer.over:
+            while not self._over.done() and (message := self._pop_message()) is not None:
+                receiver.receive_bytes(message)
+                if receiver.over:
                     self._end()
         except Exception as error:
             self._over.set_exception(error)
 
-    def _whole_message(self) -> bytes | None:
-        """Remove the next complete message from the buffer and return it, or None if there is none."""
+    def _pop_message(self) -> bytes | None:
+        """Remove the next complete message from the buffer and return it, or None if there is none.
+
+        Raises WireError if its announced length exceeds RING_BYTES.
+        """
         size = int.from_bytes(self._data[:LENGTH], "little")
         require(size <= RING_BYTES, f"a message of {size} bytes, {RING_BYTES} are allowed")
         if len(self._data) < LENGTH + size:
@@ -205,6 +259,7 @@ class _Incoming(asyncio.Protocol):
         return message
 
     def _end(self) -> None:
+        """End `attend` without an error, unless it has ended."""
         if not self._over.done():
             self._over.set_result(None)
 
@@ -213,27 +268,28 @@ class UnixHost:
     """The receiving ends of a member's links over unix sockets."""
 
     def __init__(self) -> None:
+        """Make a host without links. Its private folder is created with the first link."""
         self._places = Places("links")
         self._links = set[asyncio.Task[None]]()
 
-    async def expect(self, hearing: Attending) -> str:
+    async def expect(self, make_receiver: MakeReceiver) -> str:
         """Open a socket for one link and return its path.
 
-        hearing: called once the peer has connected; the context that it returns receives the messages.
+        make_receiver: called once the peer has connected; the context that it returns receives the messages.
 
         Raises Overloaded if there are too many links, Unavailable if the socket cannot be opened.
         """
-        place = self._places.take()
+        place = self._places.allocate()
         loop = asyncio.get_running_loop()
-        came: asyncio.Future[_Incoming] = loop.create_future()
+        connected: asyncio.Future[_Incoming] = loop.create_future()
         try:
-            server = await loop.create_unix_server(lambda: _Incoming(came), str(place))
+            server = await loop.create_unix_server(lambda: _Incoming(connected), str(place))
         except BaseException as error:
-            self._places.give_back(place)
+            self._places.free(place)
             if isinstance(error, OSError):
                 raise Unavailable(f"cannot listen at {place}: {reason(error)}") from None
             raise
-        link = start(self._attend(hearing, place, server, came))
+        link = start(self._attend(make_receiver, place, server, connected))
         self._links.add(link)
         link.add_done_callback(self._links.discard)
         return str(place)
@@ -246,20 +302,30 @@ class UnixHost:
         self._places.close()
 
     async def _attend(
-        self, hearing: Attending, place: Path, server: asyncio.Server, came: asyncio.Future[_Incoming]
+        self,
+        make_receiver: MakeReceiver,
+        place: Path,
+        server: asyncio.Server,
+        connected: asyncio.Future[_Incoming],
     ) -> None:
-        """Receive one link from the peer's connection to its end. Gives up if no peer connects in time."""
+        """Receive one link from the peer's connection to its end. Gives up if no peer connects in time.
+
+        make_receiver: returns the context that receives the messages.
+        place: path of the socket, which is freed once the peer has connected.
+        server: the listening server, which is closed at the same time.
+        connected: gets the peer's connection.
+        """
         try:
             async with asyncio.timeout(DIAL_SECONDS):
-                incoming = await came
+                incoming = await connected
         except TimeoutError:
             return
         finally:
             server.close()
-            self._places.give_back(place)
+            self._places.free(place)
         try:
-            with hearing() as hearer:
-                await incoming.attend(hearer)
+            with make_receiver() as receiver:
+                await incoming.attend(receiver)
         except (WireError, Refused):
             pass  # The receiver has reported the error, and the peer notices that the connection is closed.
         finally:

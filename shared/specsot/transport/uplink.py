@@ -28,17 +28,25 @@ from specsot.transport.wire.members import Upward, decode_downward, encode_upwar
 from specsot.v1 import fleet_pb2
 
 # Seconds in which a closing uplink may deliver its queue. Untuned.
-FAREWELL = 2.0
+FAREWELL_SECONDS = 2.0
 
 _Call = StreamStreamCall[bytes, fleet_pb2.JoinResponse]
 
 
 async def join(
-    address: str, registration: Registration, inbox: Inbox, pulse: Heartbeat | None = None, tls: Tls = PLAIN
+    address: str,
+    registration: Registration,
+    inbox: Inbox,
+    heartbeat: Heartbeat | None = None,
+    tls: Tls = PLAIN,
 ) -> Uplink:
     """Register at the master and return the link to it.
 
-    pulse: intervals of heartbeats. None: the master's, as members watch it.
+    address: the master's address, host:port or unix:path.
+    registration: what this member is. Its `rtt` is measured here.
+    inbox: where the master's messages are put.
+    heartbeat: intervals of heartbeats. None: the master's, as members watch it.
+    tls: the TLS files of this member.
 
     Raises Refused if the master rejects the member, Unavailable if the master cannot be reached, and
     WireError if its answer is invalid.
@@ -50,9 +58,9 @@ async def join(
     except BaseException:
         await channel.close()
         raise
-    said = Heartbeat(joined.heartbeat, joined.silence).of_master
-    nearby = await reach_nearby(joined.socket) if joined.socket and is_local_socket(address) else None
-    return Uplink(channel, call, inbox, pulse or said, nearby)
+    intervals = Heartbeat(joined.heartbeat, joined.silence).of_master
+    socket = await reach_nearby(joined.socket) if joined.socket and is_local_socket(address) else None
+    return Uplink(channel, call, inbox, heartbeat or intervals, socket)
 
 
 async def _round_trip(channel: grpc.aio.Channel) -> float | None:
@@ -60,23 +68,34 @@ async def _round_trip(channel: grpc.aio.Channel) -> float | None:
 
     The second of two calls is measured, because the first has additional costs. Any answer counts, also an
     error.
+
+    channel: a connected channel to the master.
     """
-    ask = channel.unary_unary("/grpc.health.v1.Health/Check")
-    taken = None
+    check = channel.unary_unary("/grpc.health.v1.Health/Check")
+    seconds = None
     for _ in range(2):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         try:
-            await ask(b"", timeout=1)
+            await check(b"", timeout=1)
         except AioRpcError as failure:
             if failure.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE):
                 return None
-        taken = time.perf_counter() - begun
-    return taken
+        seconds = time.perf_counter() - started
+    return seconds
 
 
 async def _register(
     channel: grpc.aio.Channel, registration: Registration, address: str
 ) -> tuple[_Call, fleet_pb2.Joined]:
+    """Send the registration, and return the open stream with the master's first message.
+
+    channel: a connected channel to the master.
+    registration: what this member is.
+    address: the master's address, for error messages.
+
+    Raises the error with which the master rejects the member, Unavailable if it does not answer in time, and
+    WireError if its first message is invalid.
+    """
     method = channel.stream_stream(
         "/specsot.v1.Fleet/Join", response_deserializer=fleet_pb2.JoinResponse.FromString
     )
@@ -85,10 +104,10 @@ async def _register(
     async with greeting(call, encode_upward(registration).SerializeToString(), silent):
         response = await call.read()
     if not isinstance(response, fleet_pb2.JoinResponse) or not response.HasField("joined"):
-        raise WireError(f"the master at {address} did not begin with joined")
+        raise WireError(f"the first message of the master at {address} is not `joined`")
     # Without intervals, the master would count as lost at once.
     if not (response.joined.heartbeat > 0 and response.joined.silence > 0):
-        raise WireError(f"the master at {address} does not say how often it beats")
+        raise WireError(f"the master at {address} names no heartbeat intervals")
     return call, response.joined
 
 
@@ -99,7 +118,7 @@ class Uplink:
     the loss of the master is in the inbox, further messages are dropped without an error, because a result
     that is being sent while the master leaves in good order is no failure of this member.
 
-    pulse: intervals of heartbeats.
+    heartbeat: the intervals of heartbeats.
     """
 
     def __init__(
@@ -107,46 +126,64 @@ class Uplink:
         channel: grpc.aio.Channel,
         call: _Call,
         inbox: Inbox,
-        pulse: Heartbeat,
-        nearby: UnixWire | None = None,
+        heartbeat: Heartbeat,
+        socket: UnixWire | None = None,
     ) -> None:
-        """nearby: the unix socket that carries the member's messages instead of the stream, or None."""
+        """channel: the channel to the master, which `close` closes.
+        call: the open stream.
+        inbox: where the master's messages, and its loss, are put.
+        heartbeat: the intervals of heartbeats.
+        socket: the unix socket that carries the member's messages instead of the stream, or None.
+        """
         self._channel = channel
         self._call = call
         self._inbox = inbox
-        self.pulse = pulse
-        self._nearby = nearby
-        self._outbox: SendQueue[bytes] = SendQueue(write_now=self._write_now if nearby else None)
-        self._closing = self._parted = False
-        self._watch = SilenceTimer(pulse.silence, self._silent)
+        self.heartbeat = heartbeat
+        self._socket = socket
+        self._outbox: SendQueue[bytes] = SendQueue(write_now=self._write_now if socket else None)
+        self._closing = self._loss_reported = False
+        self._silence_timer = SilenceTimer(heartbeat.silence, self._silent)
         self._tasks = [start(work(), self._fail) for work in (self._write, self._read)]
 
     async def send(self, message: Upward | Any) -> None:
-        """Send a message to the master. See `post`."""
+        """Send a message to the master, see `post`.
+
+        message: one of the messages that members send to the master.
+        """
         self.post(message)
 
     def post(self, message: Upward | Any) -> None:
         """Send a message from any thread. Does nothing once the loss of the master was reported.
 
+        message: one of the messages that members send to the master.
+
         Raises Unavailable after `close`, and if the master does not read and the queue exceeds its limit.
         """
-        if self._parted:
+        if self._loss_reported:
             return
         data = self._encode(message)
         self._outbox.put(data, len(data))
 
     def _encode(self, message: Upward | Any) -> bytes:
+        """Return a message as bytes for the unix socket if there is one, otherwise for the stream.
+
+        message: one of the messages that members send to the master.
+        """
         request = encode_upward(message)
-        return self._nearby.encode(request) if self._nearby else request.SerializeToString()
+        return self._socket.encode(request) if self._socket else request.SerializeToString()
 
     def _write_now(self, data: bytes) -> bytes:
-        """Write to the unix socket if there is one. If it is broken, the stream reports the loss."""
+        """Write to the unix socket if there is one, and return the rest. If the socket is broken, everything
+        is returned and the stream reports the loss.
+
+        data: the encoded message.
+        """
         with contextlib.suppress(Unavailable):
-            return self._nearby.write_now(data) if self._nearby else data
+            return self._socket.write_now(data) if self._socket else data
         return data
 
     async def close(self) -> None:
-        """Deliver the queue and close the connection. Waits at most FAREWELL seconds and never raises.
+        """Deliver the queue and close the connection. Takes at most FAREWELL_SECONDS and never raises.
 
         Written messages may still be unread at the master, and cancelling the call would drop them. The last
         message has certainly been read only once the master has ended the stream too.
@@ -155,16 +192,19 @@ class Uplink:
             return
         self._closing = True
         self._outbox.finish()
-        await asyncio.wait(self._tasks, timeout=FAREWELL)
+        await asyncio.wait(self._tasks, timeout=FAREWELL_SECONDS)
         self._outbox.lose("the link is closed")
         await self._hang_up()
 
     async def _write(self) -> None:
+        """Write the queue and heartbeats until the queue is finished or the connection ends, then end this
+        direction.
+        """
         with contextlib.suppress(AioRpcError, asyncio.InvalidStateError, Unavailable):
-            write = self._nearby.write if self._nearby else self._call.write
-            await self._outbox.write_all(write, self._encode(Beat()), self.pulse.every)
-            if self._nearby:
-                await self._nearby.finish()
+            write = self._socket.write if self._socket else self._call.write
+            await self._outbox.write_all(write, self._encode(Beat()), self.heartbeat.every)
+            if self._socket:
+                await self._socket.finish()
             await self._call.done_writing()
 
     async def _read(self) -> None:
@@ -172,7 +212,7 @@ class Uplink:
         reason = "it ended the stream"
         try:
             while isinstance(response := await self._call.read(), fleet_pb2.JoinResponse):
-                self._watch.reset()
+                self._silence_timer.reset()
                 message = decode_downward(response)
                 if not isinstance(message, Beat):
                     self._inbox.put(MASTER, message)
@@ -187,23 +227,34 @@ class Uplink:
             self._lose(reason)
 
     def _fail(self, error: BaseException) -> None:
-        self._lose(f"{type(error).__name__} on the way")
+        """Report the loss of the master because a task of this link failed.
+
+        error: the error of the task.
+        """
+        self._lose(f"the link failed with {type(error).__name__}")
 
     def _silent(self) -> None:
-        self._lose(f"silent for {self.pulse.silence:g} s")
+        """Report the loss of the master because it was silent for too long."""
+        self._lose(f"silent for {self.heartbeat.silence:g} s")
 
     def _lose(self, reason: str) -> None:
+        """Report the loss of the master once, and close the connection. Does nothing while the link is being
+        closed.
+
+        reason: why the master counts as lost, in one line.
+        """
         if self._closing or self._outbox.lost is not None:
             return
-        self._parted = True
+        self._loss_reported = True
         self._outbox.lose(f"lost the master: {reason}")
         self._inbox.put(MASTER, Lost(MASTER, reason))
         self._farewell = start(self._hang_up())
 
     async def _hang_up(self) -> None:
-        self._watch.stop()
+        """Stop all tasks and close the connection at once."""
+        self._silence_timer.stop()
         for task in self._tasks:
             task.cancel()
-        if self._nearby:
-            await self._nearby.hang_up()
+        if self._socket:
+            await self._socket.hang_up()
         await self._channel.close()

@@ -20,19 +20,26 @@ class Wire(ABC):
     """A connection that carries the bytes of one link."""
 
     def encode(self, request: Message) -> bytes:
-        """Return a message as the bytes that this connection carries."""
+        """Return a message as the bytes that this connection carries.
+
+        request: the protobuf message.
+        """
         return request.SerializeToString()
 
     def write_now(self, data: bytes) -> bytes:
-        """Write as much as possible without waiting, from any thread, and return the rest.
+        """Write as much as possible without waiting, from any thread, and return the rest; all of it by
+        default.
 
-        Raises Unavailable once the connection has ended.
+        data: an encoded message. Raises Unavailable once the connection has ended.
         """
         return data
 
     @abstractmethod
     async def write(self, data: bytes) -> None:
-        """Write, and return when there is room for more. Raises Unavailable once the connection has ended."""
+        """Write, and return when there is room for more. Raises Unavailable once the connection has ended.
+
+        data: an encoded message, or the rest of one.
+        """
 
     @abstractmethod
     async def finish(self) -> None:
@@ -49,50 +56,53 @@ class Wire(ABC):
 
 
 # Links. Bounds the links to one member at once. Untuned.
-MOST_PLACES = 256
+MAX_PLACES = 256
 # The beginning of the name of a private folder.
 PREFIX = "specsot-"
 
 
 class Places:
-    """Allocates names in a private folder, at most MOST_PLACES at once.
+    """Allocates names in a private folder, at most MAX_PLACES at once.
 
     The folder exists only while a name is allocated or a file is left in it, so that a killed process leaves
     nothing but this folder behind.
     """
 
-    def __init__(self, what: str, beside: Path | None = None) -> None:
-        """what: what the names are for, in the plural, for error messages.
-
-        beside: the directory in which the folder is created. None: the system's directory for temporary
+    def __init__(self, purpose: str, parent: Path | None = None) -> None:
+        """purpose: what the names are for, in the plural, for error messages, such as "links".
+        parent: the directory in which the folder is created. None: the system's directory for temporary
             files.
         """
-        self._what = what
-        self._beside = beside
+        self._purpose = purpose
+        self._parent = parent
         self._folder: Path | None = None
         self._numbers = itertools.count()
-        self._taken: set[Path] = set()
+        self._allocated: set[Path] = set()
 
-    def take(self, folder: bool = True) -> Path:
-        """Allocate a name.
+    def allocate(self, folder: bool = True) -> Path:
+        """Allocate a name, and return its path.
 
         folder: True if a file will be created under the name, so that the folder must exist. Otherwise the
             name is relative and only counts toward the limit.
 
         Raises Overloaded if too many names are allocated, Unavailable if the folder cannot be created.
         """
-        if len(self._taken) >= MOST_PLACES:
-            raise Overloaded(f"{MOST_PLACES} {self._what} come in already, more are not allowed")
-        place = (self._room() if folder else Path()) / str(next(self._numbers))
-        self._taken.add(place)
+        if len(self._allocated) >= MAX_PLACES:
+            raise Overloaded(f"{MAX_PLACES} {self._purpose} are open already, which is the limit")
+        place = (self._make_folder() if folder else Path()) / str(next(self._numbers))
+        self._allocated.add(place)
         return place
 
-    def give_back(self, place: Path, remove: bool = True) -> None:
-        """Free a name. remove: delete the file under the name; otherwise the file stays until `close`."""
-        self._taken.discard(place)
+    def free(self, place: Path, remove: bool = True) -> None:
+        """Free a name, and delete the folder if no name is allocated and no file is left in it.
+
+        place: the path that `allocate` returned.
+        remove: True to delete the file under the name; otherwise the file stays until `close`.
+        """
+        self._allocated.discard(place)
         if remove and self._folder:
             place.unlink(missing_ok=True)
-        if self._folder and not self._taken:
+        if self._folder and not self._allocated:
             # The folder may hold files that were not removed, or may be gone already.
             with suppress(OSError):
                 self._folder.rmdir()
@@ -103,19 +113,25 @@ class Places:
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _room(self) -> Path:
+    def _make_folder(self) -> Path:
+        """Return the private folder, which is created if it does not exist. Raises Unavailable if that
+        fails.
+        """
         if self._folder is None:
             try:
-                self._folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=self._beside))
+                self._folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=self._parent))
             except OSError as error:
                 why = os.strerror(error.errno).lower() if error.errno else str(error)
-                raise Unavailable(f"no folder for {self._what}: {why}") from None
+                raise Unavailable(f"cannot create a folder for {self._purpose}: {why}") from None
         return self._folder
 
 
 def is_private(place: Path) -> bool:
-    """Return whether a path lies in a private folder of this user, where only SpecSoT can have created
-    files.
+    """Return whether a path lies in a private folder of this user, where only SpecSoT can have created files.
+
+    Returns False if the folder does not exist.
+
+    place: path of a socket or a file, as a peer named it.
     """
     try:
         folder = place.parent.lstat()

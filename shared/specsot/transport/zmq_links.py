@@ -22,7 +22,7 @@ from zmq.utils.monitor import recv_monitor_message
 from specsot.errors import Refused, Unavailable, WireError
 from specsot.members import Kind
 from specsot.tasks import start
-from specsot.transport.grpc_channel import DIAL_SECONDS, HANDSHAKE, LINK, RING_BYTES, Keepalive
+from specsot.transport.grpc_channel import DIAL_SECONDS, HANDSHAKE_SECONDS, LINK, RING_BYTES, Keepalive
 from specsot.transport.grpc_links import negotiate
 from specsot.transport.grpc_server import split_address
 from specsot.transport.link_ends import Endpoint, Peer, Receiver, SendingEnd, hello_of
@@ -36,9 +36,10 @@ Socket = zmq.asyncio.Socket
 
 # Messages of at most 1 MiB. Bounds the ZMQ queue of each end; more messages wait in the link's own queue.
 # Untuned.
-MOST_WAITING = 16
+MAX_WAITING = 16
 # Bytes. Length of a CURVE key in Z85 encoding.
 KEY_BYTES = 40
+# The events after which a socket's connection is closed, or could not be opened.
 FAILURES = (
     zmq.Event.CLOSED
     | zmq.Event.DISCONNECTED
@@ -60,13 +61,16 @@ class Keys:
     secret: bytes
 
     @classmethod
-    def made(cls) -> Keys:
+    def generate(cls) -> Keys:
         """Return a new key pair."""
         return cls(*zmq.curve_keypair())
 
 
 def checked_key(key: bytes) -> bytes:
-    """Return a peer's public key. Raises WireError if its length is wrong."""
+    """Return a peer's public key unchanged. Raises WireError if its length is wrong.
+
+    key: the key in Z85 encoding.
+    """
     if len(key) != KEY_BYTES:
         raise WireError(f"a CURVE key has {KEY_BYTES} bytes, got {len(key)}")
     return key
@@ -82,7 +86,11 @@ class Guest:
     key: bytes
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Return whether `key` may connect. The name of the method is given by pyzmq."""
+        """Return whether a peer may connect. The name of the method is given by pyzmq.
+
+        domain: the socket's ZAP domain, which is not needed.
+        key: the public key that the connecting peer has proved to own, in Z85 encoding.
+        """
         return key == self.key
 
 
@@ -90,77 +98,93 @@ class Sockets:
     """Creates sockets. The ZMQ context is created with the first one."""
 
     def __init__(self, keepalive: Keepalive | None = None, largest: int = RING_BYTES) -> None:
+        """keepalive: when a silent connection counts as broken. None: `LINK`.
+        largest: bytes of the largest message that is accepted.
+        """
         self._keepalive = keepalive or LINK
         self._largest = largest
         self._context: zmq.asyncio.Context | None = None
         self._authenticator: AsyncioAuthenticator | None = None
 
-    def sending(self, own: Keys | None = None, there: bytes = b"") -> Socket:
-        """Return a socket that sends.
+    def sending(self, own_keys: Keys | None = None, peer_key: bytes = b"") -> Socket:
+        """Return a socket that sends, not connected yet.
 
-        own: CURVE keys of this end. None for ipc, which the operating system protects.
-        there: public CURVE key of the receiving end.
+        own_keys: CURVE keys of this end. None for ipc, which the operating system protects.
+        peer_key: public CURVE key of the receiving end; needed with `own_keys`. Raises WireError if its
+            length is wrong.
         """
-        socket = self._made(zmq.PUSH)
-        socket.setsockopt(zmq.SNDHWM, MOST_WAITING)
+        socket = self._new_socket(zmq.PUSH)
+        socket.setsockopt(zmq.SNDHWM, MAX_WAITING)
         # A broken link is lost, because frames are never sent again, so the socket must not reconnect.
         socket.setsockopt(zmq.RECONNECT_IVL, -1)
-        if own:
-            socket.setsockopt(zmq.CURVE_PUBLICKEY, own.public)
-            socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
-            socket.setsockopt(zmq.CURVE_SERVERKEY, checked_key(there))
+        if own_keys:
+            socket.setsockopt(zmq.CURVE_PUBLICKEY, own_keys.public)
+            socket.setsockopt(zmq.CURVE_SECRETKEY, own_keys.secret)
+            socket.setsockopt(zmq.CURVE_SERVERKEY, checked_key(peer_key))
         return socket
 
-    def receiving(self, place: str, own: Keys | None = None, guest: bytes = b"") -> Socket:
-        """Return a socket that receives.
+    def receiving(self, name: str, own_keys: Keys | None = None, peer_key: bytes = b"") -> Socket:
+        """Return a socket that receives, not bound yet.
 
-        place: a name for the socket, with which `forget` is called later.
-        own: CURVE keys of this end. None for ipc, which the operating system protects.
-        guest: public CURVE key of the only peer that may connect.
+        name: a name for the socket, with which `forget` is called later.
+        own_keys: CURVE keys of this end. None for ipc, which the operating system protects.
+        peer_key: public CURVE key of the only peer that may connect.
         """
-        socket = self._made(zmq.PULL)
-        socket.setsockopt(zmq.RCVHWM, MOST_WAITING)
-        if own:
-            self._ask_for(place, Guest(guest))
-            socket.setsockopt(zmq.ZAP_DOMAIN, place.encode())
+        socket = self._new_socket(zmq.PULL)
+        socket.setsockopt(zmq.RCVHWM, MAX_WAITING)
+        if own_keys:
+            self._admit_only(name, Guest(peer_key))
+            socket.setsockopt(zmq.ZAP_DOMAIN, name.encode())
             # Connections are rejected if the authenticator does not run.
             socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
             socket.setsockopt(zmq.CURVE_SERVER, 1)
-            socket.setsockopt(zmq.CURVE_PUBLICKEY, own.public)
-            socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
+            socket.setsockopt(zmq.CURVE_PUBLICKEY, own_keys.public)
+            socket.setsockopt(zmq.CURVE_SECRETKEY, own_keys.secret)
         return socket
 
-    def forget(self, place: str) -> None:
-        """Remove the key check of a socket that is closed."""
+    def forget(self, name: str) -> None:
+        """Remove the key check of a socket that is closed. Does nothing if there is none.
+
+        name: the name with which the socket was created.
+        """
         if self._authenticator:
-            self._authenticator.credentials_providers.pop(place, None)
+            self._authenticator.credentials_providers.pop(name, None)
 
     def close(self) -> None:
+        """Stop the key checks and drop the ZMQ context with all its sockets. Unsent messages are lost."""
         if self._authenticator:
             self._authenticator.stop()
         if self._context:
             self._context.destroy(linger=0)
         self._authenticator = self._context = None
 
-    def _made(self, kind: int) -> Socket:
-        """Create a socket whose end sends heartbeats, and whose connection ends if the peer is silent."""
+    def _new_socket(self, kind: int) -> Socket:
+        """Create a socket whose end sends heartbeats, and whose connection ends if the peer is silent.
+
+        kind: the ZMQ socket type, zmq.PUSH or zmq.PULL.
+        """
         if self._context is None:
             self._context = zmq.asyncio.Context()
         socket = self._context.socket(kind)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.MAXMSGSIZE, self._largest)
-        socket.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE * 1000))
+        socket.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_SECONDS * 1000))
         socket.setsockopt(zmq.HEARTBEAT_IVL, int(self._keepalive.every * 1000))
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(self._keepalive.answer * 1000))
         socket.setsockopt(zmq.TCP_MAXRT, int(self._keepalive.patience * 1000))
         socket.setsockopt(zmq.IPV6, 1)
         return socket
 
-    def _ask_for(self, place: str, guest: Guest) -> None:
+    def _admit_only(self, name: str, guest: Guest) -> None:
+        """Let only one peer connect to a socket. The first call starts the authenticator.
+
+        name: the socket's name, which is also its ZAP domain.
+        guest: checks the peer's key.
+        """
         if self._authenticator is None:
             self._authenticator = AsyncioAuthenticator(self._context)
             self._authenticator.start()
-        self._authenticator.configure_curve_callback(place, guest)
+        self._authenticator.configure_curve_callback(name, guest)
 
 
 class SocketEvents:
@@ -176,6 +200,9 @@ class SocketEvents:
     """
 
     def __init__(self, socket: Socket, sending: bool) -> None:
+        """socket: the socket to follow.
+        sending: True for a sending end, which has a single connection.
+        """
         self._socket = socket
         self._ours = None if sending else -1
         self.up, self.down = asyncio.Event(), asyncio.Event()
@@ -184,7 +211,11 @@ class SocketEvents:
         self._following = start(self._follow(self._monitor), lambda _: self.down.set())
 
     def only(self, descriptor: int) -> None:
-        """Name the descriptor of the peer's connection, whose end sets `down`."""
+        """Name the descriptor of the peer's connection, whose end sets `down`; at once if it has ended
+        already.
+
+        descriptor: the connection's file descriptor, as ZMQ names it in messages and events.
+        """
         self._ours = descriptor
         if descriptor in self._ended:
             self.down.set()
@@ -199,10 +230,14 @@ class SocketEvents:
         self._monitor.close(linger=0)
 
     async def _follow(self, monitor: Socket) -> None:
+        """Set `up` and `down` as the events of the socket arrive, without end.
+
+        monitor: the socket's monitor, which delivers its events.
+        """
         while True:
-            news = recv_monitor_message(monitor)
-            assert isinstance(news, Awaitable)
-            message = await news
+            pending_event = recv_monitor_message(monitor)
+            assert isinstance(pending_event, Awaitable)
+            message = await pending_event
             if message["event"] == zmq.Event.HANDSHAKE_SUCCEEDED:
                 self.up.set()
             elif self._ours is None:
@@ -211,13 +246,20 @@ class SocketEvents:
                 self._end(int(message["value"]))
 
     def _end(self, descriptor: int) -> None:
+        """Record that a connection has ended, and set `down` if it is the peer's.
+
+        descriptor: the connection's file descriptor.
+        """
         self._ended.add(descriptor)
         if descriptor == self._ours:
             self.down.set()
 
 
 def event_in_words(error: zmq.ZMQError) -> str:
-    """Return the reason of a ZMQ error in words."""
+    """Return the reason of a ZMQ error in words.
+
+    error: the error that pyzmq raised.
+    """
     return os.strerror(error.errno).lower() if error.errno else str(error)
 
 
@@ -225,10 +267,17 @@ class ZmqWire(Wire):
     """The sending socket of one link as a `Wire`."""
 
     def __init__(self, socket: Socket, events: SocketEvents) -> None:
+        """socket: the connected sending socket.
+        events: the events of the same socket; closing them closes the socket.
+        """
         self._socket = socket
         self._events = events
 
     async def write(self, data: bytes) -> None:
+        """Send one message. Returns when ZMQ has queued it. Raises Unavailable if the connection has ended.
+
+        data: the bytes of one CarryRequest.
+        """
         try:
             await self._socket.send(data, copy=False)
         except zmq.ZMQError as error:
@@ -238,9 +287,11 @@ class ZmqWire(Wire):
         """Do nothing: the goodbye message already declares the end."""
 
     async def wait_closed(self) -> None:
+        """Wait until the connection has ended."""
         await self._events.down.wait()
 
     async def hang_up(self) -> None:
+        """Close the socket. Unsent messages are dropped."""
         self._events.close()
 
 
@@ -250,20 +301,29 @@ class ZmqDialer:
     """
 
     def __init__(self, sender: str, sockets: Sockets, inbox: Inbox | None = None, tls: Tls = PLAIN) -> None:
+        """sender: name of the dialing member.
+        sockets: creates the sockets of the process.
+        inbox: where `Lost` is put if a link breaks. None: the loss is not reported.
+        tls: the TLS files of the dialing member, for the gRPC call that negotiates the link.
+        """
         self._sender = sender
         self._sockets = sockets
         self._inbox = inbox
         self._tls = tls
 
     async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> SendingEnd:
-        """See `Dialer.dial`.
+        """Open a link to a member over ZMQ, after negotiating it over gRPC.
+
+        address: the member's address.
+        epoch: number of the epoch to which the link belongs.
+        kind: what the member must be.
 
         Raises Unavailable if the peer cannot be reached, Refused if it has another protocol version, and
         WireError if its answer is invalid.
         """
-        keys = None if address.startswith("unix:") else Keys.made()
-        shown = keys.public if keys else b""
-        name, place = await negotiate(address, self._sender, epoch, shown, kind, tls=self._tls)
+        keys = None if address.startswith("unix:") else Keys.generate()
+        public_key = keys.public if keys else b""
+        name, place = await negotiate(address, self._sender, epoch, public_key, kind, tls=self._tls)
         endpoint = endpoint_of(address, place)
         socket = self._sockets.sending(keys, place.key)
         events = SocketEvents(socket, sending=True)
@@ -280,6 +340,13 @@ class ZmqDialer:
         return SendingEnd(wire, name, epoch, self._inbox)
 
     async def _connect(self, socket: Socket, events: SocketEvents, endpoint: str) -> None:
+        """Connect a socket and wait until the connection is open. Raises Unavailable if it does not open in
+        time.
+
+        socket: the sending socket.
+        events: the events of the socket.
+        endpoint: the ZMQ endpoint, tcp://host:port or ipc://path.
+        """
         try:
             socket.connect(endpoint)
         except zmq.ZMQError as error:
@@ -289,21 +356,24 @@ class ZmqDialer:
         for wait in waits:
             wait.cancel()
         if events.down.is_set() or not events.up.is_set():
-            raise Unavailable(f"nobody answers by ZMQ at {endpoint}")
+            raise Unavailable(f"no ZMQ peer answers at {endpoint}")
 
 
-def endpoint_of(address: str, place: Endpoint) -> str:
-    """Return the ZMQ endpoint to connect to.
+def endpoint_of(address: str, endpoint: Endpoint) -> str:
+    """Return the ZMQ endpoint to connect to: tcp://host:port or ipc://path.
 
     address: where the peer was reached over gRPC. A peer at a TCP address must name a port, a peer at a unix
         socket a path; otherwise WireError is raised.
+    endpoint: the endpoint that the peer named.
     """
-    if address.startswith("unix:") != (place.path is not None):
-        raise WireError(f"{address} named {'a path' if place.path else 'a port'}, which is not where it is")
-    if place.path is not None:
-        return f"ipc://{place.path}"
+    if address.startswith("unix:") != (endpoint.path is not None):
+        raise WireError(
+            f"{address} named {'a path' if endpoint.path else 'a port'}, which is not where it is"
+        )
+    if endpoint.path is not None:
+        return f"ipc://{endpoint.path}"
     host, _ = split_address(address)
-    return f"tcp://{f'[{host}]' if ':' in host else host}:{place.port}"
+    return f"tcp://{f'[{host}]' if ':' in host else host}:{endpoint.port}"
 
 
 class ZmqHost:
@@ -313,36 +383,54 @@ class ZmqHost:
     links connect to ports of the same host, and CURVE admits only the peer's key.
     """
 
-    def __init__(self, listen: str, inbox: Inbox, sockets: Sockets, patience: float = DIAL_SECONDS) -> None:
+    def __init__(
+        self, listen: str, inbox: Inbox, sockets: Sockets, timeout_seconds: float = DIAL_SECONDS
+    ) -> None:
+        """listen: the address on which the member's gRPC server listens.
+        inbox: where received messages are put.
+        sockets: creates the sockets of the process.
+        timeout_seconds: seconds to wait for a peer to connect to its endpoint.
+        """
         self._listen = listen
         self._inbox = inbox
         self._sockets = sockets
-        self._patience = patience
-        beside = Path(listen.removeprefix("unix:")).parent if listen.startswith("unix:") else None
-        self._places = Places("links", beside)
+        self._timeout_seconds = timeout_seconds
+        parent = Path(listen.removeprefix("unix:")).parent if listen.startswith("unix:") else None
+        self._places = Places("links", parent)
         self._links: set[asyncio.Task[None]] = set()
 
     async def expect(self, peer: Peer, key: bytes) -> Endpoint:
         """Open an endpoint for one link from this peer, whose public key is `key`.
 
+        peer: the peer that will connect.
+        key: the peer's public CURVE key. Empty over a unix socket.
+
         Raises WireError if the key is invalid, Overloaded if there are too many links, and Unavailable if the
         socket cannot be bound.
         """
-        place = self._places.take(nearby := self._listen.startswith("unix:"))
+        place = self._places.allocate(nearby := self._listen.startswith("unix:"))
         try:
             if nearby:
                 socket = self._sockets.receiving(place.name)
                 return Endpoint(path=self._settle(place, peer, socket, f"ipc://{place}"))
-            guest, keys, interface = checked_key(key), Keys.made(), await self._interface()
+            guest, keys, interface = checked_key(key), Keys.generate(), await self._interface()
             socket = self._sockets.receiving(place.name, keys, guest)
             bound = self._settle(place, peer, socket, f"tcp://{interface}:*")
             return Endpoint(port=int(bound.rpartition(":")[2]), key=keys.public)
         except BaseException:
-            self._places.give_back(place)
+            self._places.free(place)
             raise
 
     def _settle(self, place: Path, peer: Peer, socket: Socket, endpoint: str) -> str:
-        """Bind the socket, start its link, and return the bound path, or the bound address with its port."""
+        """Bind the socket, start its link, and return the bound path, or the bound address with its port.
+
+        place: the allocated name, which is freed when the link ends.
+        peer: the peer that will connect.
+        socket: the receiving socket.
+        endpoint: the ZMQ endpoint to bind, with "*" for any free port.
+
+        Raises Unavailable if the socket cannot be bound.
+        """
         events = SocketEvents(socket, sending=False)
         try:
             socket.bind(endpoint)
@@ -361,21 +449,33 @@ class ZmqHost:
         """Receive one link from the peer's connection to its end.
 
         A peer that does not connect in time notices that by its own timeout.
+
+        place: the allocated name of the socket, which is freed at the end.
+        socket: the bound socket, which is closed at the end.
+        events: the events of the socket.
+        receiver: gets the messages.
         """
         try:
-            async with asyncio.timeout(self._patience):
-                await _welcome(socket, events)
+            async with asyncio.timeout(self._timeout_seconds):
+                await _read_hello(socket, events)
             with receiver:
-                await self._listen_to(socket, events, receiver)
+                await self._receive_all(socket, events, receiver)
         except (TimeoutError, WireError, Refused):
             pass  # The receiver has reported the error, and the peer notices that the connection is closed.
         finally:
             events.close()
             self._sockets.forget(place.name)
-            self._places.give_back(place)
+            self._places.free(place)
 
-    async def _listen_to(self, socket: Socket, events: SocketEvents, receiver: Receiver) -> None:
-        """Receive until the goodbye, or until the connection has ended and all its messages are read."""
+    async def _receive_all(self, socket: Socket, events: SocketEvents, receiver: Receiver) -> None:
+        """Receive until the goodbye, or until the connection has ended and all its messages are read.
+
+        socket: the bound socket.
+        events: the events of the socket.
+        receiver: gets the messages.
+
+        Raises WireError or Refused if a message is invalid or not allowed.
+        """
         reading = asyncio.create_task(_read(socket, receiver))
         ending = asyncio.create_task(_drain(socket, events))
         try:
@@ -387,6 +487,7 @@ class ZmqHost:
             ending.cancel()
 
     async def close(self) -> None:
+        """End all links and delete their sockets."""
         for link in self._links:
             link.cancel()
         await asyncio.gather(*self._links, return_exceptions=True)
@@ -402,8 +503,14 @@ class ZmqHost:
         return f"[{address}]" if ":" in address else address
 
 
-async def _welcome(socket: Socket, events: SocketEvents) -> None:
-    """Receive the hello, which tells which of the socket's connections is the peer's."""
+async def _read_hello(socket: Socket, events: SocketEvents) -> None:
+    """Receive the hello, which tells which of the socket's connections is the peer's.
+
+    socket: the bound socket.
+    events: the events of the socket, which follow only that connection from now on.
+
+    Raises WireError if the first message is no hello.
+    """
     frame = await socket.recv(copy=False)
     if not _request(frame).HasField("hello"):
         raise WireError("the first message must be hello")
@@ -411,18 +518,32 @@ async def _welcome(socket: Socket, events: SocketEvents) -> None:
 
 
 async def _read(socket: Socket, receiver: Receiver) -> None:
+    """Pass on messages until the peer has sent its goodbye. Raises WireError or Refused for an invalid
+    message.
+
+    socket: the bound socket.
+    receiver: gets the messages.
+    """
     while not receiver.over:
         receiver.receive(_request(await socket.recv(copy=False)))
 
 
 async def _drain(socket: Socket, events: SocketEvents) -> None:
-    """Wait until the connection has ended and all its messages are read."""
+    """Wait until the connection has ended and all its messages are read.
+
+    socket: the bound socket.
+    events: the events of the socket.
+    """
     await events.down.wait()
-    while await socket.poll(0):  # noqa: ASYNC110 - ZMQ tells by no event that a queue is empty
+    while await socket.poll(0):  # noqa: ASYNC110 - ZMQ has no event for an empty queue
         await asyncio.sleep(0)
 
 
 def _request(frame: zmq.Frame) -> ring_pb2.CarryRequest:
+    """Return the message of a ZMQ frame. Raises WireError if it has several parts or cannot be decoded.
+
+    frame: the received frame.
+    """
     if frame.more:
-        raise WireError("a message of several parts")
+        raise WireError("the message has several parts, where one is allowed")
     return parse(ring_pb2.CarryRequest, frame.bytes)

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class FleetStub(object):
-    """The master's side of the fleet.
+    """The master serves these calls to the members of its fleet.
     """
 
     def __init__(self, channel):
@@ -48,19 +48,20 @@ class FleetStub(object):
 
 
 class FleetServicer(object):
-    """The master's side of the fleet.
+    """The master serves these calls to the members of its fleet.
     """
 
     def Join(self, request_iterator, context):
-        """One long-lived stream per member. The first request is `register`, the first response `joined`;
-        a member that does not belong here is refused with FAILED_PRECONDITION and both values.
+        """Opens the long-lived stream of one member. The first request is `register`, and the first response is
+        `joined`. A member that does not fit the fleet is rejected with FAILED_PRECONDITION, and the message names
+        both values.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListLenders(self, request, context):
-        """For one who has no files of the model, and so cannot register yet: which members lend theirs.
+        """Lists the members that lend files of the model, for a member that has no files and so cannot register yet.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -88,7 +89,7 @@ def add_FleetServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Fleet(object):
-    """The master's side of the fleet.
+    """The master serves these calls to the members of its fleet.
     """
 
     @staticmethod

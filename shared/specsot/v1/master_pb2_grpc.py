@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class MasterStub(object):
-    """Missing associated documentation comment in .proto file."""
+    """The master serves these calls to clients.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -57,13 +58,14 @@ class MasterStub(object):
 
 
 class MasterServicer(object):
-    """Missing associated documentation comment in .proto file."""
+    """The master serves these calls to clients.
+    """
 
     def Generate(self, request, context):
-        """One request, one stream of numbered events: `started` first, `finished` last.
-        A client that goes away cancels its request, unless it is `resumable`: such a one lives on for a
-        while, and the same call again, with `resume_from`, brings what is missing; nothing comes twice.
-        To resume, `request_id` is enough; what else is given must be what was given first.
+        """Answers one request with a stream of numbered events: `started` is the first and `finished` the last. If
+        the client disconnects, its request is cancelled, unless the request is `resumable`. A resumable request
+        continues for a while, and the same call with `resume_from` returns the missing events, none of them twice.
+        `request_id` suffices to resume; other fields that are set must have the values of the first call.
         buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -71,21 +73,22 @@ class MasterServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """End a request: of whoever knows its id, or, where tokens are asked for, one that the same token opened.
+        """Ends a request. Any client that knows the request's id may do so. If the master requires tokens, only the
+        token that opened the request may.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetInfo(self, request, context):
-        """What serves here and how the ring stands.
+        """Returns the state of the master: models, members, pages, requests and steps.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Rebalance(self, request, context):
-        """Share the layers out anew over all workers that help, those that stand by among them. Streams go on.
+        """Distributes the layers anew over all workers, standbys included. Running streams continue.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -123,7 +126,8 @@ def add_MasterServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Master(object):
-    """Missing associated documentation comment in .proto file."""
+    """The master serves these calls to clients.
+    """
 
     @staticmethod
     def Generate(request,

@@ -26,8 +26,9 @@ if _version_not_supported:
 
 
 class ModelsStub(object):
-    """Every member that has the model's files lends them to other members, at the address where peers reach it.
-    Whoever asks for another model than the lender's is refused with FAILED_PRECONDITION and both fingerprints.
+    """Every member that has the model's files lends them to other members, at its address for members. A request
+    for another model than the lender's is rejected with FAILED_PRECONDITION, and the message names both
+    fingerprints.
     """
 
     def __init__(self, channel):
@@ -49,18 +50,20 @@ class ModelsStub(object):
 
 
 class ModelsServicer(object):
-    """Every member that has the model's files lends them to other members, at the address where peers reach it.
-    Whoever asks for another model than the lender's is refused with FAILED_PRECONDITION and both fingerprints.
+    """Every member that has the model's files lends them to other members, at its address for members. A request
+    for another model than the lender's is rejected with FAILED_PRECONDITION, and the message names both
+    fingerprints.
     """
 
     def ListFiles(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Lists the files that can be fetched.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReadFile(self, request, context):
-        """Bytes begin to end, in order, in pieces of at most a MiB.
+        """Sends the bytes begin .. end - 1 of a file, in order, in blocks of at most 1 MiB.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -88,8 +91,9 @@ def add_ModelsServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Models(object):
-    """Every member that has the model's files lends them to other members, at the address where peers reach it.
-    Whoever asks for another model than the lender's is refused with FAILED_PRECONDITION and both fingerprints.
+    """Every member that has the model's files lends them to other members, at its address for members. A request
+    for another model than the lender's is rejected with FAILED_PRECONDITION, and the message names both
+    fingerprints.
     """
 
     @staticmethod

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class RingStub(object):
-    """Every worker and the drafter listen here for their peers.
+    """Every worker and every drafter serves these calls to the other members.
     """
 
     def __init__(self, channel):
@@ -48,21 +48,23 @@ class RingStub(object):
 
 
 class RingServicer(object):
-    """Every worker and the drafter listen here for their peers.
+    """Every worker and every drafter serves these calls to the other members.
     """
 
     def Carry(self, request_iterator, context):
-        """The first message is `hello`; everything after it is delivered in order. Initial metadata is sent
-        once the hello is accepted. `goodbye` ends the stream in good order; any other end is a loss.
+        """Carries the messages of one link. The first message is `hello`, and later messages are delivered in order.
+        The receiver sends initial metadata once it has accepted the hello. `goodbye` ends the stream in good
+        order; the receiver treats any other end as the loss of the link.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Meet(self, request, context):
-        """Begins a link over ZMQ: the same hello, answered with where to connect. The socket there takes one
-        peer, who must show the key named here, and then the messages of Carry behind its hello. Or begins a link
-        over a unix socket, or the channel for rows of a link that stands.
+        """Negotiates a link that gRPC does not carry. The request has the same hello as Carry, and the response says
+        where to connect. Over ZMQ, the socket accepts one peer, which must prove that it owns the key named in the
+        request, and which sends a hello and then the messages of Carry. The call also negotiates a link over a
+        unix socket, and the channel for hidden states of a link that is open already.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -90,7 +92,7 @@ def add_RingServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Ring(object):
-    """Every worker and the drafter listen here for their peers.
+    """Every worker and every drafter serves these calls to the other members.
     """
 
     @staticmethod
@@ -149,7 +151,7 @@ class Ring(object):
 
 
 class WorkerStub(object):
-    """Lets `grpcurl list` say what serves at an address. The calls are those of Ring, which peers use.
+    """Lists a worker for `grpcurl list`. The calls are those of Ring, which other members use.
     """
 
     def __init__(self, channel):
@@ -171,17 +173,19 @@ class WorkerStub(object):
 
 
 class WorkerServicer(object):
-    """Lets `grpcurl list` say what serves at an address. The calls are those of Ring, which peers use.
+    """Lists a worker for `grpcurl list`. The calls are those of Ring, which other members use.
     """
 
     def Carry(self, request_iterator, context):
-        """Missing associated documentation comment in .proto file."""
+        """Does the same as Ring.Carry.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Meet(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Does the same as Ring.Meet.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -208,7 +212,7 @@ def add_WorkerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Worker(object):
-    """Lets `grpcurl list` say what serves at an address. The calls are those of Ring, which peers use.
+    """Lists a worker for `grpcurl list`. The calls are those of Ring, which other members use.
     """
 
     @staticmethod
@@ -267,7 +271,7 @@ class Worker(object):
 
 
 class DrafterStub(object):
-    """As Worker, for a drafter.
+    """Lists a drafter for `grpcurl list`. The calls are those of Ring, which other members use.
     """
 
     def __init__(self, channel):
@@ -289,17 +293,19 @@ class DrafterStub(object):
 
 
 class DrafterServicer(object):
-    """As Worker, for a drafter.
+    """Lists a drafter for `grpcurl list`. The calls are those of Ring, which other members use.
     """
 
     def Carry(self, request_iterator, context):
-        """Missing associated documentation comment in .proto file."""
+        """Does the same as Ring.Carry.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Meet(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Does the same as Ring.Meet.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -326,7 +332,7 @@ def add_DrafterServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Drafter(object):
-    """As Worker, for a drafter.
+    """Lists a drafter for `grpcurl list`. The calls are those of Ring, which other members use.
     """
 
     @staticmethod

@@ -26,7 +26,7 @@ from specsot.core.pages import PageCopy, PageTable, Policy, RowPruning
 from specsot.core.tree import shape_of
 from specsot.core.tree_frames import check_supported
 from specsot.errors import WireError
-from specsot.params import LEAST_RECENT, MAX_TOKENS, HeadCounts, HeadPruning, HeadWindows, Pruning, Window
+from specsot.params import MAX_TOKENS, MIN_RECENT, HeadCounts, HeadPruning, HeadWindows, Pruning, Window
 from specsot.values import value
 from specsot_kernels.segments import HeadColumns, RowSpan, VisibleColumns
 
@@ -219,8 +219,8 @@ def window_of(opening: Opening) -> Window | None:
     match policy := policy_of(opening):
         case Window():
             return policy
-        case Pruning(most=int(most)):
-            return Window(0, max(most, LEAST_RECENT))
+        case Pruning(max_kept_rows=int(most)):
+            return Window(0, max(most, MIN_RECENT))
         case _:
             return None
 
@@ -292,10 +292,10 @@ def _hide_by_policy(
             return hide_outside_window(policy, span, positions)
         case HeadPruning():
             kept = table.rows_kept_by_head(sequence)
-            since = table.pruned(sequence)[1]
+            since = table.pruned_columns(sequence)[1]
             return hide_pruned_by_head(kept, since, span, positions, policy.skip_layers)
         case Pruning():
-            return hide_pruned(table.pruned(sequence), span, policy.skip_layers)
+            return hide_pruned(table.pruned_columns(sequence), span, policy.skip_layers)
         case HeadWindows():
             columns = span.rows, span.base, span.tail, span.pages, span.seen
             return PolicySpan(*columns, sight=None, heads=policy, positions=tuple(positions))

@@ -75,7 +75,7 @@ _rest = {
     "ignore_eos": st.booleans(),
     "logprobs": st.none() | st.integers(0, params.MAX_LOGPROBS),
     "seed": st.none() | st.integers(0, 2**63 - 1),
-    "priority": st.integers(-params.MOST_PRIORITY, params.MOST_PRIORITY),
+    "priority": st.integers(-params.MAX_PRIORITY, params.MAX_PRIORITY),
     "window": st.none() | windows,
 }
 ends = st.fixed_dictionaries({"resumable": st.booleans()}) | st.fixed_dictionaries(

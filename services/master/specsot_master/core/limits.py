@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from specsot.core.skeleton import MAX_LIST_POINTS, MAX_POINTS, PlanRules, Point
 from specsot.errors import InvalidRequest
-from specsot.params import LONGEST_TOKEN, Ask, Mode
+from specsot.params import MAX_TOKEN_CHARACTERS, Ask, Mode
 from specsot_master.core.plans.guards import question_of
 from specsot_master.core.plans.router import MIN_PLANNED_TOKENS, points_asked
 
@@ -46,7 +46,7 @@ def check_sizes(ask: Ask, id: str | None, max_positions: int) -> None:
     stops = all(len(one) <= MAX_STOP_CHARACTERS for one in ask.stop)
     rules = (
         (tokens < max_positions, "tokens", f"{tokens} tokens cannot fit the context"),
-        (size <= LONGEST_TOKEN * max_positions, "prompt", f"{size} characters cannot fit the context"),
+        (size <= MAX_TOKEN_CHARACTERS * max_positions, "prompt", f"{size} characters cannot fit the context"),
         (all(one.role in ROLES for one in ask.messages), "messages", f"roles are {', '.join(ROLES)}"),
         (stops, "stop", f"at most {MAX_STOP_CHARACTERS} characters"),
         (len(id or "") <= MAX_ID_CHARACTERS, "request_id", f"at most {MAX_ID_CHARACTERS} characters"),

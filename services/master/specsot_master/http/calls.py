@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from structlog.contextvars import bind_contextvars
 
-from specsot.core.event_json import baseline_of
+from specsot.core.event_json import json_value_of
 from specsot.core.info import ModelInfo
 from specsot.errors import Cancelled, InvalidRequest
 from specsot.events import Numbered
@@ -98,7 +98,7 @@ PING_SECONDS: Final = 10.0
 # A comment in server-sent events, which every client skips.
 PING: Final = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
-WRITER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=baseline_of)
+WRITER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=json_value_of)
 
 Chunks = AsyncGenerator[dict[str, Any], None]
 

@@ -25,7 +25,7 @@ from specsot.core.frames import (
     TreeSegment,
     rows_of,
 )
-from specsot.core.pages import PageTable, most_held
+from specsot.core.pages import PageTable, max_held_pages
 from specsot.errors import SpecsotError
 from specsot_model.core.kv_plan import open_sequence, policy_of
 from specsot_worker.core.pipeline import DraftTimeout, FrameBudget, InFlightFrame, PipelineDepth
@@ -375,7 +375,7 @@ class Sequencer:
             share = max(room - others, min(room, 1))
             # The table is asked only if the free pages might not hold a whole tree.
             plenty = table.free * table.page_rows >= slots
-            most = slots if plenty else min(table.room(sequence, live.committed), slots)
+            most = slots if plenty else min(table.reservable_rows(sequence, live.committed), slots)
             if (rows := min(share, most)) < 1:
                 continue
             # The sequence's draft timeout has passed.
@@ -409,7 +409,7 @@ class Sequencer:
         if not rows:
             return 0
         if live.opened:
-            return min(rows, max(self._table.room(live.opening.sequence, live.fed), 0))
+            return min(rows, max(self._table.reservable_rows(live.opening.sequence, live.fed), 0))
         fork = live.opening.fork
         source = self._sequences.get(fork.sequence) if fork else None
         there = fork is None or (source is not None and source.opened and source.fed >= fork.length)
@@ -436,7 +436,7 @@ class Sequencer:
             if not there and not self._open(live, fed, openings):
                 continue
             sequence = live.opening.sequence
-            rows = min(room, self._chunk_rows(live), self._table.room(sequence, live.fed))
+            rows = min(room, self._chunk_rows(live), self._table.reservable_rows(sequence, live.fed))
             if rows > 0 and not live.prefilled:
                 if there:
                     self._free_after(sequence, live.fed)
@@ -525,7 +525,7 @@ class Sequencer:
         """Return how many pages the sequence holds at most, if a KV policy such as a window bounds that;
         otherwise None.
         """
-        return most_held(policy_of(opening), self._budget.rows, self._table.page_rows)
+        return max_held_pages(policy_of(opening), self._budget.rows, self._table.page_rows)
 
     def _reject(self, sequence: int) -> None:
         """End a sequence that could not be opened, and keep an outcome for the master."""

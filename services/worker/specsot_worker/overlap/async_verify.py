@@ -97,7 +97,7 @@ class AsyncVerifier(Generic[Verified]):
 
         within: Seconds that it may take. None: no limit.
         """
-        return await self._compute.run(self._verify, verify, launched, within=within)
+        return await self._compute.run(self._verify, verify, launched, timeout_seconds=within)
 
     def close(self) -> None:
         """Stop verifying. Later errors are ignored."""

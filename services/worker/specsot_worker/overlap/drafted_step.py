@@ -38,7 +38,7 @@ class DraftedStep:
     """
 
     def __init__(
-        self, draft_round: NextStep, frame: Frame, outcomes: Mapping[int, Outcome], places: Sequence[object]
+        self, step: NextStep, frame: Frame, outcomes: Mapping[int, Outcome], places: Sequence[object]
     ) -> None:
         """Predict the segments that follow `frame`.
 
@@ -47,7 +47,7 @@ class DraftedStep:
         outcomes: Of the frame, by sequence.
         places: Of the frame's segments, see `ColocatedDrafts`.
         """
-        self._step = draft_round
+        self._step = step
         self._frame = frame
         self._outcomes = outcomes
         self._segments = self._following(places)
@@ -179,13 +179,13 @@ class ColocatedDrafts:
 
         outcomes: Of the frame, by sequence.
         """
-        draft_round = self._stage.next_step if self._stage else None
-        if not (frame.number and draft_round and self.drafter):
+        step = self._stage.next_step if self._stage else None
+        if not (frame.number and step and self.drafter):
             return None
         places = [*map(self._place, frame.segments)]
         if not all(places):
             return None
-        ahead = DraftedStep(draft_round, frame, outcomes, places)
+        ahead = DraftedStep(step, frame, outcomes, places)
         if self._handle and self._handle.state is OverlapState.LAUNCHED and self._quiet():
             ahead.launch_selected(self._handle)
         return ahead

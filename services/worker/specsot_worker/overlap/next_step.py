@@ -168,15 +168,15 @@ class NextStep:
         A returned step is PREPARED or CONFIRMED: in the first case, call `run_prepared`. No step is predicted
         afterwards.
         """
-        draft_round = self._step
-        if draft_round is None:
+        step = self._step
+        if step is None:
             return None
-        if draft_round.confirmed and frame.closings:
-            draft_round.leave_out(frame.closings)
-        if draft_round.is_for(frame):
+        if step.confirmed and frame.closings:
+            step.leave_out(frame.closings)
+        if step.is_for(frame):
             self._step = None
             self._forget(frame.closings)
-            return draft_round
+            return step
         self._discard()
         return None
 
@@ -243,17 +243,17 @@ class NextStep:
         The step is prepared again if the shapes differ from the expected ones. Return False if no step is
         predicted, if it does not fit, or if a token id is beyond the vocabulary.
         """
-        draft_round = self._step
-        if draft_round is None or max(max(tree.tokens) for tree in trees) >= self._vocabulary:
+        step = self._step
+        if step is None or max(max(tree.tokens) for tree in trees) >= self._vocabulary:
             return False
         self._start_timer()
         tried = self._shapes_repeat
-        self._shapes_repeat = all(tree.parents == one.parents for tree, one in zip(trees, draft_round.trees))
+        self._shapes_repeat = all(tree.parents == one.parents for tree, one in zip(trees, step.trees))
         if not (self._shapes_repeat and tried):
-            segments = [replace(one, tree=tree) for one, tree in zip(draft_round.segments, trees)]
+            segments = [replace(one, tree=tree) for one, tree in zip(step.segments, trees)]
             self._discard()
-            draft_round = self._prepare(segments)
-        draft_round.trees = trees
+            step = self._prepare(segments)
+        step.trees = trees
         return self._launch(_tokens(trees))
 
     @torch.inference_mode()
@@ -275,7 +275,7 @@ class NextStep:
             return False
         # One tree serves all sequences: building one for each of 64 sequences, say, would delay the launch.
         unknown = chain((0,) * trees.nodes)
-        draft_round = self._prepare(
+        step = self._prepare(
             [
                 TreeSegment(
                     one.sequence, one.draft_round, one.committed, one.keep, unknown, one.parent, one.scratch
@@ -285,11 +285,11 @@ class NextStep:
                 for one in segments
             ]
         )
-        if draft_round.filled is None or draft_round.hidden:
+        if step.filled is None or step.hidden:
             return False
         roots = [one.tree.tokens[0] for one in segments]
-        draft_round.outputs = self._steps.launch_device_trees(draft_round.filled, roots, trees)
-        draft_round.apply(OverlapEvent.LAUNCHED)
+        step.outputs = self._steps.launch_device_trees(step.filled, roots, trees)
+        step.apply(OverlapEvent.LAUNCHED)
         return True
 
     def confirm(self, trees: Sequence[Tree]) -> bool:
@@ -298,15 +298,15 @@ class NextStep:
         step is discarded when the next frame arrives.
         """
         self._start_timer()
-        draft_round = self._step
-        if draft_round is None or draft_round.state is not OverlapState.LAUNCHED:
+        step = self._step
+        if step is None or step.state is not OverlapState.LAUNCHED:
             return False
-        if any(len(own.tokens) != len(one.tokens) for own, one in zip(trees, draft_round.trees)):
+        if any(len(own.tokens) != len(one.tokens) for own, one in zip(trees, step.trees)):
             return False
-        draft_round.trees = trees
-        draft_round.tokens = _tokens(trees)
-        draft_round.timed = True
-        draft_round.apply(OverlapEvent.MATCHED)
+        step.trees = trees
+        step.tokens = _tokens(trees)
+        step.timed = True
+        step.apply(OverlapEvent.MATCHED)
         return True
 
     def pause_timer(self) -> None:
@@ -316,15 +316,15 @@ class NextStep:
         if self._step:
             self._step.timed = False
 
-    def run_prepared(self, draft_round: SpeculativeStep, entry: Sequence[int] | Tensor) -> Outputs:
+    def run_prepared(self, step: SpeculativeStep, entry: Sequence[int] | Tensor) -> Outputs:
         """Launch a prepared step with the inputs of its frame, and return the outputs. The step is confirmed.
 
         entry: Token ids or hidden states. See `CapturedSteps.launch`.
         """
-        assert draft_round.filled is not None
-        draft_round.outputs = self._steps.launch(draft_round.filled, entry)
-        draft_round.apply(OverlapEvent.LAUNCHED, OverlapEvent.MATCHED)
-        return draft_round.outputs
+        assert step.filled is not None
+        step.outputs = self._steps.launch(step.filled, entry)
+        step.apply(OverlapEvent.LAUNCHED, OverlapEvent.MATCHED)
+        return step.outputs
 
     def _prepare(self, segments: Sequence[TreeSegment]) -> SpeculativeStep:
         """Prepare a step with these segments: reserve pages, plan the frame, and fill the graphs' inputs.
@@ -333,38 +333,32 @@ class NextStep:
         stays in the state IDLE.
         """
         table = self._table
-        draft_round = SpeculativeStep(segments, [one.tree for one in segments])
-        self._step = draft_round
+        step = SpeculativeStep(segments, [one.tree for one in segments])
+        self._step = step
         own = [one.sequence for one in segments]
-        wanted = map(table.wanted, own, [one.committed + len(one.tree.tokens) for one in segments])
+        wanted = map(table.missing_pages, own, [one.committed + len(one.tree.tokens) for one in segments])
         reserved = [(sequence, pages) for sequence, pages in zip(own, wanted) if pages]
         if sum(pages for _, pages in reserved) > table.free:
-            return draft_round
-        draft_round.reserved = reserved
+            return step
+        step.reserved = reserved
         plan = plan_frame(table, Frame(0, 0, segments=tuple(segments)))
         for page in plan.trimmed:
             self._kv.clear_page(page)
-        draft_round.filled = self._steps.fill(
-            StepRows((), plan.positions, plan.slots, plan.spans, plan.moves)
-        )
-        if draft_round.filled:
-            draft_round.apply(OverlapEvent.WRITTEN)
-        return draft_round
+        step.filled = self._steps.fill(StepRows((), plan.positions, plan.slots, plan.spans, plan.moves))
+        if step.filled:
+            step.apply(OverlapEvent.WRITTEN)
+        return step
 
     def _launch(self, tokens: list[int]) -> bool:
         """Launch the predicted step with these tokens, for which the timer has started. Return whether it was
         launched: it must be prepared, with as many tokens.
         """
-        draft_round = self._step
-        if (
-            draft_round is None
-            or draft_round.state is not OverlapState.PREPARED
-            or len(tokens) != draft_round.rows
-        ):
+        step = self._step
+        if step is None or step.state is not OverlapState.PREPARED or len(tokens) != step.rows:
             return False
-        draft_round.tokens = tokens
-        draft_round.timed = True
-        self.run_prepared(draft_round, tokens)
+        step.tokens = tokens
+        step.timed = True
+        self.run_prepared(step, tokens)
         return True
 
     def _discard(self) -> None:
@@ -373,16 +367,16 @@ class NextStep:
         If the step was launched, its pages are cleared, because it may have written to them; and the KV moves
         that it has applied are remembered for its sequences.
         """
-        draft_round = self._step
+        step = self._step
         self._step = None
-        if draft_round is None:
+        if step is None:
             return
-        launched = draft_round.on_device
+        launched = step.on_device
         if launched:
-            self._moved |= {one.sequence: one.committed for one in draft_round.segments}
-        if draft_round.state is not OverlapState.IDLE:
-            draft_round.apply(OverlapEvent.DIFFERED)
-        for sequence, pages in reversed(draft_round.reserved):
+            self._moved |= {one.sequence: one.committed for one in step.segments}
+        if step.state is not OverlapState.IDLE:
+            step.apply(OverlapEvent.DIFFERED)
+        for sequence, pages in reversed(step.reserved):
             for page in self._table.unreserve(sequence, pages):
                 if launched:
                     self._kv.clear_page(page)

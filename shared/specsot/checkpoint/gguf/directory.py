@@ -27,67 +27,81 @@ def directory_of(file: Path) -> Path:
 
     The directory has the file's name. Several processes may make it at the same time; the first one wins.
     Raises ModelError if the file is broken or not supported, or if the cache cannot be written.
+
+    file: the GGUF file, or any part of a split one.
     """
-    parts = [one.absolute() for one in parts_of(file)]
-    made = cache_folder() / "gguf" / _key(parts) / stem_of(parts[0])
-    if not (made / POINTER).is_file():
+    parts = [part.absolute() for part in parts_of(file)]
+    directory = cache_folder() / "gguf" / _key(parts) / stem_of(parts[0])
+    if not (directory / POINTER).is_file():
         header = _joined(parts)
         try:
-            made.parent.mkdir(parents=True, exist_ok=True)
-            _publish(header, made)
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            _publish(header, directory)
         except OSError as error:
-            raise ModelError(f"{made}: {error.strerror} (XDG_CACHE_HOME names another cache)") from None
-    return made
+            raise ModelError(f"{directory}: {error.strerror} (XDG_CACHE_HOME names another cache)") from None
+    return directory
 
 
 def read_places(pointer: Path) -> dict[str, Place]:
-    """Return where each tensor of a model directory is stored.
+    """Return where each tensor of a model directory is stored, by the tensor's name in Transformers.
 
-    If a GGUF file of the stored name lies next to the pointer, that file is used. Raises ModelError.
+    If a GGUF file of the stored name lies next to the pointer, that file is used.
+
+    pointer: the pointer file of the directory. Raises ModelError if it is broken.
     """
     places: dict[str, Place] = {}
     for name, stored in read_json(pointer).items():
         axes, order = stored.pop("order") or ((), ())
-        turned = (tuple(axes), tuple(order)) if axes else None
-        beside = pointer.parent / Path(stored["file"]).name
-        stored["file"] = str(beside) if beside.is_file() else stored["file"]
-        places[name] = Place(**stored | {"shape": tuple(stored["shape"])}, order=turned)
+        row_order = (tuple(axes), tuple(order)) if axes else None
+        neighbour = pointer.parent / Path(stored["file"]).name
+        stored["file"] = str(neighbour) if neighbour.is_file() else stored["file"]
+        places[name] = Place(**stored | {"shape": tuple(stored["shape"])}, order=row_order)
     return places
 
 
 def _key(parts: Sequence[Path]) -> str:
-    """Return a key that differs for every GGUF file, and for every change of its size or time."""
-    told = [FORM]
+    """Return a key that differs for every GGUF file, and for every change of its size or time: 16 hex digits.
+
+    parts: absolute paths of the file's parts. Raises ModelError if one is missing.
+    """
+    lines = [FORM]
     for part in parts:
         try:
             stat = part.stat()
         except OSError as error:
             raise ModelError(f"{part}: {error.strerror}") from None
-        told.append(f"{part}:{stat.st_size}:{stat.st_mtime_ns}")
-    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
+        lines.append(f"{part}:{stat.st_size}:{stat.st_mtime_ns}")
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def _joined(parts: Sequence[Path]) -> Header:
     """Combine the headers of a file's parts: the first part has the metadata, every part its own tensors.
 
+    parts: paths of the file's parts, the first one first.
+
     Raises ModelError if parts or tensors are missing.
     """
     headers = [read_header(part) for part in parts]
-    tensors = {name: one for header in headers for name, one in header.tensors.items()}
-    whole = replace(headers[0], tensors=tensors)
-    told = whole.metadata.get("split.tensors.count", len(tensors))
-    count = whole.metadata.get("split.count", 1)
-    if (told, count or 1) != (len(tensors), len(parts)):
+    tensors = {name: tensor for header in headers for name, tensor in header.tensors.items()}
+    joined = replace(headers[0], tensors=tensors)
+    num_tensors = joined.metadata.get("split.tensors.count", len(tensors))
+    count = joined.metadata.get("split.count", 1)
+    if (num_tensors, count or 1) != (len(tensors), len(parts)):
         raise ModelError(
-            f"{whole.file}: of {told} tensors in {count} files, {len(tensors)} in {len(parts)} are here"
+            f"{joined.file}: of {num_tensors} tensors in {count} files, {len(tensors)} in {len(parts)} are "
+            "here"
         )
-    return whole
+    return joined
 
 
-def _publish(header: Header, made: Path) -> None:
+def _publish(header: Header, directory: Path) -> None:
     """Write the directory completely or not at all: it is written elsewhere and then renamed.
 
-    Raises ModelError if the metadata do not describe a supported model.
+    header: the header of the GGUF file.
+    directory: the path of the directory, whose parent exists.
+
+    Raises ModelError if the metadata do not describe a supported model, OSError if the directory cannot be
+    written.
     """
     try:
         files = dict(_text_files(header))
@@ -95,22 +109,25 @@ def _publish(header: Header, made: Path) -> None:
         raise
     except Exception as error:
         # Metadata may be wrong in any way, and the tokenizers library raises bare Exception.
-        said = " ".join(str(error).split())[:200]
-        raise ModelError(f"{header.file}: its metadata make no model ({said})") from None
-    draft = Path(tempfile.mkdtemp(dir=made.parent))
+        message = " ".join(str(error).split())[:200]
+        raise ModelError(f"{header.file}: its metadata make no model ({message})") from None
+    temporary = Path(tempfile.mkdtemp(dir=directory.parent))
     for name, text in files.items():
-        (draft / name).write_text(text, encoding="utf-8")
+        (temporary / name).write_text(text, encoding="utf-8")
     try:
-        draft.rename(made)
+        temporary.rename(directory)
     except OSError:
         # Another process was faster; its directory is used.
-        rmtree(draft, ignore_errors=True)
-        if not (made / POINTER).is_file():
+        rmtree(temporary, ignore_errors=True)
+        if not (directory / POINTER).is_file():
             raise
 
 
 def _text_files(header: Header) -> Iterator[tuple[str, str]]:
-    """Yield name and content of every file of the model directory."""
+    """Yield name and content of every file of the model directory.
+
+    header: the header of the GGUF file. Raises ModelError if its metadata do not describe a supported model.
+    """
     config = config_of(header)
     tokenizer = StoredTokenizer(header)
     yield POINTER, json.dumps({name: asdict(place) for name, place in places_of(header, config).items()})

@@ -9,16 +9,20 @@ from specsot.errors import ModelError
 
 # File in a model directory that was made of a GGUF file; it says where each tensor is.
 POINTER = "gguf.json"
+# The name of one part of a split file.
 PART = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf")
+# Other weights, beside which GGUF files in a folder are ignored.
 WEIGHTS = ("*.safetensors", "*.bin")
 
 
 def find_gguf(place: Path) -> Path | None:
     """Return the GGUF file that a path means, or None if it means none.
 
-    A path to a file means that file; a folder without other weights means its only GGUF file. If that
-    file is split, its first part is returned. Image projectors (mmproj) are ignored. Raises
-    ModelError if a folder has several GGUF files.
+    A path to a file means that file; a folder without other weights means its only GGUF file. If that file is
+    split, its first part is returned. Image projectors (mmproj) are ignored. Raises ModelError if a folder
+    has several GGUF files.
+
+    place: path of a file or a folder. It need not exist.
     """
     if place.is_file():
         return place
@@ -33,6 +37,8 @@ def find_gguf(place: Path) -> Path | None:
 def parts_of(file: Path) -> list[Path]:
     """Return all parts of a split GGUF file, or the file itself if it is not split.
 
+    file: path of the file, or of any of its parts.
+
     # "m-00002-of-00002.gguf" -> ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"]
     """
     split = PART.fullmatch(file.name)
@@ -43,6 +49,9 @@ def parts_of(file: Path) -> list[Path]:
 
 
 def stem_of(first: Path) -> str:
-    """Return a GGUF file's name without suffix and part number."""
+    """Return a GGUF file's name without suffix and part number.
+
+    first: path of the file, or of its first part.
+    """
     split = PART.fullmatch(first.name)
     return split[1] if split else first.stem

@@ -16,14 +16,18 @@ from typing import Any
 from specsot.checkpoint.config import LAYOUT
 from specsot.errors import ModelError
 
+# The first bytes of every GGUF file.
 MAGIC = b"GGUF"
 # Supported versions. Files of version 1, which counted in 32 bits, are no longer in use.
 VERSIONS = (2, 3)
 # Bytes. Alignment of tensors if the file does not name one.
 ALIGNMENT = 32
 
+# GGUF's number of the type of a string.
 STRING = 8
+# GGUF's number of the type of an array.
 ARRAY = 9
+# The `struct` format of each scalar type of GGUF.
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
 
@@ -62,11 +66,18 @@ class Header:
         return str(self.metadata.get("general.architecture"))
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return the metadata value "<architecture>.<name>", such as block_count, or the default."""
+        """Return the metadata value "<architecture>.<name>", such as block_count, or the default.
+
+        name: the key without the architecture.
+        default: the result if the file has no such key.
+        """
         return self.metadata.get(f"{self.architecture}.{name}", default)
 
     def count(self, name: str) -> int:
-        """Return the value "<architecture>.<name>". Raises ModelError if it is no integer > 0."""
+        """Return the value "<architecture>.<name>". Raises ModelError if it is no integer > 0.
+
+        name: the key without the architecture.
+        """
         value = self.get(name)
         if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
             raise ModelError(f"{self.file}: {self.architecture}.{name} must be a number > 0, got {value!r}")
@@ -74,7 +85,10 @@ class Header:
 
 
 def read_header(file: Path) -> Header:
-    """Read the header of a GGUF file. Raises ModelError if it is missing, broken, or no GGUF file."""
+    """Read the header of a GGUF file. Raises ModelError if it is missing, broken, or no GGUF file.
+
+    file: path of the file.
+    """
     try:
         with file.open("rb") as opened:
             if opened.read(len(MAGIC)) != MAGIC:
@@ -91,13 +105,16 @@ class _Cursor:
     """Reads the values of a header one after another, from a mapped file."""
 
     def __init__(self, file: Path, data: mmap.mmap) -> None:
+        """file: path of the file, for error messages.
+        data: the mapped file. Reading begins after the magic number.
+        """
         self._file = file
         self._data = data
         self._at = len(MAGIC)
 
     def header(self) -> Header:
-        """Read the whole header, after the magic number."""
-        version, tensors, values = self._take("IQQ")
+        """Read the whole header, after the magic number. Raises ModelError for an unsupported version."""
+        version, tensors, values = self._read_numbers("IQQ")
         if version not in VERSIONS:
             raise ModelError(f"{self._file}: GGUF version {version} is not one of 2, 3, little-endian")
         metadata = dict(self._pair() for _ in range(values))
@@ -110,38 +127,47 @@ class _Cursor:
     def _pair(self) -> tuple[str, Any]:
         """Read one key of the metadata with its value."""
         name = self._string()
-        (kind,) = self._take("I")
+        (kind,) = self._read_numbers("I")
         return name, self._value(kind)
 
     def _value(self, kind: int) -> Any:
-        """Read a value of this GGUF type: a scalar, a string, or an array of either."""
+        """Read a value: a scalar, a string, or an array of either. Raises KeyError for an unknown type.
+
+        kind: GGUF's number of the value's type.
+        """
         if kind == STRING:
             return self._string()
         if kind == ARRAY:
-            inner, count = self._take("IQ")
+            inner, count = self._read_numbers("IQ")
             if inner == STRING:
                 return [self._string() for _ in range(count)]
-            return list(self._take(f"{count}{SCALARS[inner]}"))
-        return self._take(SCALARS[kind])[0]
+            return list(self._read_numbers(f"{count}{SCALARS[inner]}"))
+        return self._read_numbers(SCALARS[kind])[0]
 
     def _tensor(self) -> tuple[str, int, tuple[int, ...], int]:
         """Read name, type, shape, and offset (from the begin of all tensors) of a tensor."""
         name = self._string()
-        (axes,) = self._take("I")
-        shape = self._take(f"{axes}Q")
-        kind, begin = self._take("IQ")
+        (axes,) = self._read_numbers("I")
+        shape = self._read_numbers(f"{axes}Q")
+        kind, begin = self._read_numbers("IQ")
         return name, kind, tuple(reversed(shape)), begin
 
     def _string(self) -> str:
-        (length,) = self._take("Q")
+        """Read a string: its length in 8 bytes, then its bytes. Raises struct.error if the file ends
+        before.
+        """
+        (length,) = self._read_numbers("Q")
         begin = self._at
         self._at = self._at + length
         if self._at > len(self._data):
             raise struct.error
         return self._data[begin : self._at].decode()
 
-    def _take(self, form: str) -> tuple[Any, ...]:
-        """Read little-endian numbers of a `struct` format."""
+    def _read_numbers(self, form: str) -> tuple[Any, ...]:
+        """Read little-endian numbers. Raises struct.error if the file ends before.
+
+        form: the `struct` format of the numbers, without byte order.
+        """
         found = struct.unpack_from(f"<{form}", self._data, self._at)
         self._at += struct.calcsize(f"<{form}")
         return found

@@ -38,6 +38,7 @@ SHORT = "rope_factors_short.weight"
 # Layers of the Gemma models whose query_pre_attn_scalar is not head_dim.
 LARGEST_GEMMAS = {"gemma2": 46, "gemma3": 62}
 
+# The axes that the rows are split into, and the order in which these axes should be, see `_order`.
 Order = tuple[tuple[int, ...], tuple[int, ...]]
 
 
@@ -65,7 +66,10 @@ class Place:
 
 
 def model_type_of(header: Header) -> str:
-    """Return the model_type of a GGUF file. Raises ModelError for an unsupported architecture."""
+    """Return the model_type of a GGUF file. Raises ModelError for an unsupported architecture.
+
+    header: the header of the GGUF file.
+    """
     found = ARCHITECTURES.get(header.architecture)
     if found is None:
         known = ", ".join(ARCHITECTURES)
@@ -75,6 +79,8 @@ def model_type_of(header: Header) -> str:
 
 def config_of(header: Header) -> dict[str, Any]:
     """Return the fields that the model's config.json would have.
+
+    header: the header of the GGUF file.
 
     Raises ModelError for an architecture or a feature that is not supported.
     """
@@ -107,12 +113,19 @@ def config_of(header: Header) -> dict[str, Any]:
 
 
 def _layers(header: Header) -> int:
-    """Return the number of layers, without the last ones that predict further tokens (MTP)."""
+    """Return the number of layers, without the last ones that predict further tokens (MTP).
+
+    header: the header of the GGUF file.
+    """
     return header.count("block_count") - header.get("nextn_predict_layers", 0)
 
 
 def _particulars(kind: str, header: Header) -> dict[str, Any]:
-    """Return the config fields that only some families have."""
+    """Return the config fields that only some families have; nothing for other families.
+
+    kind: the model_type.
+    header: the header of the GGUF file.
+    """
     window = header.get("attention.sliding_window") or None
     if kind == "mixtral":
         experts = header.count("expert_count")
@@ -149,7 +162,11 @@ def _particulars(kind: str, header: Header) -> dict[str, Any]:
 
 
 def _of_gemma(kind: str, header: Header) -> dict[str, Any]:
-    """Return the config fields that only Gemma models have."""
+    """Return the config fields that only Gemma models have.
+
+    kind: the model_type, gemma2 or gemma3_text.
+    header: the header of the GGUF file.
+    """
     heads = header.count("attention.head_count")
     caps = (50.0, 30.0) if kind == "gemma2" else (None, None)
     width = header.count("embedding_length")
@@ -165,7 +182,10 @@ def _of_gemma(kind: str, header: Header) -> dict[str, Any]:
 
 
 def _of_glm(header: Header) -> dict[str, Any]:
-    """Return the config fields that only GLM models have."""
+    """Return the config fields that only GLM models have.
+
+    header: the header of the GGUF file.
+    """
     return {
         "n_routed_experts": header.count("expert_count"),
         "num_experts_per_tok": header.count("expert_used_count"),
@@ -182,13 +202,20 @@ def _of_glm(header: Header) -> dict[str, Any]:
 
 
 def _embedding(header: Header) -> StoredTensor:
+    """Return the stored embedding. Raises ModelError if there is none.
+
+    header: the header of the GGUF file.
+    """
     if "token_embd.weight" not in header.tensors:
         raise ModelError(f"{header.file}: no tensor token_embd.weight")
     return header.tensors["token_embd.weight"]
 
 
 def _rope_scaling(header: Header) -> dict[str, Any] | None:
-    """Return the `rope_scaling` of the config, or None. Raises ModelError for an unsupported kind."""
+    """Return the `rope_scaling` of the config, or None. Raises ModelError for an unsupported kind.
+
+    header: the header of the GGUF file.
+    """
     kind = header.get("rope.scaling.type", "none")
     factor = header.get("rope.scaling.factor")
     if ROPE_FREQS in header.tensors:
@@ -206,7 +233,10 @@ def _rope_scaling(header: Header) -> dict[str, Any] | None:
 
 
 def _longrope(header: Header) -> dict[str, Any]:
-    """Return longrope's settings; the factors are tensors of the file."""
+    """Return longrope's settings; the factors are tensors of the file.
+
+    header: the header of the GGUF file.
+    """
     found: dict[str, Any] = {
         "long_factor": _numbers(header, LONG).tolist(),
         "short_factor": _numbers(header, SHORT).tolist(),
@@ -220,6 +250,9 @@ def _yarn(header: Header, factor: float | None) -> dict[str, Any]:
 
     llama.cpp has one number for both mscale and mscale_all_dim. gpt-oss does not round the range that is
     blended to whole pairs.
+
+    header: the header of the GGUF file.
+    factor: the factor of the context extension, or None if the file names none.
     """
     scale = header.get("rope.scaling.yarn_log_multiplier")
     scaling = "rope.scaling"
@@ -237,7 +270,11 @@ def _yarn(header: Header, factor: float | None) -> dict[str, Any]:
 
 
 def _numbers(header: Header, name: str) -> NDArray[np.float32]:
-    """Return the numbers of an fp32 tensor."""
+    """Return the numbers of an fp32 tensor, in the order of the file.
+
+    header: the header of the GGUF file.
+    name: name of the tensor in the file, which must exist.
+    """
     found = header.tensors[name]
     with found.file.open("rb") as file:
         file.seek(found.begin)
@@ -249,6 +286,8 @@ def _llama3_scaling(header: Header) -> dict[str, Any]:
 
     Llama 3.1 to 3.3 all use the same low and high factors and original context; only `factor` differs. Raises
     ModelError if the divisors do not follow from these settings.
+
+    header: the header of a GGUF file with the tensor ROPE_FREQS.
     """
     factors = _numbers(header, ROPE_FREQS)
     theta = header.get("rope.freq_base", 10000.0)
@@ -276,11 +315,14 @@ def _llama3_scaling(header: Header) -> dict[str, Any]:
 def places_of(header: Header, config: Mapping[str, Any]) -> dict[str, Place]:
     """Return the place of every tensor by the name that Transformers gives it.
 
+    header: the header of the GGUF file.
+    config: the fields of config.json, see `config_of`.
+
     Raises ModelError for an unknown tensor, or a type that cannot be dequantized.
     """
     sizes = BlockSizes()
     found = dict[str, Place]()
-    further = _further(header)
+    further = _unread_prefixes(header)
     for stored_name, stored in header.tensors.items():
         if stored_name in (ROPE_FREQS, LONG, SHORT) or stored_name.startswith(further):
             continue
@@ -293,8 +335,11 @@ def places_of(header: Header, config: Mapping[str, Any]) -> dict[str, Place]:
     return found
 
 
-def _further(header: Header) -> tuple[str, ...]:
-    """Return the prefixes of the tensors of layers that predict further tokens; they are not read."""
+def _unread_prefixes(header: Header) -> tuple[str, ...]:
+    """Return the prefixes of the tensors of layers that predict further tokens; they are not read.
+
+    header: the header of the GGUF file.
+    """
     first = _layers(header)
     return tuple(f"blk.{layer}." for layer in range(first, header.count("block_count")))
 
@@ -303,6 +348,10 @@ def _named(stored: str, place: Place, config: Mapping[str, Any]) -> Iterator[tup
     """Yield Transformers' name and the place of a stored tensor; of stacked experts, those of each expert.
 
     # "blk.3.attn_q.weight" -> "model.layers.3.self_attn.q_proj.weight"
+
+    stored: name of the tensor in the file.
+    place: where the tensor is stored.
+    config: the fields of config.json.
     """
     family = FAMILIES[config["model_type"]]
     names = family.names
@@ -321,7 +370,7 @@ def _named(stored: str, place: Place, config: Mapping[str, Any]) -> Iterator[tup
     part = split[2]
     expert = _experts(names).get(part.removesuffix("_exps"))
     if part.endswith("_exps") and expert:
-        for number, one in enumerate(_apart(place)):
+        for number, one in enumerate(_split_experts(place)):
             yield f"{layer}.{expert.format(number)}.{suffix}", one
     elif expert and split[3]:
         yield f"{layer}.{expert.format(split[3])}.{suffix}", place
@@ -332,18 +381,27 @@ def _named(stored: str, place: Place, config: Mapping[str, Any]) -> Iterator[tup
 
 
 def _experts(names: Names) -> dict[str, str]:
-    """Return the names of an expert's tensors by their GGUF names; empty without experts."""
+    """Return the names of an expert's tensors by their GGUF names; empty without experts.
+
+    names: the family's names of tensors.
+    """
     return dict(zip(("ffn_gate", "ffn_up", "ffn_down"), names.experts)) if names.router else {}
 
 
 def _bare(names: Names) -> dict[str, str]:
-    """Return the names of tensors that have no suffix in Transformers, by their GGUF names."""
+    """Return the names of tensors that have no suffix in Transformers, by their GGUF names.
+
+    names: the family's names of tensors. An empty name means that the family has no such tensor.
+    """
     sinks = names.sinks and f"{names.attention}.{names.sinks}"
     return {"attn_sinks": sinks, "exp_probs_b": names.correction}
 
 
 def _inner(names: Names) -> dict[str, str]:
-    """Return the names of the other tensors inside a layer, by their GGUF names."""
+    """Return the names of the other tensors inside a layer, by their GGUF names.
+
+    names: the family's names of tensors. An empty name means that the family has no such tensor.
+    """
     shared = dict(zip(("ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"), names.shared or ()))
     own = {
         "attn_norm": names.input_norm,
@@ -363,8 +421,11 @@ def _inner(names: Names) -> dict[str, str]:
     return {**own, **({} if names.qkv else apart)}
 
 
-def _apart(place: Place) -> Iterator[Place]:
-    """Yield the place of each expert in a tensor of all experts, which are stored one after another."""
+def _split_experts(place: Place) -> Iterator[Place]:
+    """Yield the place of each expert in a tensor of all experts, which are stored one after another.
+
+    place: the place of the tensor, whose first axis counts the experts.
+    """
     count = place.shape[0]
     shape = place.shape[1:]
     size = place.bytes // count
@@ -379,8 +440,12 @@ def _order(part: str, place: Place, config: Mapping[str, Any]) -> Order | None:
 
         # one head of 4 rows, stored [a0 b0 a1 b1], axes (1, 2, 2), order (0, 2, 1) -> [a0 a1 b0 b1]
 
-    For GPT-NeoX, llama.cpp stores all queries, then all keys, then all values; Transformers expects the
-    three of head 0, then those of head 1, and so on.
+    For GPT-NeoX, llama.cpp stores all queries, then all keys, then all values; Transformers expects the three
+    of head 0, then those of head 1, and so on.
+
+    part: name of the tensor inside its layer, without suffix, as GGUF has it.
+    place: where the tensor is stored.
+    config: the fields of config.json.
     """
     heads = config["num_attention_heads"]
     kind = config["model_type"]
@@ -408,6 +473,9 @@ class BlockSizes:
     def count(self, stored: StoredTensor, where: str) -> int:
         """Return the bytes of a tensor.
 
+        stored: the tensor as the header lists it.
+        where: the file and the tensor's name, for error messages.
+
         Raises ModelError if its type cannot be dequantized, if its rows are no whole blocks, or if the file
         is too short.
         """
@@ -425,7 +493,13 @@ class BlockSizes:
         return total
 
     def _find(self, kind: int, where: str) -> tuple[int, int]:
-        """Return how many numbers and how many bytes a block of this ggml type has."""
+        """Return how many numbers and how many bytes a block of a ggml type has.
+
+        kind: ggml's number of the type.
+        where: the file and the tensor's name, for error messages.
+
+        Raises ModelError if the type is unknown or cannot be dequantized.
+        """
         try:
             named = self._constants.GGMLQuantizationType(kind)
             block, size = self._constants.GGML_QUANT_SIZES[named]

@@ -37,6 +37,7 @@ GPT4O = (
     rf"|[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]+[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]*{_CUT}"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# The regular expressions that split text, in the order in which they apply, by tokenizer.ggml.pre.
 SPLITS: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("default", "gpt-2", "mpt", "olmo", "jais", "phi-2", "trillion", "roberta-bpe"), (GPT2,)),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), (r"\p{N}", GPT2)),
@@ -46,6 +47,7 @@ SPLITS: Mapping[str, Sequence[str]] = {
     "tekken": (TEKKEN,),
     **dict.fromkeys(("gpt-4o", "minimax-m2"), (GPT4O,)),
 }
+# Splits in which a piece that is a token is not merged from its parts.
 IGNORE_MERGES = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "lfm2", "tekken")
 # If a vocabulary has both, <|end|> only ends one of several messages (gpt-oss) and is no end token.
 HARMONY = ("<|return|>", "<|call|>")
@@ -54,6 +56,7 @@ ENDS = (
     *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|end_of_text|>", "<|endoftext|>", "<|eom_id|>"),
     *("<end_of_turn>", *HARMONY, *FIM_ENDS),
 )
+# GGUF's name of each special token, by its field in tokenizer_config.json.
 SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
 
@@ -64,11 +67,14 @@ class StoredTokenizer:
     """
 
     def __init__(self, header: Header) -> None:
-        """Raises ModelError if the metadata are incomplete, or of an unsupported kind of tokenizer."""
+        """header: the header of the GGUF file.
+
+        Raises ModelError if the metadata are incomplete, or of an unsupported kind of tokenizer.
+        """
         self._header = header
         self._kind = self._get("model")
         if self._kind not in ("gpt2", "llama"):
-            raise self._wrong(f"tokenizer {self._kind!r} is not one of gpt2, llama")
+            raise self._error(f"tokenizer {self._kind!r} is not one of gpt2, llama")
         self._tokens: list[str] = self._get("tokens", [])
         self._types: list[int] = self._get("token_type", [1] * len(self._tokens))
         self._gemma = self._kind == "llama" and header.architecture.startswith("gemma")
@@ -76,7 +82,7 @@ class StoredTokenizer:
         if self._gemma:
             self._tokens = [SPACE * len(one) if one and not one.strip(" ") else one for one in self._tokens]
         if not self._tokens or len(self._types) != len(self._tokens):
-            raise self._wrong(f"{len(self._tokens)} tokens of {len(self._types)} types make no vocabulary")
+            raise self._error(f"{len(self._tokens)} tokens of {len(self._types)} types make no vocabulary")
 
     def build(self) -> Tokenizer:
         """Build the tokenizer. Raises ModelError if merges, scores or splits are missing or unknown."""
@@ -101,28 +107,30 @@ class StoredTokenizer:
     def ends(self) -> list[int]:
         """Return the ids of all tokens that end an answer, ascending."""
         stored = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
-        told = {self._get(f"{one}_token_id") for one in stored} - {None}
+        ids = {self._get(f"{one}_token_id") for one in stored} - {None}
         kinds = (CONTROL, USER_DEFINED)
         named = {
             token: id for id, token in enumerate(self._tokens) if token in ENDS and self._types[id] in kinds
         }
         if named.keys() >= {*HARMONY}:
-            told.discard(named.pop("<|end|>", None))
-        return sorted({*told, *named.values()})
+            ids.discard(named.pop("<|end|>", None))
+        return sorted({*ids, *named.values()})
 
     @property
     def template(self) -> str | None:
+        """The chat template, or None if the file has none."""
         return self._header.metadata.get("tokenizer.chat_template")
 
     @property
     def _pre(self) -> str:
+        """The name of the rule by which text is split before merges apply."""
         return self._get("pre", "default")
 
     def _byte_level(self) -> Tokenizer:
         """Build a byte-level BPE tokenizer, as in GPT-2, Llama 3 and Qwen."""
         splits = SPLITS.get(self._pre)
         if splits is None:
-            raise self._wrong(f"tokenizer.ggml.pre {self._pre!r} is not known here")
+            raise self._error(f"tokenizer.ggml.pre {self._pre!r} is not known here")
         merges = [tuple(one.split(" ", 1)) for one in self._get("merges", [])]
         tokenizer = Tokenizer(BPE(self._ids(), merges, ignore_merges=self._pre in IGNORE_MERGES))
         parts = [pre_tokenizers.Split(Regex(one), "isolated") for one in splits]
@@ -160,7 +168,7 @@ class StoredTokenizer:
         if self._gemma:
             scores = [-float(id) for id in range(len(self._tokens))]
         if len(scores) != len(self._tokens):
-            raise self._wrong(f"{len(self._tokens)} tokens have {len(scores)} scores, and no merges")
+            raise self._error(f"{len(self._tokens)} tokens have {len(scores)} scores, and no merges")
         pairs = [
             (-scores[id], -len(token[:cut]), -len(token[cut:]), token[:cut], token[cut:])
             for token, id in ids.items()
@@ -174,7 +182,10 @@ class StoredTokenizer:
         return {token: id for id, token in enumerate(self._tokens) if not self._is_padding(id)}
 
     def _is_padding(self, id: int) -> bool:
-        """Tell whether a token only pads the lm_head; converters name such tokens [PAD151935], say."""
+        """Tell whether a token only pads the lm_head; converters name such tokens [PAD151935], say.
+
+        id: the token's id.
+        """
         return self._types[id] == UNUSED and self._tokens[id] == f"[PAD{id}]"
 
     def _special(self) -> list[str]:
@@ -183,19 +194,35 @@ class StoredTokenizer:
         return list(dict.fromkeys([*self._of_type(CONTROL), *named]))
 
     def _of_type(self, kind: int) -> list[str]:
+        """Return the tokens of one type, by ascending id.
+
+        kind: llama.cpp's number of the type.
+        """
         return [token for token, one in zip(self._tokens, self._types) if one == kind]
 
     def _name(self, special: str) -> str | None:
-        """Return the token of a special id, such as "bos", or None. Raises ModelError for a wrong id."""
+        """Return the token of a special id, such as "bos", or None. Raises ModelError for a wrong id.
+
+        special: GGUF's name of the special token.
+        """
         id = self._get(f"{special}_token_id")
         if id is None:
             return None
         if not 0 <= id < len(self._tokens):
-            raise self._wrong(f"{special} token {id} is none of {len(self._tokens)}")
+            raise self._error(f"{special} token {id} is none of {len(self._tokens)}")
         return None if self._is_padding(id) else self._tokens[id]
 
     def _get(self, name: str, default: Any = None) -> Any:
+        """Return the metadata value "tokenizer.ggml.<name>", or the default.
+
+        name: the key without "tokenizer.ggml.".
+        default: the result if the file has no such key.
+        """
         return self._header.metadata.get(f"tokenizer.ggml.{name}", default)
 
-    def _wrong(self, what: str) -> ModelError:
-        return ModelError(f"{self._header.file}: {what}")
+    def _error(self, reason: str) -> ModelError:
+        """Return the error to raise, which names the file.
+
+        reason: what is wrong.
+        """
+        return ModelError(f"{self._header.file}: {reason}")

@@ -74,57 +74,72 @@ CARRY = OneOf[Carried, ring_pb2.CarryRequest](ring_pb2.CarryRequest, "message", 
 def encode_carry(message: Carried) -> Iterator[ring_pb2.CarryRequest]:
     """Yield a message as one or more protobuf messages, which must follow each other on one stream.
 
+    message: the value to send.
+
     Raises WireError for a value that the ring does not carry.
     """
     if isinstance(message, Tap):
         yield from (ring_pb2.CarryRequest(tap=part) for part in cut_tap(message))
         return
     request = CARRY.encode(message)
-    cut = PieceWriter()
+    pieces = PieceWriter()
     kind = chosen(request, "message")
     for name in TENSORS.get(kind, ()):
-        write_rows(getattr(message, name), getattr(getattr(request, kind), name), cut)
+        write_rows(getattr(message, name), getattr(getattr(request, kind), name), pieces)
     yield request
-    for data in cut.pieces():
-        rest = ring_pb2.CarryRequest()
+    for data in pieces.pieces():
+        piece = ring_pb2.CarryRequest()
         # Set in place, because protobuf copies a message that is assigned to a field of another one.
-        rest.remainder.data = data
-        yield rest
+        piece.remainder.data = data
+        yield piece
 
 
 class CarryReader:
     """Decodes the protobuf messages of one stream in order, and joins the parts of a message."""
 
     def __init__(self) -> None:
+        """Begin with no part of any message."""
         self._taps = TapReader()
-        self._begun: tuple[Cut, PieceReader] | None = None
+        self._incomplete: tuple[Cut, PieceReader] | None = None
 
     def read(self, request: ring_pb2.CarryRequest) -> Carried | None:
         """Return the message that this part completes, or None if more parts follow.
 
+        request: the next protobuf message of the stream.
+
         Raises WireError for a part that cannot be decoded or does not follow the parts before it.
         """
         kind = chosen(request, "message")
-        if self._begun is not None:
-            require(kind == "remainder", f"{kind} came where a message was not whole yet")
-            self._begun[1].take(request.remainder.data)
-            return self._finish(*self._begun)
+        if self._incomplete is not None:
+            require(kind == "remainder", f"{kind} came before all parts of a message had arrived")
+            self._incomplete[1].add(request.remainder.data)
+            return self._finish(*self._incomplete)
         if kind in TENSORS:
             message = getattr(request, kind)
             if sum(len(getattr(message, name).data) for name in TENSORS[kind]) < PIECE_BYTES:
                 # The message is complete, as nearly all are, or it is invalid.
                 return _decode(message, {})
-            there = {name: getattr(message, name) for name in TENSORS[kind] if message.HasField(name)}
-            here = {name: tensor for name, tensor in there.items() if not tensor.separate}
-            return self._finish(message, PieceReader(here))
+            present = {name: getattr(message, name) for name in TENSORS[kind] if message.HasField(name)}
+            within = {name: tensor for name, tensor in present.items() if not tensor.separate}
+            return self._finish(message, PieceReader(within))
         return self._taps.read(request.tap) if kind == "tap" else CARRY.decode(request)
 
     def _finish(self, message: Cut, reader: PieceReader) -> Carried | None:
-        self._begun = (message, reader) if reader.lacks else None
-        return None if self._begun else _decode(message, reader.pieces)
+        """Return the message if all pieces have arrived; otherwise remember it and return None.
+
+        message: the protobuf message with tensors.
+        reader: the pieces of its tensors so far.
+        """
+        self._incomplete = (message, reader) if reader.missing_bytes else None
+        return None if self._incomplete else _decode(message, reader.pieces)
 
 
 def _decode(message: Cut, pieces: Pieces) -> Carried:
+    """Return the value of a message with tensors. Raises WireError if it is invalid.
+
+    message: the protobuf message.
+    pieces: the rest of each tensor's data, by the tensor's field.
+    """
     if isinstance(message, ring_pb2.Frame):
         hidden, fused = (decode_rows(message, name, pieces, True) for name in TENSORS["frame"])
         return FRAME.decode(message, hidden=hidden, fused=fused)
@@ -134,40 +149,51 @@ def _decode(message: Cut, pieces: Pieces) -> Carried:
 
 
 def decode_features(message: ring_pb2.Features, pieces: Pieces) -> Features:
-    """Return the features of a message. Raises WireError if `rows` has not one row per token."""
+    """Return the features of a message.
+
+    message: the protobuf message.
+    pieces: the rest of the tensor's data, by field.
+
+    Raises WireError if it is invalid, and if `rows` has not one row per token.
+    """
     rows = decode_rows(message, "rows", pieces)
     features = FEATURES.decode(message, rows=rows)
-    taught = sum(len(feature_batch.tokens) for feature_batch in features.feature_batches)
-    came = 0 if rows is None else rows.shape[0]
+    num_tokens = sum(len(feature_batch.tokens) for feature_batch in features.feature_batches)
+    num_rows = 0 if rows is None else rows.shape[0]
     # Drafters without a draft head are sent no rows.
-    whole = rows is None or came == taught
-    require(whole, f"lessons of {taught} tokens came with {came} rows")
+    complete = rows is None or num_rows == num_tokens
+    require(complete, f"feature batches of {num_tokens} tokens came with {num_rows} rows")
     return features
 
 
-def write_rows(payload: Payload | None, message: values_pb2.Tensor, cut: PieceWriter) -> None:
+def write_rows(payload: Payload | None, message: values_pb2.Tensor, pieces: PieceWriter) -> None:
     """Write a tensor, or the description of one that travels separately, into a message's field.
 
-    None leaves the field unset.
+    payload: the tensor, its description, or None, which leaves the field unset.
+    message: the message's tensor field.
+    pieces: writes the tensor, and keeps the part for which the message has no room.
     """
     if isinstance(payload, SeparateTensor):
         payload.describe(message)
     elif payload is not None:
-        cut.write(payload, message)
+        pieces.write(payload, message)
 
 
-def decode_rows(message: Any, field: str, pieces: Pieces, short: bool = False) -> Payload | None:
+def decode_rows(message: Any, field: str, pieces: Pieces, may_be_int8: bool = False) -> Payload | None:
     """Return the [rows, width] tensor of a field, or None if the field is unset.
 
-    short: True if the tensor may be rounded to 8 bits by blocks, as [rows, blocks, bytes of a block].
+    message: the protobuf message that has the field.
+    field: name of the field.
+    pieces: the rest of the tensor's data, by field.
+    may_be_int8: True if the tensor may be rounded to 8 bits by blocks, as [rows, blocks, bytes of a block].
 
-    Raises WireError for another number of dimensions, and for 8 bits unless `short`.
+    Raises WireError for another number of dimensions, and for 8 bits unless they are allowed.
     """
     if not message.HasField(field):
         return None
     tensor = getattr(message, field)
     rows = decode_separate_tensor(tensor) if tensor.separate else decode_tensor(tensor, pieces.get(field, ()))
     by_blocks = rows.dtype is torch.int8
-    require(short or not by_blocks, f"{field} must not be in 8 bits")
+    require(may_be_int8 or not by_blocks, f"{field} must not be in 8 bits")
     require(len(rows.shape) == 2 + by_blocks, f"{field} must be [rows, width], got {list(rows.shape)}")
     return rows

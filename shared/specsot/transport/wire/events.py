@@ -25,7 +25,7 @@ from specsot.transport.wire.schema import (
     FieldCodec,
     OneOf,
     Schema,
-    few,
+    bounded,
     register,
     repeated,
     require,
@@ -41,11 +41,17 @@ def check_logprobs(message: Any) -> None:
     """Raise WireError if an event has too many log-probabilities.
 
     An event covers one step, so it has few tokens and few alternatives of each.
+
+    message: an event with log-probabilities.
     """
-    few(range(sum(len(one.top) for one in few(message.logprobs, "logprobs"))), "candidates")
+    bounded(range(sum(len(one.top) for one in bounded(message.logprobs, "logprobs"))), "candidates")
 
 
 def check_finished(message: master_pb2.Finished) -> None:
+    """Raise WireError if an answer has more than MAX_ANSWER_TOKENS tokens.
+
+    message: the event before it is decoded.
+    """
     count = len(message.tokens)
     require(count <= MAX_ANSWER_TOKENS, f"{count} tokens in one answer, {MAX_ANSWER_TOKENS} are allowed")
 
@@ -63,7 +69,7 @@ register(
     # The master that receives a request applies its own default.
     Schema(Limits, master_pb2.Limits, without=("default_new_tokens",)),
     Schema(events.Forecast, master_pb2.Forecast),
-    Schema(events.Started, master_pb2.Started, others={"request": "request_id"}),
+    Schema(events.Started, master_pb2.Started, renamed={"request": "request_id"}),
     Schema(events.Candidate, master_pb2.Candidate),
     Schema(events.TokenLogprobs, master_pb2.TokenLogprobs),
     Schema(events.PromptScored, master_pb2.PromptScored, check_logprobs),
@@ -77,7 +83,7 @@ register(
     Schema(
         events.Statistics,
         master_pb2.Statistics,
-        phases=FieldCodec(decode=lambda phases: dict(few(phases, "phases"))),
+        phases=FieldCodec(decode=lambda phases: dict(bounded(phases, "phases"))),
     ),
     Schema(events.Finished, master_pb2.Finished, check_finished),
     Schema(info.ModelInfo, master_pb2.Model),
@@ -87,7 +93,7 @@ register(
     Schema(
         info.RequestsInfo,
         master_pb2.Requests,
-        ended=FieldCodec(dict, lambda ended: tuple(sorted(few(ended, "reasons").items()))),
+        ended=FieldCodec(dict, lambda ended: tuple(sorted(bounded(ended, "reasons").items()))),
     ),
     Schema(info.ReplicaInfo, master_pb2.Replica),
 )
@@ -99,49 +105,64 @@ decode_rebalanced = REBALANCED.decode
 
 
 def encode_ask(ask: Ask, request_id: str = "") -> master_pb2.GenerateRequest:
-    """Return the message of a request. All fields are set, so that the client's defaults apply."""
+    """Return the message of a request. All fields are set, so that the client's defaults apply.
+
+    ask: the request.
+    request_id: id of the request. Empty: the master chooses one.
+    """
     request = ASK.encode(ask)
     request.request_id = request_id
     return request
 
 
-def decode_ask(request: master_pb2.GenerateRequest, positions: int = MAX_TOKENS + 1) -> Ask:
+def decode_ask(request: master_pb2.GenerateRequest, context_tokens: int = MAX_TOKENS + 1) -> Ask:
     """Return the request of a message. Unset fields have the defaults of `specsot.params`.
 
-    positions: length of the model's context. A prompt that cannot fit is rejected before it is decoded.
+    request: the message as the client sent it.
+    context_tokens: length of the model's context in tokens. A prompt that cannot fit is rejected before it is
+        decoded.
 
     Raises InvalidRequest, which names the field.
     """
-    _check_sizes(request, positions)
+    _check_sizes(request, context_tokens)
     for field, number, enumeration in (("mode", request.mode, MODES), ("drafter", request.drafter, DRAFTERS)):
         if number and number not in enumeration.values:
             raise InvalidRequest(f"{field} {number} is unknown", field)
     return ASK.decode(request)
 
 
-def _check_sizes(request: master_pb2.GenerateRequest, positions: int) -> None:
-    """Raise InvalidRequest if a message has too many parts that take only a byte or two each."""
-    reach = MAX_TOKENS if request.HasField("window") else positions
+def _check_sizes(request: master_pb2.GenerateRequest, context_tokens: int) -> None:
+    """Raise InvalidRequest if a message has too many parts that take only a byte or two each.
+
+    request: the message as the client sent it.
+    context_tokens: length of the model's context in tokens. With a window, a prompt may be longer.
+    """
+    max_prompt_tokens = MAX_TOKENS if request.HasField("window") else context_tokens
     completion = request.limits.max_new_tokens or MAX_NEW_TOKENS
-    check_length(reach, len(request.tokens), len(request.prompt), completion)
+    check_length(max_prompt_tokens, len(request.tokens), len(request.prompt), completion)
     bounds = {"messages": MAX_MESSAGES, "stop": MAX_STOPS, "tools": MAX_TOOLS, "stop_token_ids": MAX_STOP_IDS}
-    for name, most in bounds.items():
-        if (count := len(getattr(request, name))) > most:
-            raise InvalidRequest(f"{name} must be at most {most}, got {count}", name)
+    for name, max_count in bounds.items():
+        if (count := len(getattr(request, name))) > max_count:
+            raise InvalidRequest(f"{name} must be at most {max_count}, got {count}", name)
 
 
 def resumes(request: master_pb2.GenerateRequest) -> bool:
     """Return whether a message resumes reading a known request instead of making a new one.
 
+    request: the message as the client sent it.
+
     Raises InvalidRequest if `resume_from` is set without a `request_id`.
     """
     if request.resume_from and not request.request_id:
         raise InvalidRequest("resume_from needs a request_id", field="request_id")
-    return bool(request.request_id) and (request.resume_from > 0 or not has_words(request))
+    return bool(request.request_id) and (request.resume_from > 0 or not has_prompt(request))
 
 
-def has_words(request: master_pb2.GenerateRequest) -> bool:
-    """Return whether a message contains a prompt of any kind."""
+def has_prompt(request: master_pb2.GenerateRequest) -> bool:
+    """Return whether a message contains a prompt of any kind.
+
+    request: the message as the client sent it.
+    """
     return request.HasField("prompt") or bool(request.messages) or bool(request.tokens)
 
 
@@ -149,14 +170,16 @@ def encode_event(numbered: events.Numbered) -> master_pb2.GenerateEvent:
     """Return the message of an event.
 
     `MergedText`, which most events are, is encoded without its schema, which takes three times as long.
+
+    numbered: the event with its number in the request's stream.
     """
     event = numbered.event
     if isinstance(event, events.MergedText) and not event.logprobs:
         message = master_pb2.GenerateEvent()
-        told = message.merged_text
-        told.offset = event.offset
-        told.text = event.text
-        told.step_tokens = event.step_tokens
+        merged_text = message.merged_text
+        merged_text.offset = event.offset
+        merged_text.text = event.text
+        merged_text.step_tokens = event.step_tokens
     else:
         message = EVENT.encode(event)
     message.number = numbered.number
@@ -164,5 +187,8 @@ def encode_event(numbered: events.Numbered) -> master_pb2.GenerateEvent:
 
 
 def decode_event(message: master_pb2.GenerateEvent) -> events.Numbered:
-    """Return the event of a message. Raises WireError if it is unknown or invalid."""
+    """Return the event of a message. Raises WireError if it is unknown or invalid.
+
+    message: the event as the master sent it.
+    """
     return events.Numbered(message.number, EVENT.decode(message))

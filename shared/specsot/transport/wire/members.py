@@ -31,11 +31,11 @@ from specsot.transport.wire.schema import (
     FieldCodec,
     OneOf,
     Schema,
+    bounded,
     check_ascending,
     check_duration,
     check_name,
     checked,
-    few,
     register,
     repeated,
     require,
@@ -60,12 +60,19 @@ Downward = (
 
 
 def encode_curve(curve: Curve) -> list[values_pb2.Cost]:
+    """Return the messages of a curve's points.
+
+    curve: (tokens, seconds), by ascending tokens.
+    """
     return [values_pb2.Cost(rows=rows, seconds=seconds) for rows, seconds in curve]
 
 
 def decode_curve(costs: Sequence[values_pb2.Cost]) -> Curve:
-    """Return the curve of a message. Raises WireError unless rows ascend and all seconds are valid."""
-    check_ascending([cost.rows for cost in few(costs, "points")], "a curve's rows")
+    """Return the curve of a message. Raises WireError unless rows ascend and all seconds are valid.
+
+    costs: the points, at most MAX_PARTS.
+    """
+    check_ascending([cost.rows for cost in bounded(costs, "points")], "a curve's rows")
     return tuple((cost.rows, check_duration(cost.seconds, "a curve's time")) for cost in costs)
 
 
@@ -73,21 +80,32 @@ def check_registration(message: fleet_pb2.Registration) -> None:
     """Raise WireError if an epoch is so large that no newer one would fit.
 
     Epochs are milliseconds since 1970.
+
+    message: the registration before it is decoded.
     """
     require(message.epoch < 1 << 62, f"epoch {message.epoch} is too large")
 
 
 def check_open(message: fleet_pb2.Open) -> None:
-    """Raise WireError unless forked tokens and sent tokens together are the prompt."""
+    """Raise WireError unless forked tokens and sent tokens together are the prompt.
+
+    message: the order before it is decoded.
+    """
     prompt = message.opening.prompt
     forked = message.opening.fork.length
-    came = len(message.tokens)
-    require(forked + came == prompt, f"prompt of {prompt} tokens came as {forked} + {came}")
+    num_sent = len(message.tokens)
+    require(
+        forked + num_sent == prompt,
+        f"a prompt of {prompt} tokens has {forked} forked and {num_sent} sent tokens",
+    )
 
 
 def check_rows(message: fleet_pb2.RowsOf) -> None:
-    """Raise WireError if a range of rows is empty."""
-    require(message.first < message.last, f"rows {message.first}:{message.last} are none")
+    """Raise WireError if a range of rows is empty.
+
+    message: the range before it is decoded.
+    """
+    require(message.first < message.last, f"the range of rows {message.first}:{message.last} is empty")
 
 
 CURVE = FieldCodec(encode_curve, decode_curve)
@@ -144,10 +162,10 @@ register(
 )
 
 _UPWARD = OneOf[Upward, fleet_pb2.JoinRequest](
-    fleet_pb2.JoinRequest, "message", "a member does not tell the master a"
+    fleet_pb2.JoinRequest, "message", "a member cannot send the master a"
 )
 _DOWNWARD = OneOf[Downward, fleet_pb2.JoinResponse](
-    fleet_pb2.JoinResponse, "message", "the master does not tell a member a"
+    fleet_pb2.JoinResponse, "message", "the master cannot send a member a"
 )
 
 encode_upward = _UPWARD.encode
@@ -156,7 +174,12 @@ encode_downward = _DOWNWARD.encode
 
 
 def decode_downward(response: fleet_pb2.JoinResponse) -> Downward:
-    """Return the master's message. Raises WireError, also for `joined` after the first message."""
+    """Return the master's message.
+
+    response: a message after the first.
+
+    Raises WireError for an invalid message, and for `joined`, which must be the first message.
+    """
     if response.HasField("joined"):
-        raise WireError("joined may only come first")
+        raise WireError("joined must be the first message")
     return _DOWNWARD.decode(response)

@@ -32,60 +32,87 @@ Decode = Callable[[Any], Any]
 
 
 def parse(kind: type[TMessage], data: bytes) -> TMessage:
-    """Return the protobuf message of `kind` that the bytes encode. Raises WireError if they do not."""
+    """Return the protobuf message that the bytes encode. Raises WireError if they do not.
+
+    kind: the class of the message.
+    data: the bytes.
+    """
     try:
         return kind.FromString(data)
     except DecodeError:
         raise WireError(f"not a {kind.DESCRIPTOR.full_name}: {len(data)} bytes that do not parse") from None
 
 
-def require(holds: bool, complaint: str) -> None:
-    """Raise WireError with this message unless `holds`."""
-    if not holds:
+def require(is_valid: bool, complaint: str) -> None:
+    """Raise WireError unless a condition is true.
+
+    is_valid: the condition.
+    complaint: the error's message: what is wrong, one line.
+    """
+    if not is_valid:
         raise WireError(complaint)
 
 
-def few(parts: P, what: str) -> P:
+def bounded(parts: P, plural: str) -> P:
     """Return the parts of a message unchanged. Raises WireError if there are more than MAX_PARTS.
 
     Called before the parts are decoded, because an empty part takes two bytes in a message, but hundreds as a
     value.
 
-    what: the parts' name in the error.
+    parts: the entries of a repeated field.
+    plural: the parts' name in the error, such as "trees".
     """
     if len(parts) > MAX_PARTS:
-        raise WireError(f"{len(parts)} {what} in one message, {MAX_PARTS} are allowed")
+        raise WireError(f"{len(parts)} {plural} in one message, {MAX_PARTS} are allowed")
     return parts
 
 
 def chosen(message: Message, oneof: str) -> str:
-    """Return the name of the field that is set in a oneof. Raises WireError if none is."""
+    """Return the name of the field that is set in a oneof. Raises WireError if none is.
+
+    message: the protobuf message.
+    oneof: name of the oneof.
+    """
     name = message.WhichOneof(oneof)
-    require(name is not None, f"{message.DESCRIPTOR.name} carries nothing we know")
+    require(name is not None, f"{message.DESCRIPTOR.name} has no known field set")
     return str(name)
 
 
-def check_duration(seconds: float, what: str) -> float:
-    """Return a number of seconds unchanged. Raises WireError unless it is finite and at least 0."""
+def check_duration(seconds: float, name: str) -> float:
+    """Return a number of seconds unchanged. Raises WireError unless it is finite and at least 0.
+
+    seconds: the number.
+    name: what the number is, for the error, such as "a stage's time".
+    """
     if not 0 <= seconds < math.inf:
-        raise WireError(f"{what} must be seconds >= 0, got {seconds}")
+        raise WireError(f"{name} must be seconds >= 0, got {seconds}")
     return seconds
 
 
-def check_ascending(numbers: Sequence[int], what: str) -> tuple[int, ...]:
-    """Return the numbers as a tuple. Raises WireError unless each is greater than the one before it."""
+def check_ascending(numbers: Sequence[int], name: str) -> tuple[int, ...]:
+    """Return the numbers as a tuple. Raises WireError unless each is greater than the one before it.
+
+    numbers: the numbers; there may be none.
+    name: what the numbers are, in the plural, for the error.
+    """
     ascending = tuple(numbers)
     if len(ascending) > 1 and any(map(ge, ascending, ascending[1:])):
-        raise WireError(f"{what} must ascend")
+        raise WireError(f"{name} must ascend")
     return ascending
 
 
-def check_name(text: str, what: str) -> str:
+def check_name(text: str, name: str) -> str:
     """Return a name or address unchanged.
+
+    text: the name or address.
+    name: what the text is, for the error, such as "a sender's name".
 
     Raises WireError unless it has 1..255 characters, all of them printable.
     """
-    require(bool(text) and len(text) <= 255 and text.isprintable(), f"{what} must be a short line of text")
+    require(
+        bool(text) and len(text) <= 255 and text.isprintable(),
+        f"{name} must have 1 to 255 printable characters",
+    )
     return text
 
 
@@ -102,18 +129,26 @@ class FieldCodec:
     decode: Decode | None = None
 
 
-def checked(check: Callable[[Any, str], Any], what: str) -> FieldCodec:
-    """Return a codec that passes the decoded value through `check`. what: the value's name in an error."""
-    return FieldCodec(decode=lambda part: check(part, what))
+def checked(check: Callable[[Any, str], Any], name: str) -> FieldCodec:
+    """Return a codec that passes the decoded value through `check`.
+
+    check: called with the value and its name; returns the value, or raises WireError.
+    name: the value's name in an error.
+    """
+    return FieldCodec(decode=lambda part: check(part, name))
 
 
-def repeated(each: Codec, what: str) -> FieldCodec:
-    """Return the codec of a list of at most MAX_PARTS values that `each` encodes and decodes."""
-    encode = each.encode
-    decode = each.decode
+def repeated(codec: Codec, plural: str) -> FieldCodec:
+    """Return the codec of a list of at most MAX_PARTS values.
+
+    codec: encodes and decodes each value.
+    plural: the values' name in an error.
+    """
+    encode = codec.encode
+    decode = codec.decode
     return FieldCodec(
         encode and (lambda values: map(encode, values)),
-        lambda values: tuple(map(decode, few(values, what)) if decode else few(values, what)),
+        lambda values: tuple(map(decode, bounded(values, plural)) if decode else bounded(values, plural)),
     )
 
 
@@ -124,11 +159,14 @@ class Enumeration:
     """
 
     def __init__(
-        self, descriptor: EnumDescriptor, value_of: Callable[[str], Any] = str, what: str | None = None
+        self,
+        descriptor: EnumDescriptor,
+        value_of: Callable[[str], Any] = str,
+        name_in_errors: str | None = None,
     ) -> None:
-        """value_of: returns the Python value of a lower-case name without its prefix.
-
-        what: the enumeration's name in errors. None: its protobuf name in words.
+        """descriptor: the protobuf enumeration, whose number 0 is named ..._UNSPECIFIED.
+        value_of: returns the Python value of a lower-case name without its prefix.
+        name_in_errors: the enumeration's name in errors. None: its protobuf name in words.
         """
         words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", descriptor.name)
         prefix = descriptor.values_by_number[0].name.removesuffix("UNSPECIFIED")
@@ -136,22 +174,31 @@ class Enumeration:
             name.removeprefix(prefix).lower(): each.number for name, each in descriptor.values_by_name.items()
         }
         self.full_name = descriptor.full_name
-        self._what = what or words.lower()
+        self._name = name_in_errors or words.lower()
         self.numbers = {value_of(name): number for name, number in names.items() if number}
         self.values = {number: value for value, number in self.numbers.items()}
 
     def encode(self, value: Any) -> Any:
-        """Return the number of a value."""
+        """Return the number of a value. Raises KeyError for a value that the enumeration does not have.
+
+        value: the Python value.
+        """
         return self.numbers[value]
 
     def decode(self, number: int) -> Any:
-        """Return the value of a number. Raises WireError for an unknown number, and for 0."""
+        """Return the value of a number. Raises WireError for an unknown number, and for 0.
+
+        number: the number in the message.
+        """
         if number not in self.values:
-            raise WireError(f"{self._what} {number} is unknown")
+            raise WireError(f"{self._name} {number} is unknown")
         return self.values[number]
 
     def or_unspecified(self, default: Any) -> FieldCodec:
-        """Return a codec that decodes 0 as `default`."""
+        """Return a codec that decodes 0 as `default`.
+
+        default: the Python value of an unset field.
+        """
         return FieldCodec(self.encode, lambda number: self.decode(number) if number else default)
 
 
@@ -163,14 +210,14 @@ class Schema(Generic[T, TMessage]):
         kind: type[T],
         message: type[TMessage],
         check: Callable[[TMessage], None] | None = None,
-        others: Mapping[str, str] | None = None,
+        renamed: Mapping[str, str] | None = None,
         without: Collection[str] = (),
         **codecs: FieldCodec,
     ) -> None:
-        """kind: the dataclass. message: the protobuf message.
-
+        """kind: the dataclass.
+        message: the class of the protobuf message.
         check: called with a message before it is decoded, and raises WireError if the message is invalid.
-        others: fields whose name in the message differs, with that name.
+        renamed: the name in the message of each field whose name there differs.
         without: fields that the caller encodes and decodes.
         codecs: codecs of fields for which the descriptor does not suffice.
         """
@@ -178,35 +225,39 @@ class Schema(Generic[T, TMessage]):
         self.kind = kind
         self._message = message
         self._check = check
-        self._others = others or {}
+        self._renamed = renamed or {}
         self._without = without
         self._codecs = codecs
 
     def encode(self, value: T) -> TMessage:
-        """Return the message of a value. Raises WireError if a field cannot be encoded."""
-        given: dict[str, Any] = {}
-        for name, there, encode in self._table.encoders:
-            part = getattr(value, name)
-            given[there] = part if encode is None or part is None else encode(part)
-        return self._message(**given)
+        """Return the message of a value. Raises WireError if a field cannot be encoded.
 
-    def decode(self, message: TMessage, **given: Any) -> T:
+        value: the dataclass.
+        """
+        encoded: dict[str, Any] = {}
+        for name, message_field, encode in self._table.encoders:
+            part = getattr(value, name)
+            encoded[message_field] = part if encode is None or part is None else encode(part)
+        return self._message(**encoded)
+
+    def decode(self, message: TMessage, **values: Any) -> T:
         """Return the value of a message. Raises WireError if the message is invalid.
 
-        given: the values of the fields that the caller decodes.
+        message: the protobuf message.
+        values: the values of the fields that the caller decodes, by name.
         """
         if self._check:
             self._check(message)
-        for name, there, decode in self._table.decoders:
-            part = getattr(message, there)
-            given[name] = decode(part) if decode else part
-        for name, there, decode, default in self._table.optional:
-            if message.HasField(there):
-                part = getattr(message, there)
-                given[name] = decode(part) if decode else part
+        for name, message_field, decode in self._table.decoders:
+            part = getattr(message, message_field)
+            values[name] = decode(part) if decode else part
+        for name, message_field, decode, default in self._table.optional:
+            if message.HasField(message_field):
+                part = getattr(message, message_field)
+                values[name] = decode(part) if decode else part
             else:
-                given[name] = default
-        return self.kind(**given)
+                values[name] = default
+        return self.kind(**values)
 
     @cached_property
     def _table(self) -> _Table:
@@ -216,18 +267,24 @@ class Schema(Generic[T, TMessage]):
         table = _Table()
         for each in fields(cast(Any, self.kind)):
             if each.name not in self._without:
-                self._enter(table, each.name, default_of(each))
+                self._add_field(table, each.name, default_of(each))
         return table
 
-    def _enter(self, table: _Table, name: str, default: Any) -> None:
-        there: Any = self._message.DESCRIPTOR.fields_by_name[self._others.get(name, name)]
-        codec = self._codecs.get(name) or codec_of(there, default)
-        table.encoders.append((name, there.name, codec.encode))
-        if there.has_presence and not (there.message_type and default is MISSING):
+    def _add_field(self, table: _Table, name: str, default: Any) -> None:
+        """Add the codecs of one field to a table.
+
+        table: the table to extend.
+        name: name of the field in the dataclass.
+        default: the field's default, or MISSING.
+        """
+        descriptor: Any = self._message.DESCRIPTOR.fields_by_name[self._renamed.get(name, name)]
+        codec = self._codecs.get(name) or codec_of(descriptor, default)
+        table.encoders.append((name, descriptor.name, codec.encode))
+        if descriptor.has_presence and not (descriptor.message_type and default is MISSING):
             absent = None if default is MISSING else default
-            table.optional.append((name, there.name, codec.decode, absent))
+            table.optional.append((name, descriptor.name, codec.decode, absent))
         else:
-            table.decoders.append((name, there.name, codec.decode))
+            table.decoders.append((name, descriptor.name, codec.decode))
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,9 +301,16 @@ class _Table:
     optional: list[tuple[str, str, Decode | None, Any]] = field(default_factory=list)
 
 
-def default_of(one: Any) -> Any:
-    """Return the default of a dataclass field, or MISSING."""
-    return one.default if one.default_factory is MISSING else one.default_factory()
+def default_of(dataclass_field: Any) -> Any:
+    """Return the default of a dataclass field, or MISSING.
+
+    dataclass_field: the field, of `dataclasses.fields`.
+    """
+    return (
+        dataclass_field.default
+        if dataclass_field.default_factory is MISSING
+        else dataclass_field.default_factory()
+    )
 
 
 class OneOf(Generic[T, TMessage]):
@@ -256,35 +320,49 @@ class OneOf(Generic[T, TMessage]):
     """
 
     def __init__(self, message: type[TMessage], oneof: str, refusal: str = "there is no place for a") -> None:
-        """refusal: the beginning of the error for a value that the oneof has no field for."""
+        """message: the class of the protobuf message.
+        oneof: name of the oneof.
+        refusal: the beginning of the error for a value that the oneof has no field for.
+        """
         self.full_name = message.DESCRIPTOR.full_name
         self._message = message
         self._oneof = oneof
         self._refusal = refusal
 
     def encode(self, value: T) -> TMessage:
-        """Return the message of a value. Raises WireError if the oneof has no field for its type."""
+        """Return the message of a value. Raises WireError if the oneof has no field for its type.
+
+        value: one of the dataclasses.
+        """
         if type(value) not in self._encoders:
             raise WireError(f"{self._refusal} {type(value).__name__}")
         name, encode = self._encoders[type(value)]
         return self._message(**{name: encode(value)})
 
     def decode(self, message: TMessage) -> T:
-        """Return the value of a message. Raises WireError if no known field is set."""
+        """Return the value of a message. Raises WireError if no known field is set.
+
+        message: the protobuf message.
+        """
         name = chosen(message, self._oneof)
         if name not in self._decoders:
-            raise WireError(f"{name} does not belong here")
+            raise WireError(f"{name} is not allowed in {self._message.DESCRIPTOR.name}")
         return self._decoders[name](getattr(message, name))
 
     @cached_property
     def _encoders(self) -> dict[type, tuple[str, Callable[[Any], Message]]]:
+        """By dataclass, the name of the oneof's field and the function that encodes its value."""
         return {schema.kind: (name, schema.encode) for name, schema in self._schemas()}
 
     @cached_property
     def _decoders(self) -> dict[str, Callable[[Any], T]]:
+        """By name of the oneof's field, the function that decodes its value."""
         return {name: schema.decode for name, schema in self._schemas()}
 
     def _schemas(self) -> Iterator[tuple[str, Schema[Any, Any]]]:
+        """Yield the name and the registered schema of each field of the oneof; fields without a schema are
+        left out.
+        """
         for each in self._message.DESCRIPTOR.oneofs_by_name[self._oneof].fields:
             schema = _REGISTERED.get(cast(Any, each.message_type).full_name)
             if isinstance(schema, Schema):
@@ -299,7 +377,10 @@ _REGISTERED: dict[str, Named] = {}
 
 
 def register(*codecs: Named) -> None:
-    """Register the codecs of messages and enumerations. A schema may override them for single fields."""
+    """Register the codecs of messages and enumerations. A schema may override them for single fields.
+
+    codecs: the codecs, each for the message or enumeration of its `full_name`.
+    """
     _REGISTERED.update((codec.full_name, codec) for codec in codecs)
 
 
@@ -308,6 +389,7 @@ def codec_of(field: Any, default: Any) -> Codec:
 
     A repeated field has at most MAX_PARTS entries, unless they are unsigned integers, such as tokens.
 
+    field: the descriptor of the field.
     default: the default of the dataclass's field. If it is None, an unspecified enumeration is decoded as
         None.
     """

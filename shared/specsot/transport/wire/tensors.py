@@ -22,6 +22,7 @@ MAX_DIMENSIONS = 4
 # Bytes. Bounds a tensor, like grpc_channel.RING_BYTES.
 MAX_BYTES = 256 << 20
 
+# The torch types of tensors by number.
 TYPES = Enumeration(values_pb2.DataType.DESCRIPTOR, lambda name: getattr(torch, name), "tensor type")
 
 
@@ -38,10 +39,17 @@ class SeparateTensor:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> SeparateTensor:
+        """Return the description of a tensor.
+
+        tensor: the tensor whose data will travel separately.
+        """
         return cls(tuple(tensor.shape), tensor.dtype)
 
     def describe(self, message: values_pb2.Tensor) -> None:
-        """Write the description into a message. Raises WireError for a type that messages do not support."""
+        """Write the description into a message. Raises WireError for a type that messages do not support.
+
+        message: the message's tensor field.
+        """
         _describe(self.dtype, self.shape, message)
         message.separate = True
 
@@ -52,6 +60,9 @@ def write_tensor(tensor: torch.Tensor, message: values_pb2.Tensor) -> None:
 
     The message is filled in place, because protobuf copies a message that is assigned to a field of another
     one.
+
+    tensor: the tensor, which is copied.
+    message: the message's tensor field.
     """
     message.data = bytes(describe_tensor(tensor, message))
 
@@ -59,7 +70,12 @@ def write_tensor(tensor: torch.Tensor, message: values_pb2.Tensor) -> None:
 def describe_tensor(tensor: torch.Tensor, message: values_pb2.Tensor) -> memoryview:
     """Write the type and the shape of a tensor into a message, and return its data as little-endian bytes.
 
-    The data of a contiguous CPU tensor is not copied. Raises WireError for an unsupported type.
+    The data of a contiguous CPU tensor is not copied.
+
+    tensor: the tensor, on any device.
+    message: the message's tensor field.
+
+    Raises WireError for an unsupported type.
     """
     _describe(tensor.dtype, tensor.shape, message)
     # NumPy has no bfloat16, so the tensor is viewed as integers with the same bits.
@@ -68,8 +84,14 @@ def describe_tensor(tensor: torch.Tensor, message: values_pb2.Tensor) -> memoryv
 
 
 def _describe(dtype: torch.dtype, shape: Sequence[int], message: values_pb2.Tensor) -> None:
+    """Write a type and a shape into a message. Raises WireError for an unsupported type.
+
+    dtype: type of the tensor's numbers.
+    shape: shape of the tensor.
+    message: the message's tensor field.
+    """
     if dtype not in TYPES.numbers:
-        raise WireError(f"tensors of {dtype} do not travel")
+        raise WireError(f"tensors of {dtype} cannot be sent")
     message.dtype = TYPES.encode(dtype)
     message.shape.extend(shape)
 
@@ -77,10 +99,12 @@ def _describe(dtype: torch.dtype, shape: Sequence[int], message: values_pb2.Tens
 def decode_separate_tensor(message: values_pb2.Tensor) -> SeparateTensor:
     """Return the description of a tensor that travels separately.
 
+    message: the message's tensor field.
+
     Raises WireError if the tensor exceeds the limits, or if the message contains data.
     """
     announced_size(message)
-    require(not message.data, f"a tensor beside its message brought {len(message.data)} bytes")
+    require(not message.data, f"a tensor that travels separately came with {len(message.data)} bytes")
     return SeparateTensor(tuple(message.shape), TYPES.decode(message.dtype))
 
 
@@ -95,16 +119,19 @@ def decode_tensor(message: values_pb2.Tensor, pieces: Sequence[bytes] = ()) -> t
     shape = tuple(message.shape)
     dtype = TYPES.decode(message.dtype)
     size = checked_size(shape, dtype)
-    came = len(message.data) + sum(map(len, pieces))
-    if came != size:
-        raise WireError(f"tensor {list(shape)} needs {size} bytes, got {came}")
+    num_bytes = len(message.data) + sum(map(len, pieces))
+    if num_bytes != size:
+        raise WireError(f"tensor {list(shape)} needs {size} bytes, got {num_bytes}")
     if not size:
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(bytearray().join((message.data, *pieces)), dtype=dtype).view(shape)
 
 
 def announced_size(message: values_pb2.Tensor) -> int:
-    """Return the bytes of a whole tensor by its type and shape. Raises WireError if it exceeds the limits."""
+    """Return the bytes of a whole tensor by its type and shape. Raises WireError if it exceeds the limits.
+
+    message: the message's tensor field.
+    """
     return checked_size(tuple(message.shape), TYPES.decode(message.dtype))
 
 
@@ -113,6 +140,10 @@ def checked_size(shape: Sequence[int], dtype: torch.dtype, limit: int = MAX_BYTE
 
     For an empty tensor, the dimensions other than 0 must be within the limit too, because torch could not
     compute its strides otherwise.
+
+    shape: shape of the tensor.
+    dtype: type of its numbers.
+    limit: the largest number of bytes.
     """
     if len(shape) > MAX_DIMENSIONS:
         raise WireError(f"tensor has {len(shape)} dimensions, {MAX_DIMENSIONS} are allowed")
@@ -138,19 +169,26 @@ class PieceWriter:
     """
 
     def __init__(self) -> None:
-        self._room = PIECE_BYTES
-        self._left: list[memoryview] = []
+        """Begin with room for PIECE_BYTES in the message."""
+        self._free_bytes = PIECE_BYTES
+        self._unsent: list[memoryview] = []
 
     def write(self, tensor: torch.Tensor, message: values_pb2.Tensor) -> None:
-        """Write as much of a tensor into the message as there is room. Raises WireError for other types."""
+        """Write as much of a tensor into the message as there is room, and keep the rest for `pieces`.
+
+        tensor: the tensor, on any device.
+        message: the message's tensor field.
+
+        Raises WireError for an unsupported type.
+        """
         rows = describe_tensor(tensor, message)
-        message.data = bytes(rows[: self._room])
-        self._left.append(rows[self._room :])
-        self._room -= len(message.data)
+        message.data = bytes(rows[: self._free_bytes])
+        self._unsent.append(rows[self._free_bytes :])
+        self._free_bytes -= len(message.data)
 
     def pieces(self) -> Iterator[bytes]:
         """Yield the data that found no room in the message, in pieces of at most PIECE_BYTES."""
-        for rows in self._left:
+        for rows in self._unsent:
             for first in range(0, len(rows), PIECE_BYTES):
                 yield bytes(rows[first : first + PIECE_BYTES])
 
@@ -165,24 +203,30 @@ class PieceReader:
     """
 
     def __init__(self, tensors: Mapping[str, values_pb2.Tensor]) -> None:
+        """tensors: the tensor fields of the message, by name, in the order in which they are written."""
         self.pieces: dict[str, list[bytes]] = {name: [] for name in tensors}
-        self._lacking = {
+        self._missing_bytes = {
             name: max(announced_size(tensor) - len(tensor.data), 0) for name, tensor in tensors.items()
         }
         self._full = sum(len(tensor.data) for tensor in tensors.values()) == PIECE_BYTES
 
     @property
-    def lacks(self) -> int:
-        """Number of bytes that are still to come."""
-        return sum(self._lacking.values()) if self._full else 0
+    def missing_bytes(self) -> int:
+        """Number of bytes that are still to come. 0 also if the message is invalid, so that no pieces are
+        expected.
+        """
+        return sum(self._missing_bytes.values()) if self._full else 0
 
-    def take(self, data: bytes) -> None:
-        """Add a piece of the first incomplete tensor. Raises WireError if it is empty or too long."""
-        name = next(name for name, lacking in self._lacking.items() if lacking)
-        fits = 0 < len(data) <= min(PIECE_BYTES, self._lacking[name])
-        require(fits, f"a piece of {len(data)} bytes came where {self._lacking[name]} are lacking")
+    def add(self, data: bytes) -> None:
+        """Add a piece to the first incomplete tensor. Raises WireError if the piece is empty or too long.
+
+        data: the bytes of the piece.
+        """
+        name = next(name for name, lacking in self._missing_bytes.items() if lacking)
+        fits = 0 < len(data) <= min(PIECE_BYTES, self._missing_bytes[name])
+        require(fits, f"a piece of {len(data)} bytes came where {self._missing_bytes[name]} are lacking")
         self.pieces[name].append(data)
-        self._lacking[name] -= len(data)
+        self._missing_bytes[name] -= len(data)
 
 
 # Bytes. Bounds the memory of one tap's weight. Untuned.
@@ -190,7 +234,12 @@ MAX_TAP_BYTES = 1 << 30
 
 
 def cut_tap(tap: Tap) -> Iterator[ring_pb2.Tap]:
-    """Yield a tap as messages of whole rows of its weight, in order, of about PIECE_BYTES each."""
+    """Yield a tap as messages of whole rows of its weight, in order, of about PIECE_BYTES each.
+
+    A weight of 0 rows yields one message.
+
+    tap: the tap to send.
+    """
     weight = cast(torch.Tensor, tap.weight)
     rows = weight.shape[0]
     step = max(1, PIECE_BYTES // max(1, weight.shape[1] * weight.element_size()))
@@ -204,12 +253,15 @@ class TapReader:
     """Collects the parts of one tap at a time. Memory grows only with the data that has arrived."""
 
     def __init__(self) -> None:
+        """Begin with no part of any tap."""
         self._parts: list[torch.Tensor] = []
-        self._of: tuple[int, int, int] | None = None
+        self._key: tuple[int, int, int] | None = None
         self._rows = 0
 
     def read(self, message: ring_pb2.Tap) -> Tap | None:
         """Add a part. Return the whole tap if this was its last part, otherwise None.
+
+        message: the next part, which begins at the row after the parts so far.
 
         Raises WireError if the part does not follow the parts so far.
         """
@@ -221,18 +273,23 @@ class TapReader:
             return None
         weight = torch.cat(self._parts)
         self._parts = []
-        self._of = None
+        self._key = None
         self._rows = 0
         return Tap(message.epoch, message.layer, weight)
 
     def _check(self, message: ring_pb2.Tap, part: torch.Tensor) -> None:
+        """Raise WireError unless a part follows the parts so far, and remember which tap it belongs to.
+
+        message: the part.
+        part: [rows, hidden_size], the decoded tensor of the part.
+        """
         key = (message.epoch, message.layer, message.rows)
         require(part.dim() == 2, f"a tap's part must be [rows, H], got {list(part.shape)}")
         checked_size((message.rows, part.shape[1]), part.dtype, MAX_TAP_BYTES)
-        follows = self._of in (None, key) and message.first_row == self._rows
+        follows = self._key in (None, key) and message.first_row == self._rows
         require(follows, f"tap of layer {message.layer}: row {message.first_row} came, not row {self._rows}")
         fits = self._rows + part.shape[0] <= message.rows and (part.shape[0] > 0 or message.rows == 0)
         require(fits, f"tap of layer {message.layer}: a part of {part.shape[0]} rows does not fit")
         alike = all(part.shape[1] == p.shape[1] and part.dtype == p.dtype for p in self._parts[:1])
         require(alike, f"tap of layer {message.layer}: parts differ in width or type")
-        self._of = key
+        self._key = key

@@ -16,28 +16,33 @@ from specsot.transport.wire.schema import (
     Enumeration,
     FieldCodec,
     Schema,
+    bounded,
     check_ascending,
     check_duration,
     checked,
     chosen,
-    few,
     register,
     repeated,
     require,
 )
 from specsot.v1 import ring_pb2, values_pb2
 
-# Nodes. Bounds one tree, because its ancestry takes a bit per pair of nodes.
+# Nodes. Bounds one tree, because its ancestry takes a bit per pair of nodes. Untuned.
 MAX_NODES = 4096
 
-DRAFTERS = Enumeration(values_pb2.DraftMethod.DESCRIPTOR, what="drafter")
+# "eagle", "model", ... by number.
+DRAFTERS = Enumeration(values_pb2.DraftMethod.DESCRIPTOR, name_in_errors="drafter")
 ENDS = Enumeration(ring_pb2.End.DESCRIPTOR, frames.End)
+# A trace context; one that is not valid is decoded as None.
 TRACE = FieldCodec(decode=well_formed)
 STAGE_SECONDS = repeated(checked(check_duration, "a stage's time"), "times of stages")
 
 
 def encode_form(form: Form) -> values_pb2.Form:
-    """Return the message of a form."""
+    """Return the message of a form.
+
+    form: the constraint on an answer.
+    """
     match form.kind:
         case "json_object":
             return values_pb2.Form(json_object=values_pb2.JsonObject())
@@ -52,10 +57,13 @@ def encode_form(form: Form) -> values_pb2.Form:
 
 
 def decode_form(message: values_pb2.Form) -> Form:
-    """Return the form of a message. Raises InvalidRequest if it is invalid."""
+    """Return the form of a message. Raises InvalidRequest if it is invalid.
+
+    message: the form as a client or the master sent it.
+    """
     match message.WhichOneof("form"):
         case None:
-            raise refuse("says no kind of form")
+            raise refuse("no kind of form is set")
         case "json_object":
             return Form("json_object")
         case "choice":
@@ -68,6 +76,8 @@ def decode_biases(biases: Mapping[int, float]) -> tuple[tuple[int, float], ...]:
     """Return logit biases by ascending token.
 
     At most MAX_BIASES + 1 are read, which is enough for `Sampling` to reject them.
+
+    biases: the value that is added to each token's logit, by token id.
     """
     return tuple(sorted(islice(biases.items(), MAX_BIASES + 1)))
 
@@ -76,6 +86,8 @@ def encode_heads(heads: HeadWindows) -> list[ring_pb2.LayerHeads]:
     """Return one message per layer, with the sinks and the recent tokens of its heads in two lists.
 
     The heads (4, 16) and (0, 32) of a layer become sinks [4, 0] and recent [16, 32].
+
+    heads: the windows of all heads.
     """
     return [
         ring_pb2.LayerHeads(sinks=[sinks for sinks, _ in layer], recent=[recent for _, recent in layer])
@@ -84,19 +96,32 @@ def encode_heads(heads: HeadWindows) -> list[ring_pb2.LayerHeads]:
 
 
 def decode_heads(layers: Sequence[ring_pb2.LayerHeads]) -> HeadWindows | None:
-    """Return the windows of all heads, or None if there are no layers. Raises InvalidRequest, WireError."""
+    """Return the windows of all heads, or None if there are no layers.
+
+    layers: one message per layer, see `encode_heads`.
+
+    Raises WireError if the two lists of a layer have different lengths, InvalidRequest if a window is
+    invalid.
+    """
     for layer in layers:
         require(len(layer.sinks) == len(layer.recent), "a layer's heads have as many sinks as recent")
     return HeadWindows(tuple(tuple(zip(layer.sinks, layer.recent)) for layer in layers)) if layers else None
 
 
 def encode_importance(importance: HeadImportance) -> list[ring_pb2.LayerImportance]:
-    """Return one message per layer with the importance of its heads."""
+    """Return one message per layer with the importance of its heads.
+
+    importance: the importance of all heads.
+    """
     return [ring_pb2.LayerImportance(heads=heads) for heads in importance.layers]
 
 
 def decode_importance(layers: Sequence[ring_pb2.LayerImportance]) -> HeadImportance | None:
-    """Return the importance of all heads, or None if there are no layers. Raises InvalidRequest."""
+    """Return the importance of all heads, or None if there are no layers. Raises InvalidRequest if a value is
+    invalid.
+
+    layers: one message per layer with a value per head.
+    """
     return HeadImportance(tuple(tuple(layer.heads) for layer in layers)) if layers else None
 
 
@@ -104,11 +129,17 @@ FORM = FieldCodec(encode_form, decode_form)
 
 
 def check_opening(message: ring_pb2.Opening) -> None:
-    """Raise WireError if the lengths or the options of an opening exclude each other."""
-    kept = len(message.reused.tokens)
-    rest = message.prompt - message.fork.length
-    require(rest >= 0, "a fork is longer than its prompt")
-    require(not kept or kept < rest, f"{kept} rows are kept of a prompt of {rest} tokens")
+    """Raise WireError if the lengths or the options of an opening exclude each other.
+
+    message: the opening before it is decoded.
+    """
+    num_reused = len(message.reused.tokens)
+    num_not_forked = message.prompt - message.fork.length
+    require(num_not_forked >= 0, "a fork is longer than its prompt")
+    require(
+        not num_reused or num_reused < num_not_forked,
+        f"{num_reused} rows are reused for a prompt of {num_not_forked} tokens",
+    )
     require(
         not message.importance or message.HasField("pruning"),
         "heads have an importance, but nothing is pruned",
@@ -130,6 +161,8 @@ _OPENING = Schema(
 def decode_opening(message: ring_pb2.Opening) -> frames.Opening:
     """Return the opening of a message.
 
+    message: the opening as a member sent it.
+
     Raises WireError, also for values that would be an invalid request of a client: the master has checked
     these, so that a peer never sends them.
     """
@@ -140,22 +173,31 @@ def decode_opening(message: ring_pb2.Opening) -> frames.Opening:
 
 
 def check_layers(message: values_pb2.Layers) -> None:
-    """Raise WireError if a layer range is empty."""
-    require(message.first < message.last, f"layers {message.first}:{message.last} are none")
+    """Raise WireError if a layer range is empty.
+
+    message: the range before it is decoded.
+    """
+    require(message.first < message.last, f"the layer range {message.first}:{message.last} is empty")
 
 
-def encode_logprob(chance: frames.Logprob) -> ring_pb2.Chance:
-    """Return the message of a log-probability and its alternatives."""
+def encode_logprob(token_logprob: frames.Logprob) -> ring_pb2.Chance:
+    """Return the message of a log-probability and its alternatives.
+
+    token_logprob: the log-probability of one token.
+    """
     return ring_pb2.Chance(
-        logprob=chance.logprob,
-        top_tokens=(token for token, _ in chance.top),
-        top_logprobs=(logprob for _, logprob in chance.top),
+        logprob=token_logprob.logprob,
+        top_tokens=(token for token, _ in token_logprob.top),
+        top_logprobs=(logprob for _, logprob in token_logprob.top),
     )
 
 
 def decode_logprob(message: ring_pb2.Chance) -> frames.Logprob:
-    """Return the log-probability of a message. Raises WireError if its lists have different lengths."""
-    tokens = few(message.top_tokens, "likeliest tokens")
+    """Return the log-probability of a message. Raises WireError if its lists have different lengths.
+
+    message: a token's log-probability, and those of the likeliest tokens.
+    """
+    tokens = bounded(message.top_tokens, "likeliest tokens")
     logprobs = message.top_logprobs
     require(len(tokens) == len(logprobs), f"{len(tokens)} tokens came with {len(logprobs)} logprobs")
     return frames.Logprob(message.logprob, tuple(zip(tokens, logprobs)))
@@ -166,7 +208,10 @@ def decode_logprob(message: ring_pb2.Chance) -> frames.Logprob:
 
 
 def encode_segment(segment: frames.Segment) -> ring_pb2.Segment:
-    """Return the message of a prompt chunk or of a tree segment, which protobuf calls a growth."""
+    """Return the message of a prompt chunk or of a tree segment, which protobuf calls a growth.
+
+    segment: the segment.
+    """
     if isinstance(segment, frames.PromptChunk):
         chunk = ring_pb2.Chunk(
             sequence=segment.sequence, start=segment.start, tokens=segment.tokens, final=segment.final
@@ -186,7 +231,10 @@ def encode_segment(segment: frames.Segment) -> ring_pb2.Segment:
 
 
 def decode_segment(message: ring_pb2.Segment) -> frames.Segment:
-    """Return the segment of a message. Raises WireError for an invalid tree or invalid accepted nodes."""
+    """Return the segment of a message. Raises WireError for an invalid tree or invalid accepted nodes.
+
+    message: a chunk or a growth.
+    """
     if chosen(message, "segment") == "chunk":
         chunk = message.chunk
         return frames.PromptChunk(chunk.sequence, chunk.start, tuple(chunk.tokens), chunk.final)
@@ -214,19 +262,28 @@ def decode_parent(message: ring_pb2.ParentNode) -> frames.ParentNode:
 
 
 def encode_tree(tree: Tree) -> values_pb2.Tree:
-    """Return the message of a tree."""
+    """Return the message of a tree.
+
+    tree: the tree.
+    """
     return values_pb2.Tree(tokens=tree.tokens, parents=tree.parents)
 
 
 def decode_tree(message: values_pb2.Tree) -> Tree:
-    """Return the tree of a message. Raises WireError if it is invalid or has more than MAX_NODES nodes."""
+    """Return the tree of a message. Raises WireError if it is invalid or has more than MAX_NODES nodes.
+
+    message: tokens and parents of the nodes.
+    """
     if (nodes := max(len(message.tokens), len(message.parents))) > MAX_NODES:
         raise WireError(f"tree has {nodes} nodes, {MAX_NODES} are allowed")
     return Tree(tuple(message.tokens), tuple(message.parents))
 
 
 def encode_outcome(outcome: frames.Outcome) -> ring_pb2.Outcome:
-    """Return the message of an outcome."""
+    """Return the message of an outcome.
+
+    outcome: the verification result of one segment.
+    """
     return ring_pb2.Outcome(
         sequence=outcome.sequence,
         draft_round=outcome.draft_round,
@@ -248,10 +305,10 @@ def decode_outcome(message: ring_pb2.Outcome) -> frames.Outcome:
     match the tokens.
     """
     accepted = check_ascending(message.accepted, "accepted nodes")
-    tokens = tuple(few(message.tokens, "tokens"))
+    tokens = tuple(bounded(message.tokens, "tokens"))
     chances = message.chances
     if len(chances) not in (0, len(tokens)):
-        raise WireError(f"{len(tokens)} tokens came with the chances of {len(chances)}")
+        raise WireError(f"{len(tokens)} tokens came with log-probabilities of {len(chances)}")
     end = ENDS.decode(number) if (number := message.end) else None
     known_chances = tuple(map(decode_logprob, chances)) if chances else ()
     forced = tuple(message.forced)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from specsot.core.pages import Policy, most_held
+from specsot.core.pages import Policy, max_held_pages
 from specsot.core.skeleton import MAX_TITLE_BYTES
 from specsot.errors import ContextLengthExceeded, InvalidRequest, TooLarge
 from specsot.params import MAX_TOKENS, Ask, Window
@@ -49,7 +49,7 @@ def own_pages(length: int, shared: int, ring: RingState, policy: Policy | None =
 
 def capped_by_policy(policy: Policy | None, pages: int, ring: RingState) -> int:
     """Return `pages`, or the most pages that a sequence with this policy ever holds if that is less."""
-    most = most_held(policy, ring.rows, ring.page_rows)
+    most = max_held_pages(policy, ring.rows, ring.page_rows)
     return pages if most is None else min(pages, most)
 
 
