@@ -90,8 +90,8 @@ def test_behind_a_prompt_its_root_goes_with_the_trees_that_others_have(
         state=OverlapState.LAUNCHED, select=lambda segments: judged.append(segments) or object()
     )
     drafter: Any = SimpleNamespace(start_drafts=lambda verdict: grown.append(verdict.trees) or handle)
-    draft_round = SimpleNamespace(launch_selected=lambda segments, _: begun.append(segments) or True)
-    stage: Any = SimpleNamespace(next_step=draft_round)
+    step = SimpleNamespace(launch_selected=lambda segments, _: begun.append(segments) or True)
+    stage: Any = SimpleNamespace(next_step=step)
     places = {2: (2, 2), 9: place}
     near = ColocatedDrafts(stage, lambda one: places[one.sequence], lambda: True)
     near.drafter = drafter

@@ -75,20 +75,20 @@ def test_a_step_with_drafts_is_prepared_launched_and_confirmed_and_its_frame_get
     assert one.table.free < one.free
     assert one.draft_round.launch_drafts([TREE])
     assert (one.draft_round.state, one.started) == (CONFIRMED, ["start"])
-    draft_round = one.draft_round.take(one.frame(one.next))
-    assert isinstance(draft_round, SpeculativeStep)
-    assert (draft_round.confirmed, draft_round.timed, one.draft_round.state) == (True, True, IDLE)
+    step = one.draft_round.take(one.frame(one.next))
+    assert isinstance(step, SpeculativeStep)
+    assert (step.confirmed, step.timed, one.draft_round.state) == (True, True, IDLE)
     assert one.device.calls == ["fill", "launch"]
 
 
 def test_a_step_that_is_only_prepared_is_launched_by_its_frame() -> None:
     one = Written()
     one.draft_round.prepare([one.next])
-    draft_round = one.draft_round.take(one.frame(one.next))
-    assert draft_round
-    assert (draft_round.state, draft_round.timed) == (PREPARED, False)
-    one.draft_round.run_prepared(draft_round, [7, 8])
-    assert draft_round.confirmed
+    step = one.draft_round.take(one.frame(one.next))
+    assert step
+    assert (step.state, step.timed) == (PREPARED, False)
+    one.draft_round.run_prepared(step, [7, 8])
+    assert step.confirmed
     assert one.device.calls == ["fill", "launch"]
 
 
@@ -180,9 +180,9 @@ def test_without_drafts_the_step_is_prepared_while_the_step_before_runs() -> Non
     assert one.draft_round.state is PREPARED
     assert one.draft_round.launch([9])
     one.draft_round.pause_timer()
-    draft_round = one.draft_round.take(one.frame(TreeSegment(1, 3, 4, (0,), single(9))))
-    assert draft_round
-    assert not draft_round.timed, "it waited for its frame, which is no compute time"
+    step = one.draft_round.take(one.frame(TreeSegment(1, 3, 4, (0,), single(9))))
+    assert step
+    assert not step.timed, "it waited for its frame, which is no compute time"
 
 
 def test_a_step_for_which_no_graph_has_room_stays_idle_and_gives_its_pages_back() -> None:
