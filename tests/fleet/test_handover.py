@@ -106,7 +106,7 @@ async def test_stages_that_do_not_keep_rows_alike_read_everything(
 ) -> None:
     with capture_logs() as logs:
         stand = await amid({5: 100}, quick, **more)
-    (told,) = [one["reason"] for one in logs if one["event"] == "KV rows are not handed over"]
+    (told,) = [one["reason"] for one in logs if one["event"] == "KV rows not migrated"]
     assert reason in told
     assert not any(isinstance(one, HandOver) for one in stand.told("a"))
     assert stand.ends == ["a worker joined"]

@@ -181,7 +181,7 @@ def test_every_turn_of_a_plan_is_asked_for_the_final_channel() -> None:
     told = [{"role": "user", "content": "Why?"}]
     assert text.render_turns(told, []).endswith(FINAL)
     assert text.render_turns(told, [{"type": "function"}]).endswith("<|start|>assistant")
-    assert text.render_turns(told, [], thinks=True).endswith("assistant<|channel|>analysis<|message|>")
+    assert text.render_turns(told, [], with_thinking=True).endswith("assistant<|channel|>analysis<|message|>")
 
 
 async def test_a_model_without_a_switch_thinks_unless_it_is_told_not_to() -> None:

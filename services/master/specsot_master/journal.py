@@ -348,7 +348,7 @@ class Journal:
         """Delete the journal after a failed write; the master continues without it."""
         self._lost = True
         self._waiting = []
-        log.error("the journal is given up: a restart will lose every request", exc_info=error)
+        log.error("journal deleted after a failed write: a restart will lose every request", exc_info=error)
         with contextlib.suppress(sqlite3.Error, OSError):
             self._store.remove()
 

@@ -254,7 +254,7 @@ def openai_routes(context: HttpContext) -> APIRouter:
             named = body.model_copy(update={"model": model_without_suffix(context, body.model)})
             text = context.text
             most = context.model.max_positions
-            encode = partial(text.encode_bare, positions=position_limit_of(body, most))
+            encode = partial(text.encode_bare, max_positions=position_limit_of(body, most))
             size = sum(map(len, prompts_of(body)))
             asks = tuple(await context.in_thread(size, completion_asks, named, encode, most))
         copies = body.n or 1

@@ -93,4 +93,4 @@ def tokens_of(context: HttpContext, body: TokenizeBody) -> tuple[int, ...]:
         return text.encode_bare(body.prompt) if body.add_special_tokens else text.encode(body.prompt)
     messages = tuple(message_of(turn, f"messages.{n}") for n, turn in enumerate(body.messages or ()))
     check_length(context.model.max_positions, characters=sum(len(one.content) for one in messages))
-    return text.encode(text.render(messages, answer=body.add_generation_prompt))
+    return text.encode(text.render(messages, for_answer=body.add_generation_prompt))
