@@ -94,7 +94,7 @@ async def test_a_body_that_never_ends() -> None:
     async def receive() -> Any:
         await asyncio.Event().wait()
 
-    await asyncio.wait_for(BodyLimits(app, lambda _: 100, seconds=0.01)(SCOPE, receive, app.send), 100)
+    await asyncio.wait_for(BodyLimits(app, lambda _: 100, body_seconds=0.01)(SCOPE, receive, app.send), 100)
     assert app.sent[0]["status"] == 408
     assert not app.called
 
@@ -106,7 +106,7 @@ async def test_bodies_have_one_budget_and_give_it_back() -> None:
     async def slow(scope: Any, receive: Any, send: Any) -> None:
         await going.wait()
 
-    intake = BodyLimits(slow, lambda _: 100, budget=150)
+    intake = BodyLimits(slow, lambda _: 100, budget_bytes=150)
     first = asyncio.create_task(intake(*call(b"x" * 100, app)))
     await asyncio.sleep(0)
     await intake(*call(b"x" * 51, app))
@@ -132,7 +132,7 @@ async def test_large_bodies_leave_room_for_small_ones() -> None:
         await going.wait()
 
     large = LARGE_BYTES + 1
-    intake = BodyLimits(slow, lambda _: large, budget=SMALL_BYTES + large)
+    intake = BodyLimits(slow, lambda _: large, budget_bytes=SMALL_BYTES + large)
     first = asyncio.create_task(intake(*call(b"x" * large, app)))
     await asyncio.sleep(0)
     await intake(*call(b"x" * large, app))
@@ -149,7 +149,7 @@ async def test_a_body_without_room_is_heard_out_and_holds_nothing() -> None:
     """Who is answered and cut while it still speaks sees a connection that was reset, and no status."""
     app, pieces = Recorder(), [b"x" * 100] * 5
     scope, _, send = call(b"", app)
-    intake = BodyLimits(app, lambda _: 1000, budget=250)
+    intake = BodyLimits(app, lambda _: 1000, budget_bytes=250)
 
     async def receive() -> Any:
         return {"type": "http.request", "body": pieces.pop(), "more_body": bool(pieces)}

@@ -76,7 +76,7 @@ def test_byte_fallback_and_sentencepiece_spaces() -> None:
     assert [detokenizer.feed((token,)) for token in (1, 2, 3, 4, 5, 1)] == [
         "Hello", " world", "", "", "你", " Hello",
     ]  # fmt: skip
-    behind = Detokenizer(lambda tokens: tokenizer.decode(list(tokens)), before=(1,))
+    behind = Detokenizer(lambda tokens: tokenizer.decode(list(tokens)), preceding_tokens=(1,))
     assert [behind.feed((token,)) for token in (2, 1)] == [" world", " Hello"], "a text goes on"
 
 

@@ -85,7 +85,7 @@ async def run_master(config: MasterConfig, observation: Observation, stop_event:
     after = time.time_ns() // 1_000_000
     master = assemble(base, config.ring, after, RequestJournal(journal), cache_folder() / "forecasts")
     await master.leader.revive(journal.kept if journal else ())
-    members = FleetService(master.members, config.pulse, master.refused_members, nearby=True)
+    members = FleetService(master.members, config.pulse, master.refused_members, with_unix_socket=True)
     metrics = start_telemetry(master, observation, config)
     async with open_endpoints(config, master, members, metrics) as endpoint:
         spare_collector()

@@ -188,7 +188,7 @@ class Effects(Home):
         Once the request opens no further sequences, its base grant is waived: only used pages stay charged.
         """
         if request.plan.all_opened and not request.lost:
-            self._tables.ledger.waive(request.id)
+            self._tables.ledger.drop_grant(request.id)
         if self._queue.is_live(request) and not request.events.is_full(self._config.unread):
             self._tables.renew(request)
 

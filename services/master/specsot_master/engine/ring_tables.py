@@ -223,7 +223,7 @@ class RingTables:
         sequence.lost = False
         sequence.lease = first_lease(opening.prompt, self._config.lease)
         self.has_room(request, sequence.pages)
-        self.ledger.take(request.id, sequence.pages)
+        self.ledger.use_pages(request.id, sequence.pages)
         self._by_id[sequence.id] = (request, sequence)
         self._outbox.put(sequence.order())
 
@@ -243,7 +243,7 @@ class RingTables:
         self.freed = True
         if sequence.log.end is None:
             self._outbox.put(Close(sequence.id))
-        self.ledger.give(request.id, sequence.pages)
+        self.ledger.return_pages(request.id, sequence.pages)
 
     def renew(self, request: RequestState) -> None:
         """Send a longer lease for each sequence of the request that is in the ring and needs a longer lease.
@@ -382,7 +382,7 @@ class RingTables:
             opening = replace(opening, reused=self._migrated.of_prefix(request, way.own, at))
         node = PrefixNode(opening.sequence, way.own, way.pages, drafted, source, at, own=window is not None)
         self.prefixes.add(node)
-        self.ledger.keep(way.pages)
+        self.ledger.reserve_prefix_pages(way.pages)
         self._outbox.put(Open(opening, way.own[at:], first_lease(opening.prompt, 0)))
         return node
 

@@ -56,17 +56,22 @@ class UnknownFields:
     def __init__(self) -> None:
         self._named: set[str] = set()
 
-    def check(self, body: BaseModel, words: Mapping[str, str], others: Collection[str] = ()) -> None:
-        """Raises InvalidRequest for an unknown field that looks like another name of a known field.
+    def check(
+        self, body: BaseModel, meant_names: Mapping[str, str], checked_fields: Collection[str] = ()
+    ) -> None:
+        """Raise InvalidRequest for an unknown field that looks like another name of a known field. Other
+        unknown fields are ignored; the log names each of them once.
 
-        words: from other names to the names that this body has for them. others: fields that the caller of
-        this method has checked already.
+        body: the parsed body; `model_extra` holds its unknown fields, of which the first MAX_LOOKED_AT are
+            checked.
+        meant_names: from names of other APIs to the names that this body has for them.
+        checked_fields: fields that the caller of this method has checked already.
         """
         known = [field.alias or name for name, field in type(body).model_fields.items()]
         for name, value in islice((body.model_extra or {}).items(), MAX_LOOKED_AT):
-            if value is None or name in others or name in IDLE or len(name) > MAX_NAME:
+            if value is None or name in checked_fields or name in IDLE or len(name) > MAX_NAME:
                 continue
-            meant = words.get(name) or next((one for one in known if is_slip(name, one)), None)
+            meant = meant_names.get(name) or next((one for one in known if is_slip(name, one)), None)
             if meant and meant not in body.model_fields_set:
                 raise InvalidRequest(f"{name} is not known here: did you mean {meant}?", name)
             if name not in self._named and len(self._named) < MAX_LOOKED_AT:
@@ -74,13 +79,16 @@ class UnknownFields:
                 log.warning("unknown field ignored", field=name)
 
 
-def is_slip(name: str, known: str) -> bool:
-    """Whether `name` is `known` in another spelling, or differs from it by one keystroke.
+def is_slip(name: str, known_name: str) -> bool:
+    """Return True if a name is a known name in another spelling, or differs from it by one keystroke.
 
-    # max_tokens: "maxTokens" and "max-tokens" (other spelling), "max_token" (one letter less),
-    #             "max_tokans" (one letter replaced), "max_toknes" (two letters swapped) -> True
+        # max_tokens: "maxTokens" and "max-tokens" (other spelling), "max_token" (one letter less),
+        #             "max_tokans" (one letter replaced), "max_toknes" (two letters swapped) -> True
+
+    name: the name of an unknown field.
+    known_name: the name of a field that the body may have.
     """
-    a, b = _letters(name), _letters(known)
+    a, b = _letters(name), _letters(known_name)
     if a == b or len(b) < SHORT:
         return a == b
     if len(a) > len(b):
