@@ -115,7 +115,7 @@ async def test_stages_that_do_not_keep_rows_alike_read_everything(
 async def test_few_rows_are_read_and_of_many_the_longest_texts_with_room_are_handed_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert (await amid({5: handover.FEW_ROWS})).ends == ["a worker joined"]
+    assert (await amid({5: handover.MAX_RECOMPUTED_ROWS})).ends == ["a worker joined"]
     monkeypatch.setattr(handover, "MAX_BYTES", 8 * 8 * 150)  # of 8 bytes in 8 layers
     stand = await amid({5: 60, 6: 100, 7: 50, 8: 151})
     assert stand.told("a")[0].rows == (RowsOf(6, 0, 100), RowsOf(7, 0, 50))

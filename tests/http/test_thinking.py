@@ -13,7 +13,7 @@ import pytest
 from specsot.params import Message
 from specsot_master.chat_template import ChatTemplate
 from specsot_master.engine.grammar_sandbox import GrammarSandbox
-from specsot_master.http.thinking import MOST_NOTES, conclusion_of
+from specsot_master.http.thinking import MAX_NOTE_CHARACTERS, conclusion_of
 from specsot_master.text import Text
 from tests.http.house import Served, served
 from tests.master.letters import SAYS
@@ -288,7 +288,7 @@ def test_a_conclusion_is_the_last_paragraphs() -> None:
     paragraphs = [f"{n} " + "x" * 700 for n in range(6)]
     told = conclusion_of("\n\n".join(paragraphs))
     assert told == "\n\n".join(paragraphs[-2:])
-    assert len(conclusion_of("y" * 5000)) == MOST_NOTES
+    assert len(conclusion_of("y" * 5000)) == MAX_NOTE_CHARACTERS
 
 
 TAUGHT = Path(__file__).parents[1] / "forking" / "model"

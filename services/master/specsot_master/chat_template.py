@@ -176,7 +176,11 @@ def _environment() -> Any:
         sort_keys: bool = False,
     ) -> str:
         """Return a value as JSON, for the filter `tojson`. BREAK_MARK stays unescaped even if `ensure_ascii`
-        is set. The arguments are those of `json.dumps`.
+        is set.
+
+        value: what the template writes.
+        ensure_ascii, indent, separators, sort_keys: as for `json.dumps`, but characters beyond ASCII are kept
+            by default.
         """
         written = json.dumps(
             value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys

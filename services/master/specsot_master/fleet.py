@@ -140,7 +140,7 @@ class Fleet:
             has_drafter=configuration.drafted,
             drafters=self._drafters,
             curve=configuration.curve,
-            kept=self._handover.kept(configuration.epoch),
+            kept=self._handover.migrated_rows(configuration.epoch),
         )
 
     @property
@@ -154,7 +154,7 @@ class Fleet:
         return self._epoch.formed
 
     @property
-    def short(self) -> bool:
+    def lacks_workers(self) -> bool:
         """Whether the fleet has no epoch, or fewer workers (running or idle) than the ring should have."""
         return not self.formed or len(self._epoch.stages) + len(self.idle_workers) < self._config.workers
 
@@ -163,7 +163,7 @@ class Fleet:
         """Workers that run no layers in the present epoch."""
         return [one for one in self.registrations if one.kind == "worker" and one.name not in self._epoch]
 
-    def ran(self, name: str) -> bool:
+    def has_run(self, name: str) -> bool:
         """Whether this member is or was a stage of the newest epoch, which may have ended.
 
         name: the member's name.
@@ -179,7 +179,7 @@ class Fleet:
         return may_join(registration, self.registrations, self._config)
 
     @property
-    def lacking(self) -> bool:
+    def lacks_members(self) -> bool:
         """Whether there is no epoch, and the members cannot form one of full size."""
         return not self.formed and not self._could_form()
 
@@ -188,7 +188,7 @@ class Fleet:
 
         extra_workers: registrations of idle workers of other fleets, which could be moved to this one.
         """
-        return (self.lacking or bool(self._epoch.failed and not self.formed)) and self._could_form(
+        return (self.lacks_members or bool(self._epoch.failed and not self.formed)) and self._could_form(
             extra_workers
         )
 
@@ -293,7 +293,7 @@ class Fleet:
                 (self._without_room if done < total else self._loaded_ahead)[name] = layers
                 self.reform()
             case Progress(epoch, migrated=int(number), over=over) if epoch == self.epoch and number:
-                self._handover.note(name, number, over)
+                self._handover.record_confirmation(name, number, over)
                 self.reform()
             case Progress(epoch) if epoch == self.epoch:
                 self._on_progress(name, message)
@@ -337,7 +337,7 @@ class Fleet:
         if not epoch.formed:
             self._form()
             return
-        better = better_stages(members, self._config, epoch.stages, epoch.settled)
+        better = better_stages(members, self._config, epoch.stages, epoch.settled_names)
         holds = self._count_fitting(better, members) if better else None
         if better and holds is not None and not (self.user.at_work and epoch.ring):
             self._begin_anew(better, "the drafter joined" if better == epoch.stages else "a worker joined")
@@ -388,7 +388,7 @@ class Fleet:
         wanted = (
             self._planned_stages
             or larger_stages
-            or faster_stages(members, self._config, epoch.stages, epoch.busy, self.user.at_work)
+            or faster_stages(members, self._config, epoch.stages, epoch.busy_names, self.user.at_work)
         )
         holds = self._count_fitting(wanted, members) if wanted else None
         if wanted is None or holds is None or (holds < self.user.at_work and not self._rebalancing):
@@ -398,9 +398,9 @@ class Fleet:
         if all(needed and self._without_room.get(name) == missing[name] for name in missing):
             # From here on this change is carried through, even if still better stages become possible.
             self._planned_stages = wanted
-            if self._handover.done(epoch, wanted, self.user.final_rows):
+            if self._handover.continue_migration(epoch, wanted, self.user.final_rows):
                 self._begin_anew(wanted, "the ring is rebalanced" if self._rebalancing else "a worker joined")
-                self._handover.serve(epoch.number)
+                self._handover.finish_migration(epoch.number)
             return
         for name, layers in missing.items():
             if self._loading_ahead.get(name) != layers:
@@ -434,7 +434,7 @@ class Fleet:
             self._begin_anew(stages, "the ring is rebalanced")
         return Rebalanced(changed, self._epoch.number, self._in_words(stages))
 
-    async def tend(self, interval: float) -> None:
+    async def reform_regularly(self, interval: float) -> None:
         """Call `reform` regularly, so that late members join an epoch once its ring is idle. Runs until
         cancelled.
 

@@ -21,11 +21,11 @@ log = structlog.get_logger()
 ROUND_SECONDS = 60.0
 # Tokens, over all sequences. So few are computed again in the next epoch rather than migrated in a further
 # round. Untuned.
-FEW_ROWS = 32
+MAX_RECOMPUTED_ROWS = 32
 # Rounds of one change. Untuned.
 MAX_ROUNDS = 4
 # Bytes of KV that are migrated, the longest sequences first. A link's send queue holds twice as many.
-MAX_BYTES = 256 << 20
+MAX_MIGRATED_BYTES = 256 << 20
 
 
 class KvHandover:
@@ -33,11 +33,12 @@ class KvHandover:
 
     Each round migrates the tokens that have become final since the round before:
         # final tokens of sequence 7 at the three rounds: 900, 960, 970
-        # -> round 1 sends rows 0..899, round 2 rows 900..959; the last 10 are fewer than FEW_ROWS: done
+        # -> round 1 sends rows 0..899, round 2 rows 900..959; the last 10 are fewer than MAX_RECOMPUTED_ROWS:
+        done
 
     table: the members and their links.
-    on_timeout: called without arguments when a round's time has run out, so that the fleet calls `done`
-        again.
+    on_timeout: called without arguments when a round's time has run out, so that the fleet calls
+        `continue_migration` again.
     """
 
     def __init__(self, table: MemberTable, on_timeout: Callable[[], None]) -> None:
@@ -58,7 +59,9 @@ class KvHandover:
         # The epoch that began with migrated rows, with their counts by sequence id.
         self._kept: tuple[int, Mapping[int, int]] = 0, {}
 
-    def done(self, epoch: Epoch, next_stages: Stages, final_rows: Callable[[], Mapping[int, int]]) -> bool:
+    def continue_migration(
+        self, epoch: Epoch, next_stages: Stages, final_rows: Callable[[], Mapping[int, int]]
+    ) -> bool:
         """Start or continue the migration to the next stages. Return True if the next epoch may begin now;
         False if rows are still being migrated.
 
@@ -89,9 +92,9 @@ class KvHandover:
             self._migrated.clear()
             return True
         live = {one: rows for one, rows in final_rows().items() if one not in self._over}
-        return not self._go_on(epoch, next_stages, _within(MAX_BYTES, members, live))
+        return not self._go_on(epoch, next_stages, _within(MAX_MIGRATED_BYTES, members, live))
 
-    def note(self, name: str, number: int, closed_sequences: Sequence[int]) -> None:
+    def record_confirmation(self, name: str, number: int, closed_sequences: Sequence[int]) -> None:
         """Note that a taker has received all rows of an order. Confirmations of older orders are ignored.
 
         name: the taker's name.
@@ -105,7 +108,7 @@ class KvHandover:
             for sequence in closed_sequences:
                 self._migrated.pop(sequence, None)
 
-    def serve(self, epoch: int) -> None:
+    def finish_migration(self, epoch: int) -> None:
         """Note that an epoch has begun with the migrated rows, and that no change is under way any more.
 
         epoch: the number of the epoch that has begun.
@@ -116,7 +119,7 @@ class KvHandover:
         self._kept = (epoch, self._migrated)
         self._change = None
 
-    def kept(self, epoch: int) -> Mapping[int, int]:
+    def migrated_rows(self, epoch: int) -> Mapping[int, int]:
         """Return, by sequence id of the previous epoch, how many of its first tokens have KV on this epoch's
         stages. Return an empty mapping for an epoch that did not begin with migrated rows.
 
@@ -125,20 +128,21 @@ class KvHandover:
         return self._kept[1] if epoch == self._kept[0] else {}
 
     def _go_on(self, epoch: Epoch, next_stages: Stages, final_rows: Mapping[int, int]) -> bool:
-        """Begin a further round and return True; or return False if at most FEW_ROWS rows remain, or
+        """Begin a further round and return True; or return False if at most MAX_RECOMPUTED_ROWS rows remain,
+        or
         MAX_ROUNDS have been made.
 
         epoch: the running epoch, whose stages give their rows.
         next_stages: the stages of the next epoch, which take the rows.
         final_rows: by sequence id, how many of its first tokens have final KV now; the sequences fit into
-            MAX_BYTES.
+            MAX_MIGRATED_BYTES.
         """
         asked = [
             RowsOf(sequence, self._migrated.get(sequence, 0), last)
             for sequence, last in final_rows.items()
             if last > self._migrated.get(sequence, 0)
         ]
-        if sum(one.last - one.first for one in asked) <= FEW_ROWS or self._rounds == MAX_ROUNDS:
+        if sum(one.last - one.first for one in asked) <= MAX_RECOMPUTED_ROWS or self._rounds == MAX_ROUNDS:
             return False
         self._rounds += 1
         self._number += 1

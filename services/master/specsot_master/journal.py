@@ -145,7 +145,7 @@ def _decode_outcome(
 
 
 def _decode_chances(chances: Sequence[Any]) -> tuple[Logprob, ...]:
-    """Return log probabilities from their JSON arrays: [logprob, [[token id, logprob], ...]] for each token."""
+    """Return log probabilities from JSON arrays, one [logprob, [[token id, logprob], ...]] per token."""
     return tuple(Logprob(logprob, tuple((token, other) for token, other in top)) for logprob, top in chances)
 
 

@@ -210,6 +210,7 @@ class Master:
     requests: RequestCounter = field(init=False)
 
     def __post_init__(self) -> None:
+        """Create the entry point of all requests."""
         self.requests = RequestCounter(self.leader, self.info)
 
     def info(self) -> Info:

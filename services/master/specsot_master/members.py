@@ -135,7 +135,7 @@ class MemberTable:
         self._members[registration.name] = Member(registration, downlink)
 
     def find(self, name: str) -> Member | None:
-        """Return the member of this name, or None."""
+        """Return the member of this name, or None if no member has it."""
         return self._members.get(name)
 
     def remove(self, name: str) -> Member:

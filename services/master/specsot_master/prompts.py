@@ -152,7 +152,10 @@ class Prompts:
 
 
 def messages_of(ask: Ask) -> tuple[Message, ...]:
-    """Return a request's conversation; a request with a bare prompt has a single user turn."""
+    """Return a request's conversation; a request with a bare prompt has a single user turn.
+
+    ask: what the client asks for, with a prompt or messages.
+    """
     return ask.messages if ask.prompt is None else (Message("user", ask.prompt),)
 
 

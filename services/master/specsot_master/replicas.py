@@ -304,7 +304,7 @@ class RequestRouter:
         """
         for replica in self._replicas:
             engine = replica.engine
-            self._move(replica, engine.all_requests if replica.fleet.lacking else engine.stranded)
+            self._move(replica, engine.all_requests if replica.fleet.lacks_members else engine.stranded)
 
     @contextmanager
     def _reserved(self, request_id: str | None, ask: Ask) -> Generator[Replica]:
@@ -500,8 +500,8 @@ class MemberRouter:
             return self._fleets[0]
         if registration.kind == "drafter":
             return min(accepting, key=lambda fleet: count_drafters(fleet.registrations))
-        short = [fleet for fleet in accepting if fleet.short]
-        before = [fleet for fleet in short if fleet.ran(registration.name)]
+        short = [fleet for fleet in accepting if fleet.lacks_workers]
+        before = [fleet for fleet in short if fleet.has_run(registration.name)]
         return (before or short or sorted(accepting, key=lambda fleet: len(fleet.registrations)))[0]
 
     def _helping_workers(self, needy_fleet: Fleet) -> list[tuple[Fleet, Registration]]:

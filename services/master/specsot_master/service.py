@@ -90,7 +90,7 @@ async def run_master(config: MasterConfig, observation: Observation, stop_event:
     async with open_endpoints(config, master, members, metrics) as endpoint:
         spare_collector()
         log.info("waiting for the ring", missing=master.waiting_for())
-        tending = [one.fleet.tend(TEND_SECONDS) for one in master.replicas]
+        tending = [one.fleet.reform_regularly(TEND_SECONDS) for one in master.replicas]
         async with running_alongside(
             *tending, watch_health(master, endpoint, stall_detectors(master, config.stuck_after))
         ):

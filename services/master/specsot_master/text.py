@@ -212,9 +212,9 @@ class TokenBytes:
 
 # Characters per position. Of a longer text only so many characters are tokenized to find that it does not
 # fit; most texts have 3 to 5 characters per token.
-LONG = 8
+CHARACTERS_PER_POSITION = 8
 # Tokens. The cache of single tokens' texts takes some megabytes, and most vocabularies fit into it.
-KNOWN_TOKENS = 1 << 16
+MAX_CACHED_TOKENS = 1 << 16
 _SPECIAL_NAMES = (
     *("bos_token", "eos_token", "pad_token", "unk_token"),
     *("sep_token", "cls_token", "mask_token"),
@@ -233,8 +233,11 @@ class Text:
     def __init__(self, directory: str | Path, limit: int | None = None) -> None:
         """Read the tokenizer and the chat template of a Hugging Face model directory.
 
+        directory: the model's directory.
         limit: the number of token ids that the model has, which may be smaller than the tokenizer's; None if
-            every id of the tokenizer is valid. Raises ModelError.
+            every id of the tokenizer is valid.
+
+        Raises ModelError if there is no tokenizer, or if a file cannot be read.
         """
         folder = Path(directory)
         config = _read_json(folder / "tokenizer_config.json")
@@ -243,7 +246,7 @@ class Text:
         templates = _find_templates(folder, config)
         self._template = ChatTemplate(templates.get("default", PLAIN), names, templates.get("tool_use"))
         self.spell = TokenBytes(self._tokenizer)
-        self._decode_known = lru_cache(KNOWN_TOKENS)(self._tokenizer.decode)
+        self._decode_known = lru_cache(MAX_CACHED_TOKENS)(self._tokenizer.decode)
         self.end_ids = tuple(sorted(_find_end_ids(folder, self._tokenizer, names)))
         self.vocabulary = int(self._tokenizer.get_vocab_size(with_added_tokens=True))
         self._limit = None if limit is None or self.largest < limit else limit
@@ -277,13 +280,13 @@ class Text:
     def check_fits(self, text: str, max_positions: int) -> None:
         """Raise ContextLengthExceeded if the first part of a long text alone fills the context.
 
-        Only the first LONG characters per position are tokenized, because a whole text may take seconds. A
-        text that passes this check may still be too long.
+        Only the first CHARACTERS_PER_POSITION characters per position are tokenized, because a whole text may
+        take seconds. A text that passes this check may still be too long.
 
         text: a client's text, not rendered yet.
         max_positions: the model's context, in tokens.
         """
-        first = text[: LONG * max_positions]
+        first = text[: CHARACTERS_PER_POSITION * max_positions]
         if len(first) < len(text) and len(self._token_ids(first, bare=True)) >= max_positions:
             raise ContextLengthExceeded.of_text(max_positions, len(text))
 
@@ -472,7 +475,10 @@ class Text:
             raise InvalidRequest("the text holds half of a surrogate pair", field="prompt") from error
 
     def _check(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the tokens. Raises InvalidRequest if one of them is beyond the model's vocabulary."""
+        """Return the tokens unchanged. Raises InvalidRequest if one of them is beyond the model's vocabulary.
+
+        tokens: token ids of the tokenizer, which may have more tokens than the model.
+        """
         if self._limit is not None and (last := max(tokens, default=0)) >= self._limit:
             name = self._tokenizer.id_to_token(last)
             raise InvalidRequest(
@@ -547,7 +553,9 @@ def _convert_tokenizer(folder: Path) -> Any:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, or an empty one if there is no file. Raises ModelError."""
+    """Return the object in a JSON file, or an empty one if there is no file. Raises ModelError for a file
+    that is not a JSON object.
+    """
     return read_json(path) if path.is_file() else {}
 
 

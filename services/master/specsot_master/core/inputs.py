@@ -14,7 +14,10 @@ from specsot_master.core.request import RequestState
 
 @dataclass(frozen=True, slots=True)
 class RequestEvent:
-    """An input that concerns one request. It is handled by the engine that runs the request."""
+    """An input that concerns one request. It is handled by the engine that runs the request.
+
+    request: the request that the input concerns.
+    """
 
     request: RequestState
 
@@ -23,7 +26,7 @@ class RequestEvent:
 class RequestArrived(RequestEvent):
     """The request enters this engine's queue.
 
-    lacking: why there is no ring, if there is none.
+    lacking: why there is no ring, in words; "" if there is one.
     """
 
     lacking: str = ""
@@ -105,7 +108,10 @@ class RingLost:
 
 @dataclass(frozen=True, slots=True)
 class OrderUnsent:
-    """The link could not deliver this order to stage 0. The ring itself still runs."""
+    """The link could not deliver an order to stage 0. The ring itself still runs.
+
+    order: the order that stage 0 did not receive.
+    """
 
     order: Order
 
@@ -114,6 +120,8 @@ class OrderUnsent:
 class MasterLeaving:
     """The master shuts down. All requests end; a later master that reads the journal continues those that are
     resumable.
+
+    reason: the error message that clients receive.
     """
 
     reason: str

@@ -31,7 +31,10 @@ MIN_BRANCH_TOKENS = 24
 
 
 def prompt_characters(ask: Ask) -> int:
-    """Return the number of characters of the prompt and all messages."""
+    """Return the number of characters of the prompt and all messages; 0 for a prompt in tokens.
+
+    ask: what the client asks for.
+    """
     return len(ask.prompt or "") + sum(len(message.content) for message in ask.messages)
 
 

@@ -50,7 +50,10 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class ReopenedRecord:
-    """The sequence with this ordinal was opened again. Its draft rounds count from 0."""
+    """A sequence was opened again. Its draft rounds count from 0.
+
+    ordinal: 0 for the skeleton or the answer, else the id of the point that the sequence writes.
+    """
 
     ordinal: int
 

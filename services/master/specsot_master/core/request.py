@@ -320,6 +320,7 @@ class RequestState:
     _alarms: dict[type[object], Timer] = field(default_factory=dict[type[object], Timer])
 
     def __post_init__(self) -> None:
+        """Create the event buffer, which keeps events that were read only for a resumable request."""
         self.events = EventBuffer(MAX_BUFFERED_EVENTS if self.ask.resumable else 0)
 
     @property
@@ -600,13 +601,17 @@ class RequestState:
         self.clear_alarms(kind)
 
         def ring() -> None:
+            """Forget the alarm, as its time has come, and pass its event to the engine."""
             del self._alarms[kind]
             self.home.handle(event)
 
         self._alarms[kind] = clock.later(seconds, ring)
 
     def has_alarm(self, event_class: type[object]) -> bool:
-        """Return True if an alarm with an event of this class is pending."""
+        """Return True if an alarm with an event of this class is pending.
+
+        event_class: one of the classes in `core.inputs`.
+        """
         return event_class in self._alarms
 
     def clear_alarms(self, *event_classes: type[object]) -> None:

@@ -183,7 +183,10 @@ class RequestCounts:
 
 
 def error_label(error: SpecsotError) -> str:
-    """Return the name of an error's class as a label: TimedOut -> timed_out."""
+    """Return the name of an error's class as a label: TimedOut -> timed_out.
+
+    error: the error with which a request failed.
+    """
     name = type(error).__name__
     return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).removeprefix("_")
 

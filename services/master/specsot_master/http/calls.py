@@ -38,7 +38,7 @@ from specsot_master.master import RequestCounter
 from specsot_master.text import Text
 
 # Threads. How many long texts are tokenized at the same time; two cores have a pool of six threads. Untuned.
-MOST_LONG_TEXTS = 2
+MAX_LONG_TEXTS = 2
 
 RequestEvents = AsyncGenerator[Numbered, None]
 T = TypeVar("T")
@@ -391,7 +391,7 @@ class HttpContext:
     mode: Mode = "direct"
     ping_every: float = PING_SECONDS
     unknown: UnknownFields = field(default_factory=UnknownFields)
-    long_texts: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_LONG_TEXTS))
+    long_texts: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_LONG_TEXTS))
 
     async def in_thread(self, characters: int, work: Callable[..., T], *arguments: Any) -> T:
         """Run a function in a thread and return its result. Raises its error.

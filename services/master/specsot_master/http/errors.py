@@ -284,7 +284,7 @@ def refusal(status: int, message: str, headers: dict[str, str] | None = None) ->
 
 
 def _shape_of(error: errors.SpecsotError) -> ErrorShape:
-    """Return how an error is reported: by its class, or by the nearest base class in the table."""
+    """Return how an error is reported: the entry of its class, or of the nearest base class in the table."""
     return next(_SHAPE_OF_ERROR[kind] for kind in type(error).__mro__ if kind in _SHAPE_OF_ERROR)
 
 

@@ -104,14 +104,14 @@ class MessagesBody(CountBody):
     specsot: Annotated[Planning | None, Few] = None
 
 
-_WORDS = {
+_CALLER_NAMES = {
     "prompt": "messages",
     **dict.fromkeys(("max_new_tokens", "default_new_tokens"), "max_tokens"),
     "stop": "stop_sequences",
     "tokens": "messages",
 }
 _CHOICES: Mapping[str, str] = {"auto": "auto", "any": "required", "none": "none"}
-_REFUSED = ("container", "mcp_servers")
+_REFUSED_FIELDS = ("container", "mcp_servers")
 _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 _STYLE = EventStyle(named=True, last=b"", ping=_PING, fault=anthropic_body)
 
@@ -127,12 +127,12 @@ def messages_routes(context: HttpContext) -> APIRouter:
     async def send(request: Request, body: MessagesBody) -> Response:
         """Answer a conversation in content blocks, as one object or as server-sent events."""
         refuse_foreign_forms(body, "output_config.format")
-        context.unknown.check(body, _WORDS, (*_REFUSED, *FOREIGN_FORMS))
+        context.unknown.check(body, _CALLER_NAMES, (*_REFUSED_FIELDS, *FOREIGN_FORMS))
         wanted = AGENT_TOKENS if body.max_tokens is None else body.max_tokens
         turns, places = turns_of(body)
         with naming_turns(places):
             chat = chat_of(body, turns, context).granting(wanted)
-            call = await chat_call(context, chat, _WORDS)
+            call = await chat_call(context, chat, _CALLER_NAMES)
         head = {"id": f"msg_{call_of(request).id}", "type": "message", "role": "assistant"}
         writer = MessageWriter(head | {"model": body.model or context.model.name} | call.warned)
         return await answer_in_other_format(writer, context, request, call, _STYLE if body.stream else None)
@@ -160,7 +160,7 @@ def chat_of(body: CountBody, turns: list[Json], context: HttpContext) -> ChatBod
     Raises InvalidRequest for a body that cannot be served.
     """
     given = body.model_extra or {}
-    for name in _REFUSED:
+    for name in _REFUSED_FIELDS:
         if given.get(name):
             raise InvalidRequest(f"{name} is not served here: leave it out", name)
     choice = body.tool_choice

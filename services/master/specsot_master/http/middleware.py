@@ -131,7 +131,7 @@ def is_address(name: str) -> bool:
 # Seconds within which a body must arrive. Untuned.
 BODY_SECONDS = 30.0
 # Bytes of all bodies that are held at the same time: 32 of the largest. Untuned.
-BODIES_BYTES = 256 << 20
+MAX_BODIES_BYTES = 256 << 20
 # Bytes of the body of a text completion: a constant part, and a part per position of the model. Untuned.
 BASE_BYTES = 256 << 10
 POSITION_BYTES = 1 << 10
@@ -140,7 +140,8 @@ RETRY_SECONDS = 1.0
 # A refused body is read and dropped up to this multiple of the largest allowed body; then the connection is
 # cut. Untuned.
 MAX_READ_FACTOR = 4
-# Bytes of BODIES_BYTES that are reserved for bodies up to LARGE_BYTES; each connection has one body. Untuned.
+# Bytes of MAX_BODIES_BYTES that are reserved for bodies up to LARGE_BYTES; each connection has one body.
+# Untuned.
 SMALL_BYTES = 64 << 20
 WITH_BODY = ("POST", "PUT", "PATCH")
 
@@ -153,7 +154,7 @@ class BodyLimits:
         app: ASGIApp,
         largest_at: Callable[[str], int],
         body_seconds: float = BODY_SECONDS,
-        budget_bytes: int = BODIES_BYTES,
+        budget_bytes: int = MAX_BODIES_BYTES,
     ) -> None:
         """Check bodies before an application gets them.
 

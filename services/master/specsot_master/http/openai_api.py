@@ -48,15 +48,15 @@ from specsot_master.http.calls import (
 from specsot_master.http.errors import complaint_text, names_to_wrong_value, naming_fields
 from specsot_master.http.json_bodies import JsonRoute
 from specsot_master.http.openai_requests import (
-    CHAT_WORDS,
-    COMPLETION_WORDS,
+    CHAT_CALLER_NAMES,
+    COMPLETION_CALLER_NAMES,
+    caller_names_of,
     chat_asks,
     completion_asks,
     num_characters,
     position_limit_of,
     prompts_of,
     warnings_in,
-    words_of,
     writes_nothing,
 )
 from specsot_master.http.openai_schemas import (
@@ -279,8 +279,8 @@ def openai_routes(context: HttpContext) -> APIRouter:
     async def complete(request: Request, body: CompletionBody) -> Response:
         """Continue texts, as one object or as server-sent events."""
         refuse_unserved(body)
-        context.unknown.check(body, COMPLETION_WORDS, UNSERVED)
-        words = words_of(body)
+        context.unknown.check(body, COMPLETION_CALLER_NAMES, UNSERVED)
+        words = caller_names_of(body)
         with naming_fields(words):
             named = body.model_copy(update={"model": model_without_suffix(context, body.model)})
             text = context.text
@@ -331,10 +331,10 @@ async def chat_call(
     Raises InvalidRequest for a body that cannot be served.
     """
     refuse_unserved(body)
-    context.unknown.check(body, CHAT_WORDS, UNSERVED)
+    context.unknown.check(body, CHAT_CALLER_NAMES, UNSERVED)
     asked = body
     body, mode = resolve_mode(body, context)
-    caller_names = {**words_of(body), **(caller_names or {})}
+    caller_names = {**caller_names_of(body), **(caller_names or {})}
     with naming_fields(caller_names):
         use, asks, think = await _asks_of(context, body, mode)
     options = replace(choice_options(asked, bool(body.logprobs)), plan=asked.model != body.model)

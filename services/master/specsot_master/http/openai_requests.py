@@ -10,7 +10,7 @@ from typing import Any
 from specsot import params
 from specsot.errors import InvalidRequest
 from specsot.grammar.schemas import warnings_of
-from specsot_master.http.openai_schemas import MOST_CHOICES, Asking, ChatBody, CompletionBody, Planning, Turn
+from specsot_master.http.openai_schemas import MAX_ANSWERS, Asking, ChatBody, CompletionBody, Planning, Turn
 
 # A form that a body asks for: (the caller's field, the kind of form, its texts).
 FieldForm = tuple[str, params.FormKind, tuple[str, ...]]
@@ -122,7 +122,7 @@ def _written(schema: dict[str, Any] | str) -> str:
 # Tokens of a text completion that names no limit. Precedent: OpenAI's API.
 COMPLETION_TOKENS = 16
 # Seeds are below this bound, so that a signed 64-bit integer holds them.
-SEEDS = 2**63
+SEED_BOUND = 2**63
 
 Encode = Callable[[str], tuple[int, ...]]
 
@@ -133,7 +133,7 @@ _GIVEN = ("mode", "drafter", "constraint", "priority", "head_aware", "finish_wit
 _PLANNING = ("mode", "drafter", "constraint", "tools", "priority", *_LIMITS)
 
 # From our names of fields to those of chat completions.
-CHAT_WORDS: Mapping[str, str] = {
+CHAT_CALLER_NAMES: Mapping[str, str] = {
     "prompt": "messages",
     "max_new_tokens": "max_tokens",
     "logprobs": "top_logprobs",
@@ -144,21 +144,21 @@ CHAT_WORDS: Mapping[str, str] = {
     **{name: f"specsot.window.{name}" for name in ("sinks", "recent")},
     **{name: f"specsot.pruning.{name}" for name in ("keep_ratio", "prune_every", "skip_layers")},
 }
-COMPLETION_WORDS: Mapping[str, str] = {
-    **CHAT_WORDS,
+COMPLETION_CALLER_NAMES: Mapping[str, str] = {
+    **CHAT_CALLER_NAMES,
     "prompt": "prompt",
     "logprobs": "logprobs",
     "tokens": "prompt",
 }
 
 
-def words_of(body: Asking) -> Mapping[str, str]:
+def caller_names_of(body: Asking) -> Mapping[str, str]:
     """Return the caller's names of our fields, which depend on the fields that the body uses, for error
     messages.
 
     body: the parsed body.
     """
-    words = CHAT_WORDS if isinstance(body, ChatBody) else COMPLETION_WORDS
+    words = CHAT_CALLER_NAMES if isinstance(body, ChatBody) else COMPLETION_CALLER_NAMES
     asked = body.max_completion_tokens if isinstance(body, ChatBody) else None
     chat = isinstance(body, ChatBody) and body.tools
     return {
@@ -305,10 +305,10 @@ def prompts_of(body: CompletionBody) -> list[str | list[int]]:
     given: list[Any] = body.prompt if isinstance(body.prompt, list) else [body.prompt]
     if given and isinstance(given[0], int):
         given = [given]
-    if not 0 < len(given) <= MOST_CHOICES:
-        raise InvalidRequest(f"prompt: {len(given)} prompts, from 1 to {MOST_CHOICES} are allowed", "prompt")
-    if (answers := len(given) * (body.n or 1)) > MOST_CHOICES:
-        raise InvalidRequest(f"{answers} answers to one call, {MOST_CHOICES} are allowed", "prompt")
+    if not 0 < len(given) <= MAX_ANSWERS:
+        raise InvalidRequest(f"prompt: {len(given)} prompts, from 1 to {MAX_ANSWERS} are allowed", "prompt")
+    if (answers := len(given) * (body.n or 1)) > MAX_ANSWERS:
+        raise InvalidRequest(f"{answers} answers to one call, {MAX_ANSWERS} are allowed", "prompt")
     return given
 
 
@@ -344,7 +344,7 @@ def copies_of(ask: params.Ask, body: Asking) -> list[params.Ask]:
     body: the parsed body, with `n`.
     """
     seed = ask.seed
-    return [ask.seeded(None if seed is None else (seed + n) % SEEDS) for n in range(body.n or 1)]
+    return [ask.seeded(None if seed is None else (seed + n) % SEED_BOUND) for n in range(body.n or 1)]
 
 
 def common_fields(body: Asking, mode: params.Mode) -> dict[str, Any]:
@@ -381,7 +381,7 @@ def seed_of(seed: int | None) -> int | None:
 
     seed: the caller's seed, or None.
     """
-    return None if seed is None or seed < 0 else seed % SEEDS
+    return None if seed is None or seed < 0 else seed % SEED_BOUND
 
 
 def sampling_of(body: Asking) -> params.Sampling:

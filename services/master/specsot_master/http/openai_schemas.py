@@ -34,7 +34,7 @@ from specsot.params import (
 from specsot_master.chat_template import THINKING_OFF
 
 # Answers to one call (`n`). Precedent: OpenAI's API.
-MOST_CHOICES = 128
+MAX_ANSWERS = 128
 
 
 def _check_text(text: str) -> str:
@@ -54,10 +54,11 @@ def at_most(max_entries: int) -> BeforeValidator:
     max_entries: the most entries that are accepted.
     """
 
-    def check(given: Any) -> Any:
-        if isinstance(given, (dict, list)) and len(cast("list[Any]", given)) > max_entries:
+    def check(value: Any) -> Any:
+        """Return the value unchanged. Raise ValueError if it is a list or object with too many entries."""
+        if isinstance(value, (dict, list)) and len(cast("list[Any]", value)) > max_entries:
             raise ValueError(f"at most {max_entries} entries are allowed")
-        return given
+        return value
 
     return BeforeValidator(check)
 
@@ -92,8 +93,8 @@ def _check_prompt(prompt: Any) -> Any:
     prompts = cast("list[Any]", prompt)
     if _all_ids(prompts):
         return prompts
-    if len(prompts) > MOST_CHOICES:
-        raise ValueError(f"{len(prompts)} prompts, from 1 to {MOST_CHOICES} are allowed")
+    if len(prompts) > MAX_ANSWERS:
+        raise ValueError(f"{len(prompts)} prompts, from 1 to {MAX_ANSWERS} are allowed")
     kinds = set(map(type, prompts))
     if kinds == {str}:
         return [_check_text(one) for one in prompts]
@@ -255,7 +256,7 @@ class Asking(Model):
     model: Words | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None = None
     max_tokens: Annotated[TokenLimit, Field(examples=[64])] = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: float | None = None
@@ -380,7 +381,7 @@ class ChatBody(Asking):
 
     messages: Conversation
     max_completion_tokens: Annotated[TokenLimit, Field(examples=[64])] = None
-    tools: Annotated[Many[OfferedTool] | None, at_most(MOST_CHOICES)] = None
+    tools: Annotated[Many[OfferedTool] | None, at_most(MAX_ANSWERS)] = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     logprobs: Annotated[bool | None, Field(examples=[True])] = None

@@ -36,7 +36,7 @@ from specsot_master.http.openai_schemas import ChatBody, NamedTool, Turn
 from specsot_master.text import Text
 
 # Calls of one answer that must call functions; without a bound, a small model might never stop. Untuned.
-MOST_CALLS = 16
+MAX_CALLS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class ToolUse:
         if self.only is not None:
             return arguments_schema(functions, self.only)
         is_list = self.parallel or self.form.is_list
-        max_calls = MOST_CALLS if self.parallel else 1
+        max_calls = MAX_CALLS if self.parallel else 1
         return calls_schema(functions, max_calls if is_list else None, self.form)
 
 
@@ -322,6 +322,7 @@ class ToolAnswer:
     reader: ToolReader | HarmonyReader = field(init=False)
 
     def __post_init__(self) -> None:
+        """Create the reader, which keeps the state of this answer."""
         self.reader = self.use.reader()
 
     def separate_calls(self, piece: ChoiceDelta) -> ChoiceDelta:

@@ -86,7 +86,7 @@ class ResponsesBody(Model):
 
 
 # Fields that are known but not served, with the values that change nothing and are therefore accepted.
-_IDLE: Mapping[str, tuple[Any, ...]] = {
+_HARMLESS_VALUES: Mapping[str, tuple[Any, ...]] = {
     "background": (False,),
     "conversation": (),
     "previous_response_id": (),
@@ -94,12 +94,17 @@ _IDLE: Mapping[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
     "truncation": ("disabled",),
 }
-_WORDS = {"prompt": "input", "messages": "input", "max_new_tokens": "max_output_tokens", "tokens": "input"}
-_CHAT_WORDS = dict.fromkeys(("max_tokens", "max_completion_tokens"), "max_output_tokens")
+_CALLER_NAMES = {
+    "prompt": "input",
+    "messages": "input",
+    "max_new_tokens": "max_output_tokens",
+    "tokens": "input",
+}
+_CHAT_CALLER_NAMES = dict.fromkeys(("max_tokens", "max_completion_tokens"), "max_output_tokens")
 # Tools of OpenAI's servers that agents always offer. They are ignored, and a model that does not know of them
 # never calls them. Other tools of OpenAI's servers are refused, because a caller who offers them relies on
 # them.
-_UNOFFERED = ("web_search", "web_search_preview")
+_IGNORED_TOOLS = ("web_search", "web_search_preview")
 
 
 def responses_routes(context: HttpContext) -> APIRouter:
@@ -117,7 +122,7 @@ def responses_routes(context: HttpContext) -> APIRouter:
             chat = chat_of(body, turns, context)
             if body.max_output_tokens is None:
                 chat = chat.granting(AGENT_TOKENS)
-            call = await chat_call(context, chat, _WORDS)
+            call = await chat_call(context, chat, _CALLER_NAMES)
         spaces = {joined(space, one): (space, one["name"]) for space, one in functions_in(body) if space}
         head = head_of(body, context, f"resp_{call_of(request).id}") | call.warned
         writer = ResponseWriter(head, spaces)
@@ -138,12 +143,12 @@ def chat_of(body: ResponsesBody, turns: list[Json], context: HttpContext) -> Cha
     Raises InvalidRequest for a body that cannot be served.
     """
     given = body.model_extra or {}
-    for name, idle in _IDLE.items():
+    for name, idle in _HARMLESS_VALUES.items():
         if (value := given.get(name)) is not None and value not in idle:
             why = ": nothing is kept here, send the whole conversation as input" if "_id" in name else ""
             raise InvalidRequest(f"{name} is not served here{why or ': leave it out'}", name)
     refuse_foreign_forms(body, "text.format")
-    context.unknown.check(body, _WORDS | _CHAT_WORDS, (*_IDLE, *FOREIGN_FORMS))
+    context.unknown.check(body, _CALLER_NAMES | _CHAT_CALLER_NAMES, (*_HARMLESS_VALUES, *FOREIGN_FORMS))
     effort = body.reasoning.effort if body.reasoning and context.text.thinking != "never" else None
     members: Json = {
         "model": body.model,
@@ -166,7 +171,8 @@ def functions_in(body: ResponsesBody) -> list[tuple[str, Json]]:
 
     body: the parsed body.
 
-    Raises InvalidRequest for tools that are not functions, except those in _UNOFFERED, which are left out.
+    Raises InvalidRequest for tools that are not functions, except those in _IGNORED_TOOLS, which are left
+    out.
     """
     found: list[tuple[str, Json]] = []
     for n, tool in enumerate(body.tools or ()):
@@ -175,7 +181,7 @@ def functions_in(body: ResponsesBody) -> list[tuple[str, Json]]:
         for one in inside:
             if one.get("type") == "function":
                 found.append((space, one))
-            elif one.get("type") not in _UNOFFERED:
+            elif one.get("type") not in _IGNORED_TOOLS:
                 why = f"tools of type {one.get('type')} are not served here, functions are"
                 raise InvalidRequest(f"tools.{n}: {why}", f"tools.{n}")
     return found

@@ -35,7 +35,7 @@ MAX_CONNECTIONS = 1024
 
 _CLOSE = {"connection": "close"}
 _NOSNIFF = (b"x-content-type-options", b"nosniff")
-_WORDS = {
+_MESSAGES = {
     400: "this is no HTTP/1.1 request",
     431: f"the head of the request is larger than {HEADER_BYTES} bytes",
     505: "only HTTP/1.1 is spoken here",
@@ -157,9 +157,9 @@ def _refused_head(scope: Scope) -> Response | None:
     headers: list[tuple[bytes, bytes]] = scope["headers"]
     size = len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(a) + len(b) + 4 for a, b in headers)
     if scope["http_version"] not in ("1.0", "1.1"):
-        return refusal(505, _WORDS[505], _CLOSE)
+        return refusal(505, _MESSAGES[505], _CLOSE)
     if size > HEADER_BYTES:
-        return refusal(431, _WORDS[431], _CLOSE)
+        return refusal(431, _MESSAGES[431], _CLOSE)
     if {b"content-length", b"transfer-encoding"} <= {name for name, _ in headers}:
         return refusal(400, "content-length and transfer-encoding cannot come together", _CLOSE)
     return None
@@ -245,7 +245,7 @@ class _TimedConnection(H11Protocol):
         """
         status = getattr(sys.exception(), "error_status_hint", 400)
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            response = refusal(status, _WORDS.get(status, _WORDS[400]), _CLOSE)
+            response = refusal(status, _MESSAGES.get(status, _MESSAGES[400]), _CLOSE)
             headers = [*response.raw_headers, _NOSNIFF]
             self._write(h11.Response(status_code=status, headers=headers, reason=b"Refused"))
             self._write(h11.Data(data=bytes(response.body)))
@@ -253,7 +253,10 @@ class _TimedConnection(H11Protocol):
         self.transport.close()
 
     def _write(self, event: h11.Event) -> None:
-        """Send an event of the HTTP protocol."""
+        """Send an event of the HTTP protocol to the client.
+
+        event: an event of h11, such as the head of a response.
+        """
         self.transport.write(self.conn.send(event) or b"")
 
 

@@ -29,10 +29,10 @@ from specsot_master.text import Text
 
 # Tokens. The maximum length of thinking by `reasoning_effort`, for templates that do not use it. For higher
 # efforts, thinking may have as many tokens as the answer. Untuned.
-MOST_BY_EFFORT = {"minimal": 256, "low": 1024, "medium": 4096}
+MAX_THINKING_BY_EFFORT = {"minimal": 256, "low": 1024, "medium": 4096}
 EFFORT = "reasoning_effort"
 # Characters. The end of the thinking that the turns of a plan read. Untuned.
-MOST_NOTES = 2000
+MAX_NOTE_CHARACTERS = 2000
 # Introduces the end of the thinking in the system turn of a plan.
 NOTES = "You have thought about the question. Your conclusions:"
 
@@ -125,7 +125,7 @@ def think_first(
     style = text.style
     assert style is not None, "see wants_thinking"
     head = style.header if use is None else use.head
-    usual = None if text.reads_effort else MOST_BY_EFFORT.get(effort or "")
+    usual = None if text.reads_effort else MAX_THINKING_BY_EFFORT.get(effort or "")
     most = body.thinking_token_budget or usual
     return ThinkFirst(prompt, most, text, style, head, body.include_reasoning is not False, may_fork)
 
@@ -193,15 +193,16 @@ def with_notes(messages: tuple[Message, ...], thought: str) -> tuple[Message, ..
 
 
 def conclusion_of(thought: str) -> str:
-    """Return the last MOST_NOTES characters of thinking, from the start of a paragraph if possible; all of a
+    """Return the last MAX_NOTE_CHARACTERS characters of thinking, from the start of a paragraph if possible;
+    all of a
     shorter text.
 
     thought: the text of the thinking.
     """
     text = thought.strip()
-    if len(text) <= MOST_NOTES:
+    if len(text) <= MAX_NOTE_CHARACTERS:
         return text
-    tail = text[-MOST_NOTES:]
+    tail = text[-MAX_NOTE_CHARACTERS:]
     _, found, rest = tail.partition("\n\n")
     return rest if found else tail
 

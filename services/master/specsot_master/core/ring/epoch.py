@@ -353,7 +353,7 @@ class TapRecord:
     held: dict[str, frozenset[int]] = field(default_factory=dict[str, frozenset[int]])
     head: tuple[object, ...] = ()
 
-    def lacking(
+    def with_missing_taps(
         self, configurations: Mapping[str, Configuration], members: Sequence[Registration]
     ) -> Mapping[str, Configuration]:
         """Return the configurations of an epoch, in which only missing slices are sent.
@@ -390,7 +390,7 @@ class TapRecord:
         told[drafter.name] = replace(ring, head=replace(head, taps=lacking) if lacking else None)
         return told
 
-    def note(self, configuration: Configuration) -> None:
+    def record_ready(self, configuration: Configuration) -> None:
         """Record that a member is ready: if it is a stage with taps, it has its slices.
 
         configuration: the configuration that the member has followed.
@@ -483,16 +483,16 @@ class Epoch:
         return {stage.name: stage.layers for stage in self.stages} if self._plan else {}
 
     @property
-    def busy(self) -> Collection[str]:
+    def busy_names(self) -> Collection[str]:
         """Names of members of the epoch, and of drafters that are joining it."""
         return [*self._plan, *self._joining]
 
     @property
-    def settled(self) -> Collection[str]:
+    def settled_names(self) -> Collection[str]:
         """Names of members that give no reason to form another epoch: the members of this one, and drafters
         that failed while another one drafts.
         """
-        return [*self.busy, *(self.failed if self.ring and self.ring.drafters else ())]
+        return [*self.busy_names, *(self.failed if self.ring and self.ring.drafters else ())]
 
     def begin(
         self, number: int, members: Sequence[Registration], stages: Stages, config: RingConfig
@@ -513,7 +513,7 @@ class Epoch:
         self._ready.clear()
         self._progress.clear()
         spare = [one.name for one in members if one.kind == "worker" and one.name not in self._plan]
-        return {**self._taps.lacking(self._plan, members), **dict.fromkeys(spare, StandBy(number))}
+        return {**self._taps.with_missing_taps(self._plan, members), **dict.fromkeys(spare, StandBy(number))}
 
     def forget(self, name: str) -> None:
         """Forget what is known of a member that has left, as another process may come back under its name. An
@@ -539,7 +539,7 @@ class Epoch:
         """
         self._ready.add(name)
         if name in self._plan:
-            self._taps.note(self._plan[name])
+            self._taps.record_ready(self._plan[name])
         told = self._joining.pop(name, None)
         if told is None or self.ring is None:
             return {}
@@ -580,9 +580,9 @@ class Epoch:
         drafters = [one.name for one in members if one.kind == "drafter"]
         orders = dict[str, Configuration]()
         for name in drafters:
-            if self.ring is None or name in (*self.busy, *self.failed):
+            if self.ring is None or name in (*self.busy_names, *self.failed):
                 continue
-            present = [one for one in members if one.kind == "worker" or one.name in (*self.busy, name)]
+            present = [one for one in members if one.kind == "worker" or one.name in (*self.busy_names, name)]
             if told := rejoin_configuration(self.ring, name, present, config):
                 self._joining[name] = told
                 self._ready.discard(name)

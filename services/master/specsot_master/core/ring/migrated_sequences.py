@@ -87,8 +87,10 @@ class MigratedSequences:
         return None
 
     def _count(self, sequence: ActiveSequence) -> int:
-        """Return how many first rows of this sequence were migrated; 0 if it was not offered, or if another
+        """Return how many first rows of a sequence were migrated; 0 if it was not offered, or if another
         sequence with its id was.
+
+        sequence: the sequence, with its id of the previous epoch.
         """
         return self._rows.get(sequence.id, 0) if self._offered.get(sequence.id) is sequence else 0
 

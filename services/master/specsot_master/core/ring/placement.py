@@ -147,26 +147,26 @@ class WorkerCost:
     """One worker as a place for layers.
 
     worker: the worker's registration.
-    layer: the cost of one layer per step, in seconds, or the same unit for all workers if they were not
+    layer_cost: the cost of one layer per step, in seconds, or the same unit for all workers if they were not
         measured.
-    tail: the cost of the lm_head, in layers.
-    room: bytes for weights; infinite if the worker's memory is unknown.
+    head_layers: the cost of the lm_head, in layers.
+    free_bytes: bytes for weights; infinite if the worker's memory is unknown.
     """
 
     worker: Registration
-    layer: float
-    tail: float
-    room: float
+    layer_cost: float
+    head_layers: float
+    free_bytes: float
 
     def cost(self, num_layers: int, is_last: bool) -> float:
-        """Return the cost of a stage on this worker, in the unit of `layer`.
+        """Return the cost of a stage on this worker, in the unit of `layer_cost`.
 
         num_layers: how many layers the stage has.
         is_last: True for the last stage, which has the lm_head.
         """
-        return self.layer * (num_layers + self.tail * is_last)
+        return self.layer_cost * (num_layers + self.head_layers * is_last)
 
-    def most(self, is_first: bool = False, is_last: bool = False) -> float:
+    def max_layers(self, is_first: bool = False, is_last: bool = False) -> float:
         """Return how many layers fit into the worker's room, at least minus a few if not even the embedding
         or the lm_head fits; infinity if the room is unknown.
 
@@ -174,7 +174,7 @@ class WorkerCost:
         is_last: True for the last stage, which has the lm_head.
         """
         weights = self.worker.weights or NO_WEIGHTS
-        room = self.room - weights.first * is_first - weights.last * is_last
+        room = self.free_bytes - weights.first * is_first - weights.last * is_last
         return math.floor(room / weights.layer) if weights.layer and room < math.inf else room
 
 
@@ -182,16 +182,16 @@ class WorkerCost:
 class LayerSplit:
     """A division of all layers between workers.
 
-    sites: the workers in ring order.
+    workers: the workers in ring order.
     counts: the number of layers of each.
-    slowest: the cost of the slowest stage.
-    whole: the cost of a step, which is the sum over all stages.
+    slowest_stage_cost: the cost of the slowest stage.
+    step_cost: the cost of a step, which is the sum over all stages.
     """
 
-    sites: tuple[WorkerCost, ...]
+    workers: tuple[WorkerCost, ...]
     counts: tuple[int, ...]
-    slowest: float
-    whole: float
+    slowest_stage_cost: float
+    step_cost: float
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -199,7 +199,7 @@ class LayerSplit:
         edges = pairwise(accumulate(self.counts, initial=0))
         return tuple(
             Stage(site.worker.name, site.worker.address, Range(*edge))
-            for site, edge in zip(self.sites, edges)
+            for site, edge in zip(self.workers, edges)
         )
 
 
@@ -221,15 +221,19 @@ def choose_stages(
     Raises Refused, which says what is missing, if the workers have no room for the model.
     """
     sites = worker_costs(workers, config)
-    able = [number for number, worker in enumerate(workers) if worker_costs([worker], config)[0].most() >= 1]
-    ranked = sorted(able, key=lambda number: sites[number].layer)
+    able = [
+        number for number, worker in enumerate(workers) if worker_costs([worker], config)[0].max_layers() >= 1
+    ]
+    ranked = sorted(able, key=lambda number: sites[number].layer_cost)
     best: LayerSplit | None = None
     for count in range(min_workers, min(len(ranked), config.model_layers) + 1):
         if best is not None and count > (max_workers or min_workers):
             break
         chosen = sorted((workers[number] for number in sorted(ranked[:count])), key=_number_in)
         found = split_layers(worker_costs(chosen, config), config.model_layers)
-        if found and (best is None or found.slowest <= best.slowest * MAX_STAGE_TIME_RATIO):
+        if found and (
+            best is None or found.slowest_stage_cost <= best.slowest_stage_cost * MAX_STAGE_TIME_RATIO
+        ):
             best = found
     if best is None:
         raise Refused(_lacking(sites, config))
@@ -247,7 +251,7 @@ def fits(
     config: the options of the ring.
     """
     site = worker_costs([worker, *other_workers], config)[0]
-    return len(layers) <= site.most(layers.first == 0, layers.last == config.model_layers)
+    return len(layers) <= site.max_layers(layers.first == 0, layers.last == config.model_layers)
 
 
 def worker_costs(workers: Sequence[Registration], config: RingConfig) -> list[WorkerCost]:
@@ -281,7 +285,7 @@ def split_layers(sites: Sequence[WorkerCost], num_layers: int) -> LayerSplit | N
     num_layers: the number of the model's layers.
     """
     cuts = [found for order in _orders(sites) if (found := _share(order, num_layers))]
-    return min(cuts, key=lambda one: (one.slowest, one.whole), default=None)
+    return min(cuts, key=lambda one: (one.slowest_stage_cost, one.step_cost), default=None)
 
 
 def _orders(sites: Sequence[WorkerCost]) -> Iterator[tuple[WorkerCost, ...]]:
@@ -314,7 +318,7 @@ def _share(sites: tuple[WorkerCost, ...], num_layers: int) -> LayerSplit | None:
     num_layers: the number of the model's layers, at least one per worker.
     """
     end = len(sites) - 1
-    most = [site.most(number == 0, number == end) for number, site in enumerate(sites)]
+    most = [site.max_layers(number == 0, number == end) for number, site in enumerate(sites)]
     if min(most) < 1:
         return None
     counts = [1] * len(sites)
@@ -364,7 +368,9 @@ def _host(worker: Registration) -> str:
 
 
 def _memory(worker: Registration) -> str:
-    """Return what identifies the memory of a worker: its GPU, or its host."""
+    """Return what identifies the memory of a worker: its first GPU, or its host. Workers with the same value
+    share their memory.
+    """
     return worker.gpus[0] if worker.gpus else _host(worker)
 
 
@@ -378,7 +384,7 @@ def _lacking(sites: Sequence[WorkerCost], config: RingConfig) -> str:
         return f"{len(sites)} workers cannot share {config.model_layers} layers"
     weights = max((site.worker.weights or NO_WEIGHTS for site in sites), key=lambda one: one.layer)
     need = weights.layer * config.model_layers + weights.first + weights.last
-    rooms = [max(site.room, 0.0) for site in sites]
+    rooms = [max(site.free_bytes, 0.0) for site in sites]
     gap = need - sum(rooms)
     offers = " + ".join("an unknown amount" if room == math.inf else memory_in_words(room) for room in rooms)
     words = f"{memory_in_words(gap)} are missing" if gap > 0 else "no cut between two layers fits"
@@ -563,7 +569,11 @@ def to_load(
     running = {stage.name: stage.layers for stage in running_stages}
 
     def here(stage: Stage, available: Range | None) -> bool:
-        """Return True if the stage's layers lie within a range that its worker has; False for None."""
+        """Return True if the stage's layers lie within a range that its worker has; False for None.
+
+        stage: a stage of the next ring.
+        available: the range that the worker runs, or has loaded; None if it has none.
+        """
         return (
             available is not None
             and available.first <= stage.layers.first <= stage.layers.last <= available.last

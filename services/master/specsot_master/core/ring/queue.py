@@ -103,11 +103,17 @@ class RequestQueue:
         return self._live.get(request_id) or self._waiting.get(request_id)
 
     def has(self, request: RequestState) -> bool:
-        """Return True if this very request waits or is live, and not another one with its id."""
+        """Return True if this very request waits or is live, and not another one with its id.
+
+        request: the request, compared by identity.
+        """
         return self.find(request.id) is request
 
     def is_live(self, request: RequestState) -> bool:
-        """Return True if this very request is in the ring."""
+        """Return True if this very request is in the ring, and not another one with its id.
+
+        request: the request, compared by identity.
+        """
         return self._live.get(request.id) is request
 
     @property
@@ -199,7 +205,11 @@ class RequestQueue:
         return wanting[claim.request] if claim else None
 
     def remove(self, request: RequestState) -> None:
-        """Remove a request that is over. A request that is not in the queue is ignored."""
+        """Remove a request that is over, whether it waits or is live. A request that is not in the queue is
+        ignored.
+
+        request: the request, compared by identity.
+        """
         if self._waiting.get(request.id) is request:
             del self._waiting[request.id]
         elif self.is_live(request):
