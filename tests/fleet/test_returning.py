@@ -132,7 +132,9 @@ async def test_a_replica_with_the_address_of_a_live_member_is_refused_and_change
     )
     stand = await stand_with(one, worker("a"), worker("b"))
     stand.all_ready(1, "a", "b", "x")
-    with pytest.raises(Refused, match=r"drafter x of host p is already here at drafter:50052: .*--advertise"):
+    with pytest.raises(
+        Refused, match=r"drafter x of host p has joined already at drafter:50052: .*--advertise"
+    ):
         await stand.join(other)
     assert stand.fleet.ready
     stand.fleet.on_disconnect("x", "killed")

@@ -178,11 +178,11 @@ def handover_obstacle(members: Sequence[Registration], epoch: Epoch, next_stages
     stages = [one for one in members if one.name in names]
     head = head_of(members)
     if head and not (epoch.ring and epoch.ring.head == head):
-        return "a draft head came later, and reads features of all that was written"
+        return "a draft head joined after the ring was formed, and needs the features of all tokens"
     if unable := [one.name for one in stages if not one.hands_over]:
-        return f"not done by {', '.join(unable)}: states, parts of layers, or another version"
+        return f"not supported by {', '.join(unable)}: recurrent states, parts of layers, or another version"
     alike = len({(one.dtype, one.number_bytes, one.quantization) for one in stages}) == 1
-    return None if alike else "stages keep rows in different types"
+    return None if alike else "stages store KV in different data types"
 
 
 def _within(max_bytes: int, members: Sequence[Registration], final_rows: Mapping[int, int]) -> dict[int, int]:

@@ -107,7 +107,7 @@ def decode_record(encoded: str) -> Record:
         case ["failed", str(error), str(message)]:
             return FailedRecord(error, message)
         case _:
-            raise ValueError(f"no record: {encoded[:40]}")
+            raise ValueError(f"not a journal record: {encoded[:40]}")
 
 
 def _encode_outcome(ordinal: int, outcome: Outcome) -> list[Any]:
@@ -155,7 +155,7 @@ JOURNAL_FILE = "journal.sqlite"
 # Version of the file's contents. A file of another version is emptied when it is opened.
 JOURNAL_FORMAT = 2
 
-_UNREADABLE = "what was written down of this request cannot be read any more"
+_UNREADABLE = "the journal's record of this request cannot be read"
 
 # (request id, change): a new request, a further record of the request, or None to delete the request.
 Change = tuple[str, JournaledRequest | Record | None]
@@ -334,7 +334,7 @@ def _open_error(error: OSError | sqlite3.Error) -> str:
     """
     taken = isinstance(error, sqlite3.Error) and error.sqlite_errorcode == sqlite3.SQLITE_BUSY
     if taken:
-        return "another master has it; a second one does not stand by"
+        return "another master has it open, and only one may"
     return (isinstance(error, OSError) and error.strerror) or str(error)
 
 

@@ -177,10 +177,13 @@ _Table = Mapping[str, tuple[str, Callable[[EngineGauges], float]]]
 GAUGES: _Table = {
     "num_requests_running": ("Requests in the ring", lambda one: one.requests.running),
     "num_requests_waiting": ("Requests that wait for their turn", lambda one: one.requests.waiting),
-    "kv_cache_usage_perc": ("Share of KV pages that somebody needs, 1 is all", lambda one: one.used_share),
+    "kv_cache_usage_perc": (
+        "Fraction of KV pages that requests have reserved, from 0 to 1",
+        lambda one: one.used_share,
+    ),
     "kv_pages": ("KV pages of the ring, the same number in every member", lambda one: one.pages.total),
-    "kv_pages_free": ("KV pages that nobody needs", lambda one: one.pages.free),
-    "kv_pages_kept": ("KV pages that hold beginnings of prompts", lambda one: one.pages.kept),
+    "kv_pages_free": ("KV pages that no request has reserved", lambda one: one.pages.free),
+    "kv_pages_kept": ("KV pages that hold cached prefixes of prompts", lambda one: one.pages.kept),
     "sot_branch_active": ("Branches being written", lambda one: one.branches),
     "ring_ready": ("Whether the ring is complete", lambda one: one.ring.ready),
     "epoch": ("The ring's epoch", lambda one: one.ring.epoch),
@@ -189,9 +192,15 @@ COUNTERS: _Table = {
     "steps": ("Steps of the ring", lambda one: one.steps.steps),
     "generation_tokens": ("Tokens written, skeletons included", lambda one: one.steps.tokens),
     "prompt_tokens": ("Tokens of prompts", lambda one: one.requests.prompt_tokens),
-    "prefix_cache_queries": ("Prompt tokens looked for in the ring", lambda one: one.requests.prompt_tokens),
-    "prefix_cache_hits": ("Prompt tokens that were there already", lambda one: one.requests.cached_tokens),
-    "request_refused": ("Requests there was no room for", lambda one: one.requests.refused),
+    "prefix_cache_queries": (
+        "Prompt tokens looked up in the prefix cache",
+        lambda one: one.requests.prompt_tokens,
+    ),
+    "prefix_cache_hits": (
+        "Prompt tokens whose KV the ring had already",
+        lambda one: one.requests.cached_tokens,
+    ),
+    "request_refused": ("Requests refused because the queue was full", lambda one: one.requests.refused),
 }
 
 
@@ -263,15 +272,18 @@ RESULT_COUNTERS: Mapping[str, tuple[str, *tuple[str, ...]]] = {
     "spec_decode_num_draft_tokens": ("Drafted tokens",),
     "spec_decode_num_accepted_tokens": ("Drafted tokens that were accepted",),
     "spec_decode_num_accepted_tokens_per_pos": ("By depth", "position"),
-    "stage_bubble_seconds": ("Time of steps a stage did not compute", "stage"),
+    "stage_bubble_seconds": ("Seconds of steps in which a stage did not compute", "stage"),
 }
 # Histograms: help text, bucket bounds, and a label in addition to LABELS. The bounds None stand for token
 # counts up to the model's context (`count_buckets`).
 HISTOGRAMS: Mapping[str, tuple[str, Sequence[float] | None, *tuple[str, ...]]] = {
     "stage_seconds": ("Compute of one stage in one step", STEP_SECONDS, "stage"),
     "time_to_first_token_seconds": ("From arrival to the first token", FIRST_TOKEN_BUCKETS),
-    "inter_token_latency_seconds": ("Between steps that brought text to a request", TOKEN_LATENCY_BUCKETS),
-    "request_time_per_output_token_seconds": ("Mean of one request, behind its first", TOKEN_LATENCY_BUCKETS),
+    "inter_token_latency_seconds": ("Between steps that wrote text for a request", TOKEN_LATENCY_BUCKETS),
+    "request_time_per_output_token_seconds": (
+        "Mean seconds per token of one request, after its first token",
+        TOKEN_LATENCY_BUCKETS,
+    ),
     "e2e_request_latency_seconds": ("From arrival to the end", REQUEST_BUCKETS),
     "request_queue_time_seconds": ("From arrival to admission", REQUEST_BUCKETS),
     "request_prefill_time_seconds": ("From admission to the first token", REQUEST_BUCKETS),
@@ -279,8 +291,8 @@ HISTOGRAMS: Mapping[str, tuple[str, Sequence[float] | None, *tuple[str, ...]]] =
     "request_inference_time_seconds": ("From admission to the end", REQUEST_BUCKETS),
     "step_seconds": ("From one step to the next, while there is work", STEP_SECONDS),
     "request_prompt_tokens": ("Prompt tokens of one request", None),
-    "request_generation_tokens": ("Tokens one request wrote", None),
-    "iteration_tokens_total": ("Tokens one step brought", STEP_TOKEN_BUCKETS),
+    "request_generation_tokens": ("Tokens written for one request", None),
+    "iteration_tokens_total": ("Tokens of one step, over all sequences", STEP_TOKEN_BUCKETS),
     "sot_points_per_request": ("Points of one plan", PLAN_POINT_BUCKETS),
     "sot_branch_seconds": ("From a branch's start to its end", REQUEST_BUCKETS),
 }

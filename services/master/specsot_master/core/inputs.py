@@ -174,7 +174,7 @@ def failure_of(error: Exception, default_error: SpecsotError) -> SpecsotError:
     default_error: what the client receives for an exception that is no SpecsotError.
     """
     if isinstance(error, WireError):
-        return Unavailable(f"the ring lost its place in this answer: {error}")
+        return Unavailable(f"the ring reported an impossible result for this request: {error}")
     return error if isinstance(error, SpecsotError) else default_error
 
 

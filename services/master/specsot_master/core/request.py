@@ -169,7 +169,7 @@ class EventBuffer:
             raise InvalidRequest(
                 f"resume_from {offset} is ahead: there are {self._end} events", field="resume_from"
             )
-        self._cut_off(Cancelled("another call reads on here"))
+        self._cut_off(Cancelled("another call has resumed this request"))
         self._reader = reader
         self._next = offset
 

@@ -162,7 +162,7 @@ def chat_of(body: CountBody, turns: list[Json], context: HttpContext) -> ChatBod
     given = body.model_extra or {}
     for name in _REFUSED_FIELDS:
         if given.get(name):
-            raise InvalidRequest(f"{name} is not served here: leave it out", name)
+            raise InvalidRequest(f"{name} is not supported: leave it out", name)
     choice = body.tool_choice
     named = choice and choice.type == "tool" and {"type": "function", "function": {"name": choice.name or ""}}
     members: Json = {
@@ -204,9 +204,7 @@ def chat_tool(tool: ClaudeTool, field: str) -> Json:
     Raises InvalidRequest for Anthropic's own tools.
     """
     if tool.type not in (None, "custom"):
-        raise InvalidRequest(
-            f"{field}: tools of type {tool.type} are not served here, custom ones are", field
-        )
+        raise InvalidRequest(f"{field}: tools of type {tool.type} are not supported, custom tools are", field)
     about = {"description": tool.description, "parameters": tool.input_schema}
     function = {"name": tool.name} | {name: value for name, value in about.items() if value is not None}
     return {"type": "function", "function": function}
@@ -228,7 +226,10 @@ def turns_of(body: CountBody) -> tuple[list[Json], list[str]]:
     places = ["system"] * len(turns)
     if body.messages[-1].role == "assistant":
         field = f"messages.{len(body.messages) - 1}"
-        raise InvalidRequest(f"{field}: an answer that its caller has begun is not gone on with here", field)
+        raise InvalidRequest(
+            f"{field}: the last message must not be the assistant's, since answers are not continued here",
+            field,
+        )
     for n, turn in enumerate(body.messages):
         turns += blocks_as_turns(turn, f"messages.{n}")
         places += [f"messages.{n}"] * (len(turns) - len(places))

@@ -207,7 +207,8 @@ class BodyLimits:
         coding = headers.get("content-encoding", "identity").strip().lower()
         if coding not in ("", "identity"):
             raise BodyRefused(
-                415, f"the body must come as it is, not as {coding[:40]}: leave content-encoding out"
+                415,
+                f"the body must not be encoded as {coding[:40]}: leave content-encoding out",
             )
         length = headers.get("content-length", "")
         if length.isdecimal() and int(length) > MAX_READ_FACTOR * max_bytes:
@@ -226,7 +227,7 @@ class BodyLimits:
             async with asyncio.timeout(self._seconds):
                 return await self._collect(receive, held)
         except TimeoutError:
-            raise BodyRefused(408, f"the body did not come within {self._seconds:g} seconds") from None
+            raise BodyRefused(408, f"the body did not arrive within {self._seconds:g} seconds") from None
 
     async def _collect(self, receive: Receive, held: _HeldBody) -> bytes | None:
         """Return the whole body, or None if the client has disconnected.
@@ -272,7 +273,9 @@ class BodyLimits:
         """
         kept = SMALL_BYTES if held.bytes + num_bytes > LARGE_BYTES else 0
         if num_bytes > self._left - kept:
-            raise Overloaded("the bodies of other requests fill the memory for them", RETRY_SECONDS)
+            raise Overloaded(
+                "the bodies of other requests fill the memory that is reserved for bodies", RETRY_SECONDS
+            )
         self._left -= num_bytes
         held.bytes += num_bytes
 

@@ -597,7 +597,7 @@ def text_in(content: Any, text_types: Collection[str], field: str) -> str:
     for part in parts:
         kind, text = (part.get("type"), part.get("text")) if isinstance(part, dict) else (None, None)
         if kind not in text_types or not isinstance(text, str):
-            raise InvalidRequest(f"{field}: only blocks of text are served here, not {kind or 'this'}", field)
+            raise InvalidRequest(f"{field}: only blocks of text are supported, not {kind or 'this'}", field)
         texts.append(text)
     return "".join(texts)
 

@@ -276,12 +276,12 @@ def text_of(turn: Turn, field: str) -> str:
     """
     if (turn.model_extra or {}).get("function_call"):
         name = field.replace(".content", ".function_call")
-        raise InvalidRequest(f"{name} is not served here: tool_calls are", name)
+        raise InvalidRequest(f"{name} is not supported: use tool_calls", name)
     if not isinstance(turn.content, list):
         return turn.content or ""
     for part in turn.content:
         if part.type != "text" or part.text is None:
-            raise InvalidRequest(f"{field}: only parts of type text are served", field)
+            raise InvalidRequest(f"{field}: only parts of type text are supported", field)
     return "".join(part.text or "" for part in turn.content)
 
 

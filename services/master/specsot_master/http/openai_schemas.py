@@ -476,11 +476,11 @@ def refuse_unserved(body: BaseModel) -> None:
         if value is not None and value not in idle and given.get(_SWITCHES.get(name, "")) != "none":
             may = f', or set {_SWITCHES[name]} to "none"' if name in _SWITCHES else ""
             instead = f"use {_INSTEAD[name]}, or " if name in _INSTEAD else ""
-            raise InvalidRequest(f"{name} is not served here: {instead}leave it out{may}", field=name)
+            raise InvalidRequest(f"{name} is not supported: {instead}leave it out{may}", field=name)
     for n, turn in enumerate(body.messages if isinstance(body, ChatBody) else ()):
         if (turn.model_extra or {}).get("prefix"):
             field = f"messages.{n}.prefix"
-            raise InvalidRequest(f"{field} is not served here: leave it out", field)
+            raise InvalidRequest(f"{field} is not supported: leave it out", field)
 
 
 def refuse_foreign_forms(body: BaseModel, instead: str) -> None:
@@ -492,4 +492,4 @@ def refuse_foreign_forms(body: BaseModel, instead: str) -> None:
     for name, idle in FOREIGN_FORMS.items():
         value = (body.model_extra or {}).get(name)
         if value is not None and value not in idle:
-            raise InvalidRequest(f"{name} is not served here: use {instead}, or leave it out", name)
+            raise InvalidRequest(f"{name} is not supported: use {instead}, or leave it out", name)

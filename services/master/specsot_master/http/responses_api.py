@@ -61,7 +61,7 @@ def _check_included(included: list[str] | None) -> list[str] | None:
     included: the field `include`, or None.
     """
     if included and (name := "message.output_text.logprobs") in included:
-        raise ValueError(f"{name} is not served here: leave it out")
+        raise ValueError(f"{name} is not supported: leave it out")
     return included
 
 
@@ -145,8 +145,12 @@ def chat_of(body: ResponsesBody, turns: list[Json], context: HttpContext) -> Cha
     given = body.model_extra or {}
     for name, idle in _HARMLESS_VALUES.items():
         if (value := given.get(name)) is not None and value not in idle:
-            why = ": nothing is kept here, send the whole conversation as input" if "_id" in name else ""
-            raise InvalidRequest(f"{name} is not served here{why or ': leave it out'}", name)
+            why = (
+                ": conversations are not stored, send the whole conversation as input"
+                if "_id" in name
+                else ""
+            )
+            raise InvalidRequest(f"{name} is not supported{why or ': leave it out'}", name)
     refuse_foreign_forms(body, "text.format")
     context.unknown.check(body, _CALLER_NAMES | _CHAT_CALLER_NAMES, (*_HARMLESS_VALUES, *FOREIGN_FORMS))
     effort = body.reasoning.effort if body.reasoning and context.text.thinking != "never" else None
@@ -182,7 +186,7 @@ def functions_in(body: ResponsesBody) -> list[tuple[str, Json]]:
             if one.get("type") == "function":
                 found.append((space, one))
             elif one.get("type") not in _IGNORED_TOOLS:
-                why = f"tools of type {one.get('type')} are not served here, functions are"
+                why = f"tools of type {one.get('type')} are not supported, functions are"
                 raise InvalidRequest(f"tools.{n}: {why}", f"tools.{n}")
     return found
 
@@ -283,7 +287,7 @@ def _add_item(turns: list[Json], item: Json, field: str) -> None:
         case "reasoning":
             pass  # Chat templates leave out the thinking of earlier turns.
         case kind:
-            raise InvalidRequest(f"{field}: items of type {kind} are not served here", field)
+            raise InvalidRequest(f"{field}: items of type {kind} are not supported", field)
 
 
 def _add_words(turns: list[Json], role: Any, content: str) -> None:

@@ -38,8 +38,8 @@ _NOSNIFF = (b"x-content-type-options", b"nosniff")
 _MESSAGES = {
     400: "this is no HTTP/1.1 request",
     431: f"the head of the request is larger than {HEADER_BYTES} bytes",
-    505: "only HTTP/1.1 is spoken here",
-    501: "no transfer-encoding but chunked is served",
+    505: "only HTTP/1.1 is supported",
+    501: "only the transfer-encoding chunked is supported",
 }
 
 
@@ -161,7 +161,7 @@ def _refused_head(scope: Scope) -> Response | None:
     if size > HEADER_BYTES:
         return refusal(431, _MESSAGES[431], _CLOSE)
     if {b"content-length", b"transfer-encoding"} <= {name for name, _ in headers}:
-        return refusal(400, "content-length and transfer-encoding cannot come together", _CLOSE)
+        return refusal(400, "content-length and transfer-encoding cannot be used together", _CLOSE)
     return None
 
 

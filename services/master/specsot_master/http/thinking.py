@@ -161,7 +161,7 @@ def wants_thinking(body: ChatBody, text: Text, may_fork: bool = False) -> bool:
         if name not in THINKING_OFF or not isinstance(value, bool):
             known = f"{EFFORT} ({', '.join(get_args(Effort))}) and {', '.join(THINKING_OFF)} (true, false)"
             raise InvalidRequest(
-                f"chat_template_kwargs: {brief(name)}: {brief(value)} is not served here, only {known}",
+                f"chat_template_kwargs: {brief(name)}: {brief(value)} is not supported, only {known}",
                 "chat_template_kwargs",
             )
     wishes: list[tuple[str, bool | None]] = [
@@ -176,7 +176,7 @@ def wants_thinking(body: ChatBody, text: Text, may_fork: bool = False) -> bool:
     name, wish = next(((name, wish) for name, wish in wishes if wish is not None), by_nature)
     wish = wish and budget != 0
     if wish and text.thinking == "never":
-        raise InvalidRequest(f"{name} is not served here: this model's chat template has no thinking", name)
+        raise InvalidRequest(f"{name} is not supported: this model's chat template has no thinking", name)
     return wish
 
 

@@ -281,11 +281,11 @@ def _check_identity(joining: Registration, members: Sequence[Registration], conf
         if member.address == joining.address:
             host = f" of host {member.host}" if member.host else ""
             raise Occupied(
-                f"{member.kind} {member.name}{host} is already here at {member.address}: "
+                f"{member.kind} {member.name}{host} has joined already at {member.address}: "
                 "give every process an address of its own (--advertise)"
             )
         if member.name == joining.name:
-            raise Occupied(f"a member named {joining.name} is already here, at {member.address}")
+            raise Occupied(f"a member named {joining.name} has joined already, at {member.address}")
 
 
 def _check_drafter(joining: Registration, members: Sequence[Registration], config: RingConfig) -> None:
