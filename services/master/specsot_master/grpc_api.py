@@ -395,11 +395,11 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         """
         silence = self._pulse.silence
         outbox = downlink.outbox
-        told = f"silent for {silence:g} s"
+        reason = f"silent for {silence:g} s"
         # A member with a GPU may compile kernels at any time, and then holds its interpreter's lock for
         # seconds.
         compiles = bool(registration.gpus)
-        watch = SilenceTimer(silence, lambda: outbox.lose(told), lambda: downlink.busy or compiles)
+        watch = SilenceTimer(silence, lambda: outbox.lose(reason), lambda: downlink.busy or compiles)
         receiver.watch = watch
         hearing = asyncio.create_task(_receive(receiver, requests))
         try:

@@ -82,7 +82,7 @@ def encode_record(record: Record) -> str:
     """
     parts: list[Any] = [getattr(record, one.name) for one in fields(record)]
     if isinstance(record, StepRecord):
-        parts[1] = [_encode_outcome(ordinal, outcome) for ordinal, outcome in record.said]
+        parts[1] = [_encode_outcome(ordinal, outcome) for ordinal, outcome in record.outcomes]
     return json.dumps([_NAMES[type(record)], *parts], separators=(",", ":"))
 
 
@@ -98,8 +98,8 @@ def decode_record(encoded: str) -> Record:
             return AdmittedRecord(at, found)
         case ["branched", int(point), str(wording)]:
             return BranchRecord(point, wording)
-        case ["heard", float(at), [*said]]:
-            return StepRecord(at, tuple(_decode_outcome(*one) for one in said))
+        case ["heard", float(at), [*outcomes]]:
+            return StepRecord(at, tuple(_decode_outcome(*one) for one in outcomes))
         case ["again", int(ordinal)]:
             return ReopenedRecord(ordinal)
         case ["stopped", float(at)]:
@@ -140,8 +140,10 @@ def _decode_outcome(
     chances: the logprobs of the tokens, as JSON arrays.
     prompt_chances: the logprobs of the prompt, as JSON arrays; empty if there are none.
     """
-    told = Outcome(0, draft_round, (), tuple(tokens), End(end) if end else None, _decode_chances(chances))
-    return ordinal, replace(told, prompt_chances=_decode_chances(prompt_chances)) if prompt_chances else told
+    decoded = Outcome(0, draft_round, (), tuple(tokens), End(end) if end else None, _decode_chances(chances))
+    return ordinal, replace(
+        decoded, prompt_chances=_decode_chances(prompt_chances)
+    ) if prompt_chances else decoded
 
 
 def _decode_chances(chances: Sequence[Any]) -> tuple[Logprob, ...]:
@@ -448,10 +450,10 @@ class RequestJournal:
         if self._journal and request.ask.resumable:
             began = self._wall() - (now - request.since)
             wording = fingerprint_of(request.wording)
-            kept = JournaledRequest(
+            journaled = JournaledRequest(
                 request.id, request.client, request.ask, request.seed, began, (), request.owner, wording
             )
-            self._journal.put(request.id, kept)
+            self._journal.put(request.id, journaled)
 
     def age(self, journaled: JournaledRequest) -> float:
         """Return how many seconds ago a request arrived, at least 0.

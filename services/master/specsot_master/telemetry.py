@@ -328,7 +328,7 @@ class Metrics:
         self._registry = registry = registry or registry_of("master")
         model = info().models[0]
         self._labels = {"model_name": model.name, "engine": "0"}
-        self._told: dict[tuple[str, ...], Any] = {}
+        self._labelled_metrics: dict[tuple[str, ...], Any] = {}
         self._counters = {
             name: Counter(f"{prefix}:{name}", about, (*LABELS, *more), registry=registry)
             for name, (about, *more) in RESULT_COUNTERS.items()
@@ -350,7 +350,9 @@ class Metrics:
         has_work: returns whether this ring has work.
         """
         one = copy(self)
-        one._labels, one._busy, one._told = self._labels | {"engine": str(ring_number)}, has_work, {}  # noqa: SLF001
+        one._labels = self._labels | {"engine": str(ring_number)}  # noqa: SLF001
+        one._busy = has_work  # noqa: SLF001
+        one._labelled_metrics = {}  # noqa: SLF001
         self._engines.append(one)
         return one
 
@@ -391,11 +393,11 @@ class Metrics:
 
         name_and_labels: the metric's name, and the values of its labels in addition to LABELS.
         """
-        if name_and_labels not in self._told:
+        if name_and_labels not in self._labelled_metrics:
             name, *more = name_and_labels
             family = self._histograms.get(name) or self._counters[name]
-            self._told[name_and_labels] = family.labels(*self._labels.values(), *more)
-        return self._told[name_and_labels]
+            self._labelled_metrics[name_and_labels] = family.labels(*self._labels.values(), *more)
+        return self._labelled_metrics[name_and_labels]
 
     def on_result(self, result: Result) -> None:
         """Record one step.

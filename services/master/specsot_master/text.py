@@ -502,8 +502,8 @@ class Text:
     def _control(self) -> ControlTokens:
         """Added tokens that are special, that end an answer, or that the template itself writes."""
         added = self._tokenizer.get_added_tokens_decoder()
-        said = self._sample_rendering()
-        ids = (id for id, one in added.items() if one.special or id in self.end_ids or one.content in said)
+        sample = self._sample_rendering()
+        ids = (id for id, one in added.items() if one.special or id in self.end_ids or one.content in sample)
         return ControlTokens(self._tokenizer, ids)
 
     def _sample_rendering(self) -> str:

@@ -235,8 +235,10 @@ def share_out(
     # Only one point is left, and its title is too long for the remaining tokens.
     if total - spent < min(min_text_tokens, total):
         return BudgetShares(kept, {}, split_budget(kept, total, max_branch_tokens))
-    told = {point.id: headings[point.id] for point in kept}
-    return BudgetShares(kept, told, split_budget(kept, total - spent, max_branch_tokens, min_text_tokens))
+    kept_headings = {point.id: headings[point.id] for point in kept}
+    return BudgetShares(
+        kept, kept_headings, split_budget(kept, total - spent, max_branch_tokens, min_text_tokens)
+    )
 
 
 def split_budget(

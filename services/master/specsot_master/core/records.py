@@ -41,11 +41,11 @@ class StepRecord:
     """One step of the ring advanced the request.
 
     at: seconds after the request's arrival.
-    said: the outcome of each sequence that the step advanced, as (ordinal, outcome).
+    outcomes: the outcome of each sequence that the step advanced, as (ordinal, outcome).
     """
 
     at: float
-    said: tuple[tuple[int, Outcome], ...]
+    outcomes: tuple[tuple[int, Outcome], ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -498,9 +498,9 @@ class RequestState:
         """
         plan = self.plan
         match record:
-            case records.StepRecord(at, said):
-                plan.on_step([outcome for _, outcome in said], self.since + at)
-                for ordinal, outcome in said:
+            case records.StepRecord(at, outcomes):
+                plan.on_step([outcome for _, outcome in outcomes], self.since + at)
+                for ordinal, outcome in outcomes:
                     sequence = self.sequences.get(ordinal)
                     # The journal stores sequence id 0: the sequences of a master before a restart are gone.
                     if sequence and outcome.sequence in (0, sequence.id):
@@ -575,8 +575,8 @@ class RequestState:
         waiting_for: what the ring lacks now, in words; "" if the ring is complete.
         """
         if self.misfit and not waiting_for:
-            told = f"{self.misfit}; no larger ring came within {seconds:g} s"
-            return TooLarge(told, field=self.misfit.field)
+            message = f"{self.misfit}; no larger ring came within {seconds:g} s"
+            return TooLarge(message, field=self.misfit.field)
         return Unavailable(f"{missing}; after {seconds:g} s the ring is still waiting for {waiting_for}")
 
     def fork(self, turn: PromptTurn) -> Fork | None:

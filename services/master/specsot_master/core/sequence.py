@@ -343,15 +343,20 @@ class ActiveSequence:
         if over is End.STOP and tokens and tokens[-1] in self.log.opening.stop_ids:
             stop = tokens[-1]
             tokens = tokens if self.ends else tokens[:-1]
-        told = map(self._tell, tokens, logprobs) if logprobs else itertools.repeat(None)
-        pieces = [TextPiece(token, self.detokenizer.feed((token,)), one) for token, one in zip(tokens, told)]
+        token_logprobs = (
+            map(self._logprobs_for_client, tokens, logprobs) if logprobs else itertools.repeat(None)
+        )
+        pieces = [
+            TextPiece(token, self.detokenizer.feed((token,)), one)
+            for token, one in zip(tokens, token_logprobs)
+        ]
         rest = self.detokenizer.flush() if over else ""
         if prompt_logprobs:
-            scored = map(self._tell, self.log.prompt[1:], prompt_logprobs)
+            scored = map(self._logprobs_for_client, self.log.prompt[1:], prompt_logprobs)
             pieces.insert(0, TextPiece(None, "", prompt=tuple(scored)))
         return [*pieces, TextPiece(None, rest, stop=stop)] if rest or stop is not None else pieces
 
-    def _tell(self, token: int, logprob: Logprob) -> TokenLogprobs:
+    def _logprobs_for_client(self, token: int, logprob: Logprob) -> TokenLogprobs:
         """Return the logprobs of one token in the form that clients receive: each token with its id, its
         bytes and its logprob.
 

@@ -380,15 +380,15 @@ class TapRecord:
         known = {one for one, taps in needed.items() if one in self.held and taps <= self.held[one]}
         self.held = {one: taps for one, taps in self.held.items() if one in known or one not in needed}
         lacking = tuple(tap for tap in head.taps if ring.tapping(tap).name not in known)
-        told = dict(configurations) | {
+        reduced = dict(configurations) | {
             one: replace(configurations[one], head=replace(head, taps=())) for one in known
         }
-        told |= {
+        reduced |= {
             one.name: replace(ring, you=one.name, gpu=configurations[one.name].gpu, head=None)
             for one in drafters
         }
-        told[drafter.name] = replace(ring, head=replace(head, taps=lacking) if lacking else None)
-        return told
+        reduced[drafter.name] = replace(ring, head=replace(head, taps=lacking) if lacking else None)
+        return reduced
 
     def record_ready(self, configuration: Configuration) -> None:
         """Record that a member is ready: if it is a stage with taps, it has its slices.
@@ -440,23 +440,23 @@ class Epoch:
         """Names of members that are not ready and have not finished their own loading. Members that are not
         ready but have finished wait for the others.
         """
-        told = [(name, self._progress.get(name)) for name in self.not_ready]
-        return [name for name, one in told if one is None or one.done < one.total]
+        reports = [(name, self._progress.get(name)) for name in self.not_ready]
+        return [name for name, one in reports if one is None or one.done < one.total]
 
     @property
     def progress_text(self) -> str:
         """The progress of members that are not ready, in words."""
-        told = [(name, self._progress.get(name)) for name in self.not_ready]
-        return ", ".join(f"{name} {_in_words(one)}" for name, one in told)
+        reports = [(name, self._progress.get(name)) for name in self.not_ready]
+        return ", ".join(f"{name} {_in_words(one)}" for name, one in reports)
 
     @property
     def waiting_text(self) -> str:
         """The names of members that are not ready, with the progress of those that have reported it and are
         still loading.
         """
-        told = [(name, self._progress.get(name)) for name in self.not_ready]
-        at_it = {name: f" ({_in_words(one)})" for name, one in told if one and one.done < one.total}
-        return ", ".join(name + at_it.get(name, "") for name, _ in told)
+        reports = [(name, self._progress.get(name)) for name in self.not_ready]
+        at_it = {name: f" ({_in_words(one)})" for name, one in reports if one and one.done < one.total}
+        return ", ".join(name + at_it.get(name, "") for name, _ in reports)
 
     def record_progress(self, name: str, progress: Progress) -> bool:
         """Record a member's progress. Return True if it differs from the last report; False for a repeated
@@ -540,13 +540,13 @@ class Epoch:
         self._ready.add(name)
         if name in self._plan:
             self._taps.record_ready(self._plan[name])
-        told = self._joining.pop(name, None)
-        if told is None or self.ring is None:
+        configuration = self._joining.pop(name, None)
+        if configuration is None or self.ring is None:
             return {}
-        (own,) = (place for place in told.drafters if place.name == name)
-        self._plan[name] = told
+        (own,) = (place for place in configuration.drafters if place.name == name)
+        self._plan[name] = configuration
         self._set_drafters((*self.ring.drafters, own))
-        return {told.stages[-1].name: Rejoined(self.number, own.address, name)}
+        return {configuration.stages[-1].name: Rejoined(self.number, own.address, name)}
 
     def remove_drafter(self, name: str) -> Mapping[str, DrafterLost] | None:
         """Continue the running epoch without a drafter. Return the message for the last stage, by the stage's
@@ -583,11 +583,11 @@ class Epoch:
             if self.ring is None or name in (*self.busy_names, *self.failed):
                 continue
             present = [one for one in members if one.kind == "worker" or one.name in (*self.busy_names, name)]
-            if told := rejoin_configuration(self.ring, name, present, config):
-                self._joining[name] = told
+            if configuration := rejoin_configuration(self.ring, name, present, config):
+                self._joining[name] = configuration
                 self._ready.discard(name)
                 # The stages have their slices of the head already, so the drafter sends none.
-                orders[name] = replace(told, head=None)
+                orders[name] = replace(configuration, head=None)
         return orders
 
     def _set_drafters(self, drafters: tuple[DrafterPlace, ...]) -> None:
