@@ -129,8 +129,7 @@ class KvHandover:
 
     def _go_on(self, epoch: Epoch, next_stages: Stages, final_rows: Mapping[int, int]) -> bool:
         """Begin a further round and return True; or return False if at most MAX_RECOMPUTED_ROWS rows remain,
-        or
-        MAX_ROUNDS have been made.
+        or MAX_ROUNDS have been made.
 
         epoch: the running epoch, whose stages give their rows.
         next_stages: the stages of the next epoch, which take the rows.

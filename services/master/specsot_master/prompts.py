@@ -291,8 +291,7 @@ class ListConversation:
 
     def _tokens(self, rendering: str) -> tuple[int, ...]:
         """Return the tokens of a rendering; the tokens of its beginning are taken from `_shared_tokens` if it
-        is the
-        shared one.
+        is the shared one.
 
         rendering: a rendered prompt of this conversation, with marks.
         """

@@ -160,8 +160,7 @@ def naming_fields(caller_names: Mapping[str, str]) -> Generator[None]:
     """Let InvalidRequest errors of the block name the field by the caller's name. Both the error's field and
     its message are changed:
 
-        # caller_names {"max_new_tokens": "max_tokens"}: "max_new_tokens must be ..." -> "max_tokens must be
-        ..."
+        # caller_names {"max_new_tokens": "max_tokens"}: "max_new_tokens must be 1" -> "max_tokens must be 1"
 
     caller_names: from our names of fields to the caller's; errors of other fields are raised unchanged.
     """

@@ -194,8 +194,7 @@ def with_notes(messages: tuple[Message, ...], thought: str) -> tuple[Message, ..
 
 def conclusion_of(thought: str) -> str:
     """Return the last MAX_NOTE_CHARACTERS characters of thinking, from the start of a paragraph if possible;
-    all of a
-    shorter text.
+    all of a shorter text.
 
     thought: the text of the thinking.
     """
