@@ -38,8 +38,9 @@ class HarmonyReader:
     """
 
     def __init__(self, known: Collection[str]) -> None:
-        """Create a reader. `known` are the names of the offered functions, which the model may call without
-        "functions.".
+        """Create a reader.
+
+        known: the names of the offered functions, which the model may call without "functions.".
         """
         self.calls = 0
         self.thought = ""  # Of the text that was fed last.
@@ -52,8 +53,10 @@ class HarmonyReader:
         self._out: list[CallDelta] = []
 
     def feed(self, text: str, last: bool = False) -> tuple[str, tuple[CallDelta, ...]]:
-        """Add text. Return what is certain now: new content, and what is new of each call. `last` is True if
-        no more text comes.
+        """Add text. Return what is certain now: new content, and what is new of each call.
+
+        text: the next text of the answer.
+        last: True if no more text comes.
         """
         self._held = self._held + text
         self.thought = ""
@@ -68,7 +71,10 @@ class HarmonyReader:
         return content, calls
 
     def _step(self, last: bool) -> bool:
-        """Read the next part of a message. Return False if that takes more text."""
+        """Read the next part of a message. Return False if that takes more text.
+
+        last: True if no more text comes.
+        """
         if self._kind == "header":
             return self._read_header(last)
         if found := _MESSAGE_END.search(self._held):
@@ -84,7 +90,10 @@ class HarmonyReader:
         return found is not None
 
     def _read_header(self, last: bool) -> bool:
-        """Read the header of a message. Return False if it is incomplete."""
+        """Read the header of a message. Return False if it is incomplete.
+
+        last: True if no more text comes.
+        """
         ahead = self._held.lstrip()
         if not any(ahead.startswith(one) or one.startswith(ahead) for one in ("<|", "to=")):
             self._kind = "content"  # A text without a header.
@@ -98,7 +107,10 @@ class HarmonyReader:
         return True
 
     def _begin(self, header: str) -> None:
-        """Begin the message with this header."""
+        """Begin a message.
+
+        header: the text of its header, without the mark that ends it.
+        """
         recipient = _RECIPIENT.search(header)
         if recipient and (recipient["functions"] or recipient["name"] in self._known):
             self._kind = "call"
@@ -117,7 +129,11 @@ class HarmonyReader:
             self._write("", last=True)
 
     def _write(self, text: str, last: bool = False) -> None:
-        """Add text to the message's call, thought or content."""
+        """Add text to the message's call, thought or content.
+
+        text: the next text of the message.
+        last: True if the message ends.
+        """
         if self._kind == "call":
             if not self._stream.done and (written := self._stream.feed(text, last)):
                 self._add_arguments(written)
@@ -127,7 +143,10 @@ class HarmonyReader:
             self._content.append(text)
 
     def _add_arguments(self, text: str) -> None:
-        """Add new text of the last call's arguments."""
+        """Add new text of the last call's arguments.
+
+        text: the new text, which is JSON.
+        """
         if self._out and self._out[-1].index == self.calls - 1:
             self._out[-1] = replace(self._out[-1], arguments=self._out[-1].arguments + text)
         else:
