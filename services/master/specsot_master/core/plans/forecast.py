@@ -307,8 +307,11 @@ class Forecaster:
     """
 
     def __init__(self, kept: Mapping[str, Any] | None = None) -> None:
-        """Create a forecaster. `kept` is the result of `Forecaster.kept` in an earlier process. Raises
-        ValueError, TypeError or KeyError if `kept` has another form.
+        """Create a forecaster.
+
+        kept: what `Forecaster.kept` has returned in an earlier process; None for no measurements.
+
+        Raises ValueError, TypeError or KeyError if `kept` has another form.
         """
         known = kept or {"steps": {}, "lengths": {}, "misses": {}, "suffix": 0}
         self.steps = StepCosts((), known["steps"])

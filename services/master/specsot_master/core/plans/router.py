@@ -258,7 +258,10 @@ def points_asked(question: str) -> int | None:
 
 
 def _bare(part: str) -> str:
-    """Return the sentence without polite phrases: "Could you please tell me how ..." -> "how ..."."""
+    """Return the sentence without polite phrases: "Could you please tell me how ..." -> "how ...".
+
+    part: a sentence of the question.
+    """
     before = ""
     part = part.strip().lower()
     while before != part:
@@ -268,7 +271,10 @@ def _bare(part: str) -> str:
 
 
 def compares(question: str) -> bool:
-    """Return True if the question compares things, as "Compare renting and buying." does."""
+    """Return True if the question compares things, as "Compare renting and buying." does.
+
+    question: the text that the client asks.
+    """
     anywhere, first = router_words.COMPARING
     parts = (_bare(part) for part in re.split(router_words.SPLIT, question.strip()) if part.strip())
     return _holds(anywhere, question) or any(_starts(first, part) for part in parts)
@@ -295,6 +301,8 @@ def _is_code(text: str, parts: Sequence[str]) -> bool:
 def _is_maths(text: str) -> bool:
     """Return True if the text has figures with operators between them, or two quantities and a question for a
     third.
+
+    text: the question.
     """
     return _holds(router_words.MATHS, text) or (
         len(_compiled(router_words.NUMBER).findall(text)) > 1 and _holds(router_words.QUANTITY, text)
@@ -304,6 +312,8 @@ def _is_maths(text: str) -> bool:
 def _refers_back(text: str) -> bool:
     """Return True if a later question refers to what was said before: it is very short, short with a pronoun,
     or begins like a follow-up.
+
+    text: a question of a conversation that already has an answer.
     """
     words = len(text.split()) + len(re.findall(router_words.HAN, text))
     short = words <= FEW_WORDS or (words <= FOLLOW_UP_WORDS and _holds(router_words.PRONOUNS, text))

@@ -91,6 +91,8 @@ def _sentence(costs: Forecaster, live: int) -> float:
 def ends_sentence(text: str) -> bool:
     """Return True if the text ends a sentence or a line. A full stop after a digit does not count: it may
     belong to a number or to a list.
+
+    text: the end of a text; a few characters suffice.
     """
     bare = text.rstrip(" \"'*”’)")
     return bare.endswith(ENDS) and bool(bare.strip()) and not bare[:-1].endswith(tuple("0123456789"))

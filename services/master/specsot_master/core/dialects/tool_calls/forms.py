@@ -25,16 +25,17 @@ class Unfinished(Exception):
 
 
 def match(marks: Marks, text: str, at: int, last: bool) -> int | None:
-    """Return the position after these marks if they begin at `at`, else None. White space may precede each
+    """Return the position after marks if they begin at a position, else None. White space may precede each
     mark.
-
-    `last` is True if the text is complete. Otherwise Unfinished is raised if the text ends within the marks.
 
         marks ("<f=",), text "  <f=x", at 0 -> 5;   text "  <f" -> Unfinished, or None if last
 
     marks: the marks, in order; an empty tuple matches anything.
     text: the text that has arrived so far.
-    at: a position in the text, in characters.
+    at: the position in the text, in characters.
+    last: True if the text is complete.
+
+    Raises Unfinished if the text ends within the marks and is not complete.
     """
     for mark in marks:
         if isinstance(mark, Hole):
