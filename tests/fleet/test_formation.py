@@ -44,7 +44,7 @@ def drafter(name="d", **more):
     [
         (worker("w", fingerprint="xyz"), [], "fingerprint xyz, here abc"),
         (worker("w", protocol=9), [], "protocol 9, this master 1"),
-        (worker("w"), [worker("w", address="v:1")], "named w is already here"),
+        (worker("w"), [worker("w", address="v:1")], "named w has joined already"),
         (
             drafter("d2", address="drafter:50052", host="two"),
             [drafter("d1", address="drafter:50052", host="one")],

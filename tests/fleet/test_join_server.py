@@ -112,7 +112,7 @@ async def test_what_an_old_stream_still_says_is_nobodys():
 async def test_a_stranger_is_refused_and_changes_nothing():
     stand = await stand_with(worker("a"), worker("b"))
     stand.all_ready(1, "a", "b")
-    with pytest.raises(Refused, match="already here"):
+    with pytest.raises(Refused, match="has joined already"):
         await stand.fleet.join(worker("a"), LocalLink("master", Inbox()))
     assert stand.fleet.ready
     assert len(stand.fleet.members()) == 2

@@ -44,7 +44,7 @@ async def test_its_old_link_is_closed() -> None:
 async def test_anybody_else_of_the_same_name_is_refused(other: dict[str, object]) -> None:
     stand = await stand_with(worker("a", began=5), worker("b"))
     stand.all_ready(1, "a", "b")
-    with pytest.raises(Refused, match="already here"):
+    with pytest.raises(Refused, match="has joined already"):
         await stand.join(worker("a", **other))
     assert stand.fleet.ready
 

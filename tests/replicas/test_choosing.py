@@ -190,7 +190,7 @@ def test_an_account_of_several_is_their_sum():
 class Complete:
     """A fleet whose ring is complete."""
 
-    ready, lacking = True, False
+    ready, lacks_members = True, False
 
     def __init__(self, stage):
         self.ring = stage.ring.now
