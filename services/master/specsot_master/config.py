@@ -24,8 +24,12 @@ MetricPrefix = Literal["specsot", "vllm"]
 class MasterConfig:
     """All options of a master's process; each option's help text describes it.
 
+    model: The base model: a directory, a GGUF file, or a name that `resolve_model` knows.
+    ring: How rings are formed, and how requests are treated.
     stuck_after: Seconds without a step, while there is work, after which health checks fail.
     token: One more valid client token, in addition to those of token_file.
+    pulse: How often members send heartbeats, and how long they may be silent.
+    service: What all services have: address, TLS, logs, telemetry.
     """
 
     HEADING: ClassVar[str] = "Endpoints"

@@ -74,6 +74,7 @@ class Fleet:
     failed; it is None once a ring is complete.
     """
 
+    # The engine that uses the ring; set before the first member joins.
     user: RingUser
 
     def __init__(

@@ -190,6 +190,7 @@ class Downlink:
     """
 
     def __init__(self) -> None:
+        """Open a link with an empty queue."""
         self.outbox: SendQueue[fleet_pb2.JoinResponse] = SendQueue()
         self.busy = self.closed = False
 
@@ -216,16 +217,18 @@ class _MemberReceiver:
     Each of the two enters this object as a context. The member is lost when both have ended, or when one of
     them delivers a message that does not decode.
 
-    members: gets the decoded messages.
-    name: the member's name.
-    downlink: the master's link to the member.
-
     The attribute `watch` is the silence timer, which every message resets.
     """
 
     over = False
 
     def __init__(self, members: Membership, name: str, downlink: Downlink) -> None:
+        """Create a receiver for one member; no stream has entered it.
+
+        members: gets the decoded messages.
+        name: the member's name.
+        downlink: the master's link to the member.
+        """
         self._members = members
         self._name = name
         self._downlink = downlink

@@ -35,13 +35,15 @@ class KvHandover:
         # final tokens of sequence 7 at the three rounds: 900, 960, 970
         # -> round 1 sends rows 0..899, round 2 rows 900..959; the last 10 are fewer than MAX_RECOMPUTED_ROWS:
         done
-
-    table: the members and their links.
-    on_timeout: called without arguments when a round's time has run out, so that the fleet calls
-        `continue_migration` again.
     """
 
     def __init__(self, table: MemberTable, on_timeout: Callable[[], None]) -> None:
+        """Create a migration that has not begun.
+
+        table: the members and their links.
+        on_timeout: called without arguments when a round's time has run out, so that the fleet calls
+            `continue_migration` again.
+        """
         self._table = table
         self._later = on_timeout
         # What the change depends on: (epoch, next stages, registrations of the takers, draft head).

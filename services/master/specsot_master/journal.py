@@ -346,12 +346,14 @@ class Journal:
     One batch is being written while the next one collects; `secure` waits for both. If the file cannot be
     written, the journal is deleted and later changes are ignored. The attribute `kept` holds the requests
     that the file contained when it was opened.
-
-    store: the opened file.
-    thread: an executor with one thread, in which the file is written.
     """
 
     def __init__(self, store: JournalFile, thread: Executor) -> None:
+        """Read the requests that the file contains.
+
+        store: the opened file.
+        thread: an executor with one thread, in which the file is written.
+        """
         self.kept = store.read()
         self._store = store
         self._thread = thread
@@ -430,14 +432,15 @@ def open_journal(directory: Path, model_fingerprint: str) -> Journal:
 
 
 class RequestJournal:
-    """The journal as engines use it: records resumable requests, and does nothing without a journal.
-
-    journal: the journal, or None to keep nothing.
-    wall_clock: returns seconds of a clock that continues while no master runs. The argument `now` of the
-        methods is in seconds of the engine's clock, which starts anew with each process.
-    """
+    """The journal as engines use it: records resumable requests, and does nothing without a journal."""
 
     def __init__(self, journal: Journal | None = None, wall_clock: Callable[[], float] = time.time) -> None:
+        """Use a journal, or none.
+
+        journal: the journal, or None to keep nothing.
+        wall_clock: returns seconds of a clock that continues while no master runs. The argument `now` of the
+            methods is in seconds of the engine's clock, which starts anew with each process.
+        """
         self._journal = journal
         self._wall = wall_clock
 

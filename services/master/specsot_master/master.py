@@ -84,13 +84,16 @@ class RequestCounter:
 
     The count lets the master wait for running requests before it shuts down.
 
-    leader: opens and cancels the requests: the engine of a single ring, or the router over several.
-    info: a function that returns the present state of the ring; it becomes the attribute of the same name.
-
     The attribute `closing` is set once new requests are refused.
     """
 
     def __init__(self, leader: RequestSource, info: Callable[[], Info]) -> None:
+        """Create an entry point without running requests.
+
+        leader: opens and cancels the requests: the engine of a single ring, or the router over several.
+        info: a function that returns the present state of the ring; it becomes the attribute of the same
+            name.
+        """
         self._leader = leader
         self.info = info
         self._running = 0
@@ -303,12 +306,12 @@ def assemble(
     router = RequestRouter(replicas)
 
     def settle() -> None:
-        """Move workers and requests between the rings."""
+        """Move idle workers to rings that lack one, and requests to rings that can continue them."""
         members.lend_workers()
         router.move_stranded()
 
     def changed() -> None:
-        """Handle that a ring has become complete or has broken."""
+        """Handle that a ring has become complete or has broken, or that members have joined or left."""
         event.set()
         # Deferred, so that the fleet first does what it can by itself.
         if several:

@@ -94,7 +94,7 @@ class RingUser(Protocol):
 class Member:
     """A member that has joined.
 
-    registration: What the member line of itself when it joined.
+    registration: What the member said of itself when it joined.
     downlink: The master's link to the member.
     """
 
@@ -103,12 +103,13 @@ class Member:
 
 
 class MemberTable:
-    """Members by name, in the order in which they joined; sends them messages in the background.
-
-    on_lost: called with the member's name and a reason in words if a message cannot be delivered.
-    """
+    """Members by name, in the order in which they joined; sends them messages in the background."""
 
     def __init__(self, on_lost: Callable[[str, str], None]) -> None:
+        """Create a table without members.
+
+        on_lost: called with the member's name and a reason in words if a message cannot be delivered.
+        """
         self._on_lost = on_lost
         self._members: dict[str, Member] = {}
         self._tasks = set[asyncio.Task[object]]()
@@ -129,7 +130,7 @@ class MemberTable:
     def add(self, registration: Registration, downlink: Link) -> None:
         """Add a member; a member of the same name is replaced.
 
-        registration: what the member line of itself when it joined; its name is the key.
+        registration: what the member said of itself when it joined; its name is the key.
         downlink: the master's link to the member.
         """
         self._members[registration.name] = Member(registration, downlink)
@@ -210,12 +211,13 @@ class MemberTable:
 
 
 class RefusedMembers:
-    """Members that were refused and may ask again, so that the master's status shows an operator why.
-
-    clock: returns monotonic seconds.
-    """
+    """Members that were refused and may ask again, so that the master's status shows an operator why."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Create an empty list.
+
+        clock: returns monotonic seconds.
+        """
         self._clock = clock
         # By address of the member: the time of its last attempt, and the refusal in words.
         self._asked: dict[str, tuple[float, str]] = {}
@@ -224,7 +226,7 @@ class RefusedMembers:
         """Remember a refusal, and log it if the same refusal is not listed yet. If MAX_REFUSED_MEMBERS
         members are listed already, a further one is ignored.
 
-        registration: what the refused member line of itself.
+        registration: what the refused member said of itself.
         refusal: the error that it received.
         """
         line = f"{registration.kind} {registration.name} at {registration.address} is not let in: {refusal}"
@@ -243,7 +245,7 @@ class RefusedMembers:
     def forget(self, registration: Registration) -> None:
         """Remove a member from the list, because it has joined now. Nothing happens if it is not listed.
 
-        registration: what the member line of itself; its address identifies it.
+        registration: what the member said of itself; its address identifies it.
         """
         self._asked.pop(registration.address, None)
 
@@ -257,12 +259,13 @@ class RefusedMembers:
 
 
 class RejoinGrace:
-    """A timer during which the fleet waits for lost members.
-
-    on_timeout: called without arguments when the time has run out, but not when the timer is stopped.
-    """
+    """A timer during which the fleet waits for lost members."""
 
     def __init__(self, on_timeout: Callable[[], None]) -> None:
+        """Create a timer that does not run.
+
+        on_timeout: called without arguments when the time has run out, but not when the timer is stopped.
+        """
         self._over = on_timeout
         self._alarm: asyncio.TimerHandle | None = None
 
@@ -295,12 +298,14 @@ class DrafterGrace(RejoinGrace):
     """The time during which the first ring, once it has its workers, waits for a drafter.
 
     Without this wait, a drafter that joins a moment later would cause the ring to be formed a second time.
-
-    on_timeout: called without arguments when the time has run out.
-    seconds: how long to wait for a drafter; 0 for not at all.
     """
 
     def __init__(self, on_timeout: Callable[[], None], seconds: float) -> None:
+        """Create a timer that does not run.
+
+        on_timeout: called without arguments when the time has run out.
+        seconds: how long to wait for a drafter; 0 for not at all.
+        """
         super().__init__(on_timeout)
         self._seconds = seconds
         self._begun = False

@@ -524,6 +524,7 @@ class PartsConversation:
     # prefix | user turn that asks for the plan or a point | head of the assistant's turn
     """
 
+    # A plan in markers is asked for in the model's own words, so there are no instructions to compare with.
     told: tuple[str, ...] | None = None
 
     def __init__(self, text: Text, parts: PromptParts, messages: Sequence[Message]) -> None:

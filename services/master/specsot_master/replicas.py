@@ -42,6 +42,7 @@ class PrefixAffinity:
     """
 
     def __init__(self) -> None:
+        """Start without known beginnings of prompts."""
         self._replicas: OrderedDict[bytes, int] = OrderedDict()
 
     def note(self, ask: Ask, replica_number: int) -> None:
@@ -239,12 +240,13 @@ log = structlog.get_logger()
 
 
 class RequestRouter:
-    """Routes requests to rings; it takes the place of the engine in a master with several rings.
-
-    replicas: the rings by their numbers; the list may be filled after this object is created.
-    """
+    """Routes requests to rings; it takes the place of the engine in a master with several rings."""
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
+        """Create a router without requests.
+
+        replicas: the rings by their numbers; the list may be filled after this object is created.
+        """
         self._replicas = replicas
         self._affinity = PrefixAffinity()
         # By request id: the rings to which calls with this id went that are still being validated.
@@ -413,13 +415,14 @@ def _load_of(replica: Replica) -> ReplicaLoad:
 
 
 class MemberRouter:
-    """Routes members to fleets; it takes the place of the fleet in a master with several rings.
-
-    fleets: the fleets of the rings, in the order of the rings.
-    on_change: called without arguments when a member has joined or has been lost.
-    """
+    """Routes members to fleets; it takes the place of the fleet in a master with several rings."""
 
     def __init__(self, fleets: Sequence[Fleet], on_change: Callable[[], None]) -> None:
+        """Create a router without members.
+
+        fleets: the fleets of the rings, in the order of the rings.
+        on_change: called without arguments when a member has joined or has been lost.
+        """
         self._fleets = fleets
         self._changed = on_change
         self._homes: dict[str, Fleet] = {}

@@ -37,13 +37,15 @@ class RequestSpans:
 
     The request's span is a child of the caller's span. Its phases (waiting, plan, each branch, answer) are
     children of the request's span.
-
-    tracer: begins the spans.
-    ask: what the client asks for.
-    model: the public name of the model.
     """
 
     def __init__(self, tracer: Tracer, ask: Ask, model: str) -> None:
+        """Begin the span of the request, and that of its wait for admission.
+
+        tracer: begins the spans.
+        ask: what the client asks for.
+        model: the public name of the model.
+        """
         self._tracer = tracer
         about = {"gen_ai.operation.name": "chat", "gen_ai.request.model": model, "specsot.mode": ask.mode}
         self._whole = tracer.begin(REQUEST_SPAN, caller.get(), about=about)
@@ -150,15 +152,16 @@ _FINISH_REASONS = {reason.value for reason in events.Reason}
 
 
 class EngineGauges:
-    """The values of one ring's gauges and counters at one moment.
-
-    labels: a value for each of LABELS, by the label's name; the attribute of the same name holds the values
-        alone.
-    ring: the state of the ring.
-    num_branches: how many branches are in progress; the attribute `branches` holds it.
-    """
+    """The values of one ring's gauges and counters at one moment."""
 
     def __init__(self, labels: Mapping[str, str], ring: Info | ReplicaInfo, num_branches: int) -> None:
+        """Take the values from the state of a ring.
+
+        labels: a value for each of LABELS, by the label's name; the attribute of the same name holds the
+            values alone.
+        ring: the state of the ring.
+        num_branches: how many branches are in progress; the attribute `branches` holds it.
+        """
         self.labels = tuple(labels.values())
         self.ring = ring
         self.branches = num_branches

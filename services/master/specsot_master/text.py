@@ -59,13 +59,15 @@ class ControlTokens:
     rendered template so that marked occurrences become ordinary text tokens, and unmarked ones become control
     tokens:
         # "<|im_end|>" of a client -> marked "<" + BREAK_MARK + "|im_end|>" -> text tokens
-
-    tokenizer: a `tokenizers.Tokenizer`.
-    ids: the ids of the control tokens, which are added tokens; those with a single character are left out,
-        because they cannot be marked.
     """
 
     def __init__(self, tokenizer: Any, ids: Iterable[int]) -> None:
+        """Prepare the search for control tokens.
+
+        tokenizer: a `tokenizers.Tokenizer`.
+        ids: the ids of the control tokens, which are added tokens; those with a single character are left
+            out, because they cannot be marked.
+        """
         added = tokenizer.get_added_tokens_decoder()
         self._tokenizer = tokenizer
         self._ids = {added[id].content: id for id in ids if len(added[id].content) > 1}
@@ -175,11 +177,13 @@ class TokenBytes:
     """A callable from a token id to the token's bytes; ids without a token in the tokenizer have no bytes.
 
     The model's logits may have more entries than the tokenizer has tokens.
-
-    tokenizer: a `tokenizers.Tokenizer`.
     """
 
     def __init__(self, tokenizer: Any) -> None:
+        """Keep the tokenizer; its vocabulary is read on the first call.
+
+        tokenizer: a `tokenizers.Tokenizer`.
+        """
         self._tokenizer = tokenizer
 
     def __call__(self, token: int) -> bytes:

@@ -80,9 +80,6 @@ class Reader:
 class EventBuffer:
     """A numbered buffer of events with any number of pushes and at most one attached reader at a time.
 
-    keeps: how many events stay in the buffer although they were read, so that a reader which reconnects can
-        read them again; 0 for a request that cannot be resumed.
-
     The attribute `over` is True once the buffer was ended: no event follows. `error` is the error that the
     buffer was ended with, or None.
 
@@ -95,6 +92,11 @@ class EventBuffer:
     """
 
     def __init__(self, keeps: int = 0) -> None:
+        """Create an empty buffer without a reader.
+
+        keeps: how many events stay in the buffer although they were read, so that a reader which reconnects
+            can read them again; 0 for a request that cannot be resumed.
+        """
         self.keeps = keeps
         self.over = False
         self.error: SpecsotError | None = None
@@ -316,7 +318,9 @@ class RequestState:
     breaks: BreakHistory = field(default_factory=BreakHistory)
     events: EventBuffer = field(init=False)
     sequences: dict[int, ActiveSequence] = field(default_factory=dict[int, ActiveSequence])
+    # The prompts of sequences that were opened or are about to be, by ordinal.
     _turns: dict[int, PromptTurn] = field(default_factory=dict[int, PromptTurn])
+    # The pending alarms, by the class of their event.
     _alarms: dict[type[object], Timer] = field(default_factory=dict[type[object], Timer])
 
     def __post_init__(self) -> None:

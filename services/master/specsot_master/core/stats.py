@@ -145,6 +145,7 @@ class RequestCounts:
     """
 
     def __init__(self) -> None:
+        """Start with all counts at 0."""
         self.refused = self.asked = self.found = 0
         self._ended: Counter[str] = Counter()
 
@@ -212,12 +213,13 @@ class _Step:
 
 
 class StepMeter:
-    """Measures the steps of a ring from its results.
-
-    clock: returns monotonic seconds.
-    """
+    """Measures the steps of a ring from its results."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
+        """Start without steps.
+
+        clock: returns monotonic seconds.
+        """
         self._clock = clock
         self._newest: deque[_Step] = deque(maxlen=MAX_STEPS)
         self._stages: tuple[float, ...] = ()
@@ -282,12 +284,13 @@ def _mean(values: Iterable[int]) -> float:
 
 
 class StallDetector:
-    """Detects a ring that has stopped.
-
-    patience: seconds without a step after which a ring with work counts as stalled.
-    """
+    """Detects a ring that has stopped."""
 
     def __init__(self, patience: float) -> None:
+        """Watch a ring that has made no steps.
+
+        patience: seconds without a step after which a ring with work counts as stalled.
+        """
         self._patience = patience
         self._steps = 0
         self._since = float("inf")
@@ -316,11 +319,13 @@ class RetryHints:
     """Computes when a refused client should try again.
 
     The n-th client that is refused since a request left is sent to the n-th place that will become free.
-
-    default_interval: seconds between two departures that are assumed until two requests have left.
     """
 
     def __init__(self, default_interval: float) -> None:
+        """Start without departures.
+
+        default_interval: seconds between two departures that are assumed until two requests have left.
+        """
         self._usual = default_interval
         self._left: deque[float] = deque(maxlen=MAX_DEPARTURES)
         self._refused = 0

@@ -36,12 +36,14 @@ class LoopClock:
 class Subscription(Reader, AsyncIterator[Numbered]):
     """An asynchronous iterator over one request's events, for one call of a client. Closing the iterator ends
     the request, unless the request is resumable.
-
-    subscriptions: is told what was read.
-    request: the request whose events are read.
     """
 
     def __init__(self, subscriptions: Subscriptions, request: RequestState) -> None:
+        """Create an iterator; `EventBuffer.attach` connects it to the events.
+
+        subscriptions: is told what was read.
+        request: the request whose events are read.
+        """
         self._subscriptions = subscriptions
         self._request = request
         self._news: asyncio.Future[None] | None = None
@@ -76,15 +78,16 @@ class Subscription(Reader, AsyncIterator[Numbered]):
 
 
 class Subscriptions:
-    """Connects readers to requests, and keeps ended resumable requests; one instance serves all rings.
-
-    config: how long slow readers and unread requests are kept, and how many of them.
-    clock: schedules the timeouts.
-    journal: is asked to write what a client reads of a resumable request before the client gets it, so that a
-        restarted master knows every event that a client has seen.
-    """
+    """Connects readers to requests, and keeps ended resumable requests; one instance serves all rings."""
 
     def __init__(self, config: EngineConfig, clock: Clock, journal: RequestJournal) -> None:
+        """Create a store without ended requests.
+
+        config: how long slow readers and unread requests are kept, and how many of them.
+        clock: schedules the timeouts.
+        journal: is asked to write what a client reads of a resumable request before the client gets it, so
+            that a restarted master knows every event that a client has seen.
+        """
         self._config = config
         self._clock = clock
         self._journal = journal

@@ -46,12 +46,14 @@ Measure = Callable[[Form], int | None]
 class GrammarSandbox:
     """Checks forms (grammars, JSON schemas, regular expressions) of requests, and caches the results. One new
     form is tried at a time. A trial runs to its end, even if no request waits for its result.
-
-    trial: compiles a form, and returns what is wrong with it, or ""; by default in a subprocess.
-    fewest: returns the number of tokens of a form's shortest answer; None to leave lengths unchecked.
     """
 
     def __init__(self, trial: Trial | None = None, fewest: Measure | None = None) -> None:
+        """Create a sandbox without cached results.
+
+        trial: compiles a form, and returns what is wrong with it, or ""; by default in a subprocess.
+        fewest: returns the number of tokens of a form's shortest answer; None to leave lengths unchecked.
+        """
         self._trial = trial or compile_in_subprocess
         self._fewest = fewest
         self._known: OrderedDict[Form, str] = OrderedDict()

@@ -46,14 +46,6 @@ TURN_CHARACTERS = 24
 class Intake:
     """Validates requests and encodes their prompts, several requests at the same time.
 
-    home: the engine that will run the requests.
-    ring: the state of the ring, against whose limits requests are checked.
-    prompts: makes the prompts of requests.
-    forms: checks the forms (grammars) that clients give for their answers.
-    clock: tells the time.
-    config: how requests are treated.
-    costs: the measured costs, from which time limits and forecasts are computed.
-
     The attribute `inside` is the number of requests that are being validated.
     """
 
@@ -67,6 +59,16 @@ class Intake:
         config: EngineConfig,
         costs: Forecaster,
     ) -> None:
+        """Create an intake that validates no request yet.
+
+        home: the engine that will run the requests.
+        ring: the state of the ring, against whose limits requests are checked.
+        prompts: makes the prompts of requests.
+        forms: checks the forms (grammars) that clients give for their answers.
+        clock: tells the time.
+        config: how requests are treated.
+        costs: the measured costs, from which time limits and forecasts are computed.
+        """
         self._home = home
         self._costs = costs
         self._ring = ring

@@ -42,12 +42,14 @@ class OrderQueue:
     If the ring refuses an order because the ring is gone, the engine receives `RingLost` and the remaining
     orders are dropped. If one order cannot be sent for another reason, the engine receives `OrderUnsent` with
     that order, and the remaining orders are sent.
-
-    ring: stage 0, which gets the orders.
-    home: the engine, which is told of failures.
     """
 
     def __init__(self, ring: Ring, home: Home) -> None:
+        """Create an empty queue.
+
+        ring: stage 0, which gets the orders.
+        home: the engine, which is told of failures.
+        """
         self._ring = ring
         self._home = home
         self._orders: deque[Order] = deque()
@@ -105,16 +107,18 @@ class RingTables:
 
     The attribute `freed` is set when pages are given back, and reset by the engine. `_migrated` knows the
     sequences whose KV was migrated from the previous epoch.
-
-    text: the model's tokenizer, from which sequences get their detokenizers.
-    factory: creates the openings of sequences, with new ids.
-    outbox: sends the orders to stage 0.
-    config: how requests are treated: the lease, and whether prefixes are cached.
     """
 
     def __init__(
         self, text: Text, factory: SequenceFactory, outbox: OrderQueue, config: EngineConfig
     ) -> None:
+        """Create empty tables, for a ring without pages.
+
+        text: the model's tokenizer, from which sequences get their detokenizers.
+        factory: creates the openings of sequences, with new ids.
+        outbox: sends the orders to stage 0.
+        config: how requests are treated: the lease, and whether prefixes are cached.
+        """
         self._text = text
         self._factory = factory
         self._outbox = outbox

@@ -270,13 +270,14 @@ class ServerSentEvents(Response):
 
 
 class _EventWriter:
-    """Writes events to a client, which must keep reading.
-
-    send: sends an ASGI message to the client.
-    stall_seconds: seconds for which one write may wait for the client.
-    """
+    """Writes events to a client, which must keep reading."""
 
     def __init__(self, send: Send, stall_seconds: float) -> None:
+        """Create a writer that has written nothing.
+
+        send: sends an ASGI message to the client.
+        stall_seconds: seconds for which one write may wait for the client.
+        """
         self._send = send
         self._limit = WaitLimit(stall_seconds)
         self._loop = asyncio.get_running_loop()

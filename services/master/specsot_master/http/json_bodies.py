@@ -45,6 +45,7 @@ class ReadingTurns:
     """
 
     def __init__(self) -> None:
+        """Create turns for which no request waits."""
         self._locks: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def read(self, body: bytes) -> Any:

@@ -27,13 +27,14 @@ OWNER = "specsot.owner"
 
 
 class BearerCheck:
-    """Middleware that answers 401 to a request without a valid token, except at OPEN_PATHS.
-
-    app: the ASGI application that gets the accepted requests.
-    tokens: the valid client tokens, with their owners.
-    """
+    """Middleware that answers 401 to a request without a valid token, except at OPEN_PATHS."""
 
     def __init__(self, app: ASGIApp, tokens: Tokens) -> None:
+        """Check requests before an application gets them.
+
+        app: the ASGI application that gets the accepted requests.
+        tokens: the valid client tokens, with their owners.
+        """
         self._app = app
         self._tokens = tokens
 

@@ -44,15 +44,16 @@ _MESSAGES = {
 
 
 class HttpServer:
-    """A running HTTP server.
-
-    server: uvicorn's server.
-    serving: the task in which it runs.
-    port: the port on which it listens; the attribute of the same name holds it. It is the port that the
-        system assigned, if port 0 was asked for.
-    """
+    """A running HTTP server."""
 
     def __init__(self, server: _EmbeddedServer, serving: asyncio.Task[None], port: int) -> None:
+        """Keep a server that runs already.
+
+        server: uvicorn's server.
+        serving: the task in which it runs.
+        port: the port on which it listens; the attribute of the same name holds it. It is the port that the
+            system assigned, if port 0 was asked for.
+        """
         self._server = server
         self._serving = serving
         self.port = port
@@ -103,11 +104,13 @@ class HeadCheck:
     Refused are other versions of HTTP, too large heads, and heads with two lengths of the body. A HEAD
     request is passed on as GET; uvicorn omits the body of the response. Every response forbids browsers to
     guess its media type.
-
-    app: the ASGI application that gets the accepted requests.
     """
 
     def __init__(self, app: ASGIApp) -> None:
+        """Check heads before an application gets the requests.
+
+        app: the ASGI application that gets the accepted requests.
+        """
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

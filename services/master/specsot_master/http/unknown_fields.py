@@ -54,6 +54,7 @@ class UnknownFields:
     """Checks the bodies of all calls to one server, and remembers which names were logged."""
 
     def __init__(self) -> None:
+        """Create a check that has logged no names."""
         self._named: set[str] = set()
 
     def check(

@@ -35,6 +35,7 @@ class TokenSpans:
     """
 
     def __init__(self) -> None:
+        """Start with an empty text."""
         self._tokens: list[int] = []
         self._starts: list[int] = []
         self._ends: list[int] = []

@@ -336,12 +336,14 @@ class PageLedger:
         use_pages(r, 3)           -> free 4, as 6 pages are used
         return_pages(r, 3)        -> free 6, charged the grant again
         drop_grant(r)             -> free 7, charged the 3 used pages
-
-    capacity: KV pages of the ring; the attribute of the same name holds it, and `free` the pages that are not
-        promised.
     """
 
     def __init__(self, capacity: int) -> None:
+        """Create a ledger in which all pages are free.
+
+        capacity: KV pages of the ring; the attribute of the same name holds it, and `free` the pages that are
+            not promised.
+        """
         self.capacity = self.free = capacity
         self._pages_of_requests: dict[str, _RequestPages] = {}
 

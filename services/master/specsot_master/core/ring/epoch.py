@@ -30,11 +30,13 @@ from specsot_master.core.ring.ring_state import RingConfig
 class EpochNumbers:
     """Numbers of future epochs. Each is larger than all numbers before it and than any number that a member
     has seen.
-
-    after: the largest number that must not be used any more; 0 to begin with 1.
     """
 
     def __init__(self, after: int = 0) -> None:
+        """Begin after a number.
+
+        after: the largest number that must not be used any more; 0 to begin with 1.
+        """
         self._newest = after
 
     def __next__(self) -> int:
@@ -415,10 +417,13 @@ class Epoch:
     failed: set[str] = field(default_factory=set[str])
     # The configuration of every member of the epoch by name; empty after the epoch's end.
     _plan: dict[str, Configuration] = field(default_factory=dict[str, Configuration])
+    # Names of the members that have reported that they are ready.
     _ready: set[str] = field(default_factory=set[str])
+    # The last report of each member that is getting ready, by name.
     _progress: dict[str, Progress] = field(default_factory=dict[str, Progress])
     # Drafters that are joining the running epoch and are not ready yet, with their configurations.
     _joining: dict[str, Configuration] = field(default_factory=dict[str, Configuration])
+    # Which slices of the draft head's weights the stages already have.
     _taps: TapRecord = field(default_factory=TapRecord)
 
     def __contains__(self, name: str) -> bool:

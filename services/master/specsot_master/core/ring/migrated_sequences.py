@@ -17,6 +17,7 @@ class MigratedSequences:
     """
 
     def __init__(self) -> None:
+        """Know no sequences."""
         self._offered: dict[int, ActiveSequence] = {}
         self._rows: Mapping[int, int] = {}
 

@@ -76,6 +76,7 @@ class PrefixTree:
     """All prefixes of one epoch."""
 
     def __init__(self) -> None:
+        """Create a tree without prefixes."""
         self._roots: list[PrefixNode] = []
         self._by_id: dict[int, PrefixNode] = {}
         self._ticks = 0

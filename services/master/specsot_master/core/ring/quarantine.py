@@ -88,6 +88,7 @@ class Quarantine:
     """
 
     def __init__(self) -> None:
+        """Create a quarantine in which no request is on trial."""
         self._moved = False
         self._pending: list[BreakHistory] = []
         self._trial: list[BreakHistory] = []

@@ -86,13 +86,14 @@ class QueueFull(Exception):
 
 
 class RequestQueue:
-    """The requests of one ring by id: those that wait, and those that are in the ring ("live").
-
-    config: the bounds of both groups, and how fast waiting raises priorities.
-    quarantine: decides which requests may be in the ring together.
-    """
+    """The requests of one ring by id: those that wait, and those that are in the ring ("live")."""
 
     def __init__(self, config: EngineConfig, quarantine: Quarantine) -> None:
+        """Create an empty queue.
+
+        config: the bounds of both groups, and how fast waiting raises priorities.
+        quarantine: decides which requests may be in the ring together.
+        """
         self._config = config
         self._quarantine = quarantine
         self._waiting: dict[str, RequestState] = {}

@@ -155,6 +155,7 @@ class EngineConfig:
 class RingOptions:
     """How a master forms rings of its members.
 
+    shape: the bounds of draft trees, unless the drafter has bounds of its own.
     conduct: how requests are treated. Its model and vocabulary are read from the model's directory.
     """
 

@@ -179,13 +179,14 @@ class _Absent(Exception):
 
 
 class _Probe:
-    """Renders calls, and cuts out of the text what the model itself would have written.
-
-    render: renders a conversation by the template.
-    as_text: True if the template gets arguments as the text of JSON.
-    """
+    """Renders calls, and cuts out of the text what the model itself would have written."""
 
     def __init__(self, render: Render, as_text: bool) -> None:
+        """Render conversations without calls, to know how answers begin and end.
+
+        render: renders a conversation by the template.
+        as_text: True if the template gets arguments as the text of JSON.
+        """
         self._render = render
         self._as_text = as_text
         user = {"role": "user", "content": QUESTION}

@@ -31,6 +31,7 @@ class MemberStream(ABC):
     """
 
     def __init__(self) -> None:
+        """Start without text."""
         self.done = False
         self._held = ""
         self._last = False
@@ -226,6 +227,7 @@ class PythonStream(MemberStream):
     """
 
     def __init__(self) -> None:
+        """Start before the opening parenthesis."""
         super().__init__()
         self._is_open = False  # The opening parenthesis was read.
         self._key: str | None = None  # The argument whose value is read.

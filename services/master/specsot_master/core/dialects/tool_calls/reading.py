@@ -60,6 +60,7 @@ class CodeTracker:
     """Tracks whether the text so far ends inside a code fence, or inside backticks on its last line."""
 
     def __init__(self) -> None:
+        """Start outside of code."""
         self.fenced = self._quoted = False
 
     def inside(self, white: str) -> bool:
