@@ -265,7 +265,7 @@ async def test_a_model_that_cannot_think_says_so(more: Any) -> None:
     async with served() as house:
         error = (await ask(house, **more))["error"]
         assert error["param"] in more
-        assert "not served" in error["message"]
+        assert "not supported" in error["message"]
 
 
 async def test_agents_hear_thoughts_in_their_own_words(house: Served) -> None:
