@@ -13,7 +13,7 @@ import pytest
 from specsot.service.option_table import ORIGINS
 from specsot_master.engine.intake import THREAD_CHARACTERS
 from specsot_master.http.app import build_app
-from specsot_master.text import LONG, Text
+from specsot_master.text import CHARACTERS_PER_POSITION, Text
 from tests.http.house import Served
 from tests.master.letters import ANSWER, SAYS
 
@@ -85,7 +85,7 @@ async def test_of_a_text_that_is_far_too_long_a_part_is_looked_at(
     monkeypatch.setattr(Text, "_token_ids", split)
     answer = await house.post(path, body)
     assert (answer.status_code, "context length" in answer.text) == (400, True)
-    assert sum(seen) <= LONG * 2048
+    assert sum(seen) <= CHARACTERS_PER_POSITION * 2048
 
 
 async def test_short_texts_do_not_wait_for_others_long_ones(
